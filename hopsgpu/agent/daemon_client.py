@@ -116,11 +116,11 @@ class DaemonClient:
             OSError: it could not be fetched, or the daemon ended.
         """
         path = os.pathsep.join(filter(None, (package_path(), variables.get("PYTHONPATH"))))
-        given = {**variables, "PYTHONPATH": path}
-        told = await self._ask("prepare", env=env.as_fields(), variables=given)
-        if "problem" in told:
-            raise (ConfigError if told["configured"] else OSError)(told["problem"])
-        return env.at(Path(told["home"]))
+        variables = {**variables, "PYTHONPATH": path}
+        answer = await self._ask("prepare", env=env.as_fields(), variables=variables)
+        if "problem" in answer:
+            raise (ConfigError if answer["configured"] else OSError)(answer["problem"])
+        return env.at(Path(answer["home"]))
 
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
@@ -197,19 +197,19 @@ class DaemonClient:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            log.debug("process daemon asked to %s (%d)", do, number)
+            log.debug("request %d to the process daemon: %s", number, do)
             self._send(do=do, id=number, **fields)
-            told: Mapping[str, Any] = await answer
+            reply: Mapping[str, Any] = await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
                 self._abandon(answer.result())
             raise
         finally:
-            log.debug("process daemon: %s (%d) is over", do, number)
+            log.debug("request %d to the process daemon has ended: %s", number, do)
             del self._answers[number]
-        if "error" in told:
-            raise as_error(told)
-        return told
+        if "error" in reply:
+            raise as_error(reply)
+        return reply
 
     async def listen(self) -> None:
         """Receive messages until the daemon ends; then none of its ranks is left."""
@@ -218,7 +218,7 @@ class DaemonClient:
                 while line := await self._reader.readline():
                     self._take(json.loads(line))
             self.lost = True
-            log.info("process daemon %d hung up", self.pid)
+            log.info("process daemon %d closed the connection", self.pid)
             if await self._is_dead():
                 # The kernel has killed the ranks, but not what they started.
                 await asyncio.to_thread(orphans.sweep, self.token)
@@ -230,7 +230,7 @@ class DaemonClient:
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(
-                        KeeperLost("the container's process daemon ended meanwhile")
+                        KeeperLost("the container's process daemon ended before it answered")
                     )
         for pid, end in self._ends.items():
             if not end.done():
@@ -245,24 +245,24 @@ class DaemonClient:
             return False
         return True
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "ended" in told:
-            end = ExitStatus(**told["ended"])
+    def _take(self, message: dict[str, Any]) -> None:
+        if "ended" in message:
+            end = ExitStatus(**message["ended"])
             log.debug("process daemon: pid %d ended, wait status %d", end.pid, end.status)
             if not self._ends[end.pid].done():
                 self._ends[end.pid].set_result(end)
             return
-        if (pid := told.get("pid")) is not None:
+        if (pid := message.get("pid")) is not None:
             self._ends[pid] = asyncio.get_running_loop().create_future()
-        answer = self._answers.get(told["id"])
+        answer = self._answers.get(message["id"])
         if answer is not None and not answer.done():
-            answer.set_result(told)
+            answer.set_result(message)
         else:
-            self._abandon(told)
+            self._abandon(message)
 
-    def _abandon(self, told: Mapping[str, Any]) -> None:
+    def _abandon(self, message: Mapping[str, Any]) -> None:
         """End a process that was started for a caller who no longer waits for it."""
-        if (pid := told.get("pid")) is not None:
+        if (pid := message.get("pid")) is not None:
             self.signal(pid, signal.SIGKILL, "tree")
 
 

@@ -74,17 +74,17 @@ class EnvironmentUnpacking:
             if prepares == digest:
                 replies.append(reply)
                 return
-        asked = {
+        request = {
             "env": dict(env),
             "places": [str(place) for place in places],
             "answer": str(self._answer(digest)),
         }
-        with tempfile.TemporaryFile() as given, self._log(digest).open("wb") as output:
-            given.write(json.dumps(asked).encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as input_file, self._log(digest).open("wb") as output:
+            input_file.write(json.dumps(request).encode())
+            input_file.seek(0)
             pid = fork_servers.started(
                 [sys.executable, "-m", _MODULE, str(os.getpid())],
-                stdin=given,
+                stdin=input_file,
                 cwd=self._directory,
                 env={**variables, **self._mark},
                 stdout=output,
@@ -99,17 +99,17 @@ class EnvironmentUnpacking:
             return
         digest, replies = self._replies.pop(end.pid)
         code = os.waitstatus_to_exitcode(end.status)
-        log.info("pid %d, which unpacks %s, has ended: %d", end.pid, digest, code)
+        log.info("pid %d, which unpacks %s, exited with code %d", end.pid, digest, code)
         answer = self._answer(digest)
         try:
-            told = json.loads(answer.read_text())
+            outcome = json.loads(answer.read_text())
             answer.unlink()
         except (OSError, ValueError):
             said = self._log(digest).read_text(errors="backslashreplace")[-_MOST_SAID:]
             problem = f"the process that unpacks the Python environment ended with {code}: {said}"
-            told = {"problem": problem, "configured": False}
+            outcome = {"problem": problem, "configured": False}
         for reply in replies:
-            reply(**told)
+            reply(**outcome)
 
     def _answer(self, digest: str) -> Path:
         return self._directory / f"environment-{digest}.json"

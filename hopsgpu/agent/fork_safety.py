@@ -72,7 +72,7 @@ def _in_a_fork(modules: Mapping[str, Any]) -> str | None:
     if status == 0:
         return None
     if os.waitstatus_to_exitcode(status) == _BAD_FORK:
-        return "torch has looked for GPUs"
+        return "torch has queried the GPUs"
     return f"a trial fork ended with status {status}"
 
 

@@ -164,7 +164,7 @@ class ForkServer:
         body: Callable[[], int],
         keep: Sequence[int] = (),
         serves: bool = False,
-        **told: Any,
+        **fields: Any,
     ) -> None:
         """Fork, wait until the child is set up, and report it to the daemon."""
         reading, writing = os.pipe()
@@ -184,25 +184,25 @@ class ForkServer:
             problem = fork_protocol.read_report(reading)
         finally:
             os.close(reading)
-        self._answer(number, child, problem, **told)
+        self._answer(number, child, problem, **fields)
 
-    def _answer(self, number: int, child: int, problem: bytes | None, **told: Any) -> None:
+    def _answer(self, number: int, child: int, problem: bytes | None, **fields: Any) -> None:
         """Report a child to the daemon, and end one whose setup took too long.
 
         Args:
             number: number of the request.
             child: pid.
             problem: problem of its setup, as JSON; empty for none, None if the setup took too long.
-            **told: sent along with the pid.
+            **fields: sent along with the pid.
         """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
-            late = f"its setup took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
+            late = f"the setup of the rank took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
             self._lines.send(id=number, error=late, errno=None)
         elif problem:
             self._lines.send(id=number, **json.loads(problem))
         else:
-            self._lines.send(id=number, pid=child, **told)
+            self._lines.send(id=number, pid=child, **fields)
 
     def _child(
         self,

@@ -75,6 +75,7 @@ class Pool:
         now = time.monotonic()
         spec = request.spec
         if (reason := self._unsafe.get(spec.identity)) is not None:
+            log.info("serves %r without a fork server: %s", request.do, reason)
             self._without_server(request, _known_to_ranks(request, reason))
             return
         server = fork_servers.serving(spec, self._servers)
@@ -82,12 +83,14 @@ class Pool:
             try:
                 server = self._start_server(spec, now)
             except OSError as error:
+                log.info("serves %r without a fork server: %s", request.do, error)
                 self._without_server(request, _known_to_ranks(request, str(error)))
                 return
         server.used = now
         if server.ready:
             self._forward(server, request)
         else:
+            log.debug("%r waits until fork server %d is ready", request.do, server.pid)
             server.waiting.append(request)
 
     def _start_server(self, spec: ServerSpec, now: float) -> Server:
@@ -104,8 +107,8 @@ class Pool:
         server = fork_servers.start(
             spec, self._mark, self._directory, self._temporary, next(self._numbers), now
         )
-        log.debug(
-            "fork server %d started: imports %s, %g s at most",
+        log.info(
+            "started fork server %d, which imports %s in at most %g s",
             server.pid,
             ", ".join(spec.modules) or "nothing",
             spec.import_seconds,
@@ -130,7 +133,7 @@ class Pool:
             if server not in self._servers:
                 continue
             code = os.waitstatus_to_exitcode(end.status)
-            log.info("fork server %d ended: %d", server.pid, code)
+            log.info("fork server %d exited with code %d", server.pid, code)
             said = server.log_tail()
             self._drop(server, f"the fork server ended with {code}{said and f': {said}'}")
         left: list[int] = []
@@ -155,7 +158,7 @@ class Pool:
             modules = ", ".join(server.spec.modules) or "nothing"
             return f"importing {modules} took more than {server.spec.import_seconds:g} s"
         if server.lines.connection in self._selector.get_map():
-            return f"the fork server did not answer for {_ANSWER_SECONDS:g} s"
+            return f"the fork server did not answer within {_ANSWER_SECONDS:g} s"
         return "the fork server closed the connection"
 
     def _forward(self, server: Server, request: Request) -> None:
@@ -190,14 +193,11 @@ class Pool:
                 server.ranks.discard(message["ended"]["pid"])
                 self._tell_end(ExitStatus(**message["ended"]))
             elif "ready" in message:
-                log.debug(
-                    "fork server %d %s",
-                    server.pid,
-                    "ready" if message["ready"] is None else "may not fork",
-                )
                 if message["ready"] is not None:
+                    log.info("fork server %d may not fork: %s", server.pid, message["ready"])
                     self._drop(server, message["ready"])
                     return
+                log.info("fork server %d is ready", server.pid)
                 server.ready, server.deadline = True, None
                 server.has = frozenset(message["imported"])
                 server.imported |= server.has
@@ -211,6 +211,8 @@ class Pool:
         server.deadline = time.monotonic() + _ANSWER_SECONDS if server.asked else None
         if "pid" in answer:
             server.ranks.add(answer["pid"])
+        if "error" in answer:
+            log.info("fork server %d: %r failed: %s", server.pid, request.do, answer["error"])
         if request.do == "store" and "error" in answer:
             # Rank 0 can serve it itself.
             self._without_server(request, answer["error"])
@@ -219,7 +221,7 @@ class Pool:
 
     def _forget(self, server: Server) -> None:
         """End a server, which is then reaped."""
-        log.debug("fork server %d is ended", server.pid)
+        log.info("ends fork server %d", server.pid)
         self._servers.remove(server)
         self._dying.append(server)
         if server.lines.connection in self._selector.get_map():

@@ -35,8 +35,8 @@ class ServerState:
         """Return the state of this process; this changes its umask for a moment."""
         umask = os.umask(0o077)
         os.umask(umask)
-        given = _entries(os.environ)
-        path = tuple(p for p in sys.path[1:] if p not in given)
+        from_environment = _entries(os.environ)
+        path = tuple(p for p in sys.path[1:] if p not in from_environment)
         return cls(path, umask, os.environ.get("LC_CTYPE"))
 
 
@@ -89,8 +89,12 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerSt
     work = directory / rank.WORK
     os.chdir(work)
     os.umask(birth.umask)
-    given = _entries(os.environ)
-    sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
+    from_environment = _entries(os.environ)
+    sys.path[:] = [
+        str(work),
+        *from_environment,
+        *(p for p in birth.path if p not in from_environment),
+    ]
     _forget_directories()
     # What children of one parent would have in common.
     random.seed()

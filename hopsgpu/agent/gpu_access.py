@@ -34,8 +34,8 @@ async def find_unopened(gpus: Sequence[str]) -> dict[str, str]:
     """
     simulated = read_container_gpus().simulated
     real = [gpu for gpu in gpus if gpu not in simulated]
-    told = await asyncio.gather(*map(_tried, real))
-    return {gpu: why for gpu, why in zip(real, told, strict=True) if why}
+    reasons = await asyncio.gather(*map(_tried, real))
+    return {gpu: why for gpu, why in zip(real, reasons, strict=True) if why}
 
 
 async def _tried(gpu: str) -> str:
@@ -55,7 +55,7 @@ async def _tried(gpu: str) -> str:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:
-        return f"the attempt to open it could not start: {error}"
+        return f"cannot start the process that opens it: {error}"
     try:
         async with asyncio.timeout(_SECONDS):
             said, _ = await process.communicate()
@@ -65,7 +65,7 @@ async def _tried(gpu: str) -> str:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     if process.returncode:
-        return f"the attempt to open it ended with exit code {process.returncode}"
+        return f"the process that opens it exited with code {process.returncode}"
     return said.decode(errors="replace").strip()
 
 

@@ -41,14 +41,14 @@ def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: 
         OSError: neither file can be written.
         ValueError: the renewed tokens are in another format.
     """
-    given = environment.get(VARIABLE)
-    content = merged(_present(given), fresh)
-    if given is not None:
+    file = environment.get(VARIABLE)
+    content = merged(_present(file), fresh)
+    if file is not None:
         try:
-            _replace(Path(given), content)
+            _replace(Path(file), content)
             return
         except OSError:
-            if Path(given) == directory / OWN:
+            if Path(file) == directory / OWN:
                 raise
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     _replace(directory / OWN, content)
@@ -87,7 +87,7 @@ class _Tokens:
     @classmethod
     def parse(cls, content: bytes) -> _Tokens:
         if not content.startswith(_MAGIC):
-            raise ValueError("these are no Hadoop tokens of format 0")
+            raise ValueError("not Hadoop tokens of format 0")
         tokens, at = _entries(content, len(_MAGIC), _TOKEN_PARTS)
         keys, _ = _entries(content, at, _KEY_PARTS)
         return cls(tokens, keys)
@@ -114,7 +114,7 @@ def _entries(content: bytes, at: int, parts: int) -> tuple[dict[bytes, tuple[byt
         for _ in range(parts):
             length, at = _read_vint(content, at)
             if at + length > len(content):
-                raise ValueError("these Hadoop tokens are cut short")
+                raise ValueError("the Hadoop tokens are truncated")
             entry.append(content[at : at + length])
             at += length
         found[entry[0]] = tuple(entry)
@@ -126,11 +126,11 @@ def _read_vint(content: bytes, at: int) -> tuple[int, int]:
     try:
         (first,) = struct.unpack_from("b", content, at)
     except struct.error as error:
-        raise ValueError("these Hadoop tokens are cut short") from error
+        raise ValueError("the Hadoop tokens are truncated") from error
     if first >= 0:
         return first, at + 1
     if not -120 <= first < -112:
-        raise ValueError("a length in these Hadoop tokens is negative")
+        raise ValueError("the Hadoop tokens contain a negative length")
     end = at + 1 - 112 - first
     return int.from_bytes(content[at + 1 : end]), end
 

@@ -26,11 +26,11 @@ class UnpackedModules:
     The class is thread-safe.
 
     Attributes:
-        given: number of attempts that received the directory.
+        attempts: number of attempts that received the directory.
     """
 
     def __init__(self) -> None:
-        self.given = 0
+        self.attempts = 0
         self._lock = threading.Lock()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._name = ""
@@ -43,14 +43,15 @@ class UnpackedModules:
         with self._lock:
             self._remove()
 
-    def look(self, given: int) -> None:
+    def look(self, attempts: int) -> None:
         """Check what the ranks of an attempt have changed there, once they are gone.
 
         Args:
-            given: its value when they got the directory; if others have it by now, nothing is done.
+            attempts: value of `attempts` when they got the directory; if others have it by now,
+                nothing is done.
         """
         with self._lock:
-            if given == self.given and self._is_same():
+            if attempts == self.attempts and self._is_same():
                 self._same_until = time.monotonic() + _KNOWN_SECONDS
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
@@ -66,7 +67,7 @@ class UnpackedModules:
         """
         with self._lock:
             same = time.monotonic() < self._same_until or self._is_same()
-            self.given, self._same_until = self.given + 1, float("-inf")
+            self.attempts, self._same_until = self.attempts + 1, float("-inf")
             held = self._directory
             if held is None or name != self._name or not same:
                 held = self._fill(archive)

@@ -56,7 +56,7 @@ def run_holder(driver: Driver, warm: WarmUp | None = None) -> None:
 async def _hold(driver: Driver, warm: WarmUp | None) -> None:
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
-    log.info("holds %s on %s until the gang is whole", container, platform.node())
+    log.info("holds %s on %s until the gang is complete", container, platform.node())
     warming = None if warm is None else asyncio.create_task(_warm(warm, driver.user))
     try:
         while await channel.receive() is not None:
@@ -67,7 +67,7 @@ async def _hold(driver: Driver, warm: WarmUp | None) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await warming
         await channel.close()
-        log.info("holds no longer: %s", channel.reason or "this end was closed")
+        log.info("stops holding the container: %s", channel.reason or "the placeholder ended")
 
 
 async def _warm(warm: WarmUp, user: str | None) -> None:

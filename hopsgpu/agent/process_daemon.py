@@ -118,11 +118,11 @@ class DaemonServer:
                 while True:
                     ready = self._selector.select(self._patience())
                     if any(key.fd == watched for key, _ in ready):
-                        log.info("ends with the process that it watches")
+                        log.info("the watched process has ended: ends")
                         return
                     if any(key.fd == arrived for key, _ in ready):
                         if signal.SIGTERM in os.read(arrived, 4096):
-                            log.info("ends by SIGTERM")
+                            log.info("received SIGTERM: ends")
                             return
                         self._collect()
                     for key, _ in ready:
@@ -159,14 +159,14 @@ class DaemonServer:
                 self._do(client, message)
         except (KeyError, TypeError, ValueError):
             traceback.print_exc()
-            log.info("a task sent what is no message")
+            log.info("a task sent an invalid message: closes the connection")
             messages = None
         if messages is None:
             self._hang_up(client)
 
     def _hang_up(self, client: Client) -> None:
         client.gone = True
-        log.info("a task is gone; %d processes of its are ended", len(client.ranks))
+        log.info("a task has disconnected: kills its %d processes", len(client.ranks))
         self._selector.unregister(client.lines.connection)
         client.lines.connection.close()
         for pid in tuple(client.ranks):
@@ -180,7 +180,7 @@ class DaemonServer:
             client.links.discard(link)
 
     def _do(self, client: Client, message: dict[str, Any]) -> None:
-        log.debug("asked to %s", message["do"])
+        log.debug("request: %s", message["do"])
         if message["do"] == "signal":
             if message["pid"] in client.ranks:
                 log.debug("signal %d for pid %d", message["signal"], message["pid"])
@@ -215,15 +215,15 @@ class DaemonServer:
         return link / rank.TEMPORARY
 
     def _reply(
-        self, client: Client, number: int, server: Server | None = None, **told: Any
+        self, client: Client, number: int, server: Server | None = None, **fields: Any
     ) -> None:
-        if (pid := told.get("pid")) is not None:
+        if (pid := fields.get("pid")) is not None:
             log.debug("pid %d %s", pid, "started" if server is None else "forked")
             self._charges[pid] = SupervisedRank(client, server)
             client.ranks.add(pid)
             if client.gone:
                 self._signal(pid, signal.SIGKILL, "tree")
-        client.lines.send(id=number, **told)
+        client.lines.send(id=number, **fields)
 
     def _signal(self, pid: int, number: int, scope: str) -> None:
         server = self._charges[pid].server
@@ -246,7 +246,7 @@ class DaemonServer:
 
     def _tell_end(self, ended: ExitStatus) -> None:
         charge = self._charges.pop(ended.pid, None)
-        log.debug("pid %d ended: %d", ended.pid, os.waitstatus_to_exitcode(ended.status))
+        log.debug("pid %d exited: %d", ended.pid, os.waitstatus_to_exitcode(ended.status))
         if charge is not None:
             charge.client.ranks.discard(ended.pid)
             charge.client.lines.send(ended=asdict(ended))
@@ -273,7 +273,7 @@ class DaemonServer:
                     stdout=output,
                 )
         except OSError as error:
-            log.info("a rank could not be started: %s", error)
+            log.info("cannot start a rank: %s", error)
             request.reply(**error_fields(error))
             return
         self._reaper.add(pid)

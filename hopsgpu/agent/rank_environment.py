@@ -86,9 +86,9 @@ class ServerSpec:
 
 
 def rank_environment(
-    executor: Mapping[str, str], given: Mapping[str, str], python_path: Sequence[str]
+    executor: Mapping[str, str], own: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """Return a rank's variables: the given ones over the executor's, cleaned up.
+    """Return a rank's variables: its own ones over the executor's, cleaned up.
 
     Directories of caches that this user cannot use are not inherited either: an image may name
     those of the user that built it.
@@ -102,7 +102,7 @@ def rank_environment(
     }
     inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
     path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), **given}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), **own}
 
 
 def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:

@@ -42,7 +42,7 @@ from hopsgpu.gpu.sampling import NOT_INSTALLED, sampling
 from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.context import DATA, KEPT, Context
 from hopsgpu.rank.main import PRUNED, WELL, reserve
-from hopsgpu.rank.trial import ask_to_end, told_to_end
+from hopsgpu.rank.trial import ask_to_end, has_seen_end
 from hopsgpu.storage.lake import Lake
 
 log = logging.getLogger(__name__)
@@ -245,8 +245,8 @@ class Attempt:
         try:
             async with RankUploads(
                 rank.directory, rank.context, self._stopping, self._warn
-            ) as bringing:
-                await self._watch(rank, gpus, kill, bringing)
+            ) as uploads:
+                await self._watch(rank, gpus, kill, uploads)
         finally:
             # On a gang that is held the rest stays until the next launch.
             if (rank.directory / KEPT).exists():
@@ -260,7 +260,7 @@ class Attempt:
         await self._report(rank, end)
 
     async def _watch(
-        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], bringing: RankUploads
+        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], uploads: RankUploads
     ) -> None:
         ended = asyncio.Event()
         file = rank.directory / metrics.FILE
@@ -271,7 +271,7 @@ class Attempt:
             metrics.append(file, metrics.sample_line(sample))
 
         def gpu_broke() -> None:
-            log.info("%s: a GPU of rank %d is beyond hope", self.run_id, rank.rank)
+            log.info("%s: a GPU of rank %d can no longer be used", self.run_id, rank.rank)
             loop.call_soon_threadsafe(broken.set)
 
         async def followed(follower: _Follower, path: Path, send: _Send) -> None:
@@ -297,18 +297,18 @@ class Attempt:
                 end = await self._end_of(rank, kill)
             ended.set()
             killed = not ending.cancel()
-        log.debug("%s: rank %d: all that it wrote was sent", self.run_id, rank.rank)
+        log.debug("%s: rank %d: all its output was sent", self.run_id, rank.rank)
         for problem in problems[:1]:
             text = f"the output of rank {rank.rank} is incomplete: {problem}"
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
         returned = end.outcome.get("status") in WELL and not end.stopped
-        if bringing.is_behind and not returned and not end.stopped:
+        if uploads.is_behind and not returned and not end.stopped:
             # Others may wait for it, and need not wait for what it has saved.
             await self._tell("failing", rank=rank.rank, raised="traceback" in end.outcome)
         # The next attempt begins once all ends are told, and all its ranks must see the same.
         sign = functools.partial(self._tell, "saving", rank=rank.rank)
-        await bringing.finish(sign, returned=returned)
+        await uploads.finish(sign, returned=returned)
         explained = _explained(end, problems, seen.events if killed else ())
         await self._report(rank.rank, explained, seen.events)
 
@@ -353,10 +353,10 @@ class Attempt:
             self.run_id,
             rank,
             end.signal or f"exit code {end.exit_code}",
-            outcome.get("status", "told nothing"),
+            outcome.get("status", "no outcome"),
             ", stopped" if end.stopped else "",
         )
-        told = told_to_end(self._directory / f"rank-{rank}")
+        saw_end = has_seen_end(self._directory / f"rank-{rank}")
         try:
             value = await self._value(rank, end.value)
         except StoreError as error:
@@ -381,7 +381,7 @@ class Attempt:
             stopped=end.stopped,
             oom_kills=oom_kills() - self._killed_before,
             gpu_events=[event.fields() for event in events],
-            pruned=outcome.get("status") == PRUNED or (told and outcome.get("status") in WELL),
+            pruned=outcome.get("status") == PRUNED or (saw_end and outcome.get("status") in WELL),
         )
         if len(self._ended) == len(self._message["ranks"]):
             self.over.set()
@@ -431,7 +431,7 @@ def _explained(
     if problems:
         error = str(problems[0])
     elif end.exit_code == os.EX_IOERR:
-        error = "its outcome could not be written; the end of its log says why, if the log could be"
+        error = "the rank could not write its outcome; the end of its log may say why"
     else:
         return end
     return replace(end, outcome={"status": _FILES_LOST, "error": error})

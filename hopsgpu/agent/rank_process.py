@@ -114,7 +114,7 @@ class RankProcess:
             OSError: it cannot be started, or was stopped before.
         """
         if self.stopped:
-            raise InterruptedError("stopped before it had started")
+            raise InterruptedError("the rank was stopped before it started")
         work = self.directory / rank_module.WORK
         home = self.directory / "home"
         for path in (work, home, self.model_dir):
@@ -133,7 +133,7 @@ class RankProcess:
         )
         await asyncio.wait([self._spawning])
         if self._spawning.cancelled():
-            raise InterruptedError("stopped before it had started")
+            raise InterruptedError("the rank was stopped before it started")
         return self._spawning.result()
 
     @property
@@ -181,13 +181,13 @@ class RankProcess:
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
         wrote, keep_own = end_of(self.log), self.shows_all_frames
-        told = (
+        besides = (
             context_of_failure(wrote, keep_own=keep_own)
             if outcome.get("status") == "raised"
             else None
         )
-        if told is not None:
-            outcome["besides"] = told
+        if besides is not None:
+            outcome["besides"] = besides
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,
@@ -209,7 +209,7 @@ class RankProcess:
             self._excess = await asyncio.to_thread(watch.look)
             self._peak = watch.peak
         self._excess_at = time.time()
-        log.info("rank %d uses more memory than it may, and is killed", self.rank)
+        log.info("rank %d exceeds its memory limit: kills it", self.rank)
         self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     async def _end_failed(self, pid: int) -> None:
@@ -219,7 +219,7 @@ class RankProcess:
             await asyncio.sleep(_FAILED_LOOK_SECONDS)
         if json.loads(outcome.read_text())["status"] not in rank_module.WELL:
             await asyncio.sleep(STOP_SECONDS)
-            log.info("rank %d has failed, does not end and is killed", self.rank)
+            log.info("rank %d has failed, but does not end: kills it", self.rank)
             self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:

@@ -50,15 +50,15 @@ class SpareChild:
         Raises:
             OSError: it died before it started, or was killed because it did not respond.
         """
-        told = json.dumps({"directory": str(directory), "environment": dict(environment)})
+        request = json.dumps({"directory": str(directory), "environment": dict(environment)})
         with self.connection as connection:
             try:
                 connection.settimeout(fork_protocol.SET_UP_SECONDS)
-                connection.sendall(told.encode())
+                connection.sendall(request.encode())
                 connection.shutdown(socket.SHUT_WR)
                 said = fork_protocol.read_report(connection.fileno())
                 if said is not None and not said.startswith(_TAKEN):
-                    raise ChildProcessError("the spare has ended")
+                    raise ChildProcessError("the spare process has ended")
             except OSError:
                 # Before the connection is closed, which would tell it that it has been told all.
                 os.kill(self.pid, signal.SIGKILL)
@@ -103,12 +103,12 @@ def _wait(server: int, connection: int, begin: Callable[[], None], become: Becom
     name = linux.comm(os.getpid())
     linux.rename(NAME)
     forked_child.detach_child(server, [connection])
-    told = fork_protocol.read_all(connection)
-    if not told:
+    request = fork_protocol.read_all(connection)
+    if not request:
         # Nobody wants it any more, and there is nothing of its own that it could undo.
         os._exit(0)
     os.write(connection, _TAKEN)
-    fields = json.loads(told)
+    fields = json.loads(request)
     directory = Path(fields["directory"])
 
     def prepare() -> None:

@@ -56,6 +56,7 @@ from hopsgpu.control.peer import Driver, connect_to_driver, device_fields, lake_
 from hopsgpu.core import own_log
 from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.gpu.container_gpus import log_container_gpus, read_container_gpus
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
 
 log = logging.getLogger(__name__)
@@ -91,18 +92,19 @@ async def _serve(driver: Driver, watched: int | None) -> None:
         driver.address,
         driver.port,
     )
+    log_container_gpus(read_container_gpus())
     try:
         async with asyncio.TaskGroup() as tasks:
             await Agent(channel, tasks, watched).serve()
     finally:
         await channel.close()
-        log.info("agent ends: %s", channel.reason or "by an error of its own")
+        log.info("agent ends: %s", channel.reason or "an error in the agent")
 
 
-async def _look_after(attempt: Attempt, unpacked: UnpackedModules, given: int) -> None:
+async def _look_after(attempt: Attempt, unpacked: UnpackedModules, attempts: int) -> None:
     """Check the modules once the ranks have ended, so that the next attempt need not wait."""
     await attempt.over.wait()
-    await asyncio.to_thread(unpacked.look, given)
+    await asyncio.to_thread(unpacked.look, attempts)
 
 
 def _lacking(modules: Sequence[str], home: RankPython) -> list[str]:
@@ -165,7 +167,7 @@ class Agent:
             case "prune":
                 await self._prune(message)
             case "stop":
-                log.info("%s: told to stop", message["run_id"])
+                log.info("%s: the driver stops the ranks", message["run_id"])
                 for slot in self._slots_of(message):
                     assert slot.attempt is not None
                     slot.unwanted.set()
@@ -189,7 +191,7 @@ class Agent:
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
     async def _prune(self, message: Message) -> None:
-        log.info("%s: the trial is to end early", message["run_id"])
+        log.info("%s: the driver ends the trial early", message["run_id"])
         for slot in self._slots_of(message):
             assert slot.attempt is not None
             await slot.attempt.prune()
@@ -295,10 +297,10 @@ class Agent:
                 # Its rank may have left a process that listens where this one is to.
                 slot.ports.check()
             roots = await self._modules(message, slot.unpacked)
-            self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.given))
+            self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.attempts))
             await attempt.start(await self._keeper_here(), roots, slot.home)
         except OSError as error:
-            log.info("%s: its ranks cannot be started: %s", attempt.run_id, error)
+            log.info("%s: cannot start the ranks: %s", attempt.run_id, error)
             await attempt.refuse(error)
 
     async def _modules(self, message: Message, unpacked: UnpackedModules) -> list[str]:
@@ -320,7 +322,7 @@ class Agent:
             if self._keeper is None or self._keeper.lost:
                 keeper = connected(Path("hopsgpu"), self._watched)
                 self._keeper = await self._keeping.enter_async_context(keeper)
-                log.info("process daemon: %d", self._keeper.pid)
+                log.info("uses process daemon %d", self._keeper.pid)
             return self._keeper
 
     async def _keep_tokens(self, message: Message) -> None:
@@ -333,7 +335,7 @@ class Agent:
             log.info("renewed HDFS tokens could not be stored: %s", type(error).__name__)
             await self._channel.tell("warning", run_id=message["run_id"], text=text)
             return
-        log.info("fresh HDFS tokens kept")
+        log.info("stored renewed HDFS tokens")
         digest = hashlib.sha256(message.payload).hexdigest()
         await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
 

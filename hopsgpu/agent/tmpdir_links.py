@@ -57,7 +57,9 @@ class Links:
                 continue
             self._there[link] = target
             return link
-        raise problem or FileNotFoundError("there is no place for short paths")
+        raise problem or FileNotFoundError(
+            "no directory accepts links that give TMPDIR a short path"
+        )
 
     def remove(self, link: Path) -> None:
         """Remove a link, not the directory."""

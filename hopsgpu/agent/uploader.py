@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,6 +20,8 @@ from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.rank.context import Context
 from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
 
 # How long the end of a rank is not told as what it saved is not there yet: of one that returned,
 # longer by what an upload takes at the least speed that is borne with, and of one that others may
@@ -46,8 +49,8 @@ class _Way:
     task: asyncio.Task[None] | None = None
     until: float = 0.0
 
-    def start(self, bringing: Coroutine[Any, Any, None]) -> None:
-        self.task = asyncio.create_task(bringing)
+    def start(self, upload: Coroutine[Any, Any, None]) -> None:
+        self.task = asyncio.create_task(upload)
 
     def overdue(self, now: float) -> None:
         """End it if its time is over, first gently."""
@@ -81,13 +84,13 @@ class RankUploads:
         self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
         target = Lake(context.log_dir_url, quick=True) / f"rank-{context.rank}"
-        self._carrier = LogDirUploader(
+        self._log_dir = LogDirUploader(
             directory / log_dir_upload.DIRECTORY, target, self._logging.stop
         )
 
     async def __aenter__(self) -> RankUploads:
-        self._saving.start(self._bring_saves())
-        self._logging.start(self._carry_logs())
+        self._saving.start(self._upload_saves())
+        self._logging.start(self._upload_logs())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -117,6 +120,13 @@ class RankUploads:
         now = time.monotonic()
         seconds = self._patience() if returned else FAILED_SAVE_SECONDS
         self._saving.until, self._logging.until = now + seconds, now + _LOG_SECONDS
+        if pending := len(self._saves.pending()):
+            log.info(
+                "rank %d has ended: uploads %d checkpoints for at most %.0f s",
+                self._rank,
+                pending,
+                seconds,
+            )
         ways = [way for way in (self._saving, self._logging) if way.task is not None]
         while left := [way.task for way in ways if way.task is not None and not way.task.done()]:
             await asyncio.wait(left, timeout=_SIGN_SECONDS)
@@ -128,7 +138,7 @@ class RankUploads:
             for way in ways:
                 way.overdue(now)
             await sign()
-        await self._tell_of_the_rest(seconds)
+        await self._warn_of_the_rest(seconds)
 
     def _patience(self) -> float:
         try:
@@ -136,28 +146,32 @@ class RankUploads:
         except OSError:
             return SAVE_SECONDS
 
-    async def _tell_of_the_rest(self, seconds: float) -> None:
+    async def _warn_of_the_rest(self, seconds: float) -> None:
         if lost := len(self._saves.pending()):
-            await self._warn(
+            await self._abandoned(
                 f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
                 f" was abandoned after at most {seconds:.0f} s"
             )
         if self._logging.stop.is_set():
-            await self._warn(
+            await self._abandoned(
                 f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
                 f" upload was abandoned after {_LOG_SECONDS:g} s"
             )
 
-    async def _bring_saves(self) -> None:
+    async def _abandoned(self, warning: str) -> None:
+        log.info("%s", warning)
+        await self._warn(warning)
+
+    async def _upload_saves(self) -> None:
         loop, stop = asyncio.get_running_loop(), self._saving.stop
         while True:
             last = self._ended.is_set()
             for handed in self._saves.pending():
                 if stop.is_set():
                     return
-                bring = functools.partial(self._saves.bring, handed, self._checkpoints, stop)
+                upload = functools.partial(self._saves.upload, handed, self._checkpoints, stop)
                 try:
-                    problem = await loop.run_in_executor(self._saving.pool, bring)
+                    problem = await loop.run_in_executor(self._saving.pool, upload)
                 except Exception as error:  # noqa: BLE001 - a rank waits; its thread may not start
                     problem = self._saves.refuse(handed, self._rank, error)
                 if problem is not None:
@@ -166,15 +180,15 @@ class RankUploads:
                 return
             await self._pause(_LOOK_SECONDS)
 
-    async def _carry_logs(self) -> None:
+    async def _upload_logs(self) -> None:
         loop, failed = asyncio.get_running_loop(), False
         while True:
             await self._pause(_ROUND_SECONDS)
             last = self._ended.is_set()
-            if self._carrier.wanted:
-                carry = functools.partial(self._carrier.round, last=last)
+            if self._log_dir.is_needed:
+                upload = functools.partial(self._log_dir.round, last=last)
                 try:
-                    warnings = await loop.run_in_executor(self._logging.pool, carry)
+                    warnings = await loop.run_in_executor(self._logging.pool, upload)
                 except Exception as error:  # noqa: BLE001 - told once, and tried again
                     warnings = [] if failed else [f"log_dir is not on the lake: {error!r:.500}"]
                     failed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.transfer import download_files
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def latest(
             for step, there in sorted(complete(parts, place.ranks()).items(), reverse=True):
                 yield _Found(place, step, there)
 
-    return _brought(candidates, into, all_ranks)
+    return _downloaded(candidates, into, all_ranks)
 
 
 def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) -> Path | None:
@@ -106,13 +109,15 @@ def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) 
             for place in reversed(places)
             for step, parts in sorted(complete(place.parts(), place.ranks()).items())
         ]
-        scored = [(score.metric, one) for score, one in found if score.metric is not None]
+        scored = [
+            (score.metric, checkpoint) for score, checkpoint in found if score.metric is not None
+        ]
         sign = newest_direction([(score.metric, score.best) for score, _ in found])
         # The position breaks ties: of equal metrics, the newest is the best.
         order = sorted(enumerate(scored), key=lambda each: (sign * each[1][0], each[0]))
-        return iter([one for _, (_, one) in reversed(order)])
+        return iter([checkpoint for _, (_, checkpoint) in reversed(order)])
 
-    return _brought(candidates, into, all_ranks)
+    return _downloaded(candidates, into, all_ranks)
 
 
 def without_torn(
@@ -130,8 +135,8 @@ def without_torn(
         if part.attempt != attempt:
             return True
         like = (attempt, part.number)
-        its = {other.rank for other in there if (other.attempt, other.number) == like}
-        return its.issuperset(ranks)
+        savers = {other.rank for other in there if (other.attempt, other.number) == like}
+        return savers.issuperset(ranks)
 
     return {
         step: frozenset(part for part in there if together(part, there))
@@ -149,7 +154,7 @@ def parts_before_attempt(
     }
 
 
-def _brought(
+def _downloaded(
     candidates: Callable[[], Iterator[_Found]], into: Path, all_ranks: bool
 ) -> Path | None:
     while (found := next(candidates(), None)) is not None:
@@ -165,13 +170,17 @@ def _brought(
         except StoreError as error:
             if error.kind not in (DAMAGED, ABSENT):
                 raise
-            other = next((one for one in candidates() if one.home.url != found.home.url), None)
-            raise _with_advice(error, found, other) from error
-        if there:
+            others = (other for other in candidates() if other.home.url != found.home.url)
+            raise _with_advice(error, found, next(others, None)) from error
+        if not there:
+            log.info("%s was replaced or removed during its download: looks again", found.home.url)
+        else:
+            log.info("rank %d restores step %d from %s", rank, found.step, found.home.url)
             if all_ranks:
                 return local
             (saved,) = local.iterdir()
             return saved
+    log.debug("there is no complete checkpoint to restore")
     return None
 
 
@@ -180,14 +189,14 @@ def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> Stor
 
     The advice is how to resume without the checkpoint, and from which step that is.
     """
-    then = (
-        "then there is no checkpoint to go on from"
+    consequence = (
+        "training then has no checkpoint to resume from"
         if other is None
-        else f"then it is step {other.step}, in {other.home.url}, that training resumes from"
+        else f"training then resumes from step {other.step}, in {other.home.url}"
     )
     return StoreError(
-        f"{error}. Where nothing brings back what step {found.step} had, remove the directory"
-        f" {found.home.url}: {then}",
+        f"{error}. If you cannot restore the files of step {found.step}, remove the directory"
+        f" {found.home.url}: {consequence}",
         error.kind,
     )
 
@@ -231,7 +240,7 @@ def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) 
                 if other != fact:
                     raise ConfigError(
                         f"ranks {rank} and {part.rank} saved different files named {name!r}, which"
-                        " cannot lie in one directory: name them by rank, or leave all_ranks out"
+                        " cannot be in one directory: use different names, or do not set all_ranks"
                     )
             facts = {name: fact for name, fact in facts.items() if had[name][0] == part.rank}
         download_files(facts, source, target)

@@ -76,37 +76,37 @@ def superseded(
     return frozenset(step for step in there if step < oldest) - kept
 
 
-def newest_direction(found: Sequence[tuple[float | None, str]]) -> float:
+def newest_direction(scores: Sequence[tuple[float | None, str]]) -> float:
     """Return 1 if the largest metric is the best, -1 if the smallest is, as the newest one says.
 
     Args:
-        found: metrics, or None, each with "min" or "max", the newest last. An entry without a
+        scores: metrics, or None, each with "min" or "max", the newest last. An entry without a
             metric does not count; without any metric the result is -1.
     """
-    return next((_SIGNS[best] for metric, best in reversed(found) if metric is not None), -1.0)
+    return next((_SIGNS[best] for metric, best in reversed(scores) if metric is not None), -1.0)
 
 
-def _whole(name: str, given: Any, least: int) -> int:
+def _whole(name: str, value: Any, least: int) -> int:
     try:
-        number = operator.index(given)
+        number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(given, bool) or not least <= number <= _MOST:
+    if isinstance(value, bool) or not least <= number <= _MOST:
         try:
-            shown = f"{given!r:.99}"
+            shown = f"{value!r:.99}"
         except ValueError:  # an int with more digits than Python converts to text
             shown = "a number too long to be shown"
         raise ConfigError(f"{name}={shown}: must be an integer ≥ {least} and < 2**63")
     return number
 
 
-def _number(given: Any) -> float:
+def _number(value: Any) -> float:
     try:
-        if isinstance(given, (str, bytes, bytearray)):
-            raise TypeError("a text")
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError(f"a {type(value).__name__}")
         # torch warns if a tensor that still has a gradient, such as a loss, is converted.
-        return float(given.detach() if hasattr(given, "detach") else given)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(
-            f"metric={given!r:.99}: must be a number, or a value that float() accepts ({error})"
+            f"metric={value!r:.99}: must be a number, or a value that float() accepts ({error})"
         ) from error

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 import re
 import shutil
@@ -24,9 +26,13 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.local_tree import files_below
 
+log = logging.getLogger(__name__)
+
 # Per rank, on the node's disk: the checkpoint that is being uploaded, and the next.
 MOST_PENDING = 2
 _LOOK_SECONDS = 0.1
+# A longer wait for an upload is logged.
+_LONG_SECONDS = 5.0
 _HANDED = re.compile(r"\d{20}-[0-9a-f]{32}")
 
 
@@ -40,7 +46,7 @@ class PendingCheckpoints:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "saves"
         self._problem = self._directory / "problem.json"
-        self._told_stalled = False
+        self._warned_stalled = False
 
     @property
     def begun(self) -> bool:
@@ -65,8 +71,7 @@ class PendingCheckpoints:
         """
         files = files_of(path)
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        while len(self.pending()) >= MOST_PENDING:
-            time.sleep(_LOOK_SECONDS)  # the agent is another process and sends no signal
+        self._wait_for_room()
         self._raise_problem()
         draft = self._directory / f"draft-{uuid.uuid4().hex}"
         try:
@@ -82,6 +87,14 @@ class PendingCheckpoints:
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
+    def _wait_for_room(self) -> None:
+        log_at = time.monotonic() + _LONG_SECONDS
+        while len(self.pending()) >= MOST_PENDING:
+            if time.monotonic() > log_at:
+                log.info("a save waits: two earlier checkpoints of this rank are being uploaded")
+                log_at = math.inf
+            time.sleep(_LOOK_SECONDS)  # the agent is another process and sends no signal
+
     def pending(self) -> list[Path]:
         """Return the directories that are still to be uploaded, the oldest first."""
         try:
@@ -90,7 +103,7 @@ class PendingCheckpoints:
             return []
         return [path for path in there if _HANDED.fullmatch(path.name)]
 
-    def bring(self, handed: Path, checkpoints: Checkpoints, stop: threading.Event) -> str | None:
+    def upload(self, handed: Path, checkpoints: Checkpoints, stop: threading.Event) -> str | None:
         """Upload one of `pending`, and remove it here.
 
         If `stop` is set, the upload is abandoned and the directory stays.
@@ -107,9 +120,9 @@ class PendingCheckpoints:
         except BaseException as error:  # noqa: BLE001 - clients in Rust panic with one
             return None if stop.is_set() else self.refuse(handed, checkpoints.rank, error)
         shutil.rmtree(handed, ignore_errors=True)
-        if stalled is None or self._told_stalled:
+        if stalled is None or self._warned_stalled:
             return None
-        self._told_stalled = True
+        self._warned_stalled = True
         return stalled
 
     def refuse(self, handed: Path, rank: int, error: BaseException) -> str:
@@ -119,7 +132,8 @@ class PendingCheckpoints:
         """
         expected = isinstance(error, (HopsGpuError, OSError))
         why = str(error) if expected else f"{error!r:.500}"
-        problem = f"rank {rank}'s checkpoint at {_step(handed)}: {why}"
+        problem = f"rank {rank}'s checkpoint at {_step(handed)} did not reach the lake: {why}"
+        log.info("%s", problem)
         self._leave(problem, getattr(error, "kind", ""))
         shutil.rmtree(handed, ignore_errors=True)
         return problem
@@ -146,9 +160,10 @@ class PendingCheckpoints:
             self._problem.rename(taken)
         except FileNotFoundError:
             return
-        told = json.loads(taken.read_text())
+        left = json.loads(taken.read_text())
         raise StoreError(
-            f"{told['problem']}. This save was not begun; it may be tried again", told["kind"]
+            f"{left['problem']}. The present checkpoint is not saved; the call may be repeated",
+            left["kind"],
         )
 
 
@@ -156,4 +171,4 @@ def _step(handed: Path) -> str:
     try:
         return f"step {json.loads((handed / 'saving.json').read_text())['step']}"
     except (OSError, ValueError, KeyError):
-        return "a step that cannot be read any more"
+        return "an unknown step"

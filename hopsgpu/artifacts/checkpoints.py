@@ -13,8 +13,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import logging
 import re
 import threading
+import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +29,8 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.names import file_name
 from hopsgpu.storage.transfer import upload_files
+
+log = logging.getLogger(__name__)
 
 _STAGING = "_staging"
 _RANKS = "_ranks"
@@ -110,10 +114,15 @@ class Checkpoints:
         part = Part(self.attempt, number, self.rank, saving.metric, saving.best)
         self._enter()
         self._sweep()
+        began = time.monotonic()
         self._upload(files, home, part, stop or threading.Event())
+        seconds = time.monotonic() - began
+        log.info("rank %d saved step %d in %s, %.1f s", self.rank, saving.step, home.url, seconds)
         there = self.parts()
         ranks = self.ranks()
         whole = complete(there, ranks)
+        if saving.step not in whole:
+            log.debug("step %d is not complete yet: other ranks have not saved it", saving.step)
         for old in before:
             if saving.step in whole and old < min(whole[saving.step]):
                 (home / old.record).remove()
@@ -133,7 +142,7 @@ class Checkpoints:
             facts = upload_files(files, staging / "part", stop=stop)
             (staging / "record").write(_record(facts))
             if stop.is_set():
-                raise Cancelled(f"the upload of {(home / part.name).url} was given up")
+                raise Cancelled(f"the upload of {(home / part.name).url} was stopped")
             for source, name in (("part", part.name), ("record", part.record)):
                 _put(staging / source, home, name)
                 made.insert(0, home / name)
@@ -164,10 +173,12 @@ class Checkpoints:
         for name in (self.root / _STAGING).names():
             attempt = name.partition(".")[0]
             if attempt.isdecimal() and int(attempt) < self.attempt:
+                log.info("removes the unfinished upload %s of an earlier attempt", name)
                 (self.root / _STAGING / name).remove()
 
     def _retire(self, step: int) -> None:
         """Remove a step, at once for its readers; other ranks may do the same meanwhile."""
+        log.info("removes step %d in %s: later steps replace it", step, self.root.url)
         gone = self._staging()
         (self.root / _STAGING).make()
         try:
@@ -234,11 +245,11 @@ def stalled(
     newest = max((part.attempt, part.number) for part in parts[step])
     have = {part.rank for part in parts[step] if (part.attempt, part.number) == newest}
     missing = ", ".join(str(rank) for rank in sorted(saving - have))
-    found = "no step is, so far" if last < 0 else f"step {last} stays the latest"
+    latest = "no step is complete" if last < 0 else f"step {last} is the latest complete step"
     return (
-        f"{len(later)} checkpoints of rank {own.rank}, from step {step} on, are not complete, and"
-        f" none of them is removed: of step {step} there is nothing yet of these ranks that save"
-        f" too: {missing}; {found}. Have all that save at all save the same steps"
+        f"{len(later)} checkpoints of rank {own.rank}, from step {step} on, are incomplete and"
+        f" stay on the lake: other ranks that save have not saved step {step}: {missing}; {latest}."
+        " All ranks that save must save the same steps"
     )
 
 
@@ -253,7 +264,7 @@ def files_of(path: Path) -> dict[str, Path]:
         return {file_name(path.name, "path"): path}
     below = files_below(path) if path.is_dir() else {}
     if not below:
-        raise ConfigError(f"{path} is no file, and no directory with files: nothing to save")
+        raise ConfigError(f"{path} is neither a file nor a directory with files: nothing to save")
     top = file_name(path.name, "path")
     return {f"{top}/{name}": file for name, file in below.items()}
 
@@ -274,6 +285,7 @@ def _put(source: Lake, home: Lake, name: str) -> None:
             # A rank that is far ahead may have removed the step just now.
             if error.kind != "absent" or not left:
                 raise
+            log.debug("another rank has removed %s: creates it again", home.url)
 
 
 def _listed(names: Collection[str]) -> Mapping[Part, bool]:
@@ -286,9 +298,9 @@ def _listed(names: Collection[str]) -> Mapping[Part, bool]:
     }
 
 
-def _part(found: re.Match[str]) -> Part:
-    metric = float(found[5]) if found[5] else None
-    return Part(int(found[2]), int(found[3]), int(found[1]), metric, found[4] or "min")
+def _part(match: re.Match[str]) -> Part:
+    metric = float(match[5]) if match[5] else None
+    return Part(int(match[2]), int(match[3]), int(match[1]), metric, match[4] or "min")
 
 
 def _record(facts: Mapping[str, FileFacts]) -> bytes:

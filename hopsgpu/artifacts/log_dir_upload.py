@@ -6,6 +6,7 @@ whole when it changes.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import threading
@@ -18,6 +19,8 @@ from pathlib import Path
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import path_below
+
+log = logging.getLogger(__name__)
 
 # Name in the rank's directory.
 DIRECTORY = "logs"
@@ -71,12 +74,12 @@ class LogDirUploader:
         self._target = target
         self._stop = stop
         self._clock = clock
-        self._carried: dict[str, _UploadedFile] = {}
+        self._uploaded: dict[str, _UploadedFile] = {}
         self._made: set[str] = set()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
-    def wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Return whether the rank has asked for its directory."""
         return self._directory.is_dir()
 
@@ -87,9 +90,9 @@ class LogDirUploader:
             last: whether this is the last round, so that nothing is postponed.
         """
         problems: dict[str, str] = {}
-        for name, error in self._carry_changed(last=last):
+        for name, error in self._upload_changed(last=last):
             if isinstance(error, ConfigError):
-                problems.setdefault("name", f"{name!r} in log_dir stays on its node: {error}")
+                problems.setdefault("name", f"{name!r} in log_dir is not uploaded: {error}")
             else:
                 expected = isinstance(error, (StoreError, OSError))
                 why = str(error) if expected else f"{error!r:.500}"
@@ -97,23 +100,26 @@ class LogDirUploader:
                 text = f"{name!r} in log_dir is not on the lake{when}: {why}"
                 problems.setdefault("lake", text)
         if last:
-            self._told.discard("lake")
-        new = [text for kind, text in problems.items() if kind not in self._told]
-        self._told.update(problems)
+            self._warned.discard("lake")
+        new = [text for kind, text in problems.items() if kind not in self._warned]
+        self._warned.update(problems)
+        for text in new:
+            log.info("%s", text)
         return new
 
-    def _carry_changed(self, *, last: bool) -> Iterator[tuple[str, BaseException]]:
+    def _upload_changed(self, *, last: bool) -> Iterator[tuple[str, BaseException]]:
         """Upload the changed files, several at once; yield problems with their files' names."""
         changed = [each for each in _files(self._directory) if self._has_changed(*each)]
         if not changed:
             return
+        log.debug("uploads %d changed files to %s", len(changed), self._target.url)
         over = threading.Event()
 
-        def carry(name: str, path: Path) -> None:
+        def upload(name: str, path: Path) -> None:
             if over.is_set() or self._stop.is_set():
                 return
             try:
-                self._carry(name, path, last=last)
+                self._upload(name, path, last=last)
             except FileNotFoundError:
                 pass  # it was removed meanwhile
             except StoreError as error:
@@ -123,22 +129,22 @@ class LogDirUploader:
 
         most = min(_FILES_AT_ONCE, len(changed))
         with ThreadPoolExecutor(most, thread_name_prefix="hopsgpu-logs") as pool:
-            carrying = [(name, pool.submit(carry, name, path)) for name, path in changed]
-        for name, future in carrying:
+            uploads = [(name, pool.submit(upload, name, path)) for name, path in changed]
+        for name, future in uploads:
             # Clients in Rust panic with a BaseException.
             if (error := future.exception()) is not None:
                 yield name, error
 
     def _has_changed(self, name: str, path: Path) -> bool:
-        carried = self._carried.get(name)
+        uploaded = self._uploaded.get(name)
         try:
-            return carried is None or carried.changed != _state(path.stat())
+            return uploaded is None or uploaded.changed != _state(path.stat())
         except FileNotFoundError:
             return False
 
-    def _carry(self, name: str, path: Path, *, last: bool) -> None:
+    def _upload(self, name: str, path: Path, *, last: bool) -> None:
         found = path.stat()
-        carried = self._carried.get(name)
+        uploaded = self._uploaded.get(name)
         path_below(name)
         target = self._target / name
         parent = name.rpartition("/")[0]
@@ -146,26 +152,26 @@ class LogDirUploader:
             (self._target / parent if parent else self._target).make()
             self._made.add(parent)
         grows = _EVENTS in path.name
-        if carried is None or (grows and carried.length > found.st_size):
+        if uploaded is None or (grows and uploaded.length > found.st_size):
             # A file that an earlier attempt left under this name is replaced.
             if grows:
                 target.remove()
-            carried = self._carried[name] = _UploadedFile()
+            uploaded = self._uploaded[name] = _UploadedFile()
         if grows:
-            self._append(path, target, carried)
-        elif last or self._clock() >= carried.due:
+            self._append(path, target, uploaded)
+        elif last or self._clock() >= uploaded.due:
             began = self._clock()
             self._replace(path, target)
-            carried.due = began + (1 + _PATIENCE) * (self._clock() - began)
+            uploaded.due = began + (1 + _PATIENCE) * (self._clock() - began)
         else:
             return
-        carried.changed = _state(found)
+        uploaded.changed = _state(found)
 
-    def _append(self, path: Path, target: Lake, carried: _UploadedFile) -> None:
+    def _append(self, path: Path, target: Lake, uploaded: _UploadedFile) -> None:
         with path.open("rb") as file:
-            file.seek(carried.length)
+            file.seek(uploaded.length)
             while not self._stop.is_set() and (chunk := file.read(_CHUNK)):
-                carried.length = target.append(chunk, carried.length)
+                uploaded.length = target.append(chunk, uploaded.length)
 
     def _replace(self, path: Path, target: Lake) -> None:
         if path.stat().st_size <= _MOST_AT_ONCE:
@@ -174,8 +180,8 @@ class LogDirUploader:
             target.upload(path)
 
 
-def _state(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns
+def _state(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
 
 
 def _files(directory: Path) -> Iterator[tuple[str, Path]]:

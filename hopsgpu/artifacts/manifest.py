@@ -110,7 +110,9 @@ class VersionDescription:
         }
         tags = (self.tags,) if isinstance(self.tags, str) else self.tags
         if tags is not None and not isinstance(tags, Iterable):
-            raise ConfigError(f"tags={_shown(tags)}: must be a list of strings, as ['candidate']")
+            raise ConfigError(
+                f"tags={_shown(tags)}: must be a list of strings, such as ['candidate']"
+            )
         object.__setattr__(self, "metrics", metrics)
         object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags or ()))))
         for name in ("signature", "parameters", "data"):
@@ -130,8 +132,8 @@ def tag_name(tag: object) -> str:
     name = check_name(tag, "tag")
     if name == LATEST or name.isdigit() or name[0] == "_":
         raise ConfigError(
-            f"tag={tag!r}: {LATEST!r} means the highest version, digits mean the one of that"
-            " number, and names that begin with '_' are hopsgpu's own"
+            f"tag={tag!r}: must not be {LATEST!r} (the highest version), a number (the version of"
+            " that number) or a name that begins with '_' (reserved for hopsgpu)"
         )
     return name
 
@@ -231,18 +233,18 @@ def parse(written: bytes, url: str) -> Manifest:
         content = json.loads(written)
         schema, digest = content["schema"], content["digest"]
         if type(schema) is not int or not isinstance(digest, str):
-            raise TypeError(f"schema {schema!r:.99}, digests by {digest!r:.99}")
+            raise TypeError(f"schema {schema!r:.99}, digest {digest!r:.99}")
         if (schema, digest) == (SCHEMA, DIGEST):
             _check(content)
             if (content["name"], str(content["version"])) != (name, number):
                 whose = f"{content['name']!r:.99} {content['version']!r:.99}"
-                raise ValueError(f"it is that of {whose}, and not of {name!r} {number}")
+                raise ValueError(f"it belongs to {whose}, not to {name!r} {number}")
             return Manifest(read_facts(content["files"], "digest"), content)
     except ODD_JSON as error:
-        raise StoreError(f"{url} is damaged: no manifest ({error!r})", DAMAGED) from error
+        raise StoreError(f"{url} is damaged: it is not a manifest ({error!r})", DAMAGED) from error
     raise StoreError(
-        f"{url} has schema {schema!r:.99} and digests by {digest!r:.99}; this hopsgpu reads"
-        f" schema {SCHEMA} and {DIGEST}: use the hopsgpu it was published with, or a later one",
+        f"{url} has schema {schema!r:.99} and digest {digest!r:.99}; this version of hopsgpu reads"
+        f" schema {SCHEMA} and {DIGEST}: use the version that published the model, or a later one",
         UNSUPPORTED,
     )
 
@@ -275,7 +277,7 @@ def _checked(name: str, value: Any) -> Any:
         checked = _json(name, value)
         json.dumps(checked)
     except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{name}: JSON cannot say it ({error})") from error
+        raise ConfigError(f"{name}: cannot be written as JSON ({error})") from error
     return checked
 
 

@@ -44,7 +44,9 @@ class Mirror:
 
     def _renew(self, source: Lake, target: Path, depth: int) -> int:
         if depth > _DEEPEST:
-            raise StoreError(f"{source.url} is nested too deep to be copied")
+            raise StoreError(
+                f"cannot copy {source.url}: its directories are nested more than {_DEEPEST} deep"
+            )
         if not source.exists():
             return 0
         files = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import is_model_name, local_path, model_name
 
 __all__ = ["ModelStore", "ModelVersion"]
+
+log = logging.getLogger(__name__)
 
 _LOOKS_AT_ONCE = 8
 _HIGHEST = int("9" * DIGITS)
@@ -86,11 +89,11 @@ class ModelStore:
         if not directory.exists():
             raise ConfigError(f"{directory} does not exist")
         if not directory.is_dir():
-            raise ConfigError(f"{directory} is a file: give the directory that it is in")
+            raise ConfigError(f"{directory} is a file: pass the directory that contains it")
         about = VersionDescription(metrics=metrics, signature=signature, tags=tags, run_id=run_id)
         files = publication.files_of(directory)
         if not files:
-            raise StoreError(f"{local_dir} holds no file to publish as {name!r}")
+            raise StoreError(f"{local_dir} contains no file to publish as {name!r}")
         staging = publication.begin(self._root.url, name)
         try:
             return publication.publish(staging, files, about)
@@ -98,7 +101,9 @@ class ModelStore:
             try:
                 publication.abandon(staging)
             except HopsGpuError as problem:
-                error.add_note(f"what was uploaded goes with a later publish: {problem}")
+                error.add_note(
+                    f"the uploaded files stay until a later publish removes them: {problem}"
+                )
             raise
 
     @public
@@ -214,6 +219,7 @@ class ModelStore:
         (home / CLAIMS).make()
         (home / CLAIMS / str(number)).create()
         _withdraw(home, number)
+        log.info("deleted version %d of %s", number, home.url)
 
     def _home(self, name: str) -> Lake:
         return self._root / model_name(name)
@@ -232,8 +238,8 @@ class ModelStore:
             raise ConfigError(f"version={version!r}: must be a number, a tag or {LATEST!r}")
         if _is_too_long(version):
             raise ConfigError(
-                f"version: the number that was given has more than {DIGITS} digits, and no version"
-                " has: give one of those that there are"
+                f"version: a version number has at most {DIGITS} digits;"
+                " ModelStore.versions(name) lists the versions"
             )
         if not isinstance(version, str) or numbers([version]):
             return int(version)
@@ -253,8 +259,8 @@ class ModelStore:
                     raise
                 # To return an older version would be to return another model than requested.
                 raise StoreError(
-                    f"version {number} of {home.url} is the latest and may not be read: {error};"
-                    " an older version can be had by its number or a tag",
+                    f"version {number} of {home.url} is the latest, but you may not read it:"
+                    f" {error}; to get an older version, pass its number or a tag",
                     PERMISSION,
                 ) from error
         return None
@@ -264,10 +270,8 @@ class ModelStore:
         there = self.versions(name)
         if not there:
             models = self.list()
-            are = "are" if len(models) > 1 else "is"
             return StoreError(
-                f"there is no model {name!r} in {self._root.url}; there {are}"
-                f" {', '.join(models) or 'none'}",
+                f"no model {name!r} in {self._root.url}; models: {', '.join(models) or 'none'}",
                 kind="absent",
             )
         tagged = [f"{tag} → {number}" for tag, number in self.tags(name).items()]
@@ -312,8 +316,8 @@ def _refuse_tagged(home: Lake, number: int) -> None:
     leading = sorted(tag for tag, to in tags.read_tags(home).items() if to == number)
     if leading:
         raise StoreError(
-            f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: tag another"
-            " version so, or untag it, and delete it then"
+            f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: before you"
+            " delete it, point the tag at another version or remove the tag"
         )
 
 
@@ -357,10 +361,11 @@ def _withdraw(home: Lake, number: int) -> None:
         # If the answer to a first try was lost, the second try returns False.
         if not kept.rename(place) and not tags.is_version(home, number):
             raise StoreError(
-                f"{place.url} was taken meanwhile; the version itself is {kept.url}, until it is"
-                f" swept a day from now: rename it ({refusal})",
+                f"cannot restore {place.url}, because the name is in use again: rename {kept.url}"
+                f" within a day, before a later publish removes it ({refusal})",
                 EXISTS,
             ) from refusal
+        log.info("restored version %d of %s: a tag points at it", number, home.url)
         aside.remove()
         raise
     aside.remove()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -35,6 +36,8 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.names import model_name
 from hopsgpu.storage.transfer import upload_files
+
+log = logging.getLogger(__name__)
 
 _RENAMES_AT_ONCE = 8
 
@@ -70,18 +73,18 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
             first = whose.setdefault(path, rank)
             if parts[first][path] != facts:
                 raise StoreError(
-                    f"ranks {first} and {rank} left different content in {path!r}: let one rank"
-                    " write it, or each under a name of its own"
+                    f"ranks {first} and {rank} wrote different content to {path!r}: let only one"
+                    " rank write the file, or use a different name in each rank"
                 )
     if not whose:
-        raise StoreError("no rank left a file to publish")
+        raise StoreError("no rank wrote a file to publish")
     for path, rank in whose.items():
         above = path
         while above := above.rpartition("/")[0]:
             if above in whose:
                 raise StoreError(
-                    f"rank {whose[above]} left a file {above!r}, and rank {rank} a directory of"
-                    f" that name, with {path!r}: let them have different names"
+                    f"rank {whose[above]} wrote a file {above!r}, and rank {rank} a directory of"
+                    f" the same name, with {path!r}: use different names"
                 )
     # The part with most files stays in place: to move a file costs the same whatever its size.
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
@@ -109,7 +112,9 @@ def claim(home: Lake) -> int:
     while True:
         number += 1
         if (claims / str(number)).create():
+            log.debug("claimed version %d of %s", number, home.url)
             return number
+        log.info("another publisher has claimed version %d of %s", number, home.url)
 
 
 def begin(store_url: str, name: str) -> str:
@@ -129,6 +134,7 @@ def begin(store_url: str, name: str) -> str:
     home = (Lake(store_url) / model_name(name)).with_client()
     staging = home / STAGING / uuid.uuid4().hex
     staging.make()
+    log.debug("staging directory of a publish: %s", staging.url)
     # The modification time of the new directory is the lake's own time.
     stale_uploads.sweep(home, staging.stat().modified)
     return staging.url
@@ -144,8 +150,8 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
     files = files_below(Path(local_dir))
     if any(path.partition("/")[0] == manifest.FILE for path in files):
         raise StoreError(
-            f"{manifest.FILE} is hopsgpu's own name, and {local_dir} has a file or a directory of"
-            " that name: rename it"
+            f"{local_dir} has a file or a directory named {manifest.FILE!r}, a name that is"
+            " reserved for hopsgpu: rename it"
         )
     return files
 
@@ -195,31 +201,32 @@ def publish(staging_url: str, files: Mapping[str, Path], about: VersionDescripti
     """
     part = Lake(staging_url).with_client() / "0"
     part.make()
-    told: queue.SimpleQueue[tuple[str, FileFacts] | None] = queue.SimpleQueue()
+    uploads: queue.SimpleQueue[tuple[str, FileFacts] | None] = queue.SimpleQueue()
     stop = threading.Event()
 
     def uploaded() -> dict[str, FileFacts]:
         try:
             return upload_files(
-                files, part, stop=stop, known=lambda path, facts: told.put((path, facts))
+                files, part, stop=stop, known=lambda path, facts: uploads.put((path, facts))
             )
         finally:
-            told.put(None)
+            uploads.put(None)
 
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-upload") as pool:
         uploading = pool.submit(uploaded)
         try:
             known: dict[str, FileFacts] = {}
-            while len(known) < len(files) and (one := told.get()) is not None:
-                known[one[0]] = one[1]
+            while len(known) < len(files) and (file := uploads.get()) is not None:
+                path, facts = file
+                known[path] = facts
             if len(known) < len(files):
                 uploading.result()
 
             def close() -> None:
                 if uploading.result() != known:
                     raise StoreError(
-                        "files of the model were changed while they were uploaded: publish what is"
-                        " written no more"
+                        "files of the model changed during the upload: publish them when no process"
+                        " writes to them"
                     )
 
             return commit(staging_url, {0: known}, about, close=close)
@@ -273,6 +280,8 @@ def commit(
         version = ModelVersion(name, number, f"{home.url}/{number}")
         if _renamed(base, home / str(number), written):
             break
+        log.info("%s exists already: claims another number", version.url)
+    log.info("published %s, %d files", version.url, len(merged.files))
     with contextlib.suppress(StoreError):  # the version exists; a sweep removes the rest
         staging.remove()
     for tag in about.tags or ():
@@ -292,6 +301,7 @@ def abandon(staging_url: str) -> None:
         StoreError: the lake refused the operation; a later publish sweeps it away.
     """
     Lake(staging_url).remove()
+    log.info("removed %s: its publish failed or was cancelled", staging_url)
 
 
 def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
@@ -302,7 +312,7 @@ def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
         source = staging / str(moves[path]) / path
         # If the answer to a first try was lost, the second try returns False.
         if not source.rename(base / path) and source.exists():
-            raise StoreError(f"{(base / path).url} is there already", kind="exists")
+            raise StoreError(f"{(base / path).url} exists already", kind="exists")
 
     if moves:
         with concurrent.futures.ThreadPoolExecutor(_RENAMES_AT_ONCE) as pool:
@@ -313,8 +323,9 @@ def _renamed(source: Lake, target: Lake, written: bytes) -> bool:
     """Return whether the version is in place, by this rename or by one whose answer was lost."""
     try:
         return source.rename(target) or _is_ours(target, written)
-    except StoreError:
+    except StoreError as error:
         if _is_ours(target, written):
+            log.info("%s is in place, although its rename failed: %s", target.url, error)
             return True
         raise
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 import uuid
@@ -29,6 +30,8 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.transfer import upload_files
 
 Description = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
 
 DIRECTORY = "environments"
 SCHEMA = 1
@@ -56,11 +59,13 @@ def find(root: Lake, key: str) -> Description | None:
     home = root / DIRECTORY
     found = _described(home / key)
     if found is None:
+        log.debug("no Python environment %s is in %s", key, home.url)
         return None
     there = {entry.name: entry for entry in (home / key).entries()}
     archive = there.get(str(found[_ARCHIVE]))
     if archive is None or archive.size != found["bytes"]:
         # Somebody has changed it: it must be made anew.
+        log.info("removes %s: its archive is missing or has another size", (home / key).url)
         stale_uploads.discard(home, home / key)
         return None
     _note_use(home, home / key, max(entry.modified for entry in there.values()))
@@ -128,6 +133,7 @@ def sweep(home: Lake, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
         with contextlib.suppress(StoreError):
             if now - stale_uploads.newest(place, entry) > age:
                 stale_uploads.discard(home, place)
+                log.info("removed the Python environment %s: nobody has used it lately", place.url)
                 removed.append(entry.name)
     return removed
 
@@ -136,20 +142,25 @@ def _published(home: Lake, staging: Lake, key: str, content: Description) -> Des
     place = home / key
     for _ in range(_TRIES):
         if staging.rename(place):
+            log.info("put the Python environment %s on the lake", place.url)
             return content
         there = _settled(place)
         if there is not None:
+            log.info("uses %s, which another process has uploaded meanwhile", place.url)
             return there
         # On a local lake, renaming a directory takes two steps; a kill between them leaves an empty
         # directory.
         if not place.names():
             with contextlib.suppress(StoreError):
                 stale_uploads.discard(home, place)
-    raise StoreError(f"{place.url} is in the way, and no environment: remove it", DAMAGED)
+    raise StoreError(
+        f"{place.url} is not a Python environment, but has the name of one: remove it", DAMAGED
+    )
 
 
 def _settled(place: Lake) -> Description | None:
     """Return the description of what is in the place; wait if its maker is about to fill it."""
+    log.debug("%s exists: waits for the process that makes it", place.url)
     until = time.monotonic() + _CLAIM_SECONDS
     while (there := _described(place)) is None and time.monotonic() < until:
         if place.names() or not place.exists():
@@ -167,12 +178,12 @@ def _described(place: Lake) -> Description | None:
         raise
     except ValueError as error:
         raise StoreError(
-            f"{(place / _FILE).url} is no JSON: remove {place.url}", DAMAGED
+            f"{(place / _FILE).url} is not JSON: remove {place.url}", DAMAGED
         ) from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise StoreError(
-            f"{(place / _FILE).url} is of a schema that this hopsgpu does not know: remove"
-            f" {place.url}",
+            f"{(place / _FILE).url} has a schema that this version of hopsgpu does not read:"
+            f" remove {place.url}",
             DAMAGED,
         )
     return found

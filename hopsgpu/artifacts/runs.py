@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import json
+import logging
 import math
 import re
 import unicodedata
@@ -17,6 +18,8 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.storage.lake import Lake, Status
+
+log = logging.getLogger(__name__)
 
 # Files in a run's directory.
 RECORD = "run.json"
@@ -112,32 +115,34 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
         StoreError: the content is no record, or its schema is unknown to this version of hopsgpu.
     """
     try:
-        told = json.loads(content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
-        if told["schema"] != SCHEMA:
+        fields = json.loads(
+            content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded
+        )
+        if fields["schema"] != SCHEMA:
             raise StoreError(
                 f"{url} was written by another version of hopsgpu: it has schema"
-                f" {told['schema']!r:.99}, and this one reads schema {SCHEMA}; {_LOGS}",
+                f" {fields['schema']!r:.99}, and this version reads schema {SCHEMA}; {_LOGS}",
                 kind=OTHER_SCHEMA,
             )
         record = RunRecord(
-            content=told,
-            run_id=_text(told["run_id"]),
-            state=GangState(told["state"]).value,
-            attempt=int(told["attempt"]),
-            updated=_time(told["updated"]),
-            name=_text(told["name"]),
-            user=_text(told["user"]),
-            error=None if told["error"] is None else _text(told["error"]),
-            model=None if told["model"] is None else _text(told["model"]),
-            timeline={n: _time(t) for n, t in told["timeline"].items() if t is not None},
-            ranks=tuple(_rank(rank) for rank in told["ranks"]),
-            logs={_text(name): int(size) for name, size in told["logs"].items()},
+            content=fields,
+            run_id=_text(fields["run_id"]),
+            state=GangState(fields["state"]).value,
+            attempt=int(fields["attempt"]),
+            updated=_time(fields["updated"]),
+            name=_text(fields["name"]),
+            user=_text(fields["user"]),
+            error=None if fields["error"] is None else _text(fields["error"]),
+            model=None if fields["model"] is None else _text(fields["model"]),
+            timeline={n: _time(t) for n, t in fields["timeline"].items() if t is not None},
+            ranks=tuple(_rank(rank) for rank in fields["ranks"]),
+            logs={_text(name): int(size) for name, size in fields["logs"].items()},
         )
-        _ = record.gpus, told["spec"]["workers"]
+        _ = record.gpus, fields["spec"]["workers"]
     except ODD_JSON as error:
         raise StoreError(
-            f"{url} is no record of a run ({type(error).__name__}: {error}): written by another"
-            f" version of hopsgpu? {_LOGS}",
+            f"{url} is not a record of a run ({type(error).__name__}: {error}); another version of"
+            f" hopsgpu may have written it; {_LOGS}",
             kind="damaged",
         ) from error
     return record
@@ -151,17 +156,18 @@ def _parsed(file: Lake) -> RunRecord:
         # record.
         with contextlib.suppress(StoreError):
             return parse(content, file.url)
+        log.debug("%s cannot be parsed, and may be changing: reads it again", file.url)
     return parse(file.read(), file.url)
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text:.99} is no finite number")
+        raise ValueError(f"{text:.99} is not a finite number")
     return number
 
 
@@ -171,26 +177,26 @@ def _bounded(text: str) -> int:
     return number
 
 
-def _time(told: object) -> float:
+def _time(value: object) -> float:
     """Return seconds since the epoch; refuse NaN and the infinities.
 
     A text that `float()` reads is accepted too.
     """
-    return _finite(str(float(told)))  # type: ignore[arg-type]
+    return _finite(str(float(value)))  # type: ignore[arg-type]
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 
-def _rank(told: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rank(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
-        **told,
-        "rank": int(told["rank"]),
-        "host": _text(told["host"]),
-        "ended": bool(told["ended"]),
+        **fields,
+        "rank": int(fields["rank"]),
+        "host": _text(fields["host"]),
+        "ended": bool(fields["ended"]),
     }
 
 
@@ -260,31 +266,33 @@ class RunStore:
         found = [entry for entry in entries if entry.is_directory]
         return tuple(e.name for e in sorted(found, key=lambda e: (began(e), e.name), reverse=True))
 
-    def find(self, given: str) -> str:
+    def find(self, reference: str) -> str:
         """Return the id of a run.
 
         Args:
-            given: the id, a prefix of it that no other id has, or "last" for the newest run.
+            reference: the id, a prefix of it that no other id has, or "last" for the newest run.
 
         Raises:
             ConfigError: no run matches, or several do.
         """
-        if given == LATEST:
+        if reference == LATEST:
             # A directory whose name is no run id is listed, but is no run.
             newest = next((name for name in self.ids() if _is_id(name)), None)
             if newest is None:
                 raise ConfigError(f"there are no runs in {self.url}")
             return newest
-        name = run_name(given)
+        name = run_name(reference)
         found = [run_id for run_id in self.ids() if run_id.startswith(name)]
         if name in found or len(found) == 1:
             return name if name in found else found[0]
         if not found:
             raise ConfigError(
-                f"there is no run {given!r} in {self.url} (`hopsgpu runs` lists them)"
+                f"there is no run {reference!r} in {self.url} (`hopsgpu runs` lists them)"
             )
         shown = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
-        raise ConfigError(f"{len(found)} runs begin with {given!r}: {shown}; give more of the id")
+        raise ConfigError(
+            f"{len(found)} runs begin with {reference!r}: {shown}; give more characters of the id"
+        )
 
     def record(self, run_id: str) -> RunRecord:
         """Return a run's record.
@@ -295,7 +303,7 @@ class RunStore:
         file = self.directory(run_id) / RECORD
         record = _parsed(file)
         if record.run_id != run_id:
-            raise StoreError(f"{file.url} is the record of {record.run_id}", kind="damaged")
+            raise StoreError(f"{file.url} is the record of run {record.run_id}", kind="damaged")
         return record
 
     def read(self, run_ids: Sequence[str]) -> list[StoredRun]:
@@ -317,21 +325,25 @@ class RunStore:
                 user's.
         """
         (self.directory(run_id) / CANCEL).create()
+        log.info("asked the driver of %s to cancel it", run_id)
 
     def remove(self, run_id: str) -> None:
         """Remove a run with its logs and checkpoints; its models stay."""
         self.directory(run_id).remove()
+        log.info("removed %s", self.directory(run_id).url)
 
 
-def run_name(given: str) -> str:
+def run_name(text: str) -> str:
     """Return a run's id, or a prefix of one, that is safe as one component of a path.
 
     Raises:
-        ConfigError: `given` cannot be one.
+        ConfigError: `text` cannot be one.
     """
-    name = unicodedata.normalize("NFC", given)
+    name = unicodedata.normalize("NFC", text)
     if not _is_id(name):
-        raise ConfigError(f"{given!r} is not a run id: it consists of letters, digits and '_.+=-'")
+        raise ConfigError(
+            f"{text!r} is not a run id: a run id consists of letters, digits and '_.+=-'"
+        )
     return name
 
 

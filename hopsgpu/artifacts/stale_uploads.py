@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import uuid
 from collections.abc import Callable
 
@@ -10,6 +10,8 @@ from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import UNFIT, Lake, Status, is_draft
+
+log = logging.getLogger(__name__)
 
 # A live publisher writes something more often.
 AGE_MILLISECONDS = 24 * 3600 * 1000
@@ -33,13 +35,16 @@ def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     """
     removed = []
     for place, entry in _leftovers(home):
-        with contextlib.suppress(StoreError):
+        try:
             if now - entry.modified > age and now - newest(place, entry) > age:
                 if entry.is_directory:
                     discard(home, place)
                 else:
                     place.remove()
+                log.info("removed the leftover %s of a dead publisher", place.url)
                 removed.append(entry.name)
+        except StoreError as error:
+            log.debug("left the leftover %s: %s", place.url, error)
     return removed
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 
 from hopsgpu.artifacts import manifest
 from hopsgpu.artifacts.versions import TAGS, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, ODD_JSON
 from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
 
 
 def put_tag(home: Lake, tag: str, version: int) -> None:
@@ -32,9 +35,10 @@ def put_tag(home: Lake, tag: str, version: int) -> None:
         if read_tag(home, tag) == version:  # another process may have moved the tag since
             file.remove()
         raise StoreError(
-            f"version {version} of {home.url} was deleted meanwhile: it cannot be tagged {tag!r}",
+            f"cannot set tag {tag!r}: version {version} of {home.url} was deleted in the meantime",
             ABSENT,
         )
+    log.info("tag %r of %s points at version %d", tag, home.url, version)
 
 
 def is_version(home: Lake, number: int) -> bool:
@@ -76,9 +80,11 @@ def read_tag(home: Lake, tag: str) -> int | None:
     try:
         version = json.loads(written)["version"]
         if type(version) is not int or not numbers([str(version)]):
-            raise ValueError(f"{version!r:.99} is no number of a version")
+            raise ValueError(f"{version!r:.99} is not a version number")
     except ODD_JSON as error:
-        raise StoreError(f"{file.url} is damaged: no tag; set it again", DAMAGED) from error
+        raise StoreError(
+            f"{file.url} is damaged: it is not a tag; set the tag again", DAMAGED
+        ) from error
     return version
 
 

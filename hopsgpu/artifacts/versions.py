@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local_tree import draft_name, drafts_in
 from hopsgpu.storage.names import local_path
 from hopsgpu.storage.transfer import check_files, download_files
+
+log = logging.getLogger(__name__)
 
 # Directories beside the versions; model servers ignore names that are not numbers.
 STAGING = "_staging"
@@ -222,6 +225,7 @@ def _remove_old_drafts(target: Path) -> None:
         with contextlib.suppress(OSError):
             newest = max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
             if time.time() - newest > _DRAFT_SECONDS:
+                log.info("removes %s, the draft of a download that was killed", draft)
                 shutil.rmtree(draft, ignore_errors=True)
 
 
@@ -230,7 +234,10 @@ def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
     root = target.resolve()
     for directory in {path.rpartition("/")[0] for path in files}:
         if not (root / directory).resolve().is_relative_to(root):
-            raise StoreError(f"{target}/{directory} leads out of {target}: nothing is written")
+            raise StoreError(
+                f"cannot download into {target}: {target}/{directory} is a link to a directory"
+                " outside it; no file was written"
+            )
 
 
 def _refuse_in_the_way(target: Path, files: Iterable[str]) -> None:
@@ -239,20 +246,21 @@ def _refuse_in_the_way(target: Path, files: Iterable[str]) -> None:
     for directory in sorted({above for place in places for above in place.parents}):
         there = target / directory
         if os.path.lexists(there) and not there.is_dir():
-            raise _in_the_way(target, f"{there} is no directory, and one is to be there", EXISTS)
+            problem = f"{there} is not a directory, but the version has a directory of this name"
+            raise _in_the_way(target, problem, EXISTS)
     for place in places:
         above = (target / place).parent
         if (target / place).is_dir():
-            told = f"{target / place} is a directory, and a file is to be there"
-            raise _in_the_way(target, told, EXISTS)
+            problem = f"{target / place} is a directory, but the version has a file of this name"
+            raise _in_the_way(target, problem, EXISTS)
         if above.is_dir() and not os.access(above, os.W_OK | os.X_OK):
-            raise _in_the_way(target, f"{above} cannot be written to", PERMISSION)
+            raise _in_the_way(target, f"you may not write to {above}", PERMISSION)
 
 
-def _in_the_way(target: Path, told: str, kind: str) -> StoreError:
+def _in_the_way(target: Path, problem: str, kind: str) -> StoreError:
     return StoreError(
-        f"cannot download into {target}: {told}; nothing is written: change that, or download into"
-        " another directory",
+        f"cannot download into {target}: {problem}; no file was written. Correct this, or download"
+        " into another directory",
         kind,
     )
 

@@ -87,31 +87,33 @@ class Datasets:
         return ONLY if self.single else f"{ONLY}.{name}"
 
 
-def datasets_of(given: object, is_frame: Callable[[object], bool]) -> Datasets | None:
+def datasets_of(argument: object, is_frame: Callable[[object], bool]) -> Datasets | None:
     """Return the data that `data=` names, or None if it is None.
 
     Args:
-        given: a DataFrame, a path, a Data, a mapping of names to these, or None.
+        argument: a DataFrame, a path, a Data, a mapping of names to these, or None.
         is_frame: tells whether an object is a Spark DataFrame.
 
     Raises:
         ConfigError: `data=` is anything else.
     """
-    if given is None:
+    if argument is None:
         return None
-    if not isinstance(given, Mapping):
-        return Datasets({ONLY: _data(given, ONLY, is_frame)}, single=True)
-    if not given:
-        raise ConfigError("data={}: must be a name for each DataFrame or path; None for no data")
+    if not isinstance(argument, Mapping):
+        return Datasets({ONLY: _data(argument, ONLY, is_frame)}, single=True)
+    if not argument:
+        raise ConfigError(
+            "data={}: must name at least one DataFrame or path; pass None for no data"
+        )
     named = {
-        check_name(name, "a name in data"): _data(one, f"{ONLY}[{name!r}]", is_frame)
-        for name, one in given.items()
+        check_name(name, "a name in data"): _data(value, f"{ONLY}[{name!r}]", is_frame)
+        for name, value in argument.items()
     }
     return Datasets(named, single=False)
 
 
-def _data(given: object, what: str, is_frame: Callable[[object], bool]) -> Data:
-    data = given if isinstance(given, Data) else Data(given)
+def _data(value: object, label: str, is_frame: Callable[[object], bool]) -> Data:
+    data = value if isinstance(value, Data) else Data(value)
     if is_frame(data.source) or (_is_path(data.source) and os.fspath(data.source)):
         return data
     try:
@@ -119,7 +121,7 @@ def _data(given: object, what: str, is_frame: Callable[[object], bool]) -> Data:
     except Exception:  # noqa: BLE001 - a repr of the user's may fail in any way
         shown = f"<{type(data.source).__name__}>"
     raise ConfigError(
-        f"{what}={shown}: must be a Spark DataFrame, the URL or absolute path of Parquet on the"
+        f"{label}={shown}: must be a Spark DataFrame, the URL or absolute path of Parquet on the"
         " lake, a hopsgpu.Data of one, or a dict of names to these (convert a pandas DataFrame by"
         " spark.createDataFrame)"
     )
@@ -150,14 +152,14 @@ def url_of(path: str, files: str | None) -> str:
         url = default + url.removeprefix(f"{scheme}://")
     elif unnamed := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
         raise ConfigError(
-            f"data={path!r}: it names no file system, and the default one is"
+            f"data={path!r}: the URL names no file system, and the default file system is"
             f" {files or 'file:///'}: write {unnamed[1]}://<name>/{url[unnamed.end() :]}"
         )
     try:
         return Lake(url).url
     except ConfigError:
         raise ConfigError(
-            f"data={path!r}: Parquet is read in place from an absolute path, or from an hdfs://,"
-            " viewfs://, webhdfs://, swebhdfs:// or file:/// URL without '#', '?' and ';'; read it"
-            " with Spark otherwise, and pass the DataFrame"
+            f"data={path!r}: Parquet is read in place only from an absolute path, or from an"
+            " hdfs://, viewfs://, webhdfs://, swebhdfs:// or file:/// URL without '#', '?' and ';';"
+            " otherwise read it with Spark and pass the DataFrame"
         ) from None

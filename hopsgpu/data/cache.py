@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import mmap
 import os
 import shutil
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.storage.bounded_calls import WorkerThread
+
+log = logging.getLogger(__name__)
 
 # The part of a disk's size that stays free: YARN stops using disks that are over 90 % full.
 _KEPT_FREE = 0.15
@@ -88,7 +91,7 @@ class Cache:
         """
         draft = None if self._full else self._draft(key)
         if draft is None:
-            self._full = True
+            self._stop_caching()
             yield lambda _: None
             return
         writer = _Writer(draft, schema, self._room)
@@ -104,7 +107,17 @@ class Cache:
 
     def _ended(self, writer: _Writer, target: Path) -> None:
         if not writer.end(target):
-            self._full = True
+            self._stop_caching()
+
+    def _stop_caching(self) -> None:
+        if not self._full:
+            log.info(
+                "caches no more rows in %s: the budget of %d bytes or the disk is exhausted, and"
+                " later epochs read the other rows from the lake",
+                self._directory,
+                self._budget,
+            )
+        self._full = True
 
     def _draft(self, key: str) -> Path | None:
         """Return a new file, or None if the disk has no room or the directory was removed."""
@@ -170,6 +183,7 @@ class CacheWriter:
             try:
                 self._hand.end_of(_WRITE_SECONDS)
             except TimeoutError:  # no error: the lake has all the data
+                log.info("the disk hangs: a write took over %g s; caches no more", _WRITE_SECONDS)
                 self._hangs = True
             self._keys.popleft()
 

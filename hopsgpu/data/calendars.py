@@ -106,8 +106,8 @@ def calendars_of(footer: Any) -> Calendars:
 
 
 def _of_spark(metadata: Mapping[str, str]) -> Calendars:
-    told = re.match(r"(\d+)\.(\d+)", metadata.get(f"{_SPARK}version", ""))
-    version = (int(told[1]), int(told[2])) if told else (2, 0)
+    found = re.match(r"(\d+)\.(\d+)", metadata.get(f"{_SPARK}version", ""))
+    version = (int(found[1]), int(found[2])) if found else (2, 0)
     zone = metadata.get(f"{_SPARK}timeZone")
     timestamps = _CONVERT
     if zone is None or not _UTC.fullmatch(zone):

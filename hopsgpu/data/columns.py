@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+_UNSUPPORTED = "which hopsgpu does not convert"
+
 
 class Kind(Enum):
     """The kind of a column's values, as frameworks distinguish them."""
@@ -76,13 +78,13 @@ def checked_names(
         ConfigError: the names are not those of columns, each once.
     """
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: must be a list of names: [{columns!r}]")
+        raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{columns!r}]")
     names = list(schema.names if columns is None else columns)
     absent = [name for name in (*names, *shapes) if schema.names.count(name) != 1]
     if absent or not names or len(set(names)) < len(names):
         shaped = f", shapes of {sorted(shapes)}" if shapes else ""
         raise ConfigError(
-            f"columns={columns!r}{shaped}: must be names of columns without repetition, out of"
+            f"columns={columns!r}{shaped}: must be different names of these columns:"
             f" {', '.join(schema.names)}"
         )
     return names
@@ -158,7 +160,7 @@ def _single(name: str, kind: Any) -> Column:
     if types.is_timestamp(kind) or types.is_duration(kind):
         dtype = np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
         return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array))
-    raise ConfigError(f"column {name!r} is {kind}, {_advice(kind)}")
+    raise ConfigError(f"column {name!r} has the type {kind}, {_advice(kind)}")
 
 
 def _advice(kind: Any) -> str:
@@ -169,14 +171,15 @@ def _advice(kind: Any) -> str:
         names = [field.name for field in kind]
         if names == ["type", "size", "indices", "values"]:
             return (
-                "a vector of Spark ML's: make it an array, by pyspark.ml.functions.vector_to_array"
+                "a vector of Spark ML: convert it to an array with"
+                " pyspark.ml.functions.vector_to_array"
             )
-        return "which no rank is given: select its fields in Spark, or leave it out of columns="
+        return f"{_UNSUPPORTED}: select its fields in Spark, or leave it out of columns="
     if types.is_map(kind):
-        return "which no rank is given: select its values in Spark, or leave it out of columns="
+        return f"{_UNSUPPORTED}: select its values in Spark, or leave it out of columns="
     if types.is_null(kind):
-        return "with nothing in it: leave it out of columns="
-    return "which no rank is given: cast it in Spark, or leave it out of columns="
+        return "which has no values: leave it out of columns="
+    return f"{_UNSUPPORTED}: cast it in Spark, or leave it out of columns="
 
 
 def _object() -> np.dtype[Any]:
@@ -195,8 +198,9 @@ def _flat(name: str, array: Any) -> Array:
 
     if array.null_count and (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
         raise ConfigError(
-            f"column {name!r} ({array.type}) holds nulls, for which NumPy has no {array.type}:"
-            " fill or drop them in Spark (fillna, dropna), or make it a double, where they are NaN"
+            f"column {name!r} ({array.type}) contains nulls, which NumPy's {array.type} does not"
+            " have: fill or drop them in Spark (fillna, dropna), or cast the column to double,"
+            " where they become NaN"
         )
     values: Array = array.to_numpy(zero_copy_only=False)
     return values
@@ -229,15 +233,15 @@ def _refuse_other_lengths(name: str, offsets: Array, shape: tuple[int, ...]) -> 
     lengths = np.subtract(offsets[1:], offsets[:-1])
     if (differ := lengths != size).any():
         raise ConfigError(
-            f"shapes: column {name!r} holds a list of {int(lengths[differ][0])} elements, where the"
-            f" shape {shape} has {size}"
+            f"shapes: column {name!r} contains a list of {int(lengths[differ][0])} elements, but"
+            f" the shape {shape} has {size}"
         )
 
 
 def _refuse_null_lists(name: str, array: Any) -> None:
     if array.null_count:
         raise ConfigError(
-            f"column {name!r} ({array.type}) holds nulls in place of lists: fill or drop them in"
+            f"column {name!r} ({array.type}) contains nulls instead of lists: fill or drop them in"
             " Spark (coalesce, dropna)"
         )
 
@@ -249,7 +253,7 @@ def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
     inner = column(pa.field(name, kind.value_type))
     if inner.kind not in (Kind.NUMBER, Kind.TIME):
         raise ConfigError(
-            f"column {name!r} is {kind}: of lists of fixed length, those of numbers are converted;"
+            f"column {name!r} has the type {kind}, but lists of fixed length must contain numbers:"
             " leave it out of columns="
         )
     whole = shape if shape is not None else (kind.list_size, *inner.shape)
@@ -273,12 +277,14 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
         return _fixed(name, kind, shape)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise ConfigError(
-            f"shapes: column {name!r} is {kind}; it must hold lists of {size} elements for"
-            f" the shape {shape}"
+            f"shapes: column {name!r} has the type {kind}; it must contain lists of {size} elements"
+            f" for the shape {shape}"
         )
     inner = column(pa.field(name, kind.value_type))
     if inner.kind not in (Kind.NUMBER, Kind.TIME) or inner.shape:
-        raise ConfigError(f"shapes: column {name!r} is {kind}; lists of numbers can have a shape")
+        raise ConfigError(
+            f"shapes: column {name!r} has the type {kind}; only lists of numbers can have a shape"
+        )
 
     def convert(array: Any) -> Array:
         values, offsets = _listed(name, array)
@@ -295,5 +301,7 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     except TypeError:
         checked = ()
     if not checked or min(checked) < 1:
-        raise ConfigError(f"shapes: {name!r} has {shape!r}; must be a tuple of sizes, as (28, 28)")
+        raise ConfigError(
+            f"shapes: {name!r} has {shape!r}; must be a tuple of sizes, such as (28, 28)"
+        )
     return checked

@@ -66,7 +66,7 @@ class LakeFile:
             while filled < wanted:
                 count = raw.readinto(content[filled:])
                 if not count:
-                    raise OSError(f"it ends {wanted - filled} bytes before it should")
+                    raise OSError(f"the file ended {wanted - filled} bytes early")
                 filled += count
         except BaseException:
             self._let_go()  # the next try opens another connection

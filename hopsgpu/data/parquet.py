@@ -22,7 +22,9 @@ def read_footer(lake: Lake, handle: Any) -> Any:
     try:
         return parquet.read_metadata(handle)
     except pa.ArrowInvalid as error:
-        raise ConfigError(f"{lake.url} is no Parquet file: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"{lake.url} is not a Parquet file: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[str] = ()) -> Any:

@@ -50,7 +50,10 @@ class RankShards:
             shards = {name: Shard.load(s.encode()) for name, s in content["shards"].items()}
             return cls(shards, bool(content["single"]))
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(f"no shards of this version of hopsgpu ({error!r})") from error
+            raise StoreError(
+                f"these shards are of another version of hopsgpu ({error!r}): use one version at"
+                " the driver and in the ranks"
+            ) from error
 
 
 def parts(budget: int, sizes: Sequence[int]) -> list[int]:

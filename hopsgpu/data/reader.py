@@ -186,7 +186,7 @@ def _within(batches: Iterator[Any], run: Sequence[Slice], lake: Lake) -> Iterato
         if batch is None:
             wanted = run[-1].first + run[-1].rows
             raise StoreError(
-                f"{lake.url}: row group {run[0].group} ends at row {begin}, before {wanted}"
+                f"{lake.url}: row group {run[0].group} has {begin} rows, expected {wanted}"
             )
         end = begin + batch.num_rows
         while pending and pending[0].first < end:

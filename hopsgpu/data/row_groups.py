@@ -73,8 +73,8 @@ class Fetcher:
         with opened(lake) as (handle, file):
             if file.size != known.size:
                 raise StoreError(
-                    f"{lake.url} has changed since the launch ({file.size} bytes, and it had"
-                    f" {known.size}): keep the data as it is while a gang reads it"
+                    f"{lake.url} has changed since the launch: expected {known.size} bytes, found"
+                    f" {file.size}; do not change data while a gang reads it"
                 )
             footer = self._footer(part.file, lake, handle)
             begin, end = self._range(footer.row_group(part.group))

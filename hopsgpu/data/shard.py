@@ -108,6 +108,6 @@ class Shard:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"no shard of this version of hopsgpu ({error!r}): let the driver and the ranks"
-                " have the same hopsgpu"
+                f"this shard is of another version of hopsgpu ({error!r}): use one version at the"
+                " driver and in the ranks"
             ) from error

@@ -57,8 +57,8 @@ def plan_slices(
     total = sum(map(sum, groups))
     if total < ranks:
         raise ConfigError(
-            f"{counted(total, 'row')} for {counted(ranks, 'rank')}: each rank needs one at"
-            " least; ask for fewer workers"
+            f"{counted(total, 'row')} for {counted(ranks, 'rank')}: each rank needs at least one"
+            " row; use fewer workers"
         )
     order = [Slice(f, g, 0, n) for f, rows in enumerate(groups) for g, n in enumerate(rows) if n]
     if ranks > 1:

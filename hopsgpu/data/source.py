@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ from hopsgpu.data.parquet import read_footer, schema_of
 from hopsgpu.data.sizes import footer_bytes
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import UNFIT, Lake
+
+log = logging.getLogger(__name__)
 
 _READERS = 16
 
@@ -66,15 +70,15 @@ def _nobody(done: int, files: int) -> None:
     return
 
 
-def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Source:
+def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> Source:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
     Files and directories whose names begin with "_" or "." are skipped, as Spark skips them.
 
     Args:
         lake: the directory or the file.
-        told: called after each footer with the number of footers read and the number of files; an
-            exception from it ends the reading.
+        progress: called after each footer with the number of footers read and the number of files;
+            an exception from it ends the reading.
 
     Raises:
         ConfigError: there is no row, a file is not Parquet, files have different columns, there
@@ -85,14 +89,16 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
     """
     names = [""] if not lake.stat().is_directory else sorted(_files_below(lake, ""))
     if not names:
-        raise ConfigError(f"{lake.url} holds no Parquet file")
+        raise ConfigError(f"{lake.url} contains no Parquet file")
     lake.with_client()
+    log.debug("reads the footers of %d Parquet files in %s", len(names), lake.url)
+    began = time.monotonic()
     footers = []
     with ThreadPoolExecutor(min(_READERS, len(names))) as pool:
         try:
             for footer in pool.map(lambda name: _footer(lake, name), names):
                 footers.append(footer)
-                told(len(footers), len(names))
+                progress(len(footers), len(names))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -101,12 +107,19 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
         if not other.equals(schema):
             raise ConfigError(
                 f"{lake.url}: {names[0]} and {file.name} have different columns"
-                f" ({_difference(schema, other)}); write them anew with one schema"
+                f" ({_difference(schema, other)}); rewrite them with one schema"
             )
     files = tuple(footer.file for footer in footers)
     rows = sum(sum(file.groups) for file in files)
+    log.info(
+        "%s has %d rows in %d Parquet files; read their footers in %.1f s",
+        lake.url,
+        rows,
+        len(files),
+        time.monotonic() - began,
+    )
     if not rows:
-        raise ConfigError(f"{lake.url} holds Parquet files without a row")
+        raise ConfigError(f"{lake.url} contains Parquet files, but no rows")
     return Source(
         url=lake.url,
         files=files,
@@ -123,24 +136,24 @@ def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
     for entry in entries:
         if table := _table_that_has(entry.name):
             raise ConfigError(
-                f"{lake.url} is a table of {table} ({prefix}{entry.name}), whose files may hold"
-                " rows of other versions too: read it with Spark and pass the DataFrame"
+                f"{lake.url} is a table of {table} ({prefix}{entry.name}), whose files may contain"
+                " rows of other versions: read it with Spark and pass the DataFrame"
             )
     for entry in entries:
         if entry.name.startswith(("_", ".")):
             continue
         if UNFIT.search(entry.name):
             raise ConfigError(
-                f"{lake.url} holds {prefix + entry.name!r}, and what has '#', '?', ';' or control"
-                " characters in its name is not read in place: rename it, or read it with Spark"
-                " and pass the DataFrame"
+                f"{lake.url} contains {prefix + entry.name!r}, but data with '#', '?', ';' or"
+                " control characters in its name cannot be read in place: rename it, or read it"
+                " with Spark and pass the DataFrame"
             )
         if not entry.is_directory:
             yield prefix + entry.name
         elif "=" in entry.name:
             raise ConfigError(
-                f"{lake.url} is partitioned ({prefix}{entry.name}), and the columns of partitions"
-                " are in no file: read it with Spark and pass the DataFrame"
+                f"{lake.url} is partitioned ({prefix}{entry.name}), and its files do not contain"
+                " the partition columns: read it with Spark and pass the DataFrame"
             )
         else:
             yield from _files_below(lake, f"{prefix}{entry.name}/")
@@ -191,6 +204,6 @@ def columns_of(source: Source) -> dict[str, str]:
     return {f.name: str(f.type) for f in pa.ipc.read_schema(pa.py_buffer(source.schema))}
 
 
-def _difference(one: Any, other: Any) -> str:
-    mine, theirs = ({f"{f.name}: {f.type}" for f in schema} for schema in (one, other))
-    return ", ".join(sorted(mine ^ theirs)) or "in another order"
+def _difference(schema: Any, other: Any) -> str:
+    mine, theirs = ({f"{f.name}: {f.type}" for f in fields} for fields in (schema, other))
+    return ", ".join(sorted(mine ^ theirs)) or "in a different order"

@@ -56,8 +56,8 @@ def _spec(tf: Any, column: Column, rows: int | None) -> Any:
         shape = (rows, None, *column.shape)
         return tf.RaggedTensorSpec(shape, tf.as_dtype(column.dtype), ragged_rank=1)
     raise ConfigError(
-        f"column {column.name!r} holds {column.kind.value} ({column.dtype}), which TensorFlow is"
-        " not given: make them numbers in Spark, or leave it out of columns="
+        f"column {column.name!r} contains {column.kind.value} ({column.dtype}), which hopsgpu does"
+        " not convert for TensorFlow: make them numbers in Spark, or leave it out of columns="
     )
 
 
@@ -66,8 +66,8 @@ def _values(tf: Any, column: Column, array: Array) -> Any:
 
     if column.kind in (Kind.TEXT, Kind.BYTES) and any(value is None for value in array):
         raise ConfigError(
-            f"column {column.name!r} holds nulls, for which TensorFlow has no string: fill or drop"
-            " them in Spark (fillna, dropna)"
+            f"column {column.name!r} contains nulls, which TensorFlow's strings do not have: fill"
+            " or drop them in Spark (fillna, dropna)"
         )
     if column.kind is not Kind.RAGGED:
         return array

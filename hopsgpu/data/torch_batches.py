@@ -37,8 +37,9 @@ def dataset(
     for column in columns:
         if column.dtype.kind in "mM":
             raise ConfigError(
-                f"column {column.name!r} holds {column.dtype}, for which torch has no type: make it"
-                " a number in Spark (unix_timestamp, datediff), or leave it out of columns="
+                f"column {column.name!r} has the type {column.dtype}, which torch does not have:"
+                " convert it to a number in Spark (unix_timestamp, datediff), or leave it out of"
+                " columns="
             )
     torch = importlib.import_module("torch")
     pinned = bool(torch.cuda.is_available()) if pin_memory is None else pin_memory
@@ -59,8 +60,8 @@ def dataset(
         def __iter__(self) -> Iterator[dict[str, Any]]:
             if torch.utils.data.get_worker_info() is not None:
                 raise ConfigError(
-                    "num_workers above 0: each worker would read the whole shard; leave it at 0,"
-                    " for the dataset reads ahead itself"
+                    "num_workers must be 0: each worker would read the whole shard, and the dataset"
+                    " itself reads ahead"
                 )
             current, self._epoch = self._epoch, self._epoch + 1
             return _tensors(torch, batches([current]), columns, pinned)

@@ -50,8 +50,8 @@ def visible_gpus(place: RankPlace, visible: str | None = None) -> tuple[str, ...
 def _alone(place: RankPlace) -> tuple[str, ...]:
     if len(place.gpus) > 1 and any(gpu.startswith(_MIG) for gpu in place.gpus):
         raise ConfigError(
-            f"rank {place.rank} on {place.container.host} has {', '.join(place.gpus)}, but CUDA"
-            " uses only one MIG device in a process: ask for gpus_per_worker=1, and more ranks"
+            f"rank {place.rank} on {place.container.host} has {', '.join(place.gpus)}, but a CUDA"
+            " process uses only one MIG device: set gpus_per_worker=1 and use more workers"
         )
     return place.gpus
 

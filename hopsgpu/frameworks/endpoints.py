@@ -60,8 +60,8 @@ def endpoints_of(
     for container in {p.container.key: p.container for p in world.processes}.values():
         processes = world.of_container(container.key)
         held = ports[container.key]
-        if len(held) < ports_wanted(world, container.key):
-            raise ValueError(f"{len(held)} ports of container {container.key} are too few")
+        if len(held) < (needed := ports_wanted(world, container.key)):
+            raise ValueError(f"container {container.key} has {len(held)} ports, needs {needed}")
         for place, port in zip(processes, held, strict=False):
             servers[place.rank] = (container.address, port)
         spare[container.key] = held[len(processes) :]

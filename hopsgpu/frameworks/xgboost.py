@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import logging
 import os
 import socket
 import time
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from hopsgpu.frameworks.callbacks import Gang, numbers
+
+log = logging.getLogger(__name__)
 
 # The time that torch's ranks wait for each other.
 _SECONDS = 1800.0
@@ -50,14 +53,14 @@ def communicator() -> Iterator[None]:
     address = host.strip("[]"), int(port)
     with contextlib.ExitStack() as stack:
         if rank == 0:
-            given = stack.enter_context(_tracker(address[0], world_size))
-            _tell(address, given, world_size)
+            tracker = stack.enter_context(_tracker(address[0], world_size))
+            _announce(address, tracker, world_size)
         else:
-            given = _told(address, rank)
+            tracker = _find_tracker(address, rank)
         # With leading zeros, because the tracker sorts the names of its tasks as text.
         task = f"{rank:0{len(str(world_size))}d}"
         # CommunicatorContext also finds NCCL.
-        connection = collective.CommunicatorContext(**given, dmlc_task_id=task)
+        connection = collective.CommunicatorContext(**tracker, dmlc_task_id=task)
         collective.init(**connection.args)
         yield
         # After an exception, leave it to the end of the process. Otherwise the others would fail
@@ -107,30 +110,33 @@ def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
     tracker.free()
 
 
-def _tell(address: tuple[str, int], given: dict[str, Any], world_size: int) -> None:
+def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int) -> None:
     """Tell all other ranks where the tracker is."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     deadline = time.monotonic() + _SECONDS
-    told: set[int] = set()
+    answered: set[int] = set()
+    log.debug("XGBoost: waits until %d other ranks call communicator()", world_size - 1)
     with socket.create_server(address, family=family, backlog=world_size) as server:
-        while len(told) < world_size - 1:
+        while len(answered) < world_size - 1:
             server.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 connection, _ = server.accept()
             except TimeoutError:
-                missing = sorted({*range(1, world_size)} - told)
+                missing = sorted({*range(1, world_size)} - answered)
                 raise TimeoutError(
-                    f"ranks {missing} have not called communicator() for {_SECONDS:.0f} s"
+                    f"ranks {missing} did not call communicator() within {_SECONDS:.0f} s"
                 ) from None
             with connection, contextlib.suppress(OSError, EOFError):
                 connection.settimeout(_STRANGER_SECONDS)
                 rank = int.from_bytes(_exactly(connection, _RANK_BYTES))
-                connection.sendall(json.dumps(given).encode())
-                told.add(rank)
+                connection.sendall(json.dumps(tracker).encode())
+                answered.add(rank)
+    log.debug("XGBoost: all ranks know the tracker")
 
 
-def _told(address: tuple[str, int], rank: int) -> dict[str, Any]:
+def _find_tracker(address: tuple[str, int], rank: int) -> dict[str, Any]:
     """Wait until rank 0 tells where the tracker is, and return it."""
+    log.debug("XGBoost: waits until rank 0 calls communicator()")
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(address) as connection:
@@ -139,7 +145,7 @@ def _told(address: tuple[str, int], rank: int) -> dict[str, Any]:
                 if text := answer.read():
                     return dict(json.loads(text))
         time.sleep(_LOOK_SECONDS)
-    raise TimeoutError(f"rank 0 has not called communicator() for {_SECONDS:.0f} s")
+    raise TimeoutError(f"rank 0 did not call communicator() within {_SECONDS:.0f} s")
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

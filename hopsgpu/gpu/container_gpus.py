@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,11 +61,27 @@ def read_container_gpus(container: Path = Path()) -> ContainerGpus:
         container: directory of the container.
     """
     try:
-        told = json.loads((container / CONTAINER_GPUS).read_text())
+        fields = json.loads((container / CONTAINER_GPUS).read_text())
     except FileNotFoundError:
         return ContainerGpus()
     gpus = (
         Gpu(gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"])
-        for gpu in told["gpus"]
+        for gpu in fields["gpus"]
     )
-    return ContainerGpus(tuple(gpus), told["isolated"])
+    return ContainerGpus(tuple(gpus), fields["isolated"])
+
+
+def log_container_gpus(container: ContainerGpus) -> None:
+    """Log which GPUs the discovery script chose, and its verdict on the health of each."""
+    for gpu in container.gpus:
+        reason = f": {gpu.reason}" if gpu.reason else ""
+        log.info(
+            "discovery gave out %s (%s, driver %s), %s%s",
+            gpu.address,
+            gpu.name or "unknown product",
+            gpu.driver or "unknown",
+            gpu.state,
+            reason,
+        )
+    if container.gpus:
+        log.debug("the container is %sisolated", "" if container.isolated else "not ")

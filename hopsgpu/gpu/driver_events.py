@@ -46,7 +46,7 @@ def unusable(gpu: str, problem: str) -> GpuEvent:
         problem: the problem, in NVML's words.
     """
     advice = "nvidia-smi --gpu-reset, or reboot the node if it is lost"
-    return GpuEvent(gpu, BAD, f"the driver cannot use it any more ({problem}): {advice}")
+    return GpuEvent(gpu, BAD, f"the driver can no longer use it ({problem}): {advice}")
 
 
 @contextlib.contextmanager
@@ -78,14 +78,14 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
             found: list[GpuEvent] = []
             while addresses:
                 try:
-                    told = nvml.nvmlEventSetWait_v2(events, 0)
+                    event = nvml.nvmlEventSetWait_v2(events, 0)
                 except nvml.NVMLError:
                     break  # no more events; or the driver is gone, which the samples show
-                verdict = judge_xid(int(told.eventData))
-                found += [GpuEvent(gpu, *verdict) for gpu in whose(told.device)]
+                verdict = judge_xid(int(event.eventData))
+                found += [GpuEvent(gpu, *verdict) for gpu in gpus_of(event.device)]
             return found
 
-        def whose(device: Any) -> list[str]:
+        def gpus_of(device: Any) -> list[str]:
             try:
                 return addresses.get(as_text(nvml.nvmlDeviceGetUUID(device)), [])
             except nvml.NVMLError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -14,6 +15,8 @@ from typing import Any
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.gpu.driver_events import GpuEvent, unusable, xid_events
 from hopsgpu.gpu.node.nvml import FATAL, as_text
+
+log = logging.getLogger(__name__)
 
 NOT_INSTALLED = "nvidia-ml-py is not installed for the executors' Python"
 _SECONDS = 1.0
@@ -36,7 +39,7 @@ class Observations:
 @contextlib.asynccontextmanager
 async def sampling(
     gpus: Sequence[str],
-    tell: Callable[[GpuSample], None],
+    report: Callable[[GpuSample], None],
     nvml: Any = None,
     seconds: float = _SECONDS,
     broken: Callable[[], None] = lambda: None,
@@ -49,16 +52,16 @@ async def sampling(
 
     Args:
         gpus: UUIDs of the GPUs; if there are none, no thread is started.
-        tell: called with each sample, in a thread; never after the end. It may raise OSError, which
-            ends the sampling.
+        report: called with each sample, in a thread; never after the end. It may raise OSError,
+            which ends the sampling.
         nvml: the module pynvml; by default it is imported, if it is installed.
         seconds: seconds between two samples of a GPU.
-        broken: called in a thread when a GPU is beyond hope.
+        broken: called in a thread when a GPU can no longer be used.
     """
     if not gpus:
         yield Observations()
         return
-    sampler = _Sampler(gpus, tell, nvml, seconds, broken)
+    sampler = _Sampler(gpus, report, nvml, seconds, broken)
     # A daemon: an interpreter that ends does not wait for a call that hangs in the driver.
     thread = threading.Thread(target=sampler.run, name="hopsgpu-nvml", daemon=True)
     thread.start()
@@ -73,7 +76,7 @@ class _Sampler:
     def __init__(
         self,
         gpus: Sequence[str],
-        tell: Callable[[GpuSample], None],
+        report: Callable[[GpuSample], None],
         nvml: Any,
         seconds: float,
         broken: Callable[[], None],
@@ -81,7 +84,7 @@ class _Sampler:
         self.seen = Observations()
         self._broken = broken
         self._gpus = gpus
-        self._told = tell
+        self._report = report
         self._nvml = nvml
         self._seconds = seconds
         self._lock = threading.Lock()
@@ -95,9 +98,9 @@ class _Sampler:
         """Sample the GPUs until `stop`: the thread's body."""
         try:
             self._run()
-        except OSError:
+        except OSError as error:
             # The node's disk is full: the rank's own output and reports say so.
-            return
+            log.info("samples no more GPUs: %s", error)
 
     def _run(self) -> None:
         try:
@@ -108,7 +111,7 @@ class _Sampler:
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            self._refuse(self._gpus, f"NVML cannot be had: {error}")
+            self._refuse(self._gpus, f"NVML is not available: {error}")
             return
         try:
             self._sample(nvml)
@@ -123,21 +126,25 @@ class _Sampler:
         handles = self._handles(nvml)
         if not handles:
             return
-        said: dict[str, str] = {}
+        last: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
             take: Callable[[], list[GpuEvent]] = list
             try:
                 take = stack.enter_context(xid_events(nvml, handles))
             except nvml.NVMLError as error:
-                problem = f"NVML tells of no events: {error}"
+                problem = f"NVML reports no events: {error}"
+                log.info("%s", problem)
                 self.seen.problems.update(dict.fromkeys(handles, problem))
             while not self._stopped.is_set():
                 for uuid, handle in handles.items():
                     sample, is_usable = _look(nvml, uuid, handle)
-                    if not sample.problem or sample.problem != said.get(uuid):
-                        self._tell(sample)
+                    if not sample.problem or sample.problem != last.get(uuid):
+                        self._send(sample)
                         self._note([] if is_usable else [unusable(uuid, sample.problem)])
-                    said[uuid] = sample.problem
+                    if sample.problem != last.get(uuid, ""):
+                        outcome = f"failed: {sample.problem}" if sample.problem else "works again"
+                        log.info("the sample of GPU %s %s", uuid, outcome)
+                    last[uuid] = sample.problem
                 self._note(take())
                 self._stopped.wait(self._seconds)
             # The event that ended a rank may come only with its end.
@@ -150,26 +157,29 @@ class _Sampler:
                 handles[uuid] = _handle(nvml, uuid)
             except nvml.NVMLError as error:
                 if error.value in FATAL and not uuid.startswith("MIG-"):
-                    self._tell(GpuSample(time.time(), uuid, problem=str(error)))
+                    self._send(GpuSample(time.time(), uuid, problem=str(error)))
                     self._note([unusable(uuid, str(error))])
                 else:
-                    self._refuse([uuid], f"NVML does not know it: {error}")
+                    self._refuse([uuid], f"NVML does not know the GPU: {error}")
         return handles
 
     def _note(self, events: Sequence[GpuEvent]) -> None:
+        for event in events:
+            log.info("GPU %s is %s: %s", event.gpu, event.state, event.reason)
         self.seen.events.extend(events)
         if any(event.is_fatal for event in events):
             self._broken()
 
     def _refuse(self, gpus: Sequence[str], problem: str) -> None:
+        log.info("does not sample %s: %s", ", ".join(gpus), problem)
         self.seen.problems.update(dict.fromkeys(gpus, problem))
         for uuid in gpus:
-            self._tell(GpuSample(time.time(), uuid, problem=problem))
+            self._send(GpuSample(time.time(), uuid, problem=problem))
 
-    def _tell(self, sample: GpuSample) -> None:
+    def _send(self, sample: GpuSample) -> None:
         with self._lock:
             if not self._stopped.is_set():
-                self._told(sample)
+                self._report(sample)
 
 
 def _handle(nvml: Any, uuid: str) -> Any:
@@ -196,7 +206,7 @@ def _handle(nvml: Any, uuid: str) -> Any:
 def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
     """Return a sample, and whether the GPU can still be used."""
 
-    def told(call: Callable[..., Any], *arguments: object) -> Any:
+    def ask(call: Callable[..., Any], *arguments: object) -> Any:
         try:
             return call(handle, *arguments)
         except nvml.NVMLError_NotSupported:
@@ -204,10 +214,10 @@ def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
 
     now = time.time()
     try:
-        rates = told(nvml.nvmlDeviceGetUtilizationRates)
-        memory = told(nvml.nvmlDeviceGetMemoryInfo)
-        milliwatts = told(nvml.nvmlDeviceGetPowerUsage)
-        temperature = told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+        rates = ask(nvml.nvmlDeviceGetUtilizationRates)
+        memory = ask(nvml.nvmlDeviceGetMemoryInfo)
+        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
+        temperature = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
     except nvml.NVMLError as error:
         return GpuSample(now, uuid, problem=str(error)), error.value not in FATAL
     sample = GpuSample(

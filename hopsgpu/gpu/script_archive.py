@@ -63,8 +63,8 @@ def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
         for amount in range(1, MOST_GPUS + 1):
             _add(archive, f"gpus-{amount}", _SHEBANG + _LAUNCHER.format(amount=amount), 0o755)
         for marker in sorted(set(markers)):
-            told = json.dumps({"name": marker, "addresses": ["0"]})
-            _add(archive, _marker_file(marker), f"#!/bin/sh\necho '{told}'\n", 0o755)
+            answer = json.dumps({"name": marker, "addresses": ["0"]})
+            _add(archive, _marker_file(marker), f"#!/bin/sh\necho '{answer}'\n", 0o755)
         for name, text in node_modules():
             _add(archive, name, text, 0o644)
     return target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import socket
 import sys
@@ -30,6 +31,8 @@ from hopsgpu.storage.names import local_path
 
 if TYPE_CHECKING:
     from hopsgpu.data.rank_data import RankData
+
+log = logging.getLogger(__name__)
 
 # Names the file that describes the rank; set by its agent.
 VARIABLE = "HOPSGPU_CONTEXT"
@@ -84,11 +87,11 @@ class Context:
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
         """Return the context from a rank's fields, as the driver sends or `dump` writes them."""
         trial = fields.get("trial")
-        given = {
+        own = {
             "model_dir": model_dir,
             "trial": None if trial is None else Trial.from_fields(trial),
         }
-        return cls(**{**fields, "gpus": tuple(fields["gpus"]), **given})
+        return cls(**{**fields, "gpus": tuple(fields["gpus"]), **own})
 
     @property
     @public
@@ -177,12 +180,13 @@ class Context:
             OSError: the node's disk is full; nothing is saved.
         """
         saving = check_options(step, keep, metric, best)
-        given = local_path(path, "path")
+        source = local_path(path, "path")
         file = os.environ.get(VARIABLE)
         if file is None:
-            self._places[0].save(files_of(given), saving)
+            self._places[0].save(files_of(source), saving)
         else:
-            PendingCheckpoints(Path(file).parent).hand_over(given, saving)
+            PendingCheckpoints(Path(file).parent).hand_over(source, saving)
+            log.debug("handed over step %d to the agent, which uploads it", saving.step)
 
     @public
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
@@ -286,8 +290,8 @@ def context() -> Context:
 @functools.cache
 def _described(file: str) -> Context:
     # Cached, so that a function that calls context() at each step reads the file only once.
-    given = json.loads(Path(file).read_text())
-    return Context.from_fields(given, Path(given["model_dir"]))
+    fields = json.loads(Path(file).read_text())
+    return Context.from_fields(fields, Path(fields["model_dir"]))
 
 
 @functools.cache

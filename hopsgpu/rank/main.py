@@ -81,8 +81,8 @@ def run(directory: Path) -> int:
         (directory / CALL).rename(directory / TAKEN)
     except FileNotFoundError:
         if not (directory / OUTCOME).exists():
-            begun = "it had started, and was killed with its fork server, which hung or crashed"
-            _leave(directory, {"status": "not started", "error": begun})
+            problem = "the rank was killed together with its fork server, which hung or crashed"
+            _leave(directory, {"status": "not started", "error": problem})
         return 1
     except OSError as error:
         _leave(directory, {"status": "not started", "error": str(error)})
@@ -107,9 +107,9 @@ def _run(directory: Path) -> int:
         if os.getpid() != own:
             raise
         if error.code not in (None, 0):
-            said = {} if isinstance(error.code, int) else {"error": _told(error)}
+            message = {} if isinstance(error.code, int) else {"error": _message(error)}
             shown = _users_traceback(error)
-            _leave(directory, {"status": "exited", "traceback": shown, **said})
+            _leave(directory, {"status": "exited", "traceback": shown, **message})
             raise
         _leave(directory, {"status": "exited normally"}, _NONE)
         return 0
@@ -121,7 +121,7 @@ def _run(directory: Path) -> int:
         _say(text)
         if os.getpid() != own:
             return 1
-        kind = f"{type(error).__name__}: {_told(error)}"
+        kind = f"{type(error).__name__}: {_message(error)}"
         _leave(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
     if os.getpid() != own:
@@ -173,7 +173,7 @@ def _users_traceback(error: BaseException) -> str:
     return tracebacks.text_of(error)
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """Return the message of an exception, if its __str__ works."""
     try:
         return tracebacks.strip_own_frames(str(error))
@@ -218,7 +218,7 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
             draft.truncate()
         (directory / _DRAFT).rename(directory / OUTCOME)
     except OSError as error:
-        _say(f"hopsgpu: how this rank ended ({left['status']}) cannot be written: {error}\n")
+        _say(f"hopsgpu: cannot record how this rank ended ({left['status']}): {error}\n")
         raise SystemExit(os.EX_IOERR) from error
 
 

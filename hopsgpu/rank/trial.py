@@ -7,14 +7,17 @@ free disk space and records that the rank received the request.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+log = logging.getLogger(__name__)
+
 _ASKED = "prune"
-_TOLD = "pruned"
+_SEEN = "pruned"
 _OPTUNA = "optuna"
 
 
@@ -68,17 +71,18 @@ def is_to_end(directory: str) -> bool:
     Args:
         directory: the rank's; a str, since creating a Path would take longer than the check.
     """
-    told = f"{directory}/{_TOLD}"
+    seen = f"{directory}/{_SEEN}"
     try:
-        os.rename(f"{directory}/{_ASKED}", told)  # noqa: PTH104
+        os.rename(f"{directory}/{_ASKED}", seen)  # noqa: PTH104
     except FileNotFoundError:
-        return os.path.exists(told)  # noqa: PTH110
+        return os.path.exists(seen)  # noqa: PTH110
+    log.info("the search ends this trial early")
     return True
 
 
-def told_to_end(directory: Path) -> bool:
+def has_seen_end(directory: Path) -> bool:
     """Return whether `is_to_end` has returned True."""
-    return (directory / _TOLD).exists()
+    return (directory / _SEEN).exists()
 
 
 def is_pruning(error: BaseException) -> bool:

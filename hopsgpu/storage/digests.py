@@ -37,27 +37,27 @@ class FileFacts:
     digest: str
 
 
-def read_facts(told: Any, digest: str) -> dict[str, FileFacts]:
+def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
     """Return the facts of files from JSON: by path, {"bytes": size, digest: hexadecimal}.
 
     Args:
-        told: the parsed JSON; any value.
+        content: the parsed JSON; any value.
         digest: the key of the digests.
 
     Raises:
         ValueError: there are no files, a path is not inside the directory, or a size or digest is
             invalid. Other content than expected may also raise the other errors of `ODD_JSON`.
     """
-    files = {path: FileFacts(each["bytes"], each[digest]) for path, each in told.items()}
+    files = {path: FileFacts(fields["bytes"], fields[digest]) for path, fields in content.items()}
     if not files:
-        raise ValueError("no files")
+        raise ValueError("it lists no files")
     for path, facts in files.items():
         if not is_path_below(path):
-            raise ValueError(f"{path!r:.99} is no path inside")
+            raise ValueError(f"{path!r:.99} is not a path inside the directory")
         if type(facts.bytes) is not int or not 0 <= facts.bytes <= _LARGEST:
-            raise ValueError(f"{facts.bytes!r:.99} is no size of {path!r}")
+            raise ValueError(f"{facts.bytes!r:.99} is not a size of {path!r}")
         if not isinstance(facts.digest, str):
-            raise ValueError(f"{facts.digest!r:.99} is no digest of {path!r}")
+            raise ValueError(f"{facts.digest!r:.99} is not a digest of {path!r}")
     return files
 
 

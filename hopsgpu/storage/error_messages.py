@@ -19,7 +19,7 @@ ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recu
 
 
 class Refused(Exception):
-    """A refusal by a name node or DataNode, as a client passed it on.
+    """A refusal by a NameNode or DataNode, as a client passed it on.
 
     Attributes:
         java: the Java exception's class, without its package; or the client's own word for it.
@@ -53,14 +53,14 @@ class Trouble:
 
 
 _ADVICE = {
-    PERMISSION: "ask its owner for access, or have HOPSGPU_ROOT (spark.hopsgpu.root) name a"
-    " directory that is yours",
-    QUOTA: "the quota is used up: remove what is not needed, or ask the administrator for more"
-    " (hdfs dfsadmin -setQuota, -setSpaceQuota)",
+    PERMISSION: "ask the owner for access, or set HOPSGPU_ROOT (spark.hopsgpu.root) to a directory"
+    " that you own",
+    QUOTA: "the quota is exhausted: remove files that you do not need, or ask the administrator to"
+    " raise it (hdfs dfsadmin -setQuota, -setSpaceQuota)",
     SAFE_MODE: "HDFS is in safe mode: try again when enough of its DataNodes are up, or ask the"
     " administrator (hdfs dfsadmin -safemode get)",
-    UNREACHABLE: "is HDFS running, and is this its address? (HADOOP_CONF_DIR)",
-    DAMAGED: "no replica of it is whole: restore the file (hdfs fsck names what else is damaged)",
+    UNREACHABLE: "check that HDFS is running and that this is its address (HADOOP_CONF_DIR)",
+    DAMAGED: "no replica is intact: restore the file (hdfs fsck lists other damaged files)",
 }
 _NO_DEFAULT = "No fs.defaultFS setting found"
 _NAME_NODE = (
@@ -68,7 +68,7 @@ _NAME_NODE = (
     " hdfs://host:port/…"
 )
 _RETRYABLE = frozenset({SAFE_MODE, UNREACHABLE})
-_LOCAL_SPACE = "the disk, or your share of it, is full"
+_LOCAL_SPACE = "the disk is full, or your quota on it is exhausted"
 
 # The kind of error by the last part of the Java class's name.
 _CLASSES = {

@@ -1,7 +1,7 @@
 """HDFS by hdfs-native: hdfs:// and viewfs://.
 
 hdfs-native itself reads the Hadoop configuration, also for high availability and Kerberos. The use
-of a name service with several name nodes follows hdfs-native's documentation, and is untried here.
+of a name service with several NameNodes follows hdfs-native's documentation, and is untried here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import itertools
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,9 @@ from hopsgpu.storage.umask import creation_mask
 
 T = TypeVar("T")
 
-# hdfs-native's defaults are 15 attempts with pauses of up to 15 s. Here, `retrying.Patience`
+log = logging.getLogger(__name__)
+
+# hdfs-native's defaults are 15 attempts with pauses of up to 15 s. Here, `retrying.RetryLimits`
 # repeats calls, and also waits after errors for which hdfs-native does not.
 _PATIENT = {
     "dfs.client.failover.max.attempts": "6",
@@ -34,7 +37,7 @@ _QUICK = {
     "dfs.client.failover.sleep.base.millis": "200",
     "dfs.client.failover.sleep.max.millis": "1000",
 }
-# hdfs-native waits forever for a name node's answer. A write may also wait for a DataNode that is
+# hdfs-native waits forever for a NameNode's answer. A write may also wait for a DataNode that is
 # lost (60 s), and for another one.
 _ANSWER_SECONDS = 60.0
 _QUICK_ANSWER_SECONDS = 5.0
@@ -54,12 +57,13 @@ class Hdfs:
 
     Args:
         url: URL of the file system, without a path.
-        quick: whether to give up on a name node after some seconds.
+        quick: whether to give up on a NameNode after some seconds.
     """
 
     def __init__(self, url: str, *, quick: bool) -> None:
         from hdfs_native import Client
 
+        log.debug("HDFS client (hdfs-native) of %s, %s", url, "quick" if quick else "patient")
         self._client = Client(url, _QUICK if quick else _PATIENT)
         self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
@@ -115,8 +119,16 @@ class Hdfs:
             writer = self._ask(lambda: self._client.append(path))
         except FileExistsError as error:  # AlreadyBeingCreatedException
             closed = self._ask(lambda: self._client.recover_lease(path))
-            what = "is open for writing elsewhere" + (", and was closed now" if closed else "")
-            raise Refused("AlreadyBeingCreatedException", f"{path} {what}") from error
+            log.info(
+                "asked HDFS to close %s, which another client has open for writing: %s",
+                path,
+                "closed" if closed else "not closed yet",
+            )
+            outcome = "; HDFS has closed it now" if closed else ""
+            raise Refused(
+                "AlreadyBeingCreatedException",
+                f"another client has {path} open for writing{outcome}",
+            ) from error
         self._fill(writer, [content])
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
@@ -147,6 +159,7 @@ class Hdfs:
             except TimeoutError as error:
                 if hand.free:  # no block could be fetched
                     raise
+                log.debug("a write to HDFS has not returned after %g s: abandons it", _DATA_SECONDS)
                 raise _no_answer(_DATA_SECONDS) from error
 
 
@@ -263,12 +276,12 @@ def as_exception(text: str) -> Exception:
     return refusal(java, said.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " "))
 
 
-def _status(found: Any) -> Status:
+def _status(info: Any) -> Status:
     return Status(
-        found.path.rstrip("/").rpartition("/")[2],
-        found.modification_time,
-        found.owner,
-        found.permission,
-        found.isdir,
-        0 if found.isdir else found.length,
+        info.path.rstrip("/").rpartition("/")[2],
+        info.modification_time,
+        info.owner,
+        info.permission,
+        info.isdir,
+        0 if info.isdir else info.length,
     )

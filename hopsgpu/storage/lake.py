@@ -45,7 +45,7 @@ class Lake:
 
     Attributes:
         url: URL with its scheme, without a slash at the end, except for a file system's root.
-        quick: whether calls give up on a name node after some seconds, instead of a minute.
+        quick: whether calls give up on a NameNode after some seconds, instead of a minute.
         stop: set when nobody waits for the answers any more: calls that would try again, and calls
             that begin, then raise Cancelled.
 
@@ -69,8 +69,8 @@ class Lake:
         host, _, rest = path.partition("/")
         if scheme == "file" and host not in ("", "localhost"):
             raise ConfigError(
-                f"{self.url!r}: what stands between file:// and the next slash is a host, and"
-                f" file:// is this one: write file:///{host}/{rest}"
+                f"{self.url!r} names the host {host!r}, but a file:// URL is a path on this"
+                f" machine: write file:///{host}/{rest}"
             )
         object.__setattr__(self, "url", trimmed(self.url))
 
@@ -127,7 +127,7 @@ class Lake:
 
     def stat(self) -> Status:
         """Return the status of the file or directory here."""
-        return self._try("look at", lambda: self.files.stat(self.path))
+        return self._try("get the status of", lambda: self.files.stat(self.path))
 
     def exists(self) -> bool:
         """Return whether there is a file or a directory here."""
@@ -228,7 +228,7 @@ class Lake:
     def create(self, content: bytes = b"") -> bool:
         """Create the file here; return False, and do nothing, if there is one already.
 
-        It also returns False if the name node created the file and its answer was lost.
+        It also returns False if the NameNode created the file and its answer was lost.
         """
         try:
             self._try("create", lambda: self.files.write(self.path, [content], replace=False))
@@ -259,8 +259,7 @@ class Lake:
             length = self._length()
             if not at <= length <= end:
                 raise StoreError(
-                    f"cannot add to {self.url}: it has {length} bytes, and bytes {at} to {end} are"
-                    " to be there",
+                    f"cannot append to {self.url}: expected {at} to {end} bytes, found {length}",
                     DAMAGED,
                 )
             missing = content[length - at :]
@@ -270,7 +269,7 @@ class Lake:
                 self.files.append(self.path, missing)
             return end
 
-        return self._try("add to", attempt)
+        return self._try("append to", attempt)
 
     def upload(self, source: Path) -> None:
         """Stream a local file here."""

@@ -98,15 +98,15 @@ def _write_all(file: io.FileIO, block: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def _status(name: str, found: os.stat_result) -> Status:
-    directory = (found.st_mode & 0o170000) == 0o040000
+def _status(name: str, status: os.stat_result) -> Status:
+    directory = (status.st_mode & 0o170000) == 0o040000
     return Status(
         name,
-        found.st_mtime_ns // 1_000_000,
-        _user_name(found.st_uid),
-        found.st_mode & 0o7777,
+        status.st_mtime_ns // 1_000_000,
+        _user_name(status.st_uid),
+        status.st_mode & 0o7777,
         directory,
-        0 if directory else found.st_size,
+        0 if directory else status.st_size,
     )
 
 

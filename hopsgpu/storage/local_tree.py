@@ -51,51 +51,52 @@ def files_below(directory: Path) -> dict[str, Path]:
     while waiting:
         place, above = waiting.pop()
         for path in _entries(place):
-            with _told(path):
+            with _readable(path):
                 is_directory, is_file = path.is_dir(), path.is_file()
             if is_directory and _DRAFT.fullmatch(path.name):
                 continue
             if is_directory:
                 real = path.resolve()
-                if any(one.is_relative_to(real) for one in above):
+                if any(parent.is_relative_to(real) for parent in above):
                     raise ConfigError(
-                        f"{path} cannot be uploaded: it leads to itself, by {real}; remove the link"
+                        f"cannot upload {path}: it is a link to {real}, which contains it; remove"
+                        " the link"
                     )
                 waiting.append((path, above | {real}))
             elif is_file:
                 name = path_below(path.relative_to(directory).as_posix(), "file")
                 if name in found:
                     raise ConfigError(
-                        f"two files are named {name!r}, once Unicode is normalised: {found[name]}"
-                        f" and {path}; rename one"
+                        f"two files have the name {name!r} after Unicode normalisation:"
+                        f" {found[name]} and {path}; rename one"
                     )
                 found[name] = path
             else:
                 raise ConfigError(
-                    f"{path} cannot be uploaded: it is no file and no directory, but a link to"
-                    " nothing, a pipe or the like; remove it, or put a file in its place"
+                    f"cannot upload {path}: it is neither a file nor a directory, but a broken"
+                    " link, a pipe or a socket; remove it, or replace it by a file"
                 )
     directories = {str(above) for name in found for above in PurePosixPath(name).parents}
     if clashes := directories & found.keys():
         clash = min(clashes)
         raise ConfigError(
-            f"a file and a directory are named {clash!r}, once Unicode is normalised: the file is"
-            f" {found[clash]}; rename one"
+            f"a file and a directory have the name {clash!r} after Unicode normalisation: the file"
+            f" is {found[clash]}; rename one"
         )
     return dict(sorted(found.items()))
 
 
 def _entries(directory: Path) -> list[Path]:
-    with _told(directory), os.scandir(directory) as entries:
+    with _readable(directory), os.scandir(directory) as entries:
         return sorted(Path(entry.path) for entry in entries)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _readable(path: Path) -> Iterator[None]:
     """Turn an OSError into an error that names the path, because a part would be taken for all."""
     try:
         yield
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read, so not all of it is known: {error.strerror}"
+            f"cannot read {path}, so files may be missing: {error.strerror}"
         ) from error

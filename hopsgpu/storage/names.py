@@ -19,12 +19,12 @@ _UNSEEN = ("Cf", "Zl", "Zp")
 _JOINERS = "\u200c\u200d"
 
 
-def file_name(name: object, what: str = "name") -> str:
+def file_name(name: object, label: str = "name") -> str:
     """Return the name of one file or directory, Unicode-normalised (NFC).
 
     Args:
         name: the name, as it was given.
-        what: what it names, for the error.
+        label: what the error calls the name: an argument, for example.
 
     Raises:
         ConfigError: the name is not a string, is empty, "." or "..", has over 255 bytes of UTF-8,
@@ -35,7 +35,7 @@ def file_name(name: object, what: str = "name") -> str:
         if _is_fit(normal):
             return normal
     raise ConfigError(
-        f"{what}={name!r}: must be a name of 1 to {_MOST_BYTES} bytes without '/', '\\', ':', '#',"
+        f"{label}={name!r}: must be a name of 1 to {_MOST_BYTES} bytes without '/', '\\', ':', '#',"
         " '?', ';' and control characters, other than '.' and '..'"
     )
 
@@ -49,13 +49,15 @@ def model_name(name: object) -> str:
     """
     normal = file_name(name, "model")
     if normal[0] in "_.":
-        raise ConfigError(f"model={name!r}: names that begin with '_' or '.' are hopsgpu's own")
+        raise ConfigError(
+            f"model={name!r}: names that begin with '_' or '.' are reserved for hopsgpu"
+        )
     seen = normal.strip().strip(_JOINERS)
     unseen = (c for c in normal if unicodedata.category(c) in _UNSEEN and c not in _JOINERS)
     if normal != seen or any(unseen):
         raise ConfigError(
-            f"model={ascii(name)}: white space at its ends, and characters that nobody sees, are"
-            " no part of a model's name: leave them out"
+            f"model={ascii(name)}: must not have white space at its ends or invisible characters:"
+            " remove them"
         )
     return normal
 
@@ -68,15 +70,15 @@ def is_model_name(name: str) -> bool:
         return False
 
 
-def path_below(path: object, what: str = "path") -> str:
+def path_below(path: object, label: str = "path") -> str:
     """Return a path inside a directory: file names with slashes between them, normalised (NFC).
 
     Raises:
         ConfigError: the path is not a string, is absolute, or has a name that `file_name` refuses.
     """
     if not isinstance(path, str):
-        raise ConfigError(f"{what}={path!r}: must be a path with '/' between its names")
-    return "/".join(file_name(name, what) for name in path.split("/"))
+        raise ConfigError(f"{label}={path!r}: must be a path with '/' between its names")
+    return "/".join(file_name(name, label) for name in path.split("/"))
 
 
 def is_path_below(path: object) -> bool:
@@ -87,17 +89,21 @@ def is_path_below(path: object) -> bool:
         return False
 
 
-def local_path(given: object, what: str) -> Path:
+def local_path(argument: object, name: str) -> Path:
     """Return a path on this machine.
+
+    Args:
+        argument: the value of an argument.
+        name: the argument's name, for the error.
 
     Raises:
         ConfigError: the value is neither a string nor a path, or is empty.
     """
-    if isinstance(given, (str, os.PathLike)) and given != "":
-        path = os.fspath(given)
+    if isinstance(argument, (str, os.PathLike)) and argument != "":
+        path = os.fspath(argument)
         if isinstance(path, str):
             return Path(path)
-    raise ConfigError(f"{what}={given!r}: must be the path of a local directory")
+    raise ConfigError(f"{name}={argument!r}: must be the path of a local directory")
 
 
 def _is_fit(name: str) -> bool:

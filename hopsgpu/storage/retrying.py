@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -13,6 +14,8 @@ from hopsgpu.errors import Cancelled, StoreError
 from hopsgpu.storage.error_messages import Refused, explain
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # What file systems raise; anything else is a bug of hopsgpu, and passes unchanged.
 RAISED = (OSError, RuntimeError, ValueError, Refused)
@@ -29,7 +32,7 @@ class RetryLimits:
             took: a connection that breaks after minutes of an upload is no reason to give up.
         clock: returns seconds, monotonic.
         jitter: returns a number between 0 and 1, which spreads the pauses of those that wait for
-            the same name node.
+            the same NameNode.
         stop: set when nobody waits for the result any more.
     """
 
@@ -56,17 +59,38 @@ class RetryLimits:
         number = 0
         while True:
             if stop.is_set():
-                raise Cancelled(f"stopped, before it could {doing} {url}")
+                raise Cancelled(f"the attempt to {doing} {url} was cancelled")
             try:
-                return attempt(number)
+                result = attempt(number)
             except RAISED as error:
                 trouble = explain(error)
                 pause = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * (0.5 + self.jitter())
                 now = self.clock()
                 failed = now if failed is None else failed
                 if not trouble.retryable or now - failed + pause > self.seconds:
-                    told = f" (tried for {now - began:.0f} s)" if number else ""
-                    message = f"cannot {doing} {url}: {trouble}{told}"
+                    if number:
+                        log.info(
+                            "attempt %d to %s %s failed after %.0f s: gives up (%s)",
+                            number + 1,
+                            doing,
+                            url,
+                            now - began,
+                            trouble.reason,
+                        )
+                    duration = f" (tried for {now - began:.0f} s)" if number else ""
+                    message = f"cannot {doing} {url}: {trouble}{duration}"
                     raise StoreError(message, trouble.kind) from error
+                log.info(
+                    "attempt %d to %s %s failed: tries again in %.1f s (%s)",
+                    number + 1,
+                    doing,
+                    url,
+                    pause,
+                    trouble.reason,
+                )
+            else:
+                if number:
+                    log.info("attempt %d to %s %s succeeded", number + 1, doing, url)
+                return result
             number += 1
             stop.wait(pause)

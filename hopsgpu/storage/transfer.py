@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -19,6 +19,7 @@ from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, explain
 from hopsgpu.storage.filesystem import empty
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import path_below
+from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +27,13 @@ log = logging.getLogger(__name__)
 # DataNode. Each holds up to 15 MB that are on their way.
 _LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
 # The same for smaller files. Writing one takes the half second that closing waits for the
-# DataNode's report to the name node. Reading one takes milliseconds, and most of any further
+# DataNode's report to the NameNode. Reading one takes milliseconds, and most of any further
 # threads would wait for the interpreter.
 _WRITTEN_AT_ONCE = 64
 _READ_AT_ONCE = 16
+# A transfer of more bytes, or one that took longer, is logged at INFO: people wait for it.
+_LARGE_BYTES = 256 * MIB
+_LONG_SECONDS = 5.0
 
 
 def upload_files(
@@ -63,11 +67,11 @@ def upload_files(
     found: dict[str, FileFacts] = {}
 
     def upload(name: str, stopped: threading.Event) -> None:
-        tell = None if known is None else functools.partial(known, name)
-        found[name] = _upload(paths[name], root / name, stopped, tell)
+        report = None if known is None else functools.partial(known, name)
+        found[name] = _upload(paths[name], root / name, stopped, report)
 
     sizes = {name: _size(source) for name, source in paths.items()}
-    with _logged("upload to", root, sizes.values()):
+    with _logged(f"upload to {root.url}", sizes):
         _each(sizes, _WRITTEN_AT_ONCE, upload, stop)
     return {name: found[name] for name in paths}
 
@@ -106,7 +110,7 @@ def download_files(
 
             _check(facts[name], root / name, stopped, keep)
 
-    _all(facts, root, download, stop)
+    _read_all(f"download of {root.url}", facts, root, download, stop)
 
 
 def check_files(
@@ -121,10 +125,11 @@ def check_files(
     def check(name: str, stopped: threading.Event) -> None:
         _check(facts[name], root / path_below(name), stopped, lambda: len)
 
-    _all(facts, root, check, stop)
+    _read_all(f"check of {root.url}", facts, root, check, stop)
 
 
-def _all(
+def _read_all(
+    title: str,
     facts: Mapping[str, FileFacts],
     root: Lake,
     work: Callable[[str, threading.Event], None],
@@ -132,35 +137,41 @@ def _all(
 ) -> None:
     root.with_client()
     sizes = {name: fact.bytes for name, fact in facts.items()}
-    with _logged("read from", root, sizes.values()):
+    with _logged(title, sizes):
         _each(sizes, _READ_AT_ONCE, work, stop)
 
 
 @contextlib.contextmanager
-def _logged(what: str, root: Lake, sizes: Collection[int]) -> Iterator[None]:
-    """Log a transfer at its end: how many files and bytes it had, how long it took, and its error.
+def _logged(title: str, sizes: Mapping[str, int]) -> Iterator[None]:
+    """Log the begin and the end of a transfer, with its bytes, time and rate.
 
     Args:
-        what: the direction, such as "upload to".
-        root: the directory on the lake.
-        sizes: sizes of the files.
+        title: what is transferred, and from or to where.
+        sizes: bytes of each file.
     """
-    began, ended = time.monotonic(), "done"
+    total, began = sum(sizes.values()), time.monotonic()
+    is_large = total >= _LARGE_BYTES
+    log.log(_level(is_large), "%s: begins, %d files, %d bytes", title, len(sizes), total)
     try:
         yield
     except BaseException as error:
-        ended = f"failed ({type(error).__name__}: {error})"
+        seconds = time.monotonic() - began
+        log.info("%s: ended after %.1f s by %s", title, seconds, type(error).__name__)
         raise
-    finally:
-        log.info(
-            "%s %s: %d files, %d bytes, %s after %.2f s",
-            what,
-            root.url,
-            len(sizes),
-            sum(sizes),
-            ended,
-            time.monotonic() - began,
-        )
+    seconds = time.monotonic() - began
+    log.log(
+        _level(is_large or seconds >= _LONG_SECONDS),
+        "%s: complete, %d files, %d bytes in %.1f s (%.1f MiB/s)",
+        title,
+        len(sizes),
+        total,
+        seconds,
+        total / MIB / max(seconds, 0.001),
+    )
+
+
+def _level(is_notable: bool) -> int:
+    return logging.INFO if is_notable else logging.DEBUG
 
 
 def _make_directories(names: Mapping[str, object], root: Lake) -> None:
@@ -184,8 +195,8 @@ def _upload(
     reading = DigestingReader(source, known)
 
     def blocks() -> Generator[bytes, None, None]:
-        with contextlib.closing(reading.blocks()) as given:
-            for block in given:
+        with contextlib.closing(reading.blocks()) as read:
+            for block in read:
                 _check_stop(stop, target)
                 yield block
 
@@ -193,8 +204,8 @@ def _upload(
         nonlocal reading
         reading = DigestingReader(source, known)
         # Without this, the frames of an error would keep the file open.
-        with contextlib.closing(blocks()) as given:
-            target.files.write(target.path, given, replace=True)
+        with contextlib.closing(blocks()) as content:
+            target.files.write(target.path, content, replace=True)
 
     target.patience(stop)("write", target.url, attempt)
     return reading.facts
@@ -227,13 +238,14 @@ def _check(
             raise StoreError(f"{source.url} is missing", DAMAGED) from error
         if error.kind == EXISTS:
             raise StoreError(
-                f"{source.url} is damaged: no file is there, but a directory, or a file above it",
+                f"{source.url} is damaged: it is a directory, or a directory above it is a file",
                 DAMAGED,
             ) from error
         raise
     if found.bytes != facts.bytes:
         raise StoreError(
-            f"{source.url} is damaged: it has {found.bytes} bytes, and {facts.bytes} were written",
+            f"{source.url} is damaged: size mismatch: expected {facts.bytes} bytes, found"
+            f" {found.bytes}",
             DAMAGED,
         )
     if found != facts:
@@ -254,7 +266,7 @@ def _keep(file: BinaryIO, path: Path, block: bytes) -> None:
 
 def _check_stop(stop: threading.Event, place: Lake) -> None:
     if stop.is_set():
-        raise Cancelled(f"stopped at {place.url}")
+        raise Cancelled(f"the transfer was stopped at {place.url}")
 
 
 def _each(

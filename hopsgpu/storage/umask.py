@@ -1,4 +1,4 @@
-"""The permissions of what an HDFS client creates, which the name node leaves to the client."""
+"""The permissions of what an HDFS client creates, which the NameNode leaves to the client."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """HDFS over HTTP by the package `hdfs`: webhdfs:// and swebhdfs://.
 
-The name node's own WebHDFS supports all calls. HttpFS, which speaks the same protocol, ignores that
+The NameNode's own WebHDFS supports all calls. HttpFS, which speaks the same protocol, ignores that
 a rename must be strict. It is recognised because it redirects an upload to itself, and is only read
 from. (By its documentation and source; untried on a real HttpFS.)
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import io
+import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ from hopsgpu.storage.filesystem import BLOCK, Status
 from hopsgpu.storage.umask import creation_mask
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
 _CONNECT_SECONDS = 10.0
@@ -37,7 +40,7 @@ class WebHdfs:
 
     Args:
         url: URL of the file system, without a path.
-        quick: whether to give up on a name node after some seconds.
+        quick: whether to give up on a NameNode after some seconds.
     """
 
     def __init__(self, url: str, *, quick: bool) -> None:
@@ -47,6 +50,9 @@ class WebHdfs:
         if not urlsplit(f"//{address}").port:
             address = f"{address}:{_PORTS[scheme]}"
         timeout = (_QUICK_SECONDS, _QUICK_SECONDS) if quick else (_CONNECT_SECONDS, _DATA_SECONDS)
+        log.debug(
+            "WebHDFS client of the NameNode at %s, %s", address, "quick" if quick else "patient"
+        )
         self._client = InsecureClient(
             f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}",
             user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser(),
@@ -115,9 +121,11 @@ class WebHdfs:
             _ask(lambda: self._client._delete(path, recursive="true"))
 
     def _send(self, method: str, first: Callable[[], Any], blocks: Iterable[bytes]) -> None:
-        """Send blocks to the address that the name node gives; asking for it creates no file."""
+        """Send blocks to the address that the NameNode gives; asking for it creates no file."""
         where = _ask(lambda: first().headers["location"])
         _check_redirect(where)
+        # The host alone: the query may contain a delegation token.
+        log.debug("the NameNode redirects a %s to %s", method, urlsplit(where).netloc)
         pieces = (block for block in blocks if block)
         answer = _ask(lambda: self._client._request(method=method, url=where, data=pieces))
         _check(answer)
@@ -165,7 +173,7 @@ class _Reader(io.RawIOBase):
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         at = max(start + offset, 0)
         if at != self._at:
-            self._hang_up()
+            self._disconnect()
             self._at = at
         return at
 
@@ -190,7 +198,7 @@ class _Reader(io.RawIOBase):
     def readall(self) -> bytes:
         if self._at == 0 and self._size:
             # One request, because a file of another length may have replaced this one.
-            self._hang_up()
+            self._disconnect()
             self._answer = _ask(lambda: self._client._open(self._path, offset=0))
             self._size = int(self._answer.headers.get("Content-Length", self._size))
         pieces = []
@@ -199,10 +207,10 @@ class _Reader(io.RawIOBase):
         return b"".join(pieces)
 
     def close(self) -> None:
-        self._hang_up()
+        self._disconnect()
         super().close()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._answer is not None:
             self._answer.close()
             self._answer = None
@@ -239,18 +247,18 @@ def _check_redirect(where: str) -> None:
     if "data" in parse_qs(urlsplit(where).query):
         raise Refused(
             "UnsupportedOperationException",
-            "this is HttpFS, whose renames are not strict: it can be read from only; to write,"
-            " name the name node itself (hdfs:// or webhdfs://)",
+            "this is HttpFS, whose renames are not strict: hopsgpu only reads from it; to write,"
+            " use the URL of the NameNode (hdfs:// or webhdfs://)",
         )
 
 
-def _status(name: str, found: Any) -> Status:
-    directory = found["type"] == "DIRECTORY"
+def _status(name: str, fields: Any) -> Status:
+    directory = fields["type"] == "DIRECTORY"
     return Status(
         name,
-        found["modificationTime"],
-        found["owner"],
-        int(found["permission"], 8),
+        fields["modificationTime"],
+        fields["owner"],
+        int(fields["permission"], 8),
         directory,
-        0 if directory else found["length"],
+        0 if directory else fields["length"],
     )

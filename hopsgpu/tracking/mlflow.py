@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
+import time
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.packaging.provenance import Provenance
+
+_log = logging.getLogger(__name__)
 
 EXPERIMENT = "hopsgpu"
 _SECONDS = 60.0
@@ -85,7 +89,8 @@ def log(
     Raises:
         HopsGpuError: something is not in MLflow; the message says what and why.
     """
-    given = {
+    began = time.monotonic()
+    request = {
         "uri": tracking.uri,
         "experiment": tracking.experiment,
         "run_url": run_url,
@@ -97,7 +102,7 @@ def log(
         done = subprocess.run(
             [sys.executable, "-P", "-m", "hopsgpu.tracking.mlflow_logger"],
             # Not among the arguments: the URI may have a password in it.
-            input=json.dumps(given).encode(),
+            input=json.dumps(request).encode(),
             capture_output=True,
             timeout=seconds,
             env=_environment(os.environ),
@@ -106,16 +111,17 @@ def log(
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        why = (
-            f"no end after {seconds:g} s" if isinstance(error, subprocess.TimeoutExpired) else error
-        )
-        raise HopsGpuError(_told(tracking, run_url, str(why))) from None
+        is_late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"the process that logs the run did not end in {seconds:g} s" if is_late else error
+        raise HopsGpuError(_problem(tracking, run_url, str(why))) from None
     problems = _problems(done.stdout)
     if problems is None:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        problems = last or [f"its process ended with code {done.returncode}"]
+        problems = last or [f"the process that logs the run exited with code {done.returncode}"]
     if problems:
-        raise HopsGpuError(_told(tracking, run_url, "; ".join(problems)))
+        raise HopsGpuError(_problem(tracking, run_url, "; ".join(problems)))
+    took = time.monotonic() - began
+    _log.info("logged %s to MLflow at %s in %.1f s", run_url, tracking.shown, took)
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
@@ -131,8 +137,8 @@ def _problems(output: bytes) -> list[str] | None:
         return None
 
 
-def _told(tracking: Tracking, run_url: str, why: str) -> str:
+def _problem(tracking: Tracking, run_url: str, why: str) -> str:
     # MLflow's messages contain the server's URI as given, with user and password.
     user = urllib.parse.urlsplit(tracking.uri).netloc.rpartition("@")[0]
     why = why.replace(f"{user}@", "") if user else why
-    return f"{run_url} is not completely in MLflow at {tracking.shown}: {why}"
+    return f"{run_url} is logged incompletely to MLflow at {tracking.shown}: {why}"

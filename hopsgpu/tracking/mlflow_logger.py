@@ -57,17 +57,17 @@ class Value(NamedTuple):
 
 def main() -> None:
     """Log the run that standard input names."""
-    given = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     # The driver may be gone by then, and nothing else would end this process.
-    signal.alarm(int(given["seconds"]) + 1)
+    signal.alarm(int(request["seconds"]) + 1)
     # MLflow prints the run's address, and standard output is for the problems.
     with contextlib.redirect_stdout(sys.stderr):
         problems = log_run(
-            given["uri"],
-            given["experiment"],
-            Lake(given["run_url"]),
-            given["parameters"],
-            given["code_digest"],
+            request["uri"],
+            request["experiment"],
+            Lake(request["run_url"]),
+            request["parameters"],
+            request["code_digest"],
         )
     print(json.dumps(problems))
 
@@ -89,10 +89,10 @@ def log_run(
         code_digest: digest of its function, "" if unknown.
     """
     problems: list[str] = []
-    with _told(problems, "the run"):
+    with _recorded(problems, "the run"):
         record = parse((directory / RECORD).read())
         if not record.has_ended:
-            raise StoreError(f"its record has no final state: it is {record.state!r}")
+            raise StoreError(f"the record has no final state, but {record.state!r}")
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)
@@ -103,11 +103,11 @@ def log_run(
             run_name=record.run_id,
         )
         mlflow_id = run.info.run_id
-        with _told(problems, "parameters"):
+        with _recorded(problems, "parameters"):
             _log_params(client, mlflow_id, params_of(record, parameters))
-        with _told(problems, "metrics"):
+        with _recorded(problems, "metrics"):
             _log_values(client, mlflow_id, [*_reports(directory, record), *seconds_of(record)])
-        with _told(problems, "the model's version"):
+        with _recorded(problems, "the model's version"):
             if record.model is not None:
                 _register(client, mlflow_id, record, record.model)
         status = _STATUS.get(record.state, "FAILED")
@@ -141,9 +141,13 @@ def version_of(model: str) -> str:
 
 def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the function's parameters by name, and the gang's as "hopsgpu.workers" and so on."""
-    told = record.content
-    gang = {name: v for name, v in told["spec"].items() if name != "env_vars" and v is not None}
-    gang |= {"queue": told["queue"], "executors": told["executors"], "attempt": record.attempt}
+    content = record.content
+    gang = {name: v for name, v in content["spec"].items() if name != "env_vars" and v is not None}
+    gang |= {
+        "queue": content["queue"],
+        "executors": content["executors"],
+        "attempt": record.attempt,
+    }
     named = {**parameters, **{f"hopsgpu.{name}": value for name, value in gang.items()}}
     return {fit_name(name): _text(value)[:_LONGEST_VALUE] for name, value in named.items()}
 
@@ -220,11 +224,11 @@ def _reported(line: bytes) -> list[Value]:
     killed.
     """
     try:
-        told = json.loads(line)
-        if "metrics" not in told:
+        report = json.loads(line)
+        if "metrics" not in report:
             return []
-        step, time = int(told["step"]), _milliseconds(float(told["time"]))
-        return [Value(fit_name(n), float(v), time, step) for n, v in told["metrics"].items()]
+        step, time = int(report["step"]), _milliseconds(float(report["time"]))
+        return [Value(fit_name(n), float(v), time, step) for n, v in report["metrics"].items()]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return []
 
@@ -292,13 +296,13 @@ def _unless_coded(*codes: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(problems: list[str], what: str) -> Iterator[None]:
+def _recorded(problems: list[str], part: str) -> Iterator[None]:
     """Record the error that ends the block."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - told to the person whose run it is
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problems.append(f"{what}: {first}")
+        problems.append(f"{part}: {first}")
 
 
 def _milliseconds(seconds: float) -> int:

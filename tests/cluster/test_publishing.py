@@ -147,7 +147,7 @@ def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
         assert nothing.timeline.published is None
         assert not models.names().count("empty")
         with pytest.raises(
-            hopsgpu.StoreError, match="ranks 0 and 1 left different content"
+            hopsgpu.StoreError, match="ranks 0 and 1 wrote different content"
         ) as told:
             gang.launch(leave, [("w", b"a", 1), ("w", b"b", 1)], model="net", progress="off")
         assert told.value.result.values == (0, 1)

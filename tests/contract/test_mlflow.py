@@ -149,5 +149,5 @@ def test_a_server_that_is_out_of_reach_is_told_soon(tmp_path: Path) -> None:
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}"
-        with pytest.raises(HopsGpuError, match=f"in MLflow at {uri}: the run: .*refused"):
+        with pytest.raises(HopsGpuError, match=f"to MLflow at {uri}: the run: .*refused"):
             log(Tracking(uri), put(tmp_path).url, None)

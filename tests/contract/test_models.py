@@ -113,7 +113,7 @@ def test_a_manifest_says_what_a_version_is(lake: Lake, store: ModelStore, model:
 
 
 def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) -> None:
-    with pytest.raises(StoreError, match="there is no model 'net' in .*; there is none") as none:
+    with pytest.raises(StoreError, match="no model 'net' in .*; models: none") as none:
         store.get("net")
     assert none.value.kind == "absent"
     store.publish(model, "net", tags="good")
@@ -122,7 +122,7 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
         with pytest.raises(StoreError, match="no version '?(7|best)'? of 'net'.* 1, 2; tags: good"):
             store.get("net", version)
     store.publish(model, "c-net")
-    with pytest.raises(StoreError, match="no model 'other' in .*; there are c-net, net$"):
+    with pytest.raises(StoreError, match="no model 'other' in .*; models: c-net, net$"):
         store.get("other")
     with store.get("net").open(PurePosixPath("layers/0.txt")) as file:
         assert file.read() == (model / "layers" / "0.txt").read_bytes()
@@ -218,7 +218,7 @@ def test_a_download_replaces_files_and_follows_no_way_out(
     (target / "layers").rmdir()
     (tmp_path / "elsewhere").mkdir()
     (target / "layers").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="layers leads out of"):
+    with pytest.raises(StoreError, match="layers is a link to a directory outside"):
         version.download(target)
     assert contents(tmp_path / "elsewhere") == {}
     (tmp_path / "file").touch()
@@ -327,11 +327,13 @@ def test_what_is_refused_leaves_nothing(
     lake: Lake, store: ModelStore, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(StoreError, match="holds no file to publish as 'net'"):
+    with pytest.raises(StoreError, match="contains no file to publish as 'net'"):
         store.publish(tmp_path / "nothing", "net")
     with pytest.raises(ConfigError, match="/absent does not exist"):
         store.publish(tmp_path / "absent", "net")
-    with pytest.raises(ConfigError, match="weights.pt is a file: give the directory that it is in"):
+    with pytest.raises(
+        ConfigError, match="weights.pt is a file: pass the directory that contains it"
+    ):
         store.publish(model / "weights.pt", "net")
     for odd in (None, 3, ""):
         with pytest.raises(
@@ -343,7 +345,7 @@ def test_what_is_refused_leaves_nothing(
             ModelStore(odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; must be a number"):
         store.publish(model, "net", metrics={"accuracy": "high"})
-    with pytest.raises(ConfigError, match=r"metrics\.a: JSON cannot say it"):
+    with pytest.raises(ConfigError, match=r"metrics\.a: cannot be written as JSON"):
         store.publish(model, "net", metrics={"a": 10**5000})
     with pytest.raises(ConfigError, match="tags=3: must be a list of strings"):
         store.publish(model, "net", tags=3)  # type: ignore[arg-type]
@@ -354,7 +356,7 @@ def test_what_is_refused_leaves_nothing(
     with pytest.raises(ConfigError, match="tag='漢+': must be a name of at most 200 .* not 300"):
         store.publish(model, "net", tags=["漢" * 100])
     (model / "manifest.json").write_text("{}")
-    with pytest.raises(StoreError, match="hopsgpu's own name"):
+    with pytest.raises(StoreError, match="reserved for hopsgpu"):
         store.publish(model, "net")
     (model / "manifest.json").rename(model / "w#1.bin")
     with pytest.raises(ConfigError, match=r"w#1\.bin"):
@@ -362,11 +364,11 @@ def test_what_is_refused_leaves_nothing(
     (model / "w#1.bin").unlink()
     for odd, to in (("link", "nowhere"), ("round", tmp_path / "model" / "layers" / "..")):
         (model / odd).symlink_to(to)
-        with pytest.raises(ConfigError, match=f"/{odd} cannot be uploaded"):
+        with pytest.raises(ConfigError, match=f"cannot upload .*/{odd}"):
             store.publish(model, "net")
         (model / odd).unlink()
     os.mkfifo(model / "pipe")
-    with pytest.raises(ConfigError, match="/pipe cannot be uploaded"):
+    with pytest.raises(ConfigError, match="cannot upload .*/pipe"):
         store.publish(model, "net")
     (model / "pipe").unlink()
     for name in ("../net", "a/b", "", "..", "_net", ".net", "a\nb", "n" * 300):
@@ -425,7 +427,7 @@ def test_files_that_change_while_they_are_uploaded_are_no_version(
         return upload_files(files, *arguments)
 
     monkeypatch.setattr(publication, "upload_files", changed)
-    with pytest.raises(StoreError, match="were changed while they were uploaded"):
+    with pytest.raises(StoreError, match="changed during the upload"):
         store.publish(model, "net")
     assert store.versions("net") == () and left(lake) == ()
 
@@ -554,9 +556,9 @@ def test_the_parts_of_several_ranks_are_one_version(
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"a/w": "other"}, "ranks 0 and 4 left different content in 'a/w'"),
-        ({"a": "a file"}, "rank 4 left a file 'a', and rank 0 a directory of that name"),
-        ({"a/w/deep": ""}, "rank 0 left a file 'a/w', and rank 4 a directory of that name"),
+        ({"a/w": "other"}, "ranks 0 and 4 wrote different content to 'a/w'"),
+        ({"a": "a file"}, "rank 4 wrote a file 'a', and rank 0 a directory of the same name"),
+        ({"a/w/deep": ""}, "rank 0 wrote a file 'a/w', and rank 4 a directory of the same name"),
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(

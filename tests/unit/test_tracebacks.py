@@ -381,7 +381,7 @@ def test_a_plain_script_ends_with_its_own_frames_and_the_error(tmp_path: Path, d
     assert ran.returncode == 1
     lines = ran.stderr.splitlines()
     assert lines[-1] == (
-        f"hopsgpu.StoreError: there is no model 'digits' in file://{tmp_path}; there is none"
+        f"hopsgpu.StoreError: no model 'digits' in file://{tmp_path}; models: none"
     )
     files = files_in(ran.stderr)
     assert (set(files) == {str(script)}) is not debug

@@ -50,7 +50,9 @@ def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing
         raise
     except DriverError as error:
         if none and isinstance(error, NoDriverError):
-            raise NoDriverError(f"{error}; {refused}: has this node a GPU driver?") from None
+            raise NoDriverError(
+                f"{error}; {refused}: check that this node has a GPU driver"
+            ) from None
         raise DriverError(f"{error}; {refused}") from None
 
 

@@ -149,7 +149,7 @@ def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
         try:
             return _decode(json.loads(_answer_in(out)))
         except (ValueError, KeyError, TypeError):
-            why = f"listing the GPUs gave what cannot be understood: {_last_line(out)[:_MOST_SAID]}"
+            why = f"the list of the GPUs cannot be parsed: {_last_line(out)[:_MOST_SAID]}"
     raise DriverError(why)
 
 
@@ -278,4 +278,4 @@ def _text(said: bytes) -> str:
 
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

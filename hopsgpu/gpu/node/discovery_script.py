@@ -28,6 +28,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Sequence,
+    Set,
     Tuple,
 )
 
@@ -140,6 +141,7 @@ def acquire_gpus(
     listing = look()
     in_use_since: Dict[str, float] = {}
     busy: Dict[str, Tuple[Process, ...]] = {}
+    log = _WaitLog()
     while True:
         settled = time.monotonic() - began >= patience.bad
         _take(leases, choose_gpus(listing.devices, leases.held, busy, settled), amount)
@@ -160,12 +162,34 @@ def acquire_gpus(
             for address in set(leases.held).difference(one.address for one in found):
                 leases.release(address)  # it fell off the bus
             for address, processes in using.items():
+                log.once(address, functools.partial(_busy, address, processes))
                 since = in_use_since.setdefault(address, time.monotonic())
                 if time.monotonic() - since >= patience.busy:
                     leases.release(address)
                     busy[address] = processes
+        else:
+            log.once("waits", functools.partial(_why, amount, listing, leases, busy, environ))
         # Poll, since nothing reports the end of another executor, or of a process.
         time.sleep(_POLL_SECONDS)
+
+
+class _WaitLog:
+    """The log of what is waited for: each reason is written once."""
+
+    def __init__(self) -> None:
+        self._written: Set[str] = set()
+
+    def once(self, key: str, reason: Callable[[], str]) -> None:
+        """Write a reason, unless one was written for the key before."""
+        if key not in self._written:
+            self._written.add(key)
+            # The directory that the environment names may be unusable in an isolated container.
+            with contextlib.suppress(LeaseError, OSError):
+                _log(f"waits: {reason()}")
+
+
+def _busy(address: str, processes: Sequence[Process]) -> str:
+    return f"{address} is in use by process {named(processes)}"
 
 
 def _take(leases: Leases, addresses: Iterable[str], amount: int) -> None:
@@ -214,16 +238,17 @@ def _why(
     for device in listing.devices:
         address = device.address
         if address in busy:
-            said.append(f"{address} is in use by process {named(busy[address])}")
+            said.append(_busy(address, busy[address]))
         elif address in leases.refused:
             said.append(f"{address}: {leases.refused[address]}")
         elif address in owners and address not in leases.held:
-            told = [f"{key} {value}" for key, value in owners[address].items() if value]
-            said.append(f"{address} is leased to another executor ({', '.join(told)})")
-    asked = "1 GPU was" if amount == 1 else f"{amount} GPUs were"
+            fields = [f"{key} {value}" for key, value in owners[address].items() if value]
+            said.append(f"{address} is leased to another executor ({', '.join(fields)})")
+    requested = "1 GPU was" if amount == 1 else f"{amount} GPUs were"
+    available = f"{len(leases.held)} {'is' if len(leases.held) == 1 else 'are'} available"
     return (
-        f"{asked} asked for; this node shows {len(listing.devices)}, and"
-        f" {len(leases.held)} of them can be had" + "".join(f"; {one}" for one in said)
+        f"{requested} requested; this node has {len(listing.devices)}, and {available}"
+        + "".join(f"; {reason}" for reason in said)
     )
 
 
@@ -248,13 +273,11 @@ def _executor() -> Iterator[WatchedProcess]:
     pid = executor_among(above)
     if not any(_JAVA in one.names for one in above):
         # Whoever runs the script by hand should know why the GPU is not free again.
-        print(
-            f"hopsgpu discovery: no Java is above: leased until process {pid} ends", file=sys.stderr
-        )
+        _log(f"no Java process is an ancestor: the lease lasts until process {pid} ends")
     with WatchedProcess(pid) as watched:
         # It is watched only from now on: it may have ended before, and its pid be another's.
         if executor_among(ancestors()) != pid:
-            raise ProcessLookupError("the executor that asked has ended")
+            raise ProcessLookupError("the executor that requested the GPUs has ended")
         yield watched
 
 
@@ -270,7 +293,7 @@ def write_container_gpus(devices: Iterable[Device], isolated: bool) -> None:
         new.write_text(json.dumps(said), encoding="ascii")
         new.replace(CONTAINER_GPUS)
     except OSError as error:
-        raise DiscoveryFailure(f"the agent's {CONTAINER_GPUS} cannot be written: {error}") from None
+        raise DiscoveryFailure(f"cannot write {CONTAINER_GPUS} for the agent: {error}") from None
 
 
 def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
@@ -292,6 +315,9 @@ def _discover(amount: int, patience: WaitLimits) -> None:
         leases.sign(owner(os.environ, executor.pid))
         with kept_by_processes(leases, executor) as stay:
             write_container_gpus(devices, isolated)
+            for device in devices:
+                state, reason = device.verdict
+                _log(f"gives out {device.address}, {state}{reason and ': ' + reason}")
             said = {"name": "gpu", "addresses": [device.address for device in devices]}
             # Not print(): a pipe that nobody reads must be noticed before the keepers stay.
             os.write(sys.stdout.fileno(), json.dumps(said).encode() + b"\n")
@@ -314,3 +340,12 @@ def main(amount: int, patience: WaitLimits = PATIENCE) -> int:
         print(f"hopsgpu discovery: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _log(message: str) -> None:
+    """Write a line to stderr, which Spark copies into the executor's log.
+
+    It differs from the line about a failure, which hopsgpu's doctor searches for.
+    """
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(f"hopsgpu discovery INFO: {message}", file=sys.stderr)

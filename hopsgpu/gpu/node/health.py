@@ -21,8 +21,8 @@ RECOVERY_ACTIONS: Mapping[int, Tuple[str, str, str]] = MappingProxyType(
         0: (HEALTHY, "None", ""),
         1: (BAD, "Reset", "nvidia-smi --gpu-reset"),
         2: (BAD, "Reboot", "reboot the node"),
-        3: (BAD, "Drain P2P", "end what uses peer-to-peer traffic"),
-        4: (WATCH, "Drain and Reset", "drain it and nvidia-smi --gpu-reset"),
+        3: (BAD, "Drain P2P", "end the processes that use peer-to-peer traffic"),
+        4: (WATCH, "Drain and Reset", "drain the GPU, then nvidia-smi --gpu-reset"),
         5: (BAD, "Recover IMEX Domain", "restore the IMEX domain"),
         6: (BAD, "Bus Reset", "reset its PCIe bus"),
         7: (BAD, "System Reboot", "reboot the system"),
@@ -129,7 +129,7 @@ def _errors(readings: Readings) -> Iterator[Verdict]:
         state = WATCH if readings.recovery_action == _NO_ACTION else BAD
         yield Verdict(state, f"{count} double-bit ECC errors since the driver was loaded")
     elif lifetime:
-        yield Verdict(WATCH, f"{lifetime} double-bit ECC errors over its life")
+        yield Verdict(WATCH, f"{lifetime} double-bit ECC errors over its lifetime")
 
 
 def _memory(readings: Readings) -> Iterator[Verdict]:
@@ -147,7 +147,7 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
     if readings.remap_failed:
         yield Verdict(BAD, f"a row of its memory could not be remapped ({rows}): replace it")
     if readings.remap_pending:
-        yield Verdict(WATCH, f"a row waits to be remapped ({rows}): nvidia-smi --gpu-reset")
+        yield Verdict(WATCH, f"a row remapping is pending ({rows}): nvidia-smi --gpu-reset")
     pages = readings.retired_pages or 0
     if pages >= _MANY_RETIRED:
         yield Verdict(
@@ -155,7 +155,7 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
             f"{pages} pages of its memory are retired, of {_MOST_RETIRED} at most: replace it",
         )
     if readings.retirement_pending:
-        yield Verdict(WATCH, f"a page waits to be retired ({pages} are): reload the driver")
+        yield Verdict(WATCH, f"a page retirement is pending ({pages} retired): reload the driver")
 
 
 def _clocks(readings: Readings) -> Iterator[Verdict]:
@@ -165,11 +165,13 @@ def _clocks(readings: Readings) -> Iterator[Verdict]:
     delays its gang. The state passes with its cause.
     """
     if readings.hw_thermal:
-        yield Verdict(WATCH, "the hardware slows it down for its temperature: see to its cooling")
+        yield Verdict(
+            WATCH, "the hardware slows it down because of its temperature: check the cooling"
+        )
     if readings.hw_power_brake:
-        yield Verdict(WATCH, "the power supply slows it down (power brake): see to its power")
+        yield Verdict(WATCH, "the power supply slows it down (power brake): check the power supply")
     if readings.sw_thermal:
-        yield Verdict(WATCH, "the driver slows it down for its temperature")
+        yield Verdict(WATCH, "the driver slows it down because of its temperature")
 
 
 class Xid(NamedTuple):
@@ -186,7 +188,7 @@ class Xid(NamedTuple):
     action: str
 
 
-_APPLICATION = "look for the cause in the program: the GPU is not to blame"
+_APPLICATION = "look for the cause in the program: the GPU is not at fault"
 _RESET = "nvidia-smi --gpu-reset, or reboot the node"
 
 # NVIDIA, "Analyzing Xid Errors with the Xid Catalog", its immediate actions. HEALTHY are those
@@ -197,25 +199,27 @@ XIDS: Mapping[int, Xid] = MappingProxyType(
         13: Xid(HEALTHY, "graphics engine exception", _APPLICATION),
         31: Xid(HEALTHY, "GPU memory page fault", _APPLICATION),
         43: Xid(HEALTHY, "GPU stopped processing the application", _APPLICATION),
-        45: Xid(HEALTHY, "cleanup after an application that was ended", _APPLICATION),
+        45: Xid(HEALTHY, "cleanup after a terminated application", _APPLICATION),
         68: Xid(HEALTHY, "NVDEC0 exception", _APPLICATION),
         46: Xid(BAD, "GPU stopped processing", _RESET),
         48: Xid(BAD, "double-bit ECC error", _RESET),
         62: Xid(BAD, "internal micro-controller halt", _RESET),
-        63: Xid(WATCH, "memory row remapped or page retired", "reset it when it is free"),
-        64: Xid(BAD, "memory row or page could not be put out of use", _RESET),
+        63: Xid(WATCH, "memory row remapped or page retired", "reset the GPU when it is idle"),
+        64: Xid(BAD, "memory row remapping or page retirement failed", _RESET),
         74: Xid(BAD, "NVLink error", _RESET),
-        79: Xid(BAD, "GPU has fallen off the bus", "reboot the node; see to its PCIe slot"),
-        92: Xid(WATCH, "high rate of single-bit ECC errors", "ask the vendor if it stays"),
-        94: Xid(WATCH, "contained memory error", "start again; reset it when it is free"),
+        79: Xid(BAD, "GPU has fallen off the bus", "reboot the node; check its PCIe slot"),
+        92: Xid(WATCH, "high rate of single-bit ECC errors", "ask the vendor if it persists"),
+        94: Xid(
+            WATCH, "contained memory error", "restart the program; reset the GPU when it is idle"
+        ),
         95: Xid(BAD, "uncontained memory error", _RESET),
-        109: Xid(WATCH, "context switch timeout", "reset it if this comes again"),
+        109: Xid(WATCH, "context switch timeout", "reset the GPU if it recurs"),
         110: Xid(BAD, "security fault", "power-cycle the node"),
         119: Xid(BAD, "GSP RPC timeout", _RESET),
         120: Xid(BAD, "GSP error", _RESET),
         140: Xid(BAD, "unrecovered ECC error", _RESET),
         143: Xid(BAD, "GPU initialisation error", _RESET),
-        154: Xid(WATCH, "recovery action changed", "nvidia-smi -q tells the action"),
+        154: Xid(WATCH, "recovery action changed", "nvidia-smi -q shows the action"),
         158: Xid(BAD, "GPU fatal timeout", _RESET),
     }
 )
@@ -227,6 +231,6 @@ def judge_xid(number: int) -> Verdict:
     Args:
         number: number of the event; for one that is not in XIDS, the GPU is to be watched.
     """
-    unknown = Xid(WATCH, "not known to hopsgpu", "see NVIDIA's Xid catalogue")
+    unknown = Xid(WATCH, "unknown to hopsgpu", "see NVIDIA's Xid catalogue")
     state, meaning, action = XIDS.get(number, unknown)
     return Verdict(state, f"XID {number}, {meaning}: {action}")

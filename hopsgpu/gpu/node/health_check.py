@@ -94,10 +94,12 @@ def report(seconds: float, hang: Path, pci_devices: Path = PCI_DEVICES) -> List[
 def _unanswered(error: DriverError, hang: Path) -> str:
     """Return the line for a node that has GPUs, none of which the driver lists."""
     if isinstance(error, NoDriverError):
-        return f"this node has a GPU, and nothing to ask for it: {error}"
+        return f"this node has a GPU, but neither NVML nor nvidia-smi: {error}"
     if isinstance(error, HungDriverError):
         # A node whose disks or memory are at their limit may answer late once.
-        return f"{_UNUSABLE}: {error}" if _hung_before(hang) else f"once may be nothing: {error}"
+        if _hung_before(hang):
+            return f"{_UNUSABLE}: {error}"
+        return f"the first hang is not an ERROR yet: {error}"
     if bus_ids():
         # The kernel module has the GPUs: after an upgrade of the libraries alone ("Driver/library
         # version mismatch") running computations continue, and must not be killed for it. New

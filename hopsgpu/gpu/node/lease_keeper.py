@@ -210,7 +210,7 @@ def kept_by_processes(leases: Leases, executor: WatchedProcess) -> Iterator[Call
             os.close(says_ready)
             os.close(order)
         if ready.read(1) != _READY:
-            raise ChildProcessError("the process that was to keep the leases was killed")
+            raise ChildProcessError("the process that keeps the leases was killed")
         yield lambda: _tell(commands)
 
 
@@ -280,10 +280,10 @@ def _other_keeper() -> Optional[WatchedProcess]:
     return other
 
 
-def _close_all_but(kept: Collection[int]) -> None:
+def _close_all_but(descriptors: Collection[int]) -> None:
     """Close all other descriptors, which the executor has handed down and which are its own."""
     with contextlib.suppress(OSError):  # no /proc: then they stay open
-        for descriptor in [int(one.name) for one in Path("/proc/self/fd").iterdir()]:
-            if descriptor > 2 and descriptor not in kept:
+        for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+            if descriptor > 2 and descriptor not in descriptors:
                 with contextlib.suppress(OSError):  # the descriptor that listed them
                     os.close(descriptor)

@@ -83,8 +83,8 @@ def _place(environ: Mapping[str, str]) -> Path:
     path = Path(environ.get(VARIABLE) or DIRECTORY)
     if not path.is_absolute():
         raise LeaseError(
-            f"{VARIABLE} is {str(path)!r}, another directory in each container: give an absolute"
-            " path, the same for all of the node"
+            f"{VARIABLE}={str(path)!r}: must be an absolute path, the same for all containers of"
+            " the node"
         )
     return path
 
@@ -262,16 +262,16 @@ def _read_lease(path: Path, address: str) -> Lease:
 
 def _owner_of(said: bytes) -> Dict[str, str]:
     try:
-        told = json.loads(said.decode("utf-8", "replace"))
+        fields = json.loads(said.decode("utf-8", "replace"))
     except (ValueError, RecursionError):  # another user's file may hold anything
         return {}
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         return {}
     # Shown on a terminal: without control characters, and of limited length.
     return {
-        key: "".join(filter(str.isprintable, str(told[key])))[:_LONGEST_VALUE]
+        key: "".join(filter(str.isprintable, str(fields[key])))[:_LONGEST_VALUE]
         for key in _OWNER
-        if key in told
+        if key in fields
     }
 
 
@@ -330,7 +330,7 @@ def _open(path: Path, flags: int) -> int:
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
-    raise LeaseError(f"{path} is not a file, or has other names: remove it")
+    raise LeaseError(f"{path} is not a file, or has several hard links: remove it")
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

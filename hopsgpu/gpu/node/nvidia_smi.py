@@ -56,11 +56,11 @@ def find(environ: Mapping[str, str]) -> str:
         NoDriverError: there is no nvidia-smi.
         DriverError: the environment names one that cannot be run.
     """
-    given = environ.get(VARIABLE)
-    if given:
-        path = Path(given) / TOOL if Path(given).is_dir() else Path(given)
+    named = environ.get(VARIABLE)
+    if named:
+        path = Path(named) / TOOL if Path(named).is_dir() else Path(named)
         if not os.access(str(path), os.X_OK):
-            raise DriverError(f"{VARIABLE} is {given}, and there is no {TOOL} to run")
+            raise DriverError(f"{VARIABLE}={named}: must be an executable {TOOL} or its directory")
         return str(path.absolute())
     places = [*environ.get("PATH", "").split(os.pathsep), *_PLACES]
     found = shutil.which(TOOL, path=os.pathsep.join(filter(None, places)))
@@ -94,7 +94,7 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
     answer.lost.pop("", None)
     found = list(answer.devices)
     for bus, why in answer.lost.items():
-        problem = f"{TOOL} cannot reach it: {why or 'it tells nothing of it'}"
+        problem = f"{TOOL} cannot reach it: {why or 'no reason given'}"
         found.append((bus, Device(f"PCI-{bus}", readings=Readings(problem))))
     found.sort(key=lambda pair: pair[0])
     shown = {bus for bus, _ in found}
@@ -112,11 +112,11 @@ def _query(command: List[str], until: float) -> _Answer:
         if lost:
             return _Answer([], lost)
         words = " ".join(_DOCUMENT.sub("", said).split())[:300]
-        raise DriverError(f"{TOOL} failed with exit code {code}: {words or 'it said nothing'}")
+        raise DriverError(f"{TOOL} failed with exit code {code}: {words or 'no output'}")
     try:
         log = ElementTree.fromstring(document.group())
     except ElementTree.ParseError as error:
-        raise DriverError(f"{TOOL} said what cannot be understood: {error}") from None
+        raise DriverError(f"the output of {TOOL} cannot be parsed: {error}") from None
     driver = _text(log, "driver_version")
     devices: List[Tuple[str, Device]] = []
     for gpu in log.findall("gpu"):
@@ -133,7 +133,7 @@ def _devices(gpu: ElementTree.Element, bus: str, driver: str) -> Iterable[Device
     readings = _readings(gpu)
     if not _UUID.fullmatch(uuid):
         uuid = f"PCI-{bus}"
-        readings = Readings(readings.problem or f"{TOOL} tells no UUID of it")
+        readings = Readings(readings.problem or f"{TOOL} reports no UUID of it")
     whole = Device(uuid, _text(gpu, "product_name"), _mib(gpu), driver, readings)
     if readings.problem or _text(gpu, "mig_mode/current_mig") != "Enabled":
         return [whole._replace(processes=_processes(gpu, None))]
@@ -158,13 +158,13 @@ def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
     slices: Dict[str, Tuple[str, str]] = {}
     gpu = ""
     for line in listing.splitlines():
-        told = re.search(r"\(UUID: ([^)]+)\)", line)
+        address = re.search(r"\(UUID: ([^)]+)\)", line)
         part = re.search(r"MIG\s+(\S+)\s+Device\s+(\d+):", line)
-        if told and part:
-            uuid, profile, index = told.group(1), part.group(1), part.group(2)
+        if address and part:
+            uuid, profile, index = address.group(1), part.group(1), part.group(2)
             slices[uuid] = slices[f"{gpu} {index}"] = (uuid, profile)
-        elif told:
-            gpu = told.group(1)
+        elif address:
+            gpu = address.group(1)
     return slices
 
 
@@ -174,7 +174,7 @@ def _listed(device: Device, slices: Mapping[str, Tuple[str, str]]) -> Device:
         uuid, profile = slices[device.address]
         return device._replace(address=uuid, name=f"{device.name} {profile}")
     if " " in device.address:
-        raise DriverError(f"{TOOL} tells no UUID of MIG device {device.address}")
+        raise DriverError(f"{TOOL} reports no UUID of MIG device {device.address}")
     return device
 
 
@@ -197,7 +197,7 @@ def _readings(gpu: ElementTree.Element) -> Readings:
     said = {(element.text or "").strip() for element in gpu.iter()}
     for problem in _FATAL:
         if problem in said:
-            return Readings(f"{TOOL} says of it: {problem}")
+            return Readings(f"{TOOL} reports: {problem}")
     names = {name: number for number, (_, name, _) in RECOVERY_ACTIONS.items()}
     retired = [
         _number(_text(gpu, f"retired_pages/{cause}/retired_count"))
@@ -224,8 +224,8 @@ def _readings(gpu: ElementTree.Element) -> Readings:
 def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
     """Return the double-bit errors, which are listed by memory from Ampere on, in total before."""
     kinds = gpu.findall(f"ecc_errors/{counter}/*")
-    told = [_number(kind.text or "") for kind in kinds if "uncorrectable" in kind.tag]
-    counts = [count for count in told if count is not None]
+    numbers = [_number(kind.text or "") for kind in kinds if "uncorrectable" in kind.tag]
+    counts = [count for count in numbers if count is not None]
     if counts:
         return sum(counts)
     return _number(_text(gpu, f"ecc_errors/{counter}/double_bit/total"))
@@ -233,9 +233,9 @@ def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
 
 def _clocks(gpu: ElementTree.Element, reason: str) -> Optional[bool]:
     for word in ("event", "throttle"):  # the older name
-        told = _text(gpu, f"clocks_{word}_reasons/clocks_{word}_reason_{reason}")
-        if told in ("Active", "Not Active"):
-            return told == "Active"
+        state = _text(gpu, f"clocks_{word}_reasons/clocks_{word}_reason_{reason}")
+        if state in ("Active", "Not Active"):
+            return state == "Active"
     return None
 
 

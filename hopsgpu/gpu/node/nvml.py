@@ -47,7 +47,7 @@ def read(nvml: Any) -> Listing:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         kind = NoDriverError if error.value == _LIBRARY_NOT_FOUND else DriverError
-        raise kind(f"NVML cannot be had: {error}") from None
+        raise kind(f"NVML is not available: {error}") from None
     try:
         return _Reader(nvml).listing()
     except nvml.NVMLError as error:
@@ -93,15 +93,15 @@ class _Reader:
             return [self._device(part, handle, readings) for part in parts]
         except (_LostError, self._nvml.NVMLError) as error:
             # Whatever is wrong with this GPU, the others can be used.
-            uuid = self._told("nvmlDeviceGetUUID", handle, fatal=())
-            name = self._told("nvmlDeviceGetName", handle, fatal=())
-            lost = self._lost(bus, f"NVML says of it: {error}")._replace(name=as_text(name or ""))
+            uuid = self._ask("nvmlDeviceGetUUID", handle, fatal=())
+            name = self._ask("nvmlDeviceGetName", handle, fatal=())
+            lost = self._lost(bus, f"NVML reports: {error}")._replace(name=as_text(name or ""))
             return [lost if uuid is None else lost._replace(address=as_text(uuid))]
 
     def _device(self, handle: Any, parent: Any, readings: Readings) -> Device:
-        memory = self._told("nvmlDeviceGetMemoryInfo", handle)
+        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         calls = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-        running = [one for call in calls for one in self._told(call, handle) or []]
+        running = [one for call in calls for one in self._ask(call, handle) or []]
         return Device(
             address=as_text(self._nvml.nvmlDeviceGetUUID(handle)),
             name=self._product(handle, parent),
@@ -113,27 +113,27 @@ class _Reader:
 
     def _product(self, handle: Any, parent: Any) -> str:
         """Return the product's name; a MIG device's ends with "MIG" and, if known, its profile."""
-        name = as_text(self._told("nvmlDeviceGetName", handle) or "")
+        name = as_text(self._ask("nvmlDeviceGetName", handle) or "")
         if handle is parent or "MIG" in name:
             return name
-        return f"{as_text(self._told('nvmlDeviceGetName', parent) or '')} MIG"
+        return f"{as_text(self._ask('nvmlDeviceGetName', parent) or '')} MIG"
 
     def _name(self, pid: int) -> str:
-        return as_text(self._told("nvmlSystemGetProcessName", pid, fatal=()) or "")
+        return as_text(self._ask("nvmlSystemGetProcessName", pid, fatal=()) or "")
 
     def _slices(self, handle: Any) -> Optional[List[Any]]:
         """Return handles of a GPU's MIG devices, or None if its MIG mode is off."""
-        mode = self._told("nvmlDeviceGetMigMode", handle)
+        mode = self._ask("nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return None
-        most = self._told("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-        slices = [self._told("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(most)]
+        most = self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        slices = [self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(most)]
         return [one for one in slices if one is not None]
 
     def _readings(self, handle: Any) -> Readings:
-        rows = self._told("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
-        clocks = self._told("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        pending = self._told("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+        rows = self._ask("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
+        clocks = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        pending = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
         return Readings(
             recovery_action=self._recovery_action(handle),
             volatile_double_bit=self._double_bit(handle, _ECC_VOLATILE),
@@ -151,8 +151,8 @@ class _Reader:
         )
 
     def _double_bit(self, handle: Any, counter: int) -> Optional[int]:
-        told = self._told("nvmlDeviceGetTotalEccErrors", handle, _ECC_UNCORRECTED, counter)
-        return None if told is None else int(told)
+        count = self._ask("nvmlDeviceGetTotalEccErrors", handle, _ECC_UNCORRECTED, counter)
+        return None if count is None else int(count)
 
     def _sram_threshold(self, handle: Any) -> Optional[bool]:
         make = getattr(self._nvml, "c_nvmlEccSramErrorStatus_v1_t", None)
@@ -162,23 +162,23 @@ class _Reader:
         import ctypes
 
         # nvidia-ml-py expects the caller to pass a pointer.
-        if self._told("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is None:
+        if self._ask("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is None:
             return None
         return bool(status.bThresholdExceeded)
 
     def _retired(self, handle: Any) -> Optional[int]:
         causes = (_RETIRED_MULTIPLE_SINGLE_BIT, _RETIRED_DOUBLE_BIT)
-        pages = [self._told("nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
-        told = [len(page) for page in pages if page is not None]
-        return sum(told) if told else None
+        pages = [self._ask("nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
+        counts = [len(page) for page in pages if page is not None]
+        return sum(counts) if counts else None
 
     def _recovery_action(self, handle: Any) -> Optional[int]:
-        values = self._told("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
+        values = self._ask("nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION])
         if values is None or values[0].nvmlReturn != 0:
             return None
         return int(values[0].value.uiVal)
 
-    def _told(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = FATAL) -> Any:
+    def _ask(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = FATAL) -> Any:
         """Return what a call returns, or None if this NVML, or this GPU, does not support it.
 
         Raises:

@@ -202,7 +202,7 @@ def test_sigusr1_has_a_hanging_rank_write_where_it_is_and_go_on(
             "cuda = sys.modules['torch.cuda'] = types.ModuleType('torch.cuda')\n"
             "cuda.is_initialized = lambda: False\n"
             "cuda._is_in_bad_fork = lambda: os.getpid() != server",
-            "torch has looked for GPUs",
+            "torch has queried the GPUs",
         ),
     ],
 )
@@ -355,7 +355,9 @@ def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
             theirs.close()
         else:
             theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(OSError, match="Broken pipe" if hangs_up else "the spare has ended"):
+        with pytest.raises(
+            OSError, match="Broken pipe" if hangs_up else "the spare process has ended"
+        ):
             SpareChild(process.pid, ours).hand_over(tmp_path, {})
         assert process.wait(SECONDS) == -signal.SIGKILL
     assert ours.fileno() == -1
@@ -418,7 +420,7 @@ from hopsgpu.agent import fork_server_pool, process_daemon
 fork_server_pool._ANSWER_SECONDS = 5.0
 process_daemon.main(Path(sys.argv[1]), int(sys.argv[2]))
 """
-SILENT = "the fork server did not answer for 5 s"
+SILENT = "the fork server did not answer within 5 s"
 
 
 @pytest.fixture
@@ -485,7 +487,7 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
                 assert pickle.loads((rank.directory / VALUE).read_bytes()) == "value"
             else:
                 assert outcome["status"] == "not started"
-                assert "killed with its fork server" in outcome["error"]
+                assert "killed together with its fork server" in outcome["error"]
             assert file.read_text() == "once"
             assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
 

@@ -69,7 +69,7 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     found = asyncio.run(find_unopened(["GPU-good", "GPU-bad", "GPU-crash"]))
     assert found == {
         "GPU-bad": "cuInit: CUDA_ERROR_UNKNOWN",
-        "GPU-crash": "the attempt to open it ended with exit code -11",
+        "GPU-crash": "the process that opens it exited with code -11",
     }
 
 
@@ -78,7 +78,7 @@ def test_a_try_that_cannot_be_started_is_a_reason_and_no_end_of_the_agent(
 ) -> None:
     monkeypatch.setattr(gpu_access.sys, "executable", str(tmp_path / "no-python"))
     found = asyncio.run(find_unopened(["GPU-1"]))
-    assert found["GPU-1"].startswith("the attempt to open it could not start: [Errno 2]")
+    assert found["GPU-1"].startswith("cannot start the process that opens it: [Errno 2]")
 
 
 def test_simulated_gpus_are_not_tried(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,10 +89,11 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
     assert "r: rank 0 ended: exit code 1, raised" in agent
     assert name in [own_log.daemon_file(int(line.split()[3])) for line in daemon.splitlines()[:1]]
     assert "process daemon of keeper-" in daemon
-    assert "a task is gone" in daemon
+    assert "a task has disconnected" in daemon
     is_debug = level == "debug"
     assert ("from the driver: run, " in agent) is is_debug
-    assert ("fork server " in daemon) is is_debug
+    assert "started fork server " in daemon and " is ready\n" in daemon
+    assert ("request: spawn" in daemon) is is_debug
     assert (" forked\n" in daemon) is is_debug
     said = agent + daemon + sent
     for hidden in (PRIVATE, secret.hex(), repr(secret)[2:-1], "USERS_TOKEN"):

@@ -944,7 +944,7 @@ def test_a_checkpoint_that_the_lake_refuses_is_told_and_raised_by_the_next(gang:
     go = gang.lake / "go"
     gang.run(train, str(go))
     warning = gang.wait_for("warning")["text"]
-    assert warning.startswith("rank 0's checkpoint at step 1: ")
+    assert warning.startswith("rank 0's checkpoint at step 1 did not reach the lake: ")
     (gang.lake / "runs/r/checkpoints").unlink()
     go.touch()
     assert pickle.loads(gang.wait_for("ended").payload).startswith(warning)

@@ -98,7 +98,7 @@ def test_a_damaged_version_hides_no_other(
     file.write_text(damage(file.read_text()))
     output = call("models", "versions", "digits").output
     assert [line.split()[:2] for line in output.splitlines()][2] == ["1", "damaged"]
-    assert "digits/1/manifest.json is damaged: no manifest" in output
+    assert "digits/1/manifest.json is damaged: it is not a manifest" in output
     first, second = json.loads(call("models", "versions", "digits", "--json").output)
     assert ("problem" in first, "problem" in second) == (False, True)
     assert call("models").output.splitlines()[1].split() == ["digits", "2", "2", "-"]
@@ -122,7 +122,9 @@ def test_a_version_without_its_manifest_can_be_deleted(
     assert call("models", "delete", "digits", "2", "--yes").exit_code == 0
     assert not directory.exists()
     (tmp_path / "lake" / "models" / "digits" / "_tags" / "best").write_text("{")
-    assert "best is damaged: no tag" in refused("models", "delete", "digits", "best", "--yes")
+    assert "best is damaged: it is not a tag" in refused(
+        "models", "delete", "digits", "best", "--yes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_a_damaged_tag_hides_no_version(
 ) -> None:
     store.publish(model, "digits", tags="best")
     (tmp_path / "lake" / "models" / "digits" / "_tags" / "best").write_text(content)
-    said = "digits/_tags/best is damaged: no tag; set it again"
+    said = "digits/_tags/best is damaged: it is not a tag; set the tag again"
     result = call("models", "versions", "digits")
     assert (result.exit_code, result.output.splitlines()[1].split()[0]) == (0, "1")
     assert said in result.output.replace("\n", " ")
@@ -274,9 +276,9 @@ def test_versions_are_tagged_and_deleted(store: ModelStore, model: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("versions", "nothing"), "there is no model 'nothing' in file://"),
-        (("show", "nothing"), "models; there is digits"),
-        (("untag", "nothing", "best"), "there is no model 'nothing' in file://"),
+        (("versions", "nothing"), "no model 'nothing' in file://"),
+        (("show", "nothing"), "models: digits"),
+        (("untag", "nothing", "best"), "no model 'nothing' in file://"),
         (("show", "digits", "9"), "no version '9' of 'digits'"),
         (("show", "../runs"), "hopsgpu: "),
         (("tag", "digits", "1", "latest"), "tag='latest'"),

@@ -93,8 +93,8 @@ def test_a_record_with_a_time_that_is_none_hides_no_other(root: Path) -> None:
     assert states == ["succeeded", "unreadable", "unreadable"]
     listed = call("runs", "--json").output
     assert [run["state"] for run in json.loads(listed)] == states
-    assert "NaN is no JSON" in listed
-    assert "is no record of a run" in told(call("runs", "show", NEW))
+    assert "NaN is not JSON" in listed
+    assert "is not a record of a run" in told(call("runs", "show", NEW))
 
 
 def test_a_run_is_shown(root: Path) -> None:
@@ -137,7 +137,7 @@ def test_runs_of_another_version_are_told_of_once(root: Path) -> None:
         "unreadable",
     }
     for words in (("show", "old-1"), ("cancel", "old-1")):
-        assert "it has schema 1, and this one reads schema 2" in told(call("runs", *words))
+        assert "it has schema 1, and this version reads schema 2" in told(call("runs", *words))
     assert "Traceback" not in call("logs", "old-1").output
     assert json.loads(call("runs", "prune", "--keep", "0", "--json").stdout) == [NEW]
 
@@ -156,8 +156,8 @@ def test_a_runs_data_is_shown(root: Path) -> None:
     [
         (("runs", "show", "nothing"), "there is no run 'nothing'"),
         (("runs", "show", "../etc"), "is not a run id"),
-        (("runs", "show", "broken"), "no record of a run"),
-        (("runs", "cancel", "broken"), "no record of a run"),
+        (("runs", "show", "broken"), "not a record of a run"),
+        (("runs", "cancel", "broken"), "not a record of a run"),
         (("runs", "prune"), "--older-than 30d, --keep 100, or both"),
         (("runs", "prune", "--older-than", "soon"), "must be a duration above zero"),
         (("logs", "broken"), "there are no logs in"),
@@ -380,7 +380,7 @@ def test_following_what_has_no_record_that_can_be_read_ends(
     result = call("logs", NEW, "--follow")
     assert result.stdout == "[rank 0] all that came\n"
     first, last = told(result).splitlines()
-    assert "is no record of a run" in first
+    assert "is not a record of a run" in first
     assert "this command ends once no output has arrived for 0.2 s" in first
     assert last.startswith(f"hopsgpu: {NEW}: no output has arrived for 0.2 s, and it is not")
 

@@ -154,7 +154,7 @@ def test_an_end_that_cannot_be_written_is_not_taken_for_another(
     ended = gang.wait_for("ended")
     assert ended["exit_code"] == os.EX_IOERR
     assert ended["outcome"]["status"] == "files lost"
-    assert ended["outcome"]["error"].startswith("its outcome could not be written")
+    assert ended["outcome"]["error"].startswith("the rank could not write its outcome")
     assert ended.payload == b""
     assert still_serves(gang)
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_written_is_said_in_the_log_where_that_can_be(gang: Gang)
     gang.run(train)
     ended = gang.wait_for("ended")
     assert ended["log_tail"][0].startswith(
-        "hopsgpu: how this rank ended (returned) cannot be written: [Errno 21] Is a directory"
+        "hopsgpu: cannot record how this rank ended (returned): [Errno 21] Is a directory"
     )
 
 

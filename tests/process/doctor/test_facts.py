@@ -210,6 +210,8 @@ def test_the_resource_manager_knows_gpus_where_a_node_has_some(name: str) -> Non
         ("x\n26/11/21 ERROR Main: y\nz\n", "26/11/21 ERROR Main: y"),
         ("java.io.IOException: gone\n\tat a.b\n", "java.io.IOException: gone"),
         ("x\ny\n\n", "y"),
+        # What the script writes of its choice is no reason for an end.
+        ("hopsgpu discovery INFO: gives out GPU-1, healthy\nERROR Main: y\n", "ERROR Main: y"),
         ("", ""),
     ],
 )

@@ -117,9 +117,12 @@ def test_a_gpu_ends_with_its_executor_however_that_ends(told: Node) -> None:
 
 
 def test_nothing_is_given_out_twice(told: Node) -> None:
-    told.start(3)
+    first = told.start(3)
+    assert first.err.splitlines() == [
+        f"hopsgpu discovery INFO: gives out {uuid}, healthy" for uuid in UUIDS[:3]
+    ]
     refusal = told.start(2, IMPATIENT).refusal
-    assert "2 GPUs were asked for; this node shows 4, and 1 of them can be had" in refusal
+    assert "2 GPUs were requested; this node has 4, and 1 is available" in refusal
     for uuid in UUIDS[:3]:
         assert f"{uuid} is leased to another executor (pid " in refusal
     assert "container container_1_0001_01_000002" in refusal
@@ -131,9 +134,9 @@ def test_nothing_is_given_out_twice(told: Node) -> None:
     [
         ({"smi_fails": "driver mismatch"}, "nvidia-smi failed with exit code 1: driver mismatch"),
         ({"smi_garbage": "No devices were found"}, "exit code 0: No devices were found"),
-        ({"smi_garbage": " "}, "it said nothing"),
-        ({"smi_garbage": "<nvidia_smi_log><gpu></nvidia_smi_log>"}, "cannot be understood"),
-        ({"smi_garbage": "<nvidia_smi_log></nvidia_smi_log>"}, "this node shows 0"),
+        ({"smi_garbage": " "}, "no output"),
+        ({"smi_garbage": "<nvidia_smi_log><gpu></nvidia_smi_log>"}, "cannot be parsed"),
+        ({"smi_garbage": "<nvidia_smi_log></nvidia_smi_log>"}, "this node has 0"),
     ],
 )
 def test_a_driver_that_tells_no_gpus(node: Node, driver: dict[str, Any], words: str) -> None:
@@ -143,7 +146,7 @@ def test_a_driver_that_tells_no_gpus(node: Node, driver: dict[str, Any], words: 
 
 def test_no_gpus(told: Node) -> None:
     told.play([])
-    assert "1 GPU was asked for; this node shows 0" in told.start(1).refusal
+    assert "1 GPU was requested; this node has 0" in told.start(1).refusal
 
 
 def test_a_node_without_a_driver(node: Node) -> None:
@@ -152,7 +155,7 @@ def test_a_node_without_a_driver(node: Node) -> None:
     refusal = node.start(1).refusal
     if no_real_driver():
         assert "no nvidia-smi on the PATH" in refusal
-        assert "has this node a GPU driver?" in refusal
+        assert "check that this node has a GPU driver" in refusal
 
 
 @pytest.mark.parametrize("trouble", [{"nvml_error": 12}, {"nvml_error": 9}, {"crashes": True}])
@@ -181,7 +184,7 @@ def test_an_nvidia_smi_can_be_named(node: Node, place: str, tmp_path: Path) -> N
     node.play([gpu(0)], nvml_error=4)
     assert node.start(1).gpus == UUIDS[:1]
     node.environ["HOPSGPU_NVIDIA_SMI"] = str(tmp_path / "nowhere")
-    assert "there is no nvidia-smi to run" in node.start(1).refusal
+    assert "must be an executable nvidia-smi" in node.start(1).refusal
 
 
 def test_cuda_visible_devices_hides_nothing(told: Node) -> None:
@@ -201,7 +204,7 @@ def test_mig_devices_are_addresses_and_their_gpu_is_not(told: Node) -> None:
     told.play([gpu(0, mig=[mig_device(n) for n in range(3)]), gpu(1, mig=[])])
     assert told.start(2).gpus == MIG[:2]
     assert told.start(1).gpus == MIG[2:3]
-    assert "this node shows 3" in told.start(1, IMPATIENT).refusal
+    assert "this node has 3" in told.start(1, IMPATIENT).refusal
 
 
 def test_mig_devices_whose_uuids_old_drivers_tell_elsewhere(node: Node) -> None:
@@ -306,7 +309,7 @@ def test_a_gpu_in_use_is_given_out_after_others_were_waited_for(told: Node, stra
 def test_more_gpus_than_there_are_even_such(told: Node, stranger: int) -> None:
     told.play([used(0, stranger)])
     refusal = told.start(2, IMPATIENT).refusal
-    assert "2 GPUs were asked for; this node shows 1" in refusal
+    assert "2 GPUs were requested; this node has 1" in refusal
 
 
 def test_a_process_on_its_way_out_is_waited_for(told: Node, stranger: int) -> None:
@@ -356,7 +359,7 @@ def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
     (directory / f"{script.CONTAINER_GPUS}.new").mkdir(parents=True)
     ran = script_in(node, directory)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert "the agent's hopsgpu-gpus.json cannot be written" in ran.stderr
+    assert "cannot write hopsgpu-gpus.json for the agent" in ran.stderr
     assert node.start(4).gpus == UUIDS[:4]  # nothing stays leased
 
 

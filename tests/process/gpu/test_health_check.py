@@ -189,7 +189,7 @@ def test_what_computes_goes_on_after_an_upgrade_of_the_driver(checked: Checked) 
 
 def test_a_driver_that_is_gone_is_told(checked: Checked) -> None:
     line = checked(NoDriverError("no nvidia-smi"))
-    assert line == "this node has a GPU, and nothing to ask for it: no nvidia-smi"
+    assert line == "this node has a GPU, but neither NVML nor nvidia-smi: no nvidia-smi"
 
 
 def test_no_mig_device_is_an_administrators_affair(checked: Checked) -> None:
@@ -198,7 +198,7 @@ def test_no_mig_device_is_an_administrators_affair(checked: Checked) -> None:
 
 def test_a_driver_has_to_hang_twice(checked: Checked) -> None:
     """A node with a storm on its disks answers late."""
-    assert checked(HANGS) == "once may be nothing: the driver hangs"
+    assert checked(HANGS) == "the first hang is not an ERROR yet: the driver hangs"
     for _ in range(2):
         assert checked(HANGS) == "ERROR no GPU of this node can be used: the driver hangs"
     for other in (GOOD, MISMATCH, NoDriverError("none")):

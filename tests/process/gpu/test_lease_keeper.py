@@ -81,7 +81,7 @@ def test_the_keepers_are_good_guests(node: Node) -> None:
         assert os.getsid(pid) == pid
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             os.kill(pid, number)
-    assert "can be had" in node.start(4, IMPATIENT).refusal
+    assert "are available" in node.start(4, IMPATIENT).refusal
     assert not any(gone(pid) for pid in keepers(node.root)) and len(keepers(node.root)) == 2
     executor.end()
     assert until(lambda: not keepers(node.root), 30)
@@ -93,7 +93,7 @@ def test_the_kill_of_a_keeper_frees_no_gpu_in_use(node: Node) -> None:
         pid = keepers(node.root)[0]
         os.kill(pid, signal.SIGKILL)
         assert until(lambda pid=pid: gone(pid), 30)
-        assert "0 of them can be had" in node.start(1, IMPATIENT).refusal
+        assert "0 are available" in node.start(1, IMPATIENT).refusal
         assert until(lambda: len(keepers(node.root)) == 2, 30)
     executor.end()
     assert until(lambda: not keepers(node.root), 30)
@@ -105,7 +105,7 @@ def test_a_wrapped_python(node: Node) -> None:
     node.wrap_python()
     executor = node.start(4)
     assert executor.gpus == UUIDS[:4]
-    assert "0 of them can be had" in node.start(1, IMPATIENT).refusal
+    assert "0 are available" in node.start(1, IMPATIENT).refusal
     executor.end()
     assert node.start(4).gpus == UUIDS[:4]
 
@@ -139,12 +139,15 @@ def test_by_hand_it_says_until_when_it_leases(
     with discovery_script._executor() as executor:
         assert executor.pid == parent
     said = capsys.readouterr().err
-    assert said == f"hopsgpu discovery: no Java is above: leased until process {parent} ends\n"
+    assert said == (
+        "hopsgpu discovery INFO: no Java process is an ancestor: the lease lasts until process"
+        f" {parent} ends\n"
+    )
 
 
 def test_a_lease_directory_has_to_be_the_same_for_all(node: Node) -> None:
     node.environ["HOPSGPU_LEASE_DIR"] = "leases"
-    assert "HOPSGPU_LEASE_DIR is 'leases'" in node.start(1, IMPATIENT).refusal
+    assert "HOPSGPU_LEASE_DIR='leases'" in node.start(1, IMPATIENT).refusal
 
 
 def test_an_isolated_container_needs_no_lease_directory(node: Node) -> None:

@@ -435,7 +435,7 @@ def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
     server: ControlServer, tmp_path: Path
 ) -> None:
     _, publisher = uploading(server, tmp_path, ("w", b"from 0"), ("w", b"from 1"))
-    with pytest.raises(StoreError, match="ranks 0 and 1 left different content in 'w'") as refused:
+    with pytest.raises(StoreError, match="ranks 0 and 1 wrote different content to 'w'") as refused:
         publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert not [path for path in (tmp_path / "net").iterdir() if path.name.isdigit()]
     (staging,) = (tmp_path / "net" / "_staging").iterdir()

@@ -103,18 +103,18 @@ def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
 ) -> None:
     first = root_of(unpacked, project)
     (first / "more.py").write_text("")
-    unpacked.look(unpacked.given)
+    unpacked.look(unpacked.attempts)
     second = root_of(unpacked, project)
     assert second != first and not (second / "more.py").exists()
-    unpacked.look(unpacked.given)
+    unpacked.look(unpacked.attempts)
     assert root_of(unpacked, project) == second
     # Nobody has looked since: one look serves one attempt, and a late one none.
-    unpacked.look(unpacked.given - 1)
+    unpacked.look(unpacked.attempts - 1)
     (second / "more.py").write_text("")
     third = root_of(unpacked, project)
     assert third != second and not (third / "more.py").exists()
     unpacked.close()
-    unpacked.look(unpacked.given)
+    unpacked.look(unpacked.attempts)
     assert root_of(unpacked, project).is_dir()
 
 
@@ -127,11 +127,11 @@ def test_a_look_that_fails_or_is_old_counts_for_nothing(
     first = root_of(unpacked, project)
     with monkeypatch.context() as patched:
         patched.setattr(module_unpacker, "_state_of", gone)
-        unpacked.look(unpacked.given)
+        unpacked.look(unpacked.attempts)
     assert root_of(unpacked, project) == first
     with monkeypatch.context() as patched:
         patched.setattr(module_unpacker, "_KNOWN_SECONDS", 0.0)
-        unpacked.look(unpacked.given)
+        unpacked.look(unpacked.attempts)
     (first / "more.py").write_text("")
     assert root_of(unpacked, project) != first
 

@@ -52,7 +52,7 @@ def lake(tmp_path: Path) -> Lake:
 def bring_all(rank: Path, lake: Lake) -> list[str | None]:
     saves = PendingCheckpoints(rank)
     place = Checkpoints(lake, 0)
-    return [saves.bring(handed, place, threading.Event()) for handed in saves.pending()]
+    return [saves.upload(handed, place, threading.Event()) for handed in saves.pending()]
 
 
 def read(lake: Lake, into: Path) -> str | None:
@@ -80,7 +80,7 @@ def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
         third = pool.submit(saves.hand_over, file, CheckpointOptions(0))
         with pytest.raises(TimeoutError):
             third.result(0.3)
-        assert saves.bring(saves.pending()[0], Checkpoints(lake, 0), threading.Event()) is None
+        assert saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event()) is None
         assert "2" in lake.names() and "1" not in lake.names()
         third.result(60)
     assert len(saves.pending()) == 2
@@ -93,10 +93,9 @@ def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake:
     saves.hand_over(file, CheckpointOptions(1))
     Path(lake.path).write_text("in the way")
     (told,) = bring_all(rank, lake)
-    assert told is not None and told.startswith("rank 0's checkpoint at step 1: ")
-    with pytest.raises(
-        StoreError, match="rank 0's checkpoint at step 1: .*This save was not begun"
-    ):
+    said = "rank 0's checkpoint at step 1 did not reach the lake: "
+    assert told is not None and told.startswith(said)
+    with pytest.raises(StoreError, match=f"{said}.*The present checkpoint is not saved"):
         saves.hand_over(file, CheckpointOptions(2))
     assert saves.pending() == []
     Path(lake.path).unlink()
@@ -112,7 +111,7 @@ def test_linked_directories_are_saved_and_dangling_links_refused(
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "shards").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "state" / "nowhere").symlink_to(tmp_path / "absent")
-    with pytest.raises(ConfigError, match="state/nowhere cannot be uploaded"):
+    with pytest.raises(ConfigError, match="cannot upload .*state/nowhere"):
         PendingCheckpoints(rank).hand_over(tmp_path / "state", CheckpointOptions(1))
     assert not PendingCheckpoints(rank).begun
     (tmp_path / "state" / "nowhere").unlink()
@@ -235,10 +234,11 @@ def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
     (saves.pending()[1] / "saving.json").write_text("half a fi")
     monkeypatch.setattr(Checkpoints, "save", panics)
     told, unread = bring_all(rank, lake)
-    assert told == "rank 0's checkpoint at step 1: Panic('index out of bounds')"
-    assert unread is not None and "a step that cannot be read any more: JSONDecode" in unread
+    said = "rank 0's checkpoint at step 1 did not reach the lake: "
+    assert told == f"{said}Panic('index out of bounds')"
+    assert unread is not None and "an unknown step did not reach the lake: JSONDecode" in unread
     assert saves.pending() == []
-    with pytest.raises(StoreError, match="cannot be read any more"):
+    with pytest.raises(StoreError, match="an unknown step"):
         saves.hand_over(file, CheckpointOptions(3))
 
 
@@ -248,10 +248,10 @@ def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: L
     saves, told = PendingCheckpoints(rank), []
     for step in range(1, 8):
         saves.hand_over(file, CheckpointOptions(step, keep=4))
-        told.append(saves.bring(saves.pending()[0], Checkpoints(lake, 0), threading.Event()))
+        told.append(saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event()))
     (warning,) = filter(None, told)
     assert told.index(warning) == 4
-    assert "ranks that save too: 1; step 0 stays the latest" in warning
+    assert "have not saved step 1: 1; step 0 is the latest complete step" in warning
 
 
 # The agent's side.
@@ -366,8 +366,8 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
     asyncio.run(asyncio.wait_for(act(), 120))
     told.warnings.sort()
     assert [text.partition(": ")[0] for text in told.warnings] == [
-        "rank 0's checkpoint at step 1",
-        "rank 0's checkpoint at step 2",
+        "rank 0's checkpoint at step 1 did not reach the lake",
+        "rank 0's checkpoint at step 2 did not reach the lake",
         "rank 0",
     ]
     assert all("can't start new thread" in text for text in told.warnings)

@@ -52,7 +52,7 @@ def test_every_model_that_is_listed_is_found(store: ModelStore, root: Path, mode
 def test_a_number_that_no_version_has_is_refused(store: ModelStore, model: Path) -> None:
     store.publish(model, "net")
     for version in ("9" * 5000, 10**5000, -(10**5000), "9" * 19, 10**18):
-        with pytest.raises(ConfigError, match="has more than 18 digits, and no version has"):
+        with pytest.raises(ConfigError, match="has at most 18 digits"):
             store.get("net", version)
 
 
@@ -115,10 +115,12 @@ def test_a_version_that_may_not_be_read_hides_no_other(
     assert [version.version for version in store.versions("net")] == [1, 2]
     assert store.get("net", 1) == store.get("net", "prod")
     for version in ("latest", 2):
-        with pytest.raises(StoreError, match=r"net/2/.*ask its owner") as told:
+        with pytest.raises(StoreError, match=r"net/2/.*ask the owner") as told:
             store.get("net", version)
         assert told.value.kind == "permission"
-    with pytest.raises(StoreError, match="version 2 of .*/net is the latest and may not be read"):
+    with pytest.raises(
+        StoreError, match="version 2 of .*/net is the latest, but you may not read it"
+    ):
         store.get("net")
     with pytest.raises(StoreError, match="net/2/manifest.json") as told:
         second.verify()
@@ -294,7 +296,7 @@ def test_a_version_whose_place_is_taken_is_not_lost(
 
     before_reading(monkeypatch, {2: tagged_and_taken})
     with pytest.raises(
-        StoreError, match="net/1 was taken meanwhile; the version itself is"
+        StoreError, match="cannot restore .*net/1, because the name is in use again: rename"
     ) as told:
         store.delete("net", 1)
     assert told.value.kind == "exists"
@@ -308,7 +310,7 @@ def test_a_tag_set_while_its_version_is_aside_goes_and_both_are_told(
     store.publish(model, "net")
 
     def tag() -> None:
-        with pytest.raises(StoreError, match="version 1 of .* cannot be tagged 'prod'"):
+        with pytest.raises(StoreError, match="cannot set tag 'prod': version 1 of .* was deleted"):
             tags.put_tag(Lake(f"file://{root}/net"), "prod", 1)
 
     before_reading(monkeypatch, {2: tag})
@@ -334,7 +336,7 @@ def test_a_version_that_is_deleted_while_it_is_tagged_leaves_no_tag(
 ) -> None:
     store.publish(model, "net")
     late = Late(f"file://{root}", lambda: store.delete("net", 1))
-    with pytest.raises(StoreError, match="cannot be tagged 'prod'") as told:
+    with pytest.raises(StoreError, match="cannot set tag 'prod'") as told:
         late.tag("net", 1, "prod")
     assert told.value.kind == "absent"
     assert (store.versions("net"), store.tags("net")) == ((), {})

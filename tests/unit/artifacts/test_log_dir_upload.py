@@ -121,7 +121,7 @@ def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: Lake) ->
     os.mkfifo(logs / "pipe")
     carrying = carrier(logs, lake)
     (warning,) = carrying.round()
-    assert warning.startswith("'odd") and "stays on its node" in warning
+    assert warning.startswith("'odd") and "is not uploaded" in warning
     assert carrying.round(last=True) == []
     assert there(lake) == {"fine": b"fine"}
 
@@ -222,9 +222,9 @@ def test_the_log_directory_is_made_when_it_is_asked_for(
     Context(0, 0, 1, "here", (), "worker", "r", 0, tmp_path / "model", *urls).dump(described)
     monkeypatch.setenv(VARIABLE, str(described))
     carrying = carrier(tmp_path / "logs", Lake(urls[1]))
-    assert not carrying.wanted
+    assert not carrying.is_needed
     assert hopsgpu.context().log_dir == hopsgpu.context().log_dir == tmp_path / "logs"
-    assert carrying.wanted and (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert carrying.is_needed and (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("RANK", "0")
     assert hopsgpu.context().log_dir.is_dir()

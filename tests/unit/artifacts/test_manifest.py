@@ -131,11 +131,14 @@ def itself() -> list[object]:
             {"data": Unprintable()},
             "data=<Unprintable, whose repr failed: RuntimeError>: not a JSON value",
         ),
-        ({"parameters": itself()}, "parameters: JSON cannot say it"),
-        ({"parameters": 10**5000}, "parameters: JSON cannot say it"),
-        ({"metrics": {"a": 10**5000}}, r"metrics\.a: JSON cannot say it \(Exceeds the limit"),
+        ({"parameters": itself()}, "parameters: cannot be written as JSON"),
+        ({"parameters": 10**5000}, "parameters: cannot be written as JSON"),
+        (
+            {"metrics": {"a": 10**5000}},
+            r"metrics\.a: cannot be written as JSON \(Exceeds the limit",
+        ),
         ({"run_id": 7}, "run_id=7: must be a string"),
-        ({"tags": 3}, r"tags=3: must be a list of strings, as \['candidate'\]"),
+        ({"tags": 3}, r"tags=3: must be a list of strings, such as \['candidate'\]"),
         ({"tags": ["a/b"]}, "tag='a/b'"),
         ({"tags": ["1"]}, "tag='1'"),
     ],
@@ -230,7 +233,9 @@ def test_a_damaged_manifest_is_told(damage: Callable[[str], str]) -> None:
 def test_a_manifest_of_another_time_is_told(field: str, other: str) -> None:
     content = json.loads(written(facts(weights=12), VersionDescription()))
     content[field] = json.loads(other)
-    with pytest.raises(StoreError, match="this hopsgpu reads schema 1 and xxh3_128") as told:
+    with pytest.raises(
+        StoreError, match="this version of hopsgpu reads schema 1 and xxh3_128"
+    ) as told:
         parse(json.dumps(content).encode(), URL)
     assert told.value.kind == "unsupported"
 
@@ -254,10 +259,14 @@ def test_parts_are_merged_into_the_one_with_most_files() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        ({"a": 1}, {"a": 2}, "ranks 2 and 5 left different content in 'a'"),
-        ({"a": 1}, {"a/b": 2}, "rank 2 left a file 'a', and rank 5 a directory of that name"),
-        ({"a/b/c": 1}, {"a": 2}, "rank 5 left a file 'a', and rank 2 a directory of that name"),
-        ({}, {}, "no rank left a file"),
+        ({"a": 1}, {"a": 2}, "ranks 2 and 5 wrote different content to 'a'"),
+        ({"a": 1}, {"a/b": 2}, "rank 2 wrote a file 'a', and rank 5 a directory of the same name"),
+        (
+            {"a/b/c": 1},
+            {"a": 2},
+            "rank 5 wrote a file 'a', and rank 2 a directory of the same name",
+        ),
+        ({}, {}, "no rank wrote a file"),
     ],
 )
 def test_parts_that_contradict_each_other(

@@ -79,9 +79,8 @@ def test_what_is_no_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -
 
 def test_a_record_of_another_version_says_what_it_is(tmp_path: Path, store: RunStore) -> None:
     put_run(tmp_path, NEW, schema=1, state="released")
-    words = (
-        "was written by another version of hopsgpu: it has schema 1, and this one reads schema 2"
-    )
+    words = "was written by another version of hopsgpu: it has schema 1, and this"
+    words += " version reads schema 2"
     with pytest.raises(StoreError, match=words) as refused:
         store.record(NEW)
     assert refused.value.kind == "schema"
@@ -91,14 +90,14 @@ def test_a_record_of_another_version_says_what_it_is(tmp_path: Path, store: RunS
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"7", b"[" * 100_000])
 def test_a_damaged_record_is_refused(content: bytes) -> None:
-    with pytest.raises(StoreError, match="no record of a run") as refused:
+    with pytest.raises(StoreError, match="not a record of a run") as refused:
         parse(content)
     assert refused.value.kind == "damaged"
 
 
 def test_a_number_that_is_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
     content = (put_run(tmp_path, NEW, updated=1000.0) / "run.json").read_bytes()
-    with pytest.raises(StoreError, match="1e999 is no finite number"):
+    with pytest.raises(StoreError, match="1e999 is not a finite number"):
         parse(content.replace(b'"updated": 1000.0', b'"updated": 1e999'))
 
 
@@ -117,7 +116,9 @@ def test_runs_are_found_by_a_beginning_and_the_newest_first(
     assert store.find("fit-20261121") == OLD
     put_run(tmp_path, f"{OLD}0")
     assert store.find(OLD) == OLD
-    with pytest.raises(ConfigError, match="4 runs begin with 'fit-': .*, …; give more of the id"):
+    with pytest.raises(
+        ConfigError, match="4 runs begin with 'fit-': .*, …; give more characters of the id"
+    ):
         store.find("fit-")
     with pytest.raises(ConfigError, match="there is no run 'other'"):
         store.find("other")
@@ -145,14 +146,17 @@ def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: Ru
     assert {run.state_at(0.0) for run in found.values() if run.record is None} == {"unreadable"}
     assert "cannot read" in found["empty"].problem
     assert "is not a run id" in found["odd name#"].problem
-    said = f"{store.url}/{MIDDLE}/run.json is no record of a run (JSONDecodeError: "
+    said = f"{store.url}/{MIDDLE}/run.json is not a record of a run (JSONDecodeError: "
     assert found[MIDDLE].problem.startswith(said)
-    assert "written by another version of hopsgpu? `hopsgpu logs ID` may" in found[MIDDLE].problem
+    assert (
+        "another version of hopsgpu may have written it; `hopsgpu logs ID` may"
+        in found[MIDDLE].problem
+    )
     for name, newest in (("odd name#", NEW), ("fit-20261124-120000-a#b", NEW)):
         (tmp_path / "runs" / name).mkdir(exist_ok=True)
         os.utime(tmp_path / "runs" / name, (0.0, 0.0))
         assert name in store.ids() and store.find("last") == newest
-    assert f"is the record of {NEW}" in found[OLD].problem
+    assert f"is the record of run {NEW}" in found[OLD].problem
 
 
 def test_a_foreign_directory_is_as_old_as_its_last_change() -> None:

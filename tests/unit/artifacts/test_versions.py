@@ -49,7 +49,7 @@ def test_a_directory_in_a_files_place_has_nothing_replaced(
     (target / "sub" / "x").mkdir()
     problem = refused(version, target)
     assert problem.kind == "exists"
-    assert f"{target}/sub/x is a directory, and a file is to be there" in str(problem)
+    assert f"{target}/sub/x is a directory, but the version has a file of this name" in str(problem)
     (target / "sub" / "x").rmdir()
     assert (version.download(target) / "b").read_text() == "new b"
 
@@ -64,7 +64,7 @@ def test_what_is_in_a_directorys_place_has_nothing_replaced(
     else:
         (target / "sub").symlink_to(target / "absent")
     problem = refused(version, target)
-    assert problem.kind == "exists" and f"{target}/sub is no directory" in str(problem)
+    assert problem.kind == "exists" and f"{target}/sub is not a directory" in str(problem)
 
 
 def test_a_directory_that_cannot_be_written_to_has_nothing_replaced(
@@ -73,7 +73,7 @@ def test_a_directory_that_cannot_be_written_to_has_nothing_replaced(
     # root may write to all of them
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "sub")
     problem = refused(version, target)
-    assert problem.kind == "permission" and f"{target}/sub cannot be written to" in str(problem)
+    assert problem.kind == "permission" and f"you may not write to {target}/sub" in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,9 @@ def test_what_is_no_file_any_more_is_damage(
         there.rmdir()
         there.touch()
     for read in (version.verify, lambda: version.download(tmp_path / "copy")):
-        with pytest.raises(StoreError, match="net/1/sub/x is damaged: no file") as told:
+        with pytest.raises(
+            StoreError, match="net/1/sub/x is damaged: it is a directory, or"
+        ) as told:
             read()
         assert told.value.kind == "damaged"
 

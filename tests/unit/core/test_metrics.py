@@ -305,7 +305,7 @@ def test_samples_travel_with_the_reports(reports: Path) -> None:
         sample = GpuSample(100.0 + second, GPU, utilisation, used, 80, 250.5, 60)
         append(reports, sample_line(sample))
         append(reports, sample_line(GpuSample(100.0 + second, "GPU-2", 0.5)))
-    append(reports, sample_line(GpuSample(100.0, "GPU-sim", problem="NVML does not know it")))
+    append(reports, sample_line(GpuSample(100.0, "GPU-sim", problem="NVML does not know the GPU")))
     metrics = folded(reports)
     assert metrics.last()[1] == {
         "step": 7,

@@ -61,7 +61,7 @@ def test_a_dict_mixes_frames_and_paths_in_its_order() -> None:
         (3, "data=3: must be a Spark DataFrame, the URL or absolute path of Parquet"),
         (b"/x", "data=b'/x': must be a Spark DataFrame"),
         ("", "data='': must be a Spark DataFrame"),
-        ({}, "data={}: must be a name for each"),
+        ({}, "data={}: must name at least one"),
         ({"a": [1]}, r"data\['a'\]=\[1\]: must be a Spark DataFrame"),
         ({"../a": "/x"}, "a name in data='../a'"),
         ({1: "/x"}, "a name in data=1"),
@@ -108,7 +108,7 @@ def test_paths_are_on_the_default_file_system(path: str, files: str | None, url:
 
 @pytest.mark.parametrize("path", ["lake/x", "s3a://bucket/x", "s3a:/x", "hdfs:x", "/x#y"])
 def test_what_cannot_be_read_in_place_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match="read it with Spark otherwise, and pass the DataFrame"):
+    with pytest.raises(ConfigError, match="otherwise read it with Spark and pass the DataFrame"):
         url_of(path, FILES)
 
 
@@ -164,7 +164,7 @@ def test_what_is_dealt_comes_whole_or_is_refused() -> None:
     dealt = RankShards({"a": shard, "b": shard}, single=False)
     assert RankShards.load(dealt.dump()) == dealt
     for damaged in (b"", b"x", dealt.dump()[:-9]):
-        with pytest.raises(StoreError, match="no shards of this version of hopsgpu"):
+        with pytest.raises(StoreError, match="shards are of another version of hopsgpu"):
             RankShards.load(damaged)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,14 @@ def test_what_is_about_to_be_there_counts_for_the_budget(tmp_path: Path) -> None
                     keep(batch)
     assert kept(keeper) == BATCHES
     assert not (tmp_path / "columns" / "1").exists()
+
+
+def test_a_cache_that_is_full_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.data")
+    keeper = Cache(tmp_path, 10)
+    for _ in range(2):
+        keep_all(keeper)
+    (message,) = caplog.messages
+    assert message.startswith(f"caches no more rows in {tmp_path}: the budget of 10 bytes")

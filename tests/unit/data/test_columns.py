@@ -46,7 +46,7 @@ def test_booleans() -> None:
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.bool_()])
 def test_nulls_without_a_value_of_numpy_are_refused(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'c' \(.*\) holds nulls.*fillna"):
+    with pytest.raises(ConfigError, match=r"'c' \(.*\) contains nulls.*fillna"):
         convert([True, None] if kind == pa.bool_() else [1, None], kind)
 
 
@@ -107,14 +107,14 @@ def test_tensors() -> None:
         assert (found == values[1:]).all()
         flat = column(pa.field("c", kind), (3, 2, 1)).convert(array)
         assert (flat == values.reshape(2, 3, 2, 1)).all()
-        with pytest.raises(ConfigError, match=r"'c' is .*it must hold lists of 5 elements"):
+        with pytest.raises(ConfigError, match=r"'c' has .*it must contain lists of 5 elements"):
             column(pa.field("c", kind), 5)
 
 
 @pytest.mark.parametrize("shape", [None, (2, 3)])
 def test_tensors_in_another_order_are_refused(shape: Any) -> None:
     kind = pa.fixed_shape_tensor(pa.float32(), (2, 3), permutation=(1, 0))
-    with pytest.raises(ConfigError, match="column 'c' is "):
+    with pytest.raises(ConfigError, match="column 'c' has the type "):
         column(pa.field("c", kind), shape)
 
 
@@ -169,7 +169,7 @@ def test_lists_are_arrays_where_the_shape_is_given(make: Any) -> None:
     found = convert([[1, 2, 3, 4], [5, 6, 7, 8]], make(pa.float64()), (2, 2))
     assert found.tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     assert convert([[1, 2]], make(pa.float64()), 2).shape == (1, 2)
-    with pytest.raises(ConfigError, match="'c' holds a list of 3 elements.*has 2"):
+    with pytest.raises(ConfigError, match="'c' contains a list of 3 elements.*has 2"):
         convert([[1, 2], [1, 2, 3]], make(pa.float64()), 2)
 
 
@@ -177,7 +177,7 @@ def test_lists_are_arrays_where_the_shape_is_given(make: Any) -> None:
     "kind", [pa.list_(pa.int8()), pa.list_(pa.float32(), 1), pa.list_(pa.float32())]
 )
 def test_nulls_in_place_of_lists_are_refused(kind: Any) -> None:
-    with pytest.raises(ConfigError, match="'c' .*nulls in place of lists"):
+    with pytest.raises(ConfigError, match="'c' .*nulls instead of lists"):
         convert([[1], None], kind)
 
 
@@ -205,7 +205,7 @@ VECTOR = pa.struct(
     ],
 )
 def test_other_types_are_refused_by_name(kind: Any, advice: str) -> None:
-    with pytest.raises(ConfigError, match=f"column 'c' is .*{advice}"):
+    with pytest.raises(ConfigError, match=f"column 'c' has the type .*{advice}"):
         column(pa.field("c", kind))
 
 
@@ -240,8 +240,6 @@ def test_what_is_no_choice_of_columns_is_refused(columns: Any, shapes: Any) -> N
 
 def test_names_that_are_twice_in_the_data_are_no_choice() -> None:
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8()), ("b", pa.int8())])
-    with pytest.raises(
-        ConfigError, match="columns=None: must be names .* without repetition, out of a, a, b"
-    ):
+    with pytest.raises(ConfigError, match="columns=None: must be different names .*: a, a, b"):
         checked_names(twice, None)
     assert checked_names(twice, ["b"]) == ["b"]

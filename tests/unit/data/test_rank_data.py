@@ -109,16 +109,16 @@ def test_sources_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     root = Lake(f"file://{tmp_path}")
     with pytest.raises(StoreError, match="absent"):
         read_source(root / "absent")
-    with pytest.raises(ConfigError, match="holds no Parquet file"):
+    with pytest.raises(ConfigError, match="contains no Parquet file"):
         read_source(root)
     parquet.write_table(table(0, 0), tmp_path / "0.parquet")
-    with pytest.raises(ConfigError, match="without a row"):
+    with pytest.raises(ConfigError, match="but no rows"):
         read_source(root)
     parquet.write_table(table(0, 0).drop_columns("x"), tmp_path / "1.parquet")
     with pytest.raises(ConfigError, match=r"1\.parquet have different columns \(x: fixed_size"):
         read_source(root)
     (tmp_path / "1.parquet").write_text("no Parquet")
-    with pytest.raises(ConfigError, match=r"1\.parquet is no Parquet file"):
+    with pytest.raises(ConfigError, match=r"1\.parquet is not a Parquet file"):
         read_source(root)
     (tmp_path / "1.parquet").unlink()
     (tmp_path / "year=2024").mkdir()

@@ -126,9 +126,12 @@ class Executor:
         """What a script that gave out nothing said."""
         assert (self.code, self.out) == (1, "")
         assert not (self.directory / CONTAINER_GPUS).exists()
-        assert len(self.err.splitlines()) == 1, self.err
-        assert self.err.startswith("hopsgpu discovery: ")
-        return self.err
+        lines = self.err.splitlines()
+        *waits, failure = lines
+        # What it waited for before that.
+        assert all(line.startswith("hopsgpu discovery INFO: ") for line in waits), self.err
+        assert failure.startswith("hopsgpu discovery: "), self.err
+        return failure
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         self.process.send_signal(number)

@@ -228,7 +228,7 @@ def test_every_process_has_an_endpoint_of_its_own() -> None:
 
 def test_too_few_ports() -> None:
     world = gang()
-    with pytest.raises(ValueError, match="2 ports of container 1 are too few"):
+    with pytest.raises(ValueError, match="container 1 has 2 ports, needs 3"):
         endpoints_of(world, {**held(world), 1: [1, 2]})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import threading
@@ -32,13 +33,13 @@ def test_all_ranks_are_told_whoever_else_comes(
 ) -> None:
     monkeypatch.setattr(xgboost, "_STRANGER_SECONDS", 0.1)
     with ThreadPoolExecutor() as pool:
-        others = [pool.submit(xgboost._told, address, rank) for rank in (1, 2)]
-        serving = pool.submit(xgboost._tell, address, WHERE, 4)
+        others = [pool.submit(xgboost._find_tracker, address, rank) for rank in (1, 2)]
+        serving = pool.submit(xgboost._announce, address, WHERE, 4)
         for _ in range(2):
             silent = _connected(address)
             with _connected(address) as brief:
                 brief.sendall(b"\1")
-        others.append(pool.submit(xgboost._told, address, 3))
+        others.append(pool.submit(xgboost._find_tracker, address, 3))
         assert [other.result(30) for other in others] == [WHERE] * 3
         serving.result(30)
         silent.close()
@@ -53,13 +54,18 @@ def _connected(address: tuple[str, int]) -> socket.socket:
 
 
 def test_who_waits_too_long_says_for_whom(
-    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "hopsgpu.frameworks")
     monkeypatch.setattr(xgboost, "_SECONDS", 0.2)
-    with pytest.raises(TimeoutError, match="rank 0 has not called communicator"):
-        xgboost._told(address, 1)
-    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] have not called communicator"):
-        xgboost._tell(address, WHERE, 3)
+    with pytest.raises(TimeoutError, match="rank 0 did not call communicator"):
+        xgboost._find_tracker(address, 1)
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not call communicator"):
+        xgboost._announce(address, WHERE, 3)
+    assert caplog.messages == [
+        "XGBoost: waits until rank 0 calls communicator()",
+        "XGBoost: waits until 2 other ranks call communicator()",
+    ]
 
 
 class Standins:
@@ -99,7 +105,7 @@ def standins(monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]) -> Itera
     monkeypatch.setenv("WORLD_SIZE", "12")
     monkeypatch.setenv("HOPSGPU_COORDINATOR", f"{address[0]}:{address[1]}")
     with ThreadPoolExecutor(11) as pool:
-        others = [pool.submit(xgboost._told, address, rank) for rank in range(1, 12)]
+        others = [pool.submit(xgboost._find_tracker, address, rank) for rank in range(1, 12)]
         yield Standins(monkeypatch)
         assert [other.result(30) for other in others] == [WHERE] * 11
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
 from hopsgpu.control.peer import device_fields
-from hopsgpu.gpu.container_gpus import ContainerGpus, Gpu, read_container_gpus
+from hopsgpu.gpu.container_gpus import (
+    ContainerGpus,
+    Gpu,
+    log_container_gpus,
+    read_container_gpus,
+)
 from hopsgpu.gpu.node.devices import Device
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.gpu.node.health import Readings
@@ -35,7 +41,7 @@ def test_what_the_script_leaves_is_read_by_all(
     (tmp_path / CONTAINER_GPUS).write_text(json.dumps(said))
     given = read_container_gpus(tmp_path)
     watched, bad = given.gpus
-    assert watched.state == "watch" and "a row waits to be remapped" in watched.reason
+    assert watched.state == "watch" and "a row remapping is pending" in watched.reason
     assert bad == Gpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
     assert given.isolated and given.simulated == {"GPU-2"}
     monkeypatch.chdir(tmp_path)
@@ -43,4 +49,14 @@ def test_what_the_script_leaves_is_read_by_all(
     assert device_fields() == [
         {"gpu": "GPU-1", "model": "NVIDIA A100", "bad": "", **known},
         {"gpu": "GPU-2", "model": "Simulated A100", "bad": "it is lost", **known},
+    ]
+
+
+def test_what_discovery_chose_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.gpu")
+    healthy = Gpu("GPU-1", "NVIDIA A100", "550.54", "healthy", "")
+    log_container_gpus(ContainerGpus((healthy, Gpu("GPU-2", "", "", "bad", "it is lost"))))
+    assert caplog.messages == [
+        "discovery gave out GPU-1 (NVIDIA A100, driver 550.54), healthy",
+        "discovery gave out GPU-2 (unknown product, driver unknown), bad: it is lost",
     ]

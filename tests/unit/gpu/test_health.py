@@ -43,11 +43,11 @@ def test_a_gpu_that_is_well() -> None:
         (Readings(volatile_double_bit=2), BAD, "2 double-bit ECC errors since"),
         (Readings(volatile_double_bit=2, recovery_action=0), WATCH, "2 double-bit ECC errors"),
         (Readings(volatile_double_bit=2, recovery_action=1), BAD, "2 double-bit ECC errors"),
-        (Readings(aggregate_double_bit=5), WATCH, "5 double-bit ECC errors over its life"),
+        (Readings(aggregate_double_bit=5), WATCH, "5 double-bit ECC errors over its lifetime"),
         (Readings(sram_threshold_exceeded=True), BAD, "NVIDIA's threshold"),
         (Readings(remap_failed=True, remapped_uncorrectable=8), BAD, "8 rows remapped"),
         (Readings(remap_pending=True, remapped_correctable=1), WATCH, "1 for correctable"),
-        (Readings(retirement_pending=True, retired_pages=7), WATCH, "(7 are)"),
+        (Readings(retirement_pending=True, retired_pages=7), WATCH, "(7 retired)"),
         (Readings(retired_pages=60), WATCH, "60 pages of its memory are retired, of 64 at most"),
         (Readings(hw_thermal=True), WATCH, "cooling"),
         (Readings(hw_power_brake=True), WATCH, "power brake"),
@@ -64,7 +64,7 @@ def test_all_reasons_are_told_the_worst_first() -> None:
     verdict = judge_readings(Readings(hw_thermal=True, remap_pending=True, volatile_double_bit=1))
     assert verdict.state == BAD
     first, second, third = verdict.reason.split("; ")
-    assert "1 double-bit" in first and "waits to be remapped" in second and "cooling" in third
+    assert "1 double-bit" in first and "row remapping is pending" in second and "cooling" in third
 
 
 def test_nothing_else_counts_of_a_gpu_that_does_not_answer() -> None:

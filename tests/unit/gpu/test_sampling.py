@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -188,12 +189,14 @@ def test_gpus_are_sampled_by_uuid_in_the_units_that_are_promised() -> None:
     assert nvml.open == 0
 
 
-def test_a_simulated_gpu_is_told_of_once_and_not_sampled() -> None:
+def test_a_simulated_gpu_is_told_of_once_and_not_sampled(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.gpu")
     told = sampled(FakeNvml(GPU), ["GPU-sim-0", GPU], 4)
     assert [s.problem for s in told if s.uuid == "GPU-sim-0"] == [
-        "NVML does not know it: Not Found"
+        "NVML does not know the GPU: Not Found"
     ]
     assert all(sample.utilisation == 0 for sample in told[1:])
+    assert caplog.messages == ["does not sample GPU-sim-0: NVML does not know the GPU: Not Found"]
 
 
 def test_what_a_gpu_does_not_support_is_left_out() -> None:
@@ -309,7 +312,7 @@ def test_a_gpu_that_cannot_be_used_any_more_is_beyond_hope(
         nvml.problem = problem(words)
 
     (event,) = seen_until_broken(nvml, [GPU], fail).events
-    assert event.is_fatal and f"the driver cannot use it any more ({words})" in event.reason
+    assert event.is_fatal and f"the driver can no longer use it ({words})" in event.reason
 
 
 def test_a_gpu_that_is_lost_before_it_is_sampled_is_beyond_hope() -> None:
@@ -348,7 +351,7 @@ def test_without_event_sets_gpus_are_sampled_and_it_is_said() -> None:
     nvml = FakeNvml(GPU)
     nvml.unsupported = {"event sets"}
     told, said = problems(nvml)
-    assert said == {GPU: "NVML tells of no events: Function Not Found"}
+    assert said == {GPU: "NVML reports no events: Function Not Found"}
     assert told[1].utilisation == 0 and nvml.open == 0
 
 
@@ -403,10 +406,10 @@ def test_without_a_driver_the_reason_is_known() -> None:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        said = f"NVML cannot be had: {error}"
+        said = f"NVML is not available: {error}"
     else:
         nvml.nvmlShutdown()
-        said = "NVML does not know it"
+        said = "NVML does not know the GPU"
     (first,) = sampled(None, [GPU], 1)
     assert first.problem.startswith(said)
 

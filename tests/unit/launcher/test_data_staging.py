@@ -150,7 +150,7 @@ def test_what_is_read_in_place_stays(feed: Make, home: Path, tmp_path: Path) -> 
     ("data", "error", "words"),
     [
         (Frame(1), ConfigError, "data .*1 row for 2 ranks"),
-        (Frame(0), ConfigError, "Parquet files without a row"),
+        (Frame(0), ConfigError, "Parquet files, but no rows"),
         (Frame(9, HopsGpuError("boom")), HopsGpuError, "boom"),
         ({"a": Frame(9), "b": Frame(9, Cancelled("no"))}, Cancelled, "no"),
     ],
@@ -175,7 +175,7 @@ def test_a_cancelled_run_writes_and_reads_no_more(feed: Make, home: Path, tmp_pa
     cancelled = threading.Event()
     cancelled.set()
     for data, words in (
-        (Frame(9), "before it could create"),
+        (Frame(9), "attempt to create .* was cancelled"),
         (f"file://{tmp_path}/x.parquet", "while the footers of data were read"),
     ):
         with (

@@ -68,7 +68,7 @@ def train() -> None: ...
         ({"visible": "node"}, "visible='node': must be 'container'.*'rank'.*None"),
         ({"data": ""}, "data='': must be a Spark DataFrame, the URL or absolute path of Parquet"),
         ({"data": 3}, "data=3: must be a Spark DataFrame"),
-        ({"data": {}}, "data={}: must be a name for each"),
+        ({"data": {}}, "data={}: must name at least one"),
         ({"data": {"a b": "/x"}}, "a name in data='a b'"),
         ({"data": {"train": None}}, r"data\['train'\]=None: must be a Spark DataFrame"),
         ({"run_timeout": "soon"}, "run_timeout='soon'.*above zero"),

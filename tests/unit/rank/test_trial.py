@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import optuna
 import pytest
 
 import hopsgpu
-from hopsgpu.rank.trial import Trial, ask_to_end, is_pruning, is_to_end, told_to_end
+from hopsgpu.rank.trial import Trial, ask_to_end, has_seen_end, is_pruning, is_to_end
 
 
 def test_what_json_lacks_comes_as_its_repr() -> None:
@@ -18,12 +19,14 @@ def test_what_json_lacks_comes_as_its_repr() -> None:
     assert Trial.from_fields(fields) == Trial(3, told)
 
 
-def test_who_was_told_is_marked(tmp_path: Path) -> None:
+def test_who_was_told_is_marked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.rank")
     assert not is_to_end(str(tmp_path))
     ask_to_end(tmp_path)
-    assert not told_to_end(tmp_path)
+    assert not has_seen_end(tmp_path)
     for _ in range(2):
-        assert is_to_end(str(tmp_path)) and told_to_end(tmp_path)
+        assert is_to_end(str(tmp_path)) and has_seen_end(tmp_path)
+    assert caplog.messages == ["the search ends this trial early"]
     ask_to_end(tmp_path)
     assert is_to_end(str(tmp_path))
 

@@ -31,7 +31,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 
 class Redirects(http.server.BaseHTTPRequestHandler):
-    """A daemon of two roles, one of which sends to the other: a standby, or a name node."""
+    """A daemon of two roles, one of which sends to the other: a standby, or a NameNode."""
 
     def do_GET(self) -> None:
         if "there" not in self.path and "op=GETFILESTATUS" not in self.path:

@@ -1,4 +1,4 @@
-"""What errors mean: texts as the clients and a real name node gave them."""
+"""What errors mean: texts as the clients and a real NameNode gave them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_first_line_is_told_as_it_was() -> None:
 
 
 def test_a_retriable_exception_in_safe_mode_is_safe_mode() -> None:
-    """As a name node of a pair says it."""
+    """As a NameNode of a pair says it."""
     error = refusal("RetriableException", "org.apache…SafeModeException: Safe mode is ON.")
     assert explain(error).kind == "safe mode"
 

@@ -20,7 +20,7 @@ from hopsgpu.storage.root import join_url, root_on, trimmed
 def test_a_file_system_of_another_host_is_refused(url: str, path: str) -> None:
     with pytest.raises(ConfigError, match=f"{url}.*write file://{path}$"):
         Lake(url)
-    with pytest.raises(ConfigError, match="is a host"):
+    with pytest.raises(ConfigError, match="names the host"):
         ModelStore(url)
 
 

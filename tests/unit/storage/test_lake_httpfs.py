@@ -80,7 +80,7 @@ def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTT
         lambda: (lake / "f").create(b"x"),
         lambda: (lake / "f").replace(b"x"),
     ):
-        with pytest.raises(StoreError, match="HttpFS.*read from only.*hdfs://") as told:
+        with pytest.raises(StoreError, match="HttpFS.*only reads from it.*hdfs://") as told:
             call()
         assert told.value.kind == "unsupported"
     # Nothing but uploads that were not begun.

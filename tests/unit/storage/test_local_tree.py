@@ -35,11 +35,11 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "to", "said"),
     [
-        ("nowhere", "absent", "no file and no directory, but a link to nothing"),
-        ("itself", "itself", "no file and no directory"),
-        ("b/back", "..", "leads to itself, by .*/root; remove the link"),
-        ("b/empty/around", "../../b", "leads to itself, by .*/root/b;"),
-        ("outer", "../..", "leads to itself"),
+        ("nowhere", "absent", "neither a file nor a directory, but a broken link"),
+        ("itself", "itself", "neither a file nor a directory"),
+        ("b/back", "..", "a link to .*/root, which contains it; remove the link"),
+        ("b/empty/around", "../../b", "a link to .*/root/b, which contains it"),
+        ("outer", "../..", "a link to .*, which contains it"),
     ],
 )
 def test_links_that_lead_nowhere_or_back_are_refused(
@@ -47,7 +47,7 @@ def test_links_that_lead_nowhere_or_back_are_refused(
 ) -> None:
     (root / name).symlink_to(to)
     for refused in (files_below, publication.files_of, checkpoints.files_of):
-        with pytest.raises(ConfigError, match=f"/{name} cannot be uploaded: it .*{said}"):
+        with pytest.raises(ConfigError, match=f"cannot upload .*/{name}: it is {said}"):
             refused(root)
 
 
@@ -55,13 +55,13 @@ def test_two_links_that_lead_to_each_other_are_refused(root: Path) -> None:
     (root / "c").mkdir()
     (root / "b" / "c").symlink_to(root / "c")
     (root / "c" / "b").symlink_to(root / "b")
-    with pytest.raises(ConfigError, match="leads to itself"):
+    with pytest.raises(ConfigError, match="which contains it"):
         files_below(root)
 
 
 def test_a_pipe_is_refused(root: Path) -> None:
     os.mkfifo(root / "b" / "pipe")
-    with pytest.raises(ConfigError, match="/b/pipe cannot be uploaded: it is no file"):
+    with pytest.raises(ConfigError, match="cannot upload .*/b/pipe: it is neither a file"):
         files_below(root)
 
 
@@ -73,7 +73,7 @@ def test_names_that_do_not_survive_are_refused(root: Path) -> None:
 
 def test_two_files_of_one_name_are_refused(root: Path, tmp_path: Path) -> None:
     (root / "b" / "ü").touch()
-    with pytest.raises(ConfigError, match="two files are named 'b/ü', once Unicode is normalised"):
+    with pytest.raises(ConfigError, match="two files have the name 'b/ü' after Unicode"):
         files_below(root)
     (root / "b" / "ü").unlink()
     (tmp_path / "elsewhere").mkdir()
@@ -81,7 +81,7 @@ def test_two_files_of_one_name_are_refused(root: Path, tmp_path: Path) -> None:
         directory.mkdir(exist_ok=True)
         (directory / "a").write_text(directory.name)
     (root / "e\u0301").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="two files are named 'é/a'"):
+    with pytest.raises(ConfigError, match="two files have the name 'é/a'"):
         files_below(root)
 
 
@@ -89,7 +89,7 @@ def test_a_file_and_a_directory_of_one_name_are_refused(root: Path) -> None:
     (root / "b" / "é").mkdir()
     (root / "b" / "é" / "a").touch()
     (root / "b" / "e\u0301").touch()
-    with pytest.raises(ConfigError, match="a file and a directory are named 'b/é'"):
+    with pytest.raises(ConfigError, match="a file and a directory have the name 'b/é'"):
         files_below(root)
 
 
@@ -97,12 +97,12 @@ def test_a_file_and_a_directory_of_one_name_are_refused(root: Path) -> None:
 def test_the_manifests_name_is_not_to_be_had(root: Path, name: str) -> None:
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).touch()
-    with pytest.raises(StoreError, match="hopsgpu's own name"):
+    with pytest.raises(StoreError, match="reserved for hopsgpu"):
         publication.files_of(root)
 
 
 def test_what_cannot_be_looked_at_is_told_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "odd").symlink_to("x" * 300)
-    with pytest.raises(ConfigError, match=r"/odd cannot be read, so not all of it is known"):
+    with pytest.raises(ConfigError, match=r"cannot read .*/odd, so files may be missing"):
         files_below(tmp_path)

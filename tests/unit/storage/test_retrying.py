@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import pytest
@@ -50,6 +51,30 @@ def test_what_works_later_is_returned() -> None:
 
     assert patience(clock)("read", "hdfs://n/x", attempt) == 3
     assert clock.pauses == [0.2, 0.4, 0.8]
+
+
+def test_each_retry_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu")
+    clock = Clock()
+
+    def attempt(number: int) -> int:
+        return number if number == 1 else int(unreachable(number))
+
+    assert patience(clock)("read", "hdfs://n/x", attempt) == 1
+    assert caplog.messages == [
+        "attempt 1 to read hdfs://n/x failed: tries again in 0.2 s"
+        " (Connection refused (os error 111))",
+        "attempt 2 to read hdfs://n/x succeeded",
+    ]
+    with pytest.raises(StoreError):
+        patience(clock, 1.0)("read", "hdfs://n/x", unreachable)
+    assert caplog.messages[-1].startswith("attempt 3 to read hdfs://n/x failed after 1 s: gives up")
+
+
+def test_what_is_done_at_once_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "hopsgpu")
+    assert patience(Clock())("read", "hdfs://n/x", lambda number: number) == 0
+    assert caplog.messages == []
 
 
 def test_it_ends_within_its_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -152,7 +153,7 @@ def test_gpu_seconds_are_metrics_and_batches_are_bounded(tmp_path: Path) -> None
 def test_a_run_without_an_end_or_a_record_is_not_logged(tmp_path: Path) -> None:
     goes_on = Lake(f"file://{put_run(tmp_path, 'fit-1', 'running')}")
     (problem,) = log_run("http://127.0.0.1:9", "tests", goes_on, {})
-    assert problem == "the run: its record has no final state: it is 'running'"
+    assert problem == "the run: the record has no final state, but 'running'"
     (problem,) = log_run("http://127.0.0.1:9", "tests", Lake(f"file://{tmp_path}/none"), {})
     assert problem.startswith("the run: ") and f"{tmp_path}/none/run.json" in problem
 
@@ -239,8 +240,9 @@ def test_the_settings_are_those_of_each_launch(
 
 
 def test_what_the_logging_process_does_is_bounded_and_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.tracking")
     tracking = Tracking("http://alice:s3cret@mlflow:5000")
     run = f"file://{tmp_path}/fit-1"
     program = tmp_path / "python"
@@ -253,10 +255,11 @@ def test_what_the_logging_process_does_is_bounded_and_told(
             log(tracking, run, Provenance("sha256:ab", {"rate": 1}), seconds)
         return str(caught.value)
 
-    about = f"{run} is not completely in MLflow at http://mlflow:5000: "
-    assert told("exec sleep 60", 0.2) == f"{about}no end after 0.2 s"
+    about = f"{run} is logged incompletely to MLflow at http://mlflow:5000: "
+    late = "the process that logs the run did not end in 0.2 s"
+    assert told("exec sleep 60", 0.2) == f"{about}{late}"
     assert told("echo some lines >&2; echo ImportError: x >&2; exit 3") == f"{about}ImportError: x"
-    assert told("exit 3") == f"{about}its process ended with code 3"
+    assert told("exit 3") == f"{about}the process that logs the run exited with code 3"
     assert told("""echo '["the run: no", "metrics: y"]'""") == f"{about}the run: no; metrics: y"
     server = "API request to http://alice:s3cret@mlflow:5000/api failed"
     assert told(f"echo {server} >&2; exit 1").endswith("to http://mlflow:5000/api failed")
@@ -265,6 +268,8 @@ def test_what_the_logging_process_does_is_bounded_and_told(
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     program.write_text(f"#!/bin/sh\ncat > {tmp_path}/given\nenv > {tmp_path}/env\necho '[]'\n")
     log(tracking, run, None)
+    (message,) = caplog.messages
+    assert message.startswith(f"logged {run} to MLflow at http://mlflow:5000 in ")
     given = json.loads((tmp_path / "given").read_text())
     assert given["uri"] == tracking.uri and given["parameters"] == {} and given["run_url"] == run
     lines = (tmp_path / "env").read_text().splitlines()

@@ -1,0 +1,116 @@
+"""The decisive lines that publishing, checkpoints and uploads write to hopsgpu's log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.artifacts import checkpoint_restore, publication, python_environments, stale_uploads
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
+from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
+from hopsgpu.artifacts.log_dir_upload import LogDirUploader
+from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.artifacts.versions import CLAIMS, STAGING
+from hopsgpu.storage.lake import Lake
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "hopsgpu.artifacts")
+    return caplog
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(f"file://{tmp_path}/lake")
+    lake.make()
+    return lake
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    directory = tmp_path / "files"
+    directory.mkdir()
+    (directory / "weights").write_text("1")
+    return directory
+
+
+def test_a_publish_names_its_version(
+    lake: Lake, files: Path, said: pytest.LogCaptureFixture
+) -> None:
+    store = ModelStore(lake.url)
+    store.publish(files, "net", tags=["best"])
+    assert said.messages == [
+        f"published {lake.url}/net/1, 1 files",
+        f"tag 'best' of {lake.url}/net points at version 1",
+    ]
+    store.untag("net", "best")
+    store.delete("net", 1)
+    assert said.messages[-1] == f"deleted version 1 of {lake.url}/net"
+
+
+def test_a_number_that_another_publisher_has_is_named(
+    lake: Lake, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = lake / "net"
+    (home / CLAIMS).make()
+    names = Lake.names
+
+    def names_before_the_other(place: Lake, *, directories: bool = False) -> tuple[str, ...]:
+        before = names(place, directories=directories)
+        (home / CLAIMS / "1").create()
+        return before
+
+    monkeypatch.setattr(Lake, "names", names_before_the_other)
+    assert publication.claim(home) == 2
+    assert said.messages == [f"another publisher has claimed version 1 of {home.url}"]
+
+
+def test_removed_leftovers_are_named(lake: Lake, said: pytest.LogCaptureFixture) -> None:
+    left = lake / STAGING / "dead"
+    left.make()
+    stale_uploads.sweep(lake, left.stat().modified + 10, age=5)
+    assert said.messages == [f"removed the leftover {left.url} of a dead publisher"]
+
+
+def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
+    lake: Lake, files: Path, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(lake, 0)
+    for step in (1, 2):
+        checkpoints.save(files_of(files), CheckpointOptions(step, keep=1))
+    checkpoint_restore.latest([checkpoints], tmp_path / "copies")
+    saved, saved_too, removed, restored = said.messages
+    assert saved.startswith(f"rank 0 saved step 1 in {lake.url}/1, ")
+    assert saved_too.startswith("rank 0 saved step 2 in ")
+    assert removed == f"removes step 1 in {lake.url}: later steps replace it"
+    assert restored == f"rank 0 restores step 2 from {lake.url}/2"
+
+
+def test_a_python_environment_of_another_process_is_named(
+    lake: Lake, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    archive = tmp_path / "env.zip"
+    archive.write_text("archive")
+    for _ in range(2):
+        python_environments.put(lake, "key", archive, {"bytes": 7}, threading.Event())
+    place = f"{lake.url}/environments/key"
+    assert said.messages == [
+        f"put the Python environment {place} on the lake",
+        f"uses {place}, which another process has uploaded meanwhile",
+    ]
+
+
+def test_a_log_that_cannot_be_uploaded_is_named_once(
+    lake: Lake, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    (directory / "odd?").touch()
+    uploads = LogDirUploader(directory, lake, threading.Event())
+    (warning,) = uploads.round()
+    assert uploads.round(last=True) == []
+    assert said.messages == [warning] and "'odd?'" in warning
