@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.backends.agent_registration import register_container
-from hopsgpu.backends.grant import GangAgents, Job, Lease, refuse_duplicates
+from hopsgpu.backends.grant import GangAgents, Job, Lease, keep_all, refuse_duplicates
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer, Event
@@ -190,7 +190,7 @@ class ElasticLease(ABC):
             containers,
             jobs[0] if len(jobs) == 1 else _Jobs(jobs),
             self._why_lost,
-            _keep,
+            keep_all,
             self._tokens,
         )
 
@@ -222,8 +222,3 @@ class _Jobs:
     def reason(self, seconds: float) -> str:
         ended = [job for job in self.jobs if job.ended.is_set()]
         return (ended or list(self.jobs))[0].reason(seconds if not ended else 0.0)
-
-
-def _keep(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` without a release: only the search releases executors."""
-    return False

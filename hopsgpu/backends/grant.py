@@ -139,6 +139,11 @@ class Owner(ABC):
         """End the agents of a gang that is not whole."""
 
 
+def keep_all(keys: Collection[int]) -> bool:
+    """Implement `Lease.let_go` for a lease that does not release single executors."""
+    return False
+
+
 Leasing = Callable[[Request], AbstractContextManager[Owner]]
 
 

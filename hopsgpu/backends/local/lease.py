@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection
 
 from hopsgpu.backends.agent_registration import is_hello, register_container
-from hopsgpu.backends.grant import Lease, Owner
+from hopsgpu.backends.grant import Lease, Owner, keep_all
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.local.containers import EVENT_SECONDS, Containers
@@ -46,7 +45,7 @@ class LocalLease(Owner):
             (container,),
             job,
             why_lost=lambda reason, host: reason,
-            let_go=_keep,
+            let_go=keep_all,
             tokens=bytes,
         )
         return self._lease
@@ -79,8 +78,3 @@ class LocalLease(Owner):
         self.request.watcher.state(GangState.RELEASING, ())
         self.end_jobs()
         self.request.watcher.mark("released")
-
-
-def _keep(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` without a release: the only container stays."""
-    return False

@@ -8,29 +8,22 @@ import logging
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.backends.spark.elastic_jobs import JobsLease
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.backends.spark.wait_reasons import WaitWatcher
-from hopsgpu.control.peer import Driver
-from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import PART_SECONDS, GangState
 from hopsgpu.errors import Cancelled, HopsGpuError
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
 
 log = logging.getLogger(__name__)
 
@@ -44,29 +37,21 @@ _MOST_FAILED = 3
 
 
 class YarnElasticLease(JobsLease):
-    """The lease of a search on YARN; it must be released on every path.
+    """The lease of a search on YARN; `leased_executors` provides it.
 
     It has two threads: one requests executors, in the queue of gangs; one confirms that released
     executors are gone.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        request: Request,
-        profile: ResourceProfile,
-        server: ControlServer,
-        driver: Driver,
-    ) -> None:
-        super().__init__(request, server)
-        self._application = application
-        self._profile = profile
-        self._driver = driver
+    def __init__(self, request: Request, executors: Executors) -> None:
+        super().__init__(request, executors.server)
+        self._executors = executors
+        self._application = executors.application
         # Determined once, because each trial asks for tokens.
-        self._is_kerberized = application.jvm.is_kerberized()
+        self._is_kerberized = self._application.jvm.is_kerberized()
         self._looks_at = float("-inf")
         # After this time YARN knows of every request.
-        self._settling = 2 * heartbeat_seconds(application.jvm)
+        self._settling = 2 * heartbeat_seconds(self._application.jvm)
         self._over = (threading.Event(), threading.Event())
 
     def start(self) -> None:
@@ -152,12 +137,9 @@ class YarnElasticLease(JobsLease):
             HopsGpuError: the ResourceManager does not say.
         """
         self._looks_at = time.monotonic() + _JOBS_SECONDS
-        held = self._held()
+        held = self._executors.held().containers
         with self._changed:
             return self._coming.look(held, self._leaving, len(self._live))
-
-    def _held(self) -> Collection[str]:
-        return self._application.manager.held(self._application.id, self._profile.id).containers
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
@@ -173,7 +155,7 @@ class YarnElasticLease(JobsLease):
                 self._asked = time.monotonic()
         if jobs:
             with contextlib.suppress(HopsGpuError):
-                self._coming.excuse(self._held())
+                self._coming.excuse(self._executors.held().containers)
 
     def _forget_ended(self) -> None:
         """Drop jobs that have ended by themselves.
@@ -208,17 +190,17 @@ class YarnElasticLease(JobsLease):
                 timeout=self.request.timeout if self._asks_first else None,
                 watcher=WaitWatcher(self.request.watcher, self),
             )
-            patience = self._coming.patience(request, time.monotonic())
+            clock = self._coming.clock(request, time.monotonic())
             grows = not self._asks_first
         # Cancelled here means that it need not stay in the queue of gangs any longer.
         with (
             contextlib.suppress(Cancelled),
-            queueing(self._application, request, patience, grows=grows) as place,
+            queueing(self._application, request, clock, grows=grows) as place,
             place.turn(0),
         ):
-            self._in_turn(place, patience, place.room(at_once, missing))
+            self._in_turn(place, clock, place.room(at_once, missing))
 
-    def _in_turn(self, place: Queueing, patience: AcquisitionClock, count: int) -> None:
+    def _in_turn(self, place: Queueing, clock: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
@@ -233,12 +215,12 @@ class YarnElasticLease(JobsLease):
             try:
                 missing, where = self._look()
             except HopsGpuError as error:
-                patience.tell((), str(error))
+                clock.tell((), str(error))
                 continue
             if not missing:
                 log.debug("%s: YARN has granted them", self.request.run_id)
                 place.granted()
-                patience.tell((), where)
+                clock.tell((), where)
                 return
             if missing < least:
                 until, least = time.monotonic() + PART_SECONDS, missing
@@ -246,7 +228,7 @@ class YarnElasticLease(JobsLease):
                 break
             with self._changed:
                 granted = len(self._live) - missing
-            patience.tell((), place.facts(granted).around(where))
+            clock.tell((), place.facts(granted).around(where))
         # Other gangs go first. An executor that was granted meanwhile runs another job, or is
         # released.
         with self._changed:
@@ -257,19 +239,9 @@ class YarnElasticLease(JobsLease):
         self._cancel(given_up)
 
     def _start(self, place: Queueing) -> GangJob:
-        tag = f"hopsgpu-{self.request.run_id}-trials-{uuid.uuid4().hex[:8]}"
-        job = GangJob(
-            self._application,
-            tag=tag,
-            description=f"hopsgpu {self.request.run_id}: an executor of trials",
-            tasks=1,
-            hosts=place.hosts(1),
-            profile=self._profile,
-            barrier=False,
-            task=supervise_in_task(replace(self._driver, job=tag, modules=self.request.imports)),
-        )
+        job = self._executors.new_job(self.request, "trials", 1, place.hosts(1), supervise_in_task)
         with self._changed:
-            self._live[tag] = job
+            self._live[job.tag] = job
             self._asked = time.monotonic()
             self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
         job.start()
@@ -291,15 +263,13 @@ class YarnElasticLease(JobsLease):
 
     def _see_gone(self) -> None:
         """Kill idle executors, and record which are gone."""
-        jvm, profile = self._application.jvm, self._profile.id
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
-        busy = jvm.busy(profile)
-        # A kill makes Spark request new executors while its target still includes the killed ones,
-        # and an executor that has just arrived is not busy yet.
-        if not waits and len(busy) <= live and jvm.target(profile) <= live:
-            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
-        held = self._application.manager.held(self._application.id, profile).containers
+        busy = self._executors.busy()
+        # An executor that has just arrived is not busy yet.
+        if not waits and len(busy) <= live and self._executors.target() <= live:
+            self._executors.kill_idle(busy)
+        held = self._executors.held().containers
         with self._changed:
             self._leaving.intersection_update(held)
             self._changed.wait(_GONE_SECONDS)
@@ -316,9 +286,7 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             jobs = [job for job in self._begun if not job.ended.is_set()]
             settled = time.monotonic() - self._asked > self._settling and not self._waiting()
-        release = release_executors(
-            self._application, self._profile.id, jobs, self.server, whole=settled
-        )
+        release = release_executors(self._executors, jobs, whole=settled)
         with self._changed:
             self._ready.clear()
             self._leaving.clear()

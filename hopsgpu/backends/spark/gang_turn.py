@@ -46,12 +46,12 @@ class Queueing:
         self,
         application: Application,
         request: Request,
-        patience: AcquisitionClock,
+        clock: AcquisitionClock,
         place: QueuePlace | None,
     ) -> None:
         self._application = application
         self._request = request
-        self._patience = patience
+        self._clock = clock
         self._place = place
         self._demand = demand_of(request.shape, request.executors, request.placement)
         self._probe_after = _PROBE_SECONDS
@@ -77,8 +77,8 @@ class Queueing:
         try:
             while not lock.acquire(timeout=_LOOK_SECONDS):
                 self.keep()
-                self._patience.tell((), "another gang of this application acquires its executors")
-                self._patience.check(Grants(connected=has))
+                self._clock.tell((), "another gang of this application acquires its executors")
+                self._clock.check(Grants(connected=has))
             waited = time.monotonic() - began
             log.info("%s: turn to ask YARN taken after %.1f s", self._request.run_id, waited)
             try:
@@ -155,11 +155,11 @@ class Queueing:
 
     def _is_ours(self, has: int) -> bool:
         """Return whether the gang should ask YARN now; if not, report why."""
-        self._patience.check(Grants(connected=has))
+        self._clock.check(Grants(connected=has))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
-            self._patience.tell((), str(error))
+            self._clock.tell((), str(error))
             return False
         missing = shortage(self._demand, snapshot, has)
         probe = missing.bound is not Bound.NONE and time.monotonic() >= self._probe_at
@@ -173,7 +173,7 @@ class Queueing:
         facts = waiting_facts(snapshot, self._demand, has, missing.queue)
         # A gang ahead in the queue is the first obstacle.
         why = [turn.why, facts.around(missing.text)]
-        self._patience.tell((), "; ".join(part for part in why if part))
+        self._clock.tell((), "; ".join(part for part in why if part))
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
@@ -258,14 +258,14 @@ class Queueing:
 
 @contextlib.contextmanager
 def queueing(
-    application: Application, request: Request, patience: AcquisitionClock, *, grows: bool = False
+    application: Application, request: Request, clock: AcquisitionClock, *, grows: bool = False
 ) -> Iterator[Queueing]:
     """Provide a gang's place in the queue of gangs; leave the queue on every path.
 
     Args:
         application: application in which the gang runs.
         request: the request.
-        patience: time limit of the acquisition.
+        clock: time limit of the acquisition.
         grows: whether the request is for more executors of a running search, which queues behind
             all gangs.
     """
@@ -282,7 +282,7 @@ def queueing(
             stack.enter_context(stand_in_line(place))
         except StoreError as error:
             request.watcher.warn(_without_line(error))
-        yield Queueing(application, request, patience, place)
+        yield Queueing(application, request, clock, place)
 
 
 def _without_line(error: StoreError) -> str:

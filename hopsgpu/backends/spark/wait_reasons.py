@@ -58,7 +58,7 @@ class EndedContainers:
         return ", ".join(parts)
 
 
-class _PatienceOf(AcquisitionClock):
+class _RemarkingClock(AcquisitionClock):
     """A `AcquisitionClock` whose reports have a remark about the executors that ended."""
 
     def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
@@ -79,10 +79,10 @@ class PendingExecutors:
         self._given_back = 0
         self._asks_at = float("-inf")
         self._since: float | None = None
-        self._patience: AcquisitionClock | None = None
+        self._clock: AcquisitionClock | None = None
 
-    def patience(self, request: Request, now: float) -> AcquisitionClock:
-        """Return the patience for the executors that are requested now.
+    def clock(self, request: Request, now: float) -> AcquisitionClock:
+        """Return the clock for the executors that are requested now.
 
         Args:
             request: their request, with a timeout if the search has no executor. The time starts
@@ -92,8 +92,8 @@ class PendingExecutors:
         """
         if request.timeout is not None and self._since is None:
             self._since = now
-        self._patience = _PatienceOf(request, self._since, self.beside)
-        return self._patience
+        self._clock = _RemarkingClock(request, self._since, self.beside)
+        return self._clock
 
     def check(self) -> None:
         """Check that waiting may continue.
@@ -101,13 +101,13 @@ class PendingExecutors:
         Raises:
             GangTimeout: no executor has arrived in time.
         """
-        if self._patience is not None:
-            self._patience.check_time()
+        if self._clock is not None:
+            self._clock.check_time()
 
     def tell(self, why: str) -> None:
         """Report what the requested executors wait for."""
-        if self._patience is not None:
-            self._patience.tell((), why)
+        if self._clock is not None:
+            self._clock.tell((), why)
 
     def saw(self, container: str) -> None:
         """Record that the executor of a container has connected, useful or not."""
@@ -120,8 +120,8 @@ class PendingExecutors:
         self._given_back = 0
         self._asks_at = float("-inf")
         self._since = None
-        if self._patience is not None:
-            self._patience.wait_for_ever()
+        if self._clock is not None:
+            self._clock.wait_for_ever()
 
     def excuse(self, held: Collection[str] = ()) -> None:
         """Expect the present containers to end, as `EndedContainers.excuse` does."""

@@ -110,8 +110,8 @@ def test_of_many_that_are_waited_for_as_many_may_end() -> None:
 
 def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
     coming = PendingExecutors()
-    coming.patience(request(60.0), now=time.monotonic() - 61)
-    coming.patience(request(60.0), now=time.monotonic())
+    coming.clock(request(60.0), now=time.monotonic() - 61)
+    coming.clock(request(60.0), now=time.monotonic())
     ended_again(coming, 4)
     coming.tell("full")
     with pytest.raises(
@@ -120,21 +120,21 @@ def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
         coming.check()
     coming.came()
     coming.check()
-    coming.patience(request(60.0), now=time.monotonic())
+    coming.clock(request(60.0), now=time.monotonic())
     coming.check()
 
 
 def test_others_than_the_first_may_take_any_time() -> None:
     coming = PendingExecutors()
-    coming.patience(request(None), now=time.monotonic() - 10**6)
+    coming.clock(request(None), now=time.monotonic() - 10**6)
     coming.check()
 
 
 def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> None:
     coming, asked = PendingExecutors(), request(60.0)
-    patience = coming.patience(asked, now=time.monotonic() - 61)
+    clock = coming.clock(asked, now=time.monotonic() - 61)
     asked.cancelled.set()
     with pytest.raises(Cancelled):
-        patience.check()
+        clock.check()
     with pytest.raises(GangTimeout):
         coming.check()
