@@ -28,7 +28,7 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
     for queue in snapshot.queues:
         # A DRAINING queue takes no new applications, but still serves those that it has.
         if queue.state == "STOPPED":
-            raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or use another")
+            raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or {_ELSEWHERE}")
     check_container(demand.container, snapshot.largest, snapshot.running)
     one, wanted = snapshot.granted(demand.container), demand.executors
     places = {
@@ -46,14 +46,18 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
         bounds.append((room, _queue_bound(queue, master) + more, f"{_LOWER}, or {_ELSEWHERE}"))
     room = beside + user_room(snapshot, master, one, wanted)
     bounds.append(
-        (room, _user_bound(snapshot) + more, f"Lower the application master, or {_ELSEWHERE}")
+        (
+            room,
+            _user_bound(snapshot) + more,
+            f"Use a smaller application master, or {_ELSEWHERE}",
+        )
     )
     room, what, advice = min(bounds, key=lambda bound: bound[0])
     if room < wanted:
         raise CapacityError(
             f"{counted(wanted, 'executor')} of {one} can never fit: {what}"
-            + (f"; they want {one * wanted}. " if wanted > 1 else ". ")
-            + (f"Ask for at most {room} of them" if room else advice)
+            + (f"; together they need {one * wanted}. " if wanted > 1 else ". ")
+            + (f"Request at most {room} of them" if room else advice)
         )
 
 
@@ -70,7 +74,7 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
     if "the scheduler's largest container" in fits and len(fits) > 1:
         return
     raise CapacityError(
-        f"an executor of {wanted} fits nowhere: "
+        f"an executor of {wanted} fits on no node: "
         + "; ".join(f"{name} has {bound}" for name, bound in bounds.items())
         + f". {_LOWER}"
     )
@@ -96,8 +100,8 @@ def _queue_bound(queue: Queue, master: Amount) -> str:
 def _user_bound(snapshot: Snapshot) -> str:
     user, queue = snapshot.user, snapshot.queues[0]
     return (
-        f"user {user.name} gets no more in queue {queue.path} once above {user.limit} (its"
-        f" user-limit-factor times what it is guaranteed, {queue.guaranteed})"
+        f"user {user.name} gets no more containers in queue {queue.path} once above {user.limit}"
+        f" (the queue's user-limit-factor times its guaranteed {queue.guaranteed})"
     )
 
 

@@ -117,7 +117,7 @@ def _properties(path: Path, depth: int) -> Iterator[tuple[str, str, bool]]:
     """Yield (name, value, whether it is final) of a file and of its includes, in their order."""
     try:
         if depth > _MOST_INCLUDES:
-            raise ConfigError(f"{path} is included by itself")
+            raise ConfigError(f"{path} includes itself")
         root = ET.parse(path).getroot()
     except (OSError, ET.ParseError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error

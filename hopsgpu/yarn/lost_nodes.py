@@ -11,19 +11,20 @@ from hopsgpu.yarn.snapshot import Node
 _GIVEN_UP = "released on a *lost* node"
 # Source: Hadoop's NodeState, and RMNodeImpl's transitions into it.
 _STATES = {
-    "LOST": "its NodeManager was lost: the ResourceManager had heard nothing of it for"
-    " yarn.nm.liveness-monitor.expiry-interval-ms (10 min by default), and counts what ran there as"
-    " ended; see whether {host} is up, and the log of its NodeManager for why it stopped",
+    "LOST": "its NodeManager was lost: it did not report to the ResourceManager for"
+    " yarn.nm.liveness-monitor.expiry-interval-ms (10 min by default), so the ResourceManager"
+    " counts its containers as ended; check whether {host} is up, and why its NodeManager stopped"
+    " (its log)",
     "UNHEALTHY": "its node is UNHEALTHY, and an unhealthy node loses all containers; its health"
     " check says: {health}",
-    "REBOOTED": "its NodeManager was started again without its containers; with"
-    " yarn.nodemanager.recovery.enabled they would have lived on",
+    "REBOOTED": "its NodeManager was restarted and lost its containers;"
+    " yarn.nodemanager.recovery.enabled would have kept them",
     "SHUTDOWN": "its NodeManager was shut down, and its containers with it",
-    "DECOMMISSIONED": "its node was decommissioned; whoever administers YARN took it out",
+    "DECOMMISSIONED": "an administrator decommissioned its node",
 }
 _BACK = (
-    "its NodeManager was lost, or lost its containers, and is back: the ResourceManager counts"
-    " {host} as {state} now; the log of its NodeManager says why"
+    "its NodeManager was lost, or lost its containers, and is back: {host} is {state} now; the log"
+    " of its NodeManager says why"
 )
 
 

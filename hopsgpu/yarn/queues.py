@@ -21,8 +21,8 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
     found = _named(queues, name)
     if len(found) != 1:
         raise HopsGpuError(
-            f"queue {name} is {'not' if not found else 'more than once'} among the"
-            f" ResourceManager's ({', '.join(q.path for q in queues)})"
+            f"the ResourceManager has {'several queues' if found else 'no queue'} {name}; it has:"
+            f" {', '.join(q.path for q in queues)}"
         )
     by_path = {queue.path: queue for queue in queues}
     parts = found[0].path.split(".")
@@ -52,7 +52,7 @@ def check_queue(name: str, queues: Sequence[Queue]) -> None:
             return
         raise _refused(f"there is no queue {name}", queues)
     if len(found) > 1:
-        raise _refused(f"queue {name} is one of {', '.join(q.path for q in found)}", queues)
+        raise _refused(f"queue {name} is ambiguous: {', '.join(q.path for q in found)}", queues)
     queue = found[0]
     if not queue.leaf:
         raise _refused(f"queue {queue.path} is a parent and takes no applications", queues)
@@ -70,5 +70,5 @@ def _refused(what: str, queues: Sequence[Queue]) -> CapacityError:
     leaves = (chain_of(queues, queue.path) for queue in queues if queue.leaf)
     run = [chain[0].path for chain in leaves if all(one.state == "RUNNING" for one in chain)]
     return CapacityError(
-        f"{what}. Queues that run: {', '.join(run) or 'none'}; name one in spark.yarn.queue"
+        f"{what}. Running queues: {', '.join(run) or 'none'}; name one in spark.yarn.queue"
     )

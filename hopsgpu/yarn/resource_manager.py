@@ -101,7 +101,7 @@ def checked_form() -> Iterator[None]:
         raise
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise HopsGpuError(
-            f"the ResourceManager answers in a form that is unknown ({type(error).__name__}:"
+            f"the ResourceManager's answer has an unknown form ({type(error).__name__}:"
             f" {error}). Is yarn.resourcemanager.webapp.address that of a ResourceManager?"
         ) from error
 

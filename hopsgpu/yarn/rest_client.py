@@ -48,7 +48,7 @@ def get_json(url: str, seconds: tuple[float, float]) -> Any:
     try:
         return with_lists(answer.json(object_pairs_hook=join_repeated))
     except requests.JSONDecodeError as error:
-        raise NoAnswer("its answer is no JSON") from error
+        raise NoAnswer("its answer is not JSON") from error
 
 
 def get_text(url: str, seconds: tuple[float, float]) -> str:
@@ -94,7 +94,7 @@ def _answer(
             answer = ask(_kerberos(url))
             if _wants_kerberos(answer):
                 raise HopsGpuError(
-                    f"{_base(url)} wants Kerberos (SPNEGO) and refused this user: run kinit. Is"
+                    f"{_base(url)} requires Kerberos (SPNEGO) and refused this user: run kinit. Is"
                     " there a ticket (klist), and does this machine's clock agree with the KDC's?"
                 )
         answer.raise_for_status()
@@ -113,7 +113,7 @@ def _kerberos(url: str) -> AuthBase:
         package = importlib.import_module("requests_gssapi")
     except ImportError as error:
         raise ConfigError(
-            f"{_base(url)} wants Kerberos (SPNEGO), and requests-gssapi cannot be imported"
+            f"{_base(url)} requires Kerberos (SPNEGO), and requests-gssapi cannot be imported"
             f" ({error}): pip install 'hopsgpu[kerberos]', then run kinit"
         ) from None
     # The daemon has just asked for it, so the ticket is sent at once.
@@ -149,4 +149,6 @@ def _reason(error: BaseException) -> str:
         cause = deeper
     said = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
     hint = isinstance(error, requests.exceptions.SSLError)
-    return said + (" (a private authority's certificate: REQUESTS_CA_BUNDLE)" if hint else "")
+    return said + (
+        " (if a private authority signed its certificate, set REQUESTS_CA_BUNDLE)" if hint else ""
+    )

@@ -52,7 +52,7 @@ def take_gpus(
     check_gpus(wanted, gpus, gpu_type, avoided)
     good = usable(gpus, gpu_type, avoided)
     while (turn := try_lock(directory / _TURN)) is None:
-        if not wait("another gang of this machine is waiting for GPUs"):
+        if not wait("another gang on this machine is waiting for GPUs"):
             raise NoLongerNeeded
     try:
         while True:

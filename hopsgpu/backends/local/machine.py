@@ -139,14 +139,14 @@ def fit_on_machine(
     memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
     if spec.cores_per_worker is not None and cores > machine.cores:
         warnings.append(
-            f"the ranks request {counted(cores, 'core')}, and share the {machine.cores} of this"
-            " machine"
+            f"the ranks request {counted(cores, 'core')}, but share the {machine.cores} that this"
+            " machine has"
         )
     if memory > machine.memory_mib:
         warnings.append(
             f"the ranks may use {memory} MiB together, which is more than the"
-            f" {machine.memory_mib} MiB of this machine: nothing is reserved for them here"
+            f" {machine.memory_mib} MiB of this machine, and no memory is reserved here"
         )
     if spec.placement == "spread" and spec.workers > 1:
-        warnings.append("spread: all ranks are on this machine, which is the only one here")
+        warnings.append("spread: all ranks run on this machine, because there is no other")
     return spec, ExecutorShape(cores, gpus, 0, memory), tuple(warnings)

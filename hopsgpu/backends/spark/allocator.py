@@ -71,7 +71,7 @@ class PlaceholderJob:
         # agent on an executor that has not introduced itself.
         there = len(executors.registered())
         log.info(
-            "%s: %d executors asked of YARN, %d of which are there",
+            "%s: needs %d executors, of which %d have registered",
             request.run_id,
             request.executors,
             there,
@@ -110,7 +110,7 @@ class PlaceholderJob:
             verdict = self._clock.check(self._grants)
             if verdict is Verdict.GIVE_BACK:
                 log.info(
-                    "%s: a part is given back: %d of %d granted and %d here, %d ended, %d aside",
+                    "%s: gives its part back: %d of %d granted, %d arrived, %d ended, %d aside",
                     self._request.run_id,
                     self._grants.allotted,
                     self._request.executors,
@@ -124,7 +124,7 @@ class PlaceholderJob:
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
-                    log.info("%s: the turn was lost to others", self._request.run_id)
+                    log.info("%s: another gang has taken the turn", self._request.run_id)
                     return None
                 self._refuse_hopeless()
                 self._look()
@@ -235,7 +235,7 @@ class PlaceholderJob:
             # Spark's target stays the same, so it requests others, on the nodes that tasks prefer.
             self._jvm.kill(self._jvm.executors_on(self._executors.profile.id, host)[1:])
         if shared:
-            log.info("executors that share a node are replaced: %s", ", ".join(shared))
+            log.info("replaces executors that share a node: %s", ", ".join(shared))
             self._grants = replace(self._grants, since=time.monotonic())
             self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
         return bool(shared)

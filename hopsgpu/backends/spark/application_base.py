@@ -51,7 +51,7 @@ class SparkApplication:
         match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
         if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
             raise ConfigError(
-                f"spark.hopsgpu.ports={given!r}: must be a first and a last port, as 40000-40100"
+                f"spark.hopsgpu.ports={given!r}: must be a range of ports such as 40000-40100"
             )
         return range(int(match[1]), int(match[2]) + 1)
 
@@ -89,8 +89,8 @@ class SparkApplication:
         given = self.option("retry") or "failures"
         if given not in ("failures", "all"):
             raise ConfigError(
-                f"spark.hopsgpu.retry={given!r} must be 'failures', or 'all' to also retry"
-                " what looks like an error in the code"
+                f"spark.hopsgpu.retry={given!r}: must be 'failures', or 'all' to also retry"
+                " errors that all ranks raise at once"
             )
         return given == "all"
 

@@ -175,8 +175,8 @@ class SubmittedApplication:
             time.sleep(_LOOK_SECONDS / 10)
         if not asked:
             self._say_if_heard(
-                f"the application may be left behind ({problem}): yarn application -list, and"
-                " yarn application -kill ID"
+                f"the application may still be running ({problem}): find it with yarn application"
+                " -list, and end it with yarn application -kill ID"
             )
 
     def _say_if_heard(self, text: str) -> None:

@@ -125,7 +125,7 @@ class YarnElasticLease(JobsLease):
             if not given_back:
                 return where
             self._leave.set()
-        log.info("%s: executors end again and again: %s", self.request.run_id, given_back)
+        log.info("%s: executors fail repeatedly: %s", self.request.run_id, given_back)
         self._coming.tell(given_back)
         self._cancel(waiting)
         return ""
@@ -173,7 +173,9 @@ class YarnElasticLease(JobsLease):
         for job in over:
             refuse_hopeless(str(job.error))
         if failed >= _MOST_FAILED:
-            raise HopsGpuError(f"executors started and failed, the last one: {over[-1].reason(0)}")
+            raise HopsGpuError(
+                f"{failed} executors in a row failed, the last one because: {over[-1].reason(0)}"
+            )
 
     def _ask(self) -> None:
         with self._changed:
@@ -202,7 +204,7 @@ class YarnElasticLease(JobsLease):
 
     def _in_turn(self, place: Queueing, clock: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
-        log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
+        log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
@@ -218,7 +220,7 @@ class YarnElasticLease(JobsLease):
                 clock.tell((), str(error))
                 continue
             if not missing:
-                log.debug("%s: YARN has granted them", self.request.run_id)
+                log.debug("%s: YARN has granted these executors", self.request.run_id)
                 place.granted()
                 clock.tell((), where)
                 return
@@ -235,7 +237,7 @@ class YarnElasticLease(JobsLease):
             waiting = [job for job in self._waiting() if job in started]
             given_up = self._surplus() if self._enough.is_set() else waiting
         if given_up:
-            log.info("%s: executors asked for no longer: %d", self.request.run_id, len(given_up))
+            log.info("%s: withdraws requests for %d executors", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
     def _start(self, place: Queueing) -> GangJob:

@@ -62,7 +62,9 @@ class JobsLease(ElasticLease):
     def want(self, executors: int, at_once: int) -> None:
         with self._changed:
             if (executors, at_once) != (self._wanted, self._at_once):
-                log.debug("executors wanted: %d in all, %d at once", executors, at_once)
+                log.debug(
+                    "the search needs %d executors, and requests %d at a time", executors, at_once
+                )
                 self._wanted, self._at_once = executors, at_once
                 self._note()
 

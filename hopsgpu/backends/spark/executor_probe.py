@@ -48,7 +48,7 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
 
 
 def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]:
-    context.setJobGroup(tag, "hopsgpu: which modules the executors' Python has")
+    context.setJobGroup(tag, "hopsgpu: look for modules in the executors' Python")
     context.addJobTag(tag)
     return context.parallelize([0], 1).mapPartitions(lacking_in_task(modules)).collect()
 

@@ -77,10 +77,10 @@ class Queueing:
         try:
             while not lock.acquire(timeout=_LOOK_SECONDS):
                 self.keep()
-                self._clock.tell((), "another gang of this application acquires its executors")
+                self._clock.tell((), "another gang of this application is acquiring its executors")
                 self._clock.check(Grants(connected=has))
             waited = time.monotonic() - began
-            log.info("%s: turn to ask YARN taken after %.1f s", self._request.run_id, waited)
+            log.info("%s: took the turn after %.1f s", self._request.run_id, waited)
             try:
                 yield
             finally:
@@ -103,7 +103,7 @@ class Queueing:
         """Pass the turn on: YARN has granted all executors, and they only have to start."""
         if not self._has_passed_on:
             self._has_passed_on = True
-            log.info("%s: all granted: the turn is passed on", self._request.run_id)
+            log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
 
     def facts(self, held: int) -> GpuFacts:
@@ -166,7 +166,7 @@ class Queueing:
         turn = self._look(missing, snapshot, probe)
         if turn.take and self._still(has, probe):
             if probe:
-                log.info("%s: asks, though it does not seem to fit", self._request.run_id)
+                log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
@@ -196,7 +196,7 @@ class Queueing:
         ticket = dataclasses.replace(place.ticket, bound=missing.bound, queue=queue)
         if not place.is_filed:
             place.file(ticket)
-            log.info("%s: stands in the queue of gangs", self._request.run_id)
+            log.info("%s: joined the queue of gangs", self._request.run_id)
             self._before = None
         line = place.look()
         ticket = dataclasses.replace(ticket, filed=place.ticket.filed)
@@ -208,8 +208,8 @@ class Queueing:
             return turn
         if place.take(line):
             return turn
-        log.info("%s: another gang was quicker to take the turn", self._request.run_id)
-        return Turn(False, "another gang was quicker")
+        log.info("%s: another gang took the turn first", self._request.run_id)
+        return Turn(False, "another gang took the turn first")
 
     def _still(self, has: int, probe: bool) -> bool:
         """Return whether the gang, which has the turn, still fits; if not, give the turn back.
@@ -223,7 +223,11 @@ class Queueing:
         except HopsGpuError as error:
             missing = Shortage(Bound.CLUSTER, str(error))
         if missing.bound is not Bound.NONE:
-            log.info("%s: turn given back, it fits no more: %s", self._request.run_id, missing.text)
+            log.info(
+                "%s: no longer fits, and gives the turn back: %s",
+                self._request.run_id,
+                missing.text,
+            )
             self._give_back()
         return missing.bound is Bound.NONE
 
@@ -249,10 +253,10 @@ class Queueing:
         """
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
-            return Turn(False, f"the line of waiting gangs cannot be read ({error})")
+            return Turn(False, f"the queue of gangs cannot be read ({error})")
         self._place = None
-        log.info("%s: goes without the queue of gangs: %s", self._request.run_id, error.kind)
-        self._request.watcher.warn(_without_line(error))
+        log.info("%s: continues without the queue of gangs: %s", self._request.run_id, error.kind)
+        self._request.watcher.warn(_without_queue(error))
         return alone
 
 
@@ -281,15 +285,15 @@ def queueing(
             )
             stack.enter_context(stand_in_line(place))
         except StoreError as error:
-            request.watcher.warn(_without_line(error))
+            request.watcher.warn(_without_queue(error))
         yield Queueing(application, request, clock, place)
 
 
-def _without_line(error: StoreError) -> str:
+def _without_queue(error: StoreError) -> str:
     return (
-        f"the gang did not join the line of waiting gangs ({error}), so gangs of several"
+        f"the gang did not join the queue of gangs ({error}), so gangs of several"
         " applications may have taken GPUs from each other; an administrator can name another"
-        " directory for the line with spark.hopsgpu.locks"
+        " directory for the queue with spark.hopsgpu.locks"
     )
 
 

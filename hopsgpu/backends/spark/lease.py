@@ -83,12 +83,12 @@ class GpuLease(Owner):
         """Wait so that other gangs go first, after this gang has held a part for too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
         log.info(
-            "%s: asks again in %.1f s; given back so far: %d times",
+            "%s: has given its part back %d times, and asks again in %.1f s",
             self.request.run_id,
-            until - time.monotonic(),
             given_back,
+            until - time.monotonic(),
         )
-        why = f"it was granted a part and gave it back (time {given_back}); it asks again soon"
+        why = f"the gang was granted a part, gave it back (time {given_back}) and asks again soon"
         while time.monotonic() < until:
             clock.tell((), why)
             clock.check()
@@ -111,7 +111,7 @@ class GpuLease(Owner):
             bringing = PlaceholderJob(
                 self.request,
                 self._executors,
-                lambda tasks: self._start("holder", tasks, place.hosts(tasks)),
+                lambda tasks: self._start("placeholders", tasks, place.hosts(tasks)),
                 clock,
                 place,
             )
@@ -125,9 +125,11 @@ class GpuLease(Owner):
             if lease is not None:
                 watcher.state(GangState.READY, [c.host for c in lease.containers])
                 return lease
-            log.info("%s: granted, and did not start: it is asked for again", self.request.run_id)
+            log.info(
+                "%s: was granted but did not start, and is requested again", self.request.run_id
+            )
         raise HopsGpuError(
-            f"the gang was granted {_HANDOVERS} times and did not start, the last time because:"
+            f"the gang was granted {_HANDOVERS} times but never started, the last time because:"
             f" {self._jobs[-1].reason(0)}"
         )
 
@@ -153,7 +155,7 @@ class GpuLease(Owner):
         if wait_until(lambda: not self._executors.busy(), cancelled, _STUCK_SECONDS):
             return
         if not cancelled.is_set():
-            log.info("%s: executors that do not answer are killed", self.request.run_id)
+            log.info("%s: kills executors that do not answer", self.request.run_id)
             try:
                 self._application.jvm.kill(self._executors.busy())
             except Py4JError as error:
@@ -161,7 +163,7 @@ class GpuLease(Owner):
                 self.request.watcher.warn(told)
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
-        barrier = role == "agent"
+        barrier = role == "agents"
         warm = self.request.warm
         job = self._executors.new_job(
             self.request,
@@ -202,15 +204,15 @@ class GpuLease(Owner):
             return sum(jvm.active_tasks(job.tag) for job in holding) <= len(parked)
 
         log.debug(
-            "%s: waits for holders to end, %g s at most", self.request.run_id, _AGENTS_SECONDS
+            "%s: waits up to %g s for the placeholders to end", self.request.run_id, _AGENTS_SECONDS
         )
         if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
-            log.info("%s: the holders' tasks did not end", self.request.run_id)
+            log.info("%s: the placeholders did not end", self.request.run_id)
             for job in holding:
                 jvm.cancel(job.tag)
             return None
         with jvm.barriers_allowed():
-            job = self._start("agent", self.request.executors)
+            job = self._start("agents", self.request.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
         log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
@@ -234,7 +236,7 @@ class GpuLease(Owner):
         lease = self._lease
         assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
-        log.info("%s given back early: nothing to publish", counted(len(keys), "executor"))
+        log.info("%s released early: they have nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
         parting = release_part(
             self._executors,

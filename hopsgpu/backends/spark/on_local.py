@@ -36,7 +36,8 @@ class OnLocal(SparkApplication):
     def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         if avoid.hosts:
             raise CapacityError(
-                f"{', '.join(sorted(avoid.hosts))} is this machine, the only one here"
+                f"{', '.join(sorted(avoid.hosts))} failed an earlier attempt, and there is no other"
+                " machine"
             )
         addresses = [gpu for _, gpu in avoid.gpus]
         check_gpus(plan.shape.gpus, own_gpus(), plan.spec.gpu_type, addresses)

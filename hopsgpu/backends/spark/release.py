@@ -66,9 +66,12 @@ def release_executors(executors: Executors, jobs: Sequence[GangJob], *, whole: b
         # The context was stopped meanwhile, or its JVM has died: YARN then reclaims all executors.
         release = Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
     if release.confirmed:
-        log.info("executors released, and confirmed after %.1f s", time.monotonic() - began)
+        log.info(
+            "executors released; the ResourceManager confirmed it after %.1f s",
+            time.monotonic() - began,
+        )
     else:
-        log.warning("executors released, and not confirmed: %s", release.problem)
+        log.warning("executors released, but not confirmed: %s", release.problem)
     return release
 
 
@@ -122,7 +125,7 @@ class _ReleaseWatch:
         self._no_kill: str | None = None
 
     def run(self) -> Release:
-        log.debug("%d Spark jobs are ended, within %g s", len(self._jobs), RELEASE_SECONDS)
+        log.debug("ends %d Spark jobs within %g s", len(self._jobs), RELEASE_SECONDS)
         self._executors.server.end_all()
         for job in self._jobs:
             # Repeated, because a job that is not submitted yet cannot be cancelled, and a task
@@ -130,9 +133,9 @@ class _ReleaseWatch:
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
                 self._executors.server.end_all()
-        log.debug("jobs ended; waits until the ResourceManager shows the executors gone")
+        log.debug("jobs ended; waits until the ResourceManager shows no executor")
         if not self._until(self._confirmed):
-            no_kill = "" if self._no_kill is None else f"; no direct kill: {self._no_kill}"
+            no_kill = "" if self._no_kill is None else f"; the direct kill failed: {self._no_kill}"
             return Release(False, _unconfirmed(self._shown + no_kill))
         # Containers of other applications may be ending too, so this wait has its own limit.
         with contextlib.suppress(HopsGpuError):  # not essential: the kill is already confirmed

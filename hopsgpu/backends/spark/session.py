@@ -91,7 +91,7 @@ def session(
     """
     if VARIABLE in os.environ:
         raise ConfigError(
-            "a rank cannot start a Spark session: call session() at the driver, under"
+            "a rank cannot start a Spark session: call session() in the driver, under"
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     given = _checked_conf(name, master, conf)
@@ -111,14 +111,14 @@ def session(
         )
     running = SparkContext._active_spark_context
     if running is not None:
-        log.info("session asked for: %s runs already", running.applicationId)
+        log.info("session requested: application %s is already running", running.applicationId)
         _check_running(dict(running.getConf().getAll()), given)
         return SparkSession.builder.getOrCreate()
     if master is None:
         # spark-submit has started the JVM, and only the JVM knows the master.
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", _HERE)
-    log.info("session asked for: master %s", master)
+    log.info("session requested: starts one on master %s", master)
     return _started_here(name, master, given) if is_local(master) else _started(name, given)
 
 

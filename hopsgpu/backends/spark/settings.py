@@ -29,7 +29,7 @@ _AT_SUBMISSION = re.compile(
     r"|scheduler\.heartbeat\.interval-ms))"
 )
 
-_MASTERS = "it must be yarn, or local[*] or local[N] for this machine alone"
+_MASTERS = "it must be yarn, or local[*] or local[N] for this machine only"
 
 # Settings of our sessions unless the user sets them; a user's own value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
@@ -178,7 +178,7 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
         mode = setting("spark.submit.deployMode") or "client"
         if mode in ("client", "cluster"):
             return []
-        return [f"spark.submit.deployMode={mode} must be client or cluster"]
+        return [f"spark.submit.deployMode={mode}: must be client or cluster"]
     if master.startswith("k8s"):
         return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
     return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]

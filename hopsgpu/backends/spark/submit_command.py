@@ -84,7 +84,9 @@ def planned(
             or an argument would not reach the application unchanged.
     """
     if not Path(job.script).is_file() or not job.script.endswith(".py"):
-        raise ConfigError(f"{job.script} is not a Python file of this machine: give a script, *.py")
+        raise ConfigError(
+            f"{job.script} is not a Python file on this machine: give a script (*.py)"
+        )
     mode = _mode(job, defaults)
     said = {name: value for name, value in job.conf.items() if name != _MODE}
     said = {**_pythons(mode, {**defaults, **said}, environ, python), **said}
@@ -100,8 +102,8 @@ def planned(
     properties = {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **said, _MODE: mode}
     if is_local(master := properties["spark.master"]):
         raise ConfigError(
-            f"spark.master={master} is this machine alone, and `hopsgpu submit` is for YARN: remove"
-            f" it, or run `python {job.script}`"
+            f"spark.master={master} runs on this machine only, and `hopsgpu submit` is for YARN:"
+            f" remove it, or run `python {job.script}`"
         )
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     words = ["--deploy-mode", mode]
@@ -119,7 +121,7 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
     asked = job.deploy_mode or job.conf.get(_MODE)
     mode = asked or ("cluster" if job.detach else defaults.get(_MODE, "client"))
     if mode not in MODES:
-        raise ConfigError(f"deploy mode {mode!r} must be client or cluster")
+        raise ConfigError(f"deploy mode {mode!r}: must be client or cluster")
     if job.detach and mode == "client":
         raise ConfigError(
             "--detach needs --deploy-mode cluster: in client mode the command itself is the driver"
@@ -150,7 +152,9 @@ def parse_conf(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise ConfigError(f"--conf {text}: must be a Spark property, as spark.NAME=VALUE")
+            raise ConfigError(
+                f"--conf {text}: must be a Spark property in the form spark.NAME=VALUE"
+            )
         found[name] = value
     return found
 

@@ -52,8 +52,8 @@ class EndedContainers:
         lost = self._lost
         if lost:
             parts += (
-                f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot be"
-                " discovered, memory, Python?)",
+                f"{len(lost)} ended unexpectedly, see the node's log of {lost[-1]} (a GPU that"
+                " cannot be discovered, memory, Python?)",
             )
         return ", ".join(parts)
 
@@ -143,7 +143,9 @@ class PendingExecutors:
     def beside(self, why: str) -> str:
         """Return a text with a remark about the ended executors."""
         told = self._ended.beside(why)
-        return told if self._ended.count or not self._before else f"{why}; before, {self._before}"
+        return (
+            told if self._ended.count or not self._before else f"{why}; before that, {self._before}"
+        )
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:
         """Return why executors are given back now; "" if they are not.
@@ -162,7 +164,7 @@ class PendingExecutors:
         self._asks_at = now + backoff_seconds(self._given_back, chance)
         self._before = self._ended.beside()
         self._ended.forget()
-        return f"given back (time {self._given_back}), it asks again soon"
+        return f"given back (time {self._given_back}); the search asks again soon"
 
     def may_ask(self, now: float) -> bool:
         """Return whether other gangs have gone first for long enough."""

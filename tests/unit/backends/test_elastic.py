@@ -203,14 +203,16 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
         return site.jobs[0].ended.wait(0.1)
 
     assert until(ended, SECONDS)
-    assert until(lambda: "given back (time 1), it asks again soon" in lease.waiting_for, SECONDS)
-    assert "before, 4 ended again, see the node's log of ended" in lease.waiting_for
+    assert until(
+        lambda: "given back (time 1); the search asks again soon" in lease.waiting_for, SECONDS
+    )
+    assert "before that, 4 ended unexpectedly, see the node's log of ended" in lease.waiting_for
     assert until(lambda: len(site.jobs) == 2, SECONDS), "asked for again"
     come(site, lease, site.jobs[1])
     assert (
         not lease.waiting_for
         if wanted == 1
-        else until(lambda: "ended again" not in lease.waiting_for, SECONDS)
+        else until(lambda: "ended unexpectedly" not in lease.waiting_for, SECONDS)
     )
 
 

@@ -47,7 +47,7 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.master", "local-cluster[1,1,1024]", r"cannot hold gangs; it must be yarn"),
         ("spark.master", "spark://h:7077", "cannot hold gangs; it must be yarn"),
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
-        ("spark.submit.deployMode", "both", "deployMode=both must be client or cluster"),
+        ("spark.submit.deployMode", "both", "deployMode=both: must be client or cluster"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
         (
             "spark.executor.pyspark.memory",

@@ -546,7 +546,7 @@ def test_a_resource_manager_that_answers_in_another_form(
 ) -> None:
     """A proxy, say, or another service."""
     yarn.answers[f"/ws/v1/cluster/{path}"] = answer
-    with pytest.raises(HopsGpuError, match=r"answers in a form that is unknown .*webapp\.address"):
+    with pytest.raises(HopsGpuError, match=r"answer has an unknown form .*webapp\.address"):
         hopsgpu.inventory()
 
 

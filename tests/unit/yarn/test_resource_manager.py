@@ -111,7 +111,7 @@ def test_of_two_resource_managers_the_one_that_answers_is_asked_first() -> None:
     [
         ((500, "boom"), "HTTP 500 Internal Server Error"),
         ((403, "no"), "HTTP 403 Forbidden"),
-        ((200, "<html>log in</html>"), "its answer is no JSON"),
+        ((200, "<html>log in</html>"), "its answer is not JSON"),
         ((401, "basic is wanted"), "HTTP 401 Unauthorized"),
         # As a real NodeManager said whose nvidia-smi failed.
         (
@@ -187,7 +187,7 @@ def test_no_ticket_is_shown_where_none_is_wanted() -> None:
 @pytest.mark.usefixtures("gssapi")
 def test_a_ticket_that_is_refused() -> None:
     with serving(NODES, token="of another") as daemon:
-        with pytest.raises(HopsGpuError, match=r"wants Kerberos .* run kinit.*klist") as error:
+        with pytest.raises(HopsGpuError, match=r"requires Kerberos .* run kinit.*klist") as error:
             ResourceManager((daemon.url,)).nodes()
         assert daemon.url in str(error.value)
     assert len(daemon.asked) == 2
