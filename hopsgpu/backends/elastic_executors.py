@@ -113,12 +113,12 @@ class ElasticLease(ABC):
             HopsGpuError: too many executors are excluded to continue.
         """
         self.request = replace(self.request, avoid=self.request.avoid | blamed)
-        found = []
+        excluded = []
         for key, container in list(self.here.items()):
             if (reason := self.request.unwanted(container)) is not None:
-                found.append(key)
+                excluded.append(key)
                 self._put_aside(self.here.pop(key), reason)
-        return found
+        return excluded
 
     def check(self) -> None:
         """Check that executors can arrive.

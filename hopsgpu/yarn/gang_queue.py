@@ -137,8 +137,8 @@ class QueuePlace:
         return read_line(self._entries(), self._now())
 
     def _entries(self) -> list[Entry]:
-        found = self._directory.entries()
-        return [Entry(status.name, status.modified, status.owner) for status in found]
+        statuses = self._directory.entries()
+        return [Entry(status.name, status.modified, status.owner) for status in statuses]
 
     def _now(self) -> int:
         """Return the NameNode's time: what it said of our file, plus our clock's progress since.

@@ -29,7 +29,7 @@ _BACK = (
 
 
 def why_lost(
-    reason: str, host: str, nodes: Callable[[], Sequence[Node]], ended: Callable[[], str]
+    reason: str, host: str, nodes: Callable[[], Sequence[Node]], why_ended: Callable[[], str]
 ) -> str:
     """Return why an executor was lost, with what the ResourceManager says of its node.
 
@@ -37,19 +37,19 @@ def why_lost(
         reason: Spark's reason, or "" if Spark knows none.
         host: the executor's host.
         nodes: asks the ResourceManager for its nodes.
-        ended: asks it why the application has ended; returns "" while the application runs.
+        why_ended: asks it why the application has ended; returns "" while the application runs.
 
     Returns:
         The reason alone, if neither the node nor the application's end is to blame.
     """
     try:
         # All executors end with the application, whose master may have been on a lost node.
-        if over := ended():
-            return f"YARN ended the application, and its executors with it: {over}"
-        said = _of_node(reason, [node for node in nodes() if node.host == host], host)
+        if end := why_ended():
+            return f"YARN ended the application, and its executors with it: {end}"
+        cause = _of_node(reason, [node for node in nodes() if node.host == host], host)
     except HopsGpuError as error:
-        said = f"the ResourceManager could not be asked whether {host} is lost ({error})"
-    return "; Spark says: ".join(filter(None, (said, reason)))
+        cause = f"the ResourceManager could not be asked whether {host} is lost ({error})"
+    return "; Spark says: ".join(filter(None, (cause, reason)))
 
 
 def _of_node(reason: str, nodes: Sequence[Node], host: str) -> str:

@@ -73,17 +73,17 @@ def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
     if setting("yarn.resourcemanager.ha.enabled") == "true":
         ids = [i.strip() for i in (setting("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
     suffixes = [f".{i}" for i in ids if i] or [""]
-    found = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
-    return tuple(f"{scheme}://{address}" for address in found)
+    addresses = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
+    return tuple(f"{scheme}://{address}" for address in addresses)
 
 
 def _web_address(
     setting: Callable[[str], str | None], name: str, suffix: str, secure: bool
 ) -> str | None:
     # Hadoop's own default is "${yarn.resourcemanager.hostname}:8088", unresolved with HA.
-    given = setting(name + suffix)
-    if given and "${" not in given:
-        return given
+    address = setting(name + suffix)
+    if address and "${" not in address:
+        return address
     host = setting("yarn.resourcemanager.hostname" + suffix)
     return f"{host}:{8090 if secure else 8088}" if host else None
 
@@ -138,28 +138,28 @@ class ResourceManager:
             HopsGpuError: there is no answer, or the application is not among the running ones.
         """
         apps = self.ask(_APPS)
-        ours = app_answer(apps, application_id)
-        if ours is None:
+        app = app_answer(apps, application_id)
+        if app is None:
             raise HopsGpuError(
                 f"the ResourceManager does not list {application_id} among the running"
                 " applications: has it ended, or is HADOOP_CONF_DIR that of another cluster?"
             )
-        said = self.ask(_SCHEDULER)
+        scheduler = self.ask(_SCHEDULER)
         nodes = self.nodes()
-        label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
+        label = (app.get("appNodeLabelExpression") or "") if partition is None else partition
         shared = self._shared(nodes, label)
-        chain = chain_of(queues_of(said, label, nodes), ours["queue"])
+        chain = chain_of(queues_of(scheduler, label, nodes), app["queue"])
         containers = self._containers_of(unreported_apps(apps, application_id, _MOST_ASKED))
         return replace(
-            self._standing(said, nodes, chain, user, label, shared),
+            self._standing(scheduler, nodes, chain, user, label, shared),
             application_id=application_id,
             applications=apps_of(apps, shared | {label}, containers),
-            master=master_of(ours, containers.get(application_id, ())),
+            master=master_of(app, containers.get(application_id, ())),
         )
 
     def _standing(
         self,
-        said: Any,
+        scheduler: Any,
         nodes: tuple[Node, ...],
         chain: tuple[Queue, ...],
         user: str,
@@ -167,14 +167,16 @@ class ResourceManager:
         shared: frozenset[str],
     ) -> Snapshot:
         """Return what a user without an application finds in a leaf queue."""
-        inside = total(n.total for n in nodes if n.state == "RUNNING" and n.partition == label)
-        rounding = self._rounding(said)
+        partition_total = total(
+            n.total for n in nodes if n.state == "RUNNING" and n.partition == label
+        )
+        rounding = self._rounding(scheduler)
         return Snapshot(
             application_id="",
             partition=label,
             nodes=nodes,
             queues=chain,
-            user=user_of(said, chain[0], user, label, inside, rounding.smallest),
+            user=user_of(scheduler, chain[0], user, label, partition_total, rounding.smallest),
             shared=shared,
             rounding=rounding,
         )
@@ -189,17 +191,17 @@ class ResourceManager:
         Raises:
             HopsGpuError: there is no answer.
         """
-        apps, said, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
+        apps, scheduler, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
         labels = {node.partition for node in nodes if node.total.gpus} or {""}
         shared = self._shared(nodes, "")
         if shared & labels:
             labels.add("")
-        queues = {label: queues_of(said, label, nodes) for label in sorted(labels)}
+        queues = {label: queues_of(scheduler, label, nodes) for label in sorted(labels)}
 
         def standing(queue: Queue, label: str) -> Snapshot:
             chain = chain_of(queues[label], queue.path)
-            beside = frozenset() if label else shared
-            return self._standing(said, nodes, chain, user, label, beside)
+            shared_by_label = frozenset() if label else shared
+            return self._standing(scheduler, nodes, chain, user, label, shared_by_label)
 
         everywhere = frozenset(node.partition for node in nodes) | {""}
         containers = self._containers_of(gpu_apps(apps, everywhere, _MOST_DETAILED))
@@ -207,8 +209,8 @@ class ResourceManager:
             nodes=nodes,
             queues=queues,
             standings={
-                label: tuple(standing(queue, label) for queue in found if queue.leaf)
-                for label, found in queues.items()
+                label: tuple(standing(queue, label) for queue in listed if queue.leaf)
+                for label, listed in queues.items()
             },
             applications=apps_of(apps, everywhere, containers),
             containers=containers,
@@ -219,11 +221,11 @@ class ResourceManager:
     def user(self) -> str | None:
         """Return the user whom the ResourceManager sees in the caller; None if it does not say."""
         try:
-            said = self.ask("/ws/v1/cluster/userinfo")
+            answer = self.ask("/ws/v1/cluster/userinfo")
         except HopsGpuError:  # Hadoop before 3.3 has no such path
             return None
         # The documentation shows the answer inside an object of its name; 3.5 sends it without.
-        return said.get("clusterUserInfo", said).get("requestedUser") or None
+        return answer.get("clusterUserInfo", answer).get("requestedUser") or None
 
     @checked_form()
     def queues(self) -> tuple[Queue, ...]:
@@ -232,17 +234,17 @@ class ResourceManager:
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
         """Return the containers of applications, by id; omit those that just ended or hide them."""
-        found = {}
+        containers = {}
 
         def ask(application_id: str, attempt: str) -> None:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
             with contextlib.suppress(HopsGpuError):
-                found[application_id] = containers_of(self.ask(path))
+                containers[application_id] = containers_of(self.ask(path))
 
         if attempts:
             with ThreadPoolExecutor(_AT_ONCE, "hopsgpu-containers") as pool:
                 list(pool.map(ask, *zip(*attempts.items(), strict=True)))
-        return found
+        return containers
 
     def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
         # YARN serves only requests without a label from idle nodes that have one.
@@ -259,14 +261,14 @@ class ResourceManager:
         return self._rounds
 
     def _acls(self) -> bool | None:
-        said = self._property("yarn.acl.enable")
-        return None if said is None else said == "true"
+        value = self._property("yarn.acl.enable")
+        return None if value is None else value == "true"
 
     def _configured(self, name: str) -> int | None:
         """Return a number of the ResourceManager's configuration; None if it does not report it."""
-        said = self._property(name)
+        value = self._property(name)
         try:
-            return None if said is None else int(said)
+            return None if value is None else int(value)
         except ValueError:
             return None
 
@@ -330,8 +332,8 @@ class ResourceManager:
     def tagged(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
-        found = (listed.get("apps") or {}).get("app") or [None]
-        return None if found[0] is None else application_state_of(found[0])
+        apps = (listed.get("apps") or {}).get("app") or [None]
+        return None if apps[0] is None else application_state_of(apps[0])
 
     def kill(self, application_id: str, user: str) -> None:
         """Make YARN end an application.
@@ -360,15 +362,15 @@ class ResourceManager:
             HopsGpuError: no address answers, or none with JSON.
         """
         problems = []
-        for address in sorted(self.addresses, key=lambda one: one != self._answered):
+        for address in sorted(self.addresses, key=lambda address: address != self._answered):
             try:
                 # A standby answers with a redirect to the active one.
-                found = get_json(address + path, _SECONDS)
+                answer = get_json(address + path, _SECONDS)
             except NoAnswer as error:
                 problems.append(f"{address}: {error}")
             else:
                 self._answered = address
-                return found
+                return answer
         raise HopsGpuError(
             "the ResourceManager does not answer ("
             + ("; ".join(problems) or "no web address in the Hadoop configuration")

@@ -130,10 +130,10 @@ def _status(answer: Response) -> str:
     """Return the HTTP status, and what Hadoop says beside it."""
     status = f"HTTP {answer.status_code} {answer.reason}".rstrip()
     try:
-        said = " ".join(str(answer.json()["RemoteException"]["message"]).split())
+        message = " ".join(str(answer.json()["RemoteException"]["message"]).split())
     except (ValueError, LookupError, TypeError):
         return status
-    return f"{status}: {said[:_MOST_SAID]}"
+    return f"{status}: {message[:_MOST_SAID]}"
 
 
 def _reason(error: BaseException) -> str:
@@ -147,8 +147,8 @@ def _reason(error: BaseException) -> str:
     cause: BaseException = error
     while (deeper := cause.__cause__ or cause.__context__) is not None:
         cause = deeper
-    said = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    message = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
     hint = isinstance(error, requests.exceptions.SSLError)
-    return said + (
+    return message + (
         " (if a private authority signed its certificate, set REQUESTS_CA_BUNDLE)" if hint else ""
     )

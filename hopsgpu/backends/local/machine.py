@@ -97,17 +97,17 @@ def check_gpus(
         CapacityError: it has fewer usable GPUs than the gang needs.
     """
     if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
-        there = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
-        raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {there}")
-    found = len(usable(gpus, gpu_type, avoided))
-    if found >= wanted:
+        names = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
+        raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {names}")
+    available = len(usable(gpus, gpu_type, avoided))
+    if available >= wanted:
         return
     why = [
         f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in gpus if gpu.verdict.state == BAD
     ]
     why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
     raise CapacityError(
-        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {found} that it can use"
+        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {available} that it can use"
         f"{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"
         " machine: request fewer workers, gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs),"
         " or run it on a cluster"

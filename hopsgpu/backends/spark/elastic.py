@@ -299,8 +299,8 @@ class YarnElasticLease(JobsLease):
         return release.confirmed
 
 
-def _do(body: Callable[[], None], over: threading.Event) -> None:
+def _do(body: Callable[[], None], ended: threading.Event) -> None:
     try:
         body()
     finally:
-        over.set()
+        ended.set()

@@ -61,24 +61,24 @@ class Queueing:
         self._has_passed_on = False
 
     @contextlib.contextmanager
-    def turn(self, has: int) -> Iterator[None]:
+    def turn(self, arrived: int) -> Iterator[None]:
         """Wait for the gang's turn; hold it while inside, or until YARN has granted all executors.
 
         Args:
-            has: number of the gang's executors that are already there.
+            arrived: number of the gang's executors that are already there.
 
         Raises:
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
         """
         began, self._has_passed_on = time.monotonic(), False
-        while not self._is_ours(has):
+        while not self._is_ours(arrived):
             self._request.cancelled.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
         lock = self._application.acquiring
         try:
             while not lock.acquire(timeout=_LOOK_SECONDS):
                 self.keep()
                 self._clock.tell((), "another gang of this application is acquiring its executors")
-                self._clock.check(Grants(connected=has))
+                self._clock.check(Grants(connected=arrived))
             waited = time.monotonic() - began
             log.info("%s: took the turn after %.1f s", self._request.run_id, waited)
             try:
@@ -90,14 +90,14 @@ class Queueing:
 
     def keep(self) -> bool:
         """Renew the turn; return False if it was lost because others considered this gang dead."""
-        kept = True
+        is_ours = True
 
         def keep(place: QueuePlace) -> None:
-            nonlocal kept
-            kept = place.keep()
+            nonlocal is_ours
+            is_ours = place.keep()
 
         self._on_the_lake(keep)
-        return kept
+        return is_ours
 
     def granted(self) -> None:
         """Pass the turn on: YARN has granted all executors, and they only have to start."""
@@ -153,24 +153,24 @@ class Queueing:
         """Return the state of YARN on the nodes that the gang can use."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
-    def _is_ours(self, has: int) -> bool:
+    def _is_ours(self, arrived: int) -> bool:
         """Return whether the gang should ask YARN now; if not, report why."""
-        self._clock.check(Grants(connected=has))
+        self._clock.check(Grants(connected=arrived))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
             self._clock.tell((), str(error))
             return False
-        missing = shortage(self._demand, snapshot, has)
+        missing = shortage(self._demand, snapshot, arrived)
         probe = missing.bound is not Bound.NONE and time.monotonic() >= self._probe_at
         turn = self._look(missing, snapshot, probe)
-        if turn.take and self._still(has, probe):
+        if turn.take and self._still(arrived, probe):
             if probe:
                 log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
-        facts = waiting_facts(snapshot, self._demand, has, missing.queue)
+        facts = waiting_facts(snapshot, self._demand, arrived, missing.queue)
         # A gang ahead in the queue is the first obstacle.
         why = [turn.why, facts.around(missing.text)]
         self._clock.tell((), "; ".join(part for part in why if part))
@@ -211,7 +211,7 @@ class Queueing:
         log.info("%s: another gang took the turn first", self._request.run_id)
         return Turn(False, "another gang took the turn first")
 
-    def _still(self, has: int, probe: bool) -> bool:
+    def _still(self, arrived: int, probe: bool) -> bool:
         """Return whether the gang, which has the turn, still fits; if not, give the turn back.
 
         The gang that had the turn before may have taken the rest. A probe is not checked again.
@@ -219,7 +219,7 @@ class Queueing:
         if probe:
             return True
         try:
-            missing = shortage(self._demand, self._snapshot(0.0), has)
+            missing = shortage(self._demand, self._snapshot(0.0), arrived)
         except HopsGpuError as error:
             missing = Shortage(Bound.CLUSTER, str(error))
         if missing.bound is not Bound.NONE:
@@ -236,11 +236,11 @@ class Queueing:
         self._before = None
         self._on_the_lake(lambda place: place.give_back())
 
-    def _on_the_lake(self, do: Callable[[QueuePlace], None]) -> None:
+    def _on_the_lake(self, action: Callable[[QueuePlace], None]) -> None:
         if self._place is None:
             return
         try:
-            do(self._place)
+            action(self._place)
         except StoreError as error:
             self._refused(error, Turn(False))
         else:

@@ -258,12 +258,12 @@ class GpuLease(Owner):
         if wait_until(lambda: all(j.ended.is_set() for j in holding), cancelled, RELEASE_SECONDS):
             self._executors.kill_idle(self._executors.busy())
 
-    def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
+    def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, Container] | None:
         """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.
 
         Args:
             job: the barrier job.
-            late: keys of placeholders, whose last events may still arrive.
+            holders: keys of placeholders, whose last events may still arrive.
         """
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
@@ -273,7 +273,7 @@ class GpuLease(Owner):
             if job.ended.is_set() or time.monotonic() > deadline:
                 return None
             event = self._executors.server.next_event(EVENT_SECONDS)
-            if event is None or event.peer in late:
+            if event is None or event.peer in holders:
                 continue
             if event.message is None:
                 agents.pop(event.peer, None)

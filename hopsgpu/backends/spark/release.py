@@ -32,8 +32,8 @@ _PART_SECONDS = 10.0
 
 def heartbeat_seconds(jvm: Jvm) -> float:
     """Return the seconds within which the application master forwards a request to YARN."""
-    told = jvm.setting(_HEARTBEAT) or ""
-    return 2 * (int(told) if told.isdigit() else _HEARTBEAT_MS) / 1000
+    interval = jvm.setting(_HEARTBEAT) or ""
+    return 2 * (int(interval) if interval.isdigit() else _HEARTBEAT_MS) / 1000
 
 
 @dataclass(frozen=True)

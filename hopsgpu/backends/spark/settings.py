@@ -93,18 +93,18 @@ def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
     return setting("spark.submit.deployMode") == "cluster"
 
 
-def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, str]) -> None:
+def check_submitted(setting: Callable[[str], str | None], requested: Mapping[str, str]) -> None:
     """Check settings that a driver in YARN can no longer change after the submission.
 
     Args:
         setting: returns a property's value as it was submitted, or None if it was not set.
-        given: the settings that the driver requests.
+        requested: the settings that the driver requests.
 
     Raises:
         ConfigError: a setting comes too late; the message names what spark-submit should have
             received.
     """
-    wanted = {name: value for name, value in given.items() if _AT_SUBMISSION.fullmatch(name)}
+    wanted = {name: value for name, value in requested.items() if _AT_SUBMISSION.fullmatch(name)}
     if setting(_ATTEMPTS) is None:
         # If it is not set, YARN's own default of 2 applies.
         wanted.setdefault(_ATTEMPTS, SESSION_DEFAULTS[_ATTEMPTS])
@@ -157,9 +157,9 @@ def refuse_other_python(error: str) -> None:
     Raises:
         ConfigError: the error says so.
     """
-    told = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
-    if _MISMATCH in error and told is not None:
-        raise _other_python(told[1], told[2], "")
+    match = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
+    if _MISMATCH in error and match is not None:
+        raise _other_python(match[1], match[2], "")
 
 
 def _other_python(executors: str, driver: str, which: str) -> ConfigError:

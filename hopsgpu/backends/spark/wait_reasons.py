@@ -61,9 +61,11 @@ class EndedContainers:
 class _RemarkingClock(AcquisitionClock):
     """A `AcquisitionClock` whose reports have a remark about the executors that ended."""
 
-    def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
+    def __init__(
+        self, request: Request, since: float | None, add_remark: Callable[[str], str]
+    ) -> None:
         super().__init__(request, since)
-        self._beside = beside
+        self._beside = add_remark
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
         super().tell(hosts, self._beside(why))
@@ -127,24 +129,26 @@ class PendingExecutors:
         """Expect the present containers to end, as `EndedContainers.excuse` does."""
         self._ended.excuse(held)
 
-    def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
+    def look(
+        self, held: Collection[str], leaving: Collection[str], requested: int
+    ) -> tuple[int, str]:
         """Return how many executors YARN has not granted, and where the missing ones are.
 
         Args:
             held: IDs of the containers that YARN shows now.
             leaving: IDs of those that were released.
-            asked: number of executors that are here or were requested.
+            requested: number of executors that are here or were requested.
         """
         self._ended.look(held, self._seen)
-        missing = max(asked - len(set(held).difference(leaving)), 0)
+        missing = max(requested - len(set(held).difference(leaving)), 0)
         where = f"YARN has not granted {missing}" if missing else "granted and starting"
         return missing, where
 
     def beside(self, why: str) -> str:
         """Return a text with a remark about the ended executors."""
-        told = self._ended.beside(why)
+        text = self._ended.beside(why)
         return (
-            told if self._ended.count or not self._before else f"{why}; before that, {self._before}"
+            text if self._ended.count or not self._before else f"{why}; before that, {self._before}"
         )
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:

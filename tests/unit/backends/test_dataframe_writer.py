@@ -76,10 +76,10 @@ def write(
         cast(Site, spark),
         spark,
         "hdfs://nn/x",
-        what="data.train",
+        label="data.train",
         tag="fit-1-data.train",
         cancelled=cancelled,
-        told=told,
+        report=told,
     )
 
 

@@ -172,7 +172,7 @@ def test_labels_that_are_shared_are_asked_for() -> None:
     assert snapshot.queues[0].used == Amount(1, 2, 1792)
     mine = next(app for app in snapshot.applications if app.user == "alice")
     assert mine.used == Amount(3, 4, 3328)
-    with pytest.raises(CapacityError, match=r"beside 2 on idle nodes of other labels"):
+    with pytest.raises(CapacityError, match=r"plus 2 on idle nodes of other labels"):
         check_possible(Demand(Amount(1, 1, 768), 4), snapshot)
 
 
