@@ -566,14 +566,14 @@ def test_who_holds_what() -> None:
 
 def test_what_is_told_of_already_is_not_told_again() -> None:
     half = queue("root.a", BIG, used=Amount(1, 3, 2048))
-    told = waiting_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), told="root.a")
+    told = waiting_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), named_queue="root.a")
     assert told.free == "4 of 4 GPUs free"
     # A queue that may have all there is says nothing of what can be got.
     whole = queue("root.a", Amount(4, 12, 28672), used=Amount(1, 3, 2048))
     there = snap(*TWO, queues=(whole, whole))
     assert waiting_facts(there, Demand(ONE_GPU, 1)).free == told.free
     # Nor does the cluster, where that queue is told of.
-    assert waiting_facts(there, Demand(ONE_GPU, 1), told="root.a") == GpuFacts("", "")
+    assert waiting_facts(there, Demand(ONE_GPU, 1), named_queue="root.a") == GpuFacts("", "")
 
 
 def test_what_the_gang_itself_has_is_held_by_nobody_else() -> None:
