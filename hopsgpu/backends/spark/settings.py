@@ -164,10 +164,10 @@ def refuse_other_python(error: str) -> None:
 
 def _other_python(executors: str, driver: str, which: str) -> ConfigError:
     return ConfigError(
-        f"the executors' Python{which} is {executors}, and the driver's {driver}: functions and"
-        " values are pickled between the two, so set PYSPARK_PYTHON (before the session starts;"
+        f"the executors' Python{which} is {executors}, but the driver's is {driver}, and functions"
+        " and values are pickled between the two. Set PYSPARK_PYTHON (before the session starts;"
         " spark.pyspark.python for spark-submit) to a Python of the driver's minor version on the"
-        " nodes, or start the driver with one of theirs. python_env cannot fix it: it is for the"
+        " nodes, or run the driver in the nodes' version. python_env does not help: it is for the"
         " ranks, and Spark's own tasks run in the executors' Python"
     )
 
@@ -230,13 +230,13 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
 
 
 def _memory(setting: Callable[[str], str | None]) -> list[str]:
-    given = setting(_PYSPARK_MEMORY)
-    if given is None or given.strip().rstrip("bkmgtpBKMGTP") == "0":
+    limit = setting(_PYSPARK_MEMORY)
+    if limit is None or limit.strip().rstrip("bkmgtpBKMGTP") == "0":
         return []
     return [
-        f"{_PYSPARK_MEMORY}={given}: Spark limits the address space (RLIMIT_AS) of each Python"
-        " process to it, of ranks too, and frameworks and the GPU's driver map far more than they"
-        " use; remove it: memory_per_worker= is the memory of a rank"
+        f"{_PYSPARK_MEMORY}={limit}: Spark limits the address space (RLIMIT_AS) of each Python"
+        " process to this, ranks included, but frameworks and the GPU driver map far more than"
+        " they use; remove it: memory_per_worker= is the memory of a rank"
     ]
 
 
@@ -255,7 +255,7 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     return [
         *findings,
         f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and an"
-        f" application that already runs can no longer receive it: start it by {by}",
+        f" application that already runs can no longer receive it: start it with {by}",
     ]
 
 

@@ -256,7 +256,7 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
     assert trained.failure is not None
     assert (trained.failure.rank, trained.suspect) == (0, "node1")
     said = str(trained.failure)
-    assert "was lost (container container_0): its NodeManager was lost: the ResourceManager" in said
+    assert "was lost (container container_0): its NodeManager was lost: it did not" in said
     assert "Spark says: Container from a bad node: node2. Its log: yarn logs" in said
 
 
