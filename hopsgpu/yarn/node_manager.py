@@ -156,7 +156,7 @@ class NodeManagers:
         if not devices.gpus:
             return (
                 "the NodeManager describes no GPU (does nvidia-smi fail there, or does"
-                " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices list the GPUs one by one?)"
+                " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices list the GPUs?)"
             )
         return devices
 

@@ -290,8 +290,8 @@ def _checked_conf(
     for key, value in (conf or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
             raise ConfigError(
-                f"conf has {key!r}: {value!r}; the key must be the name of a property, and the value"
-                " a string, a number or a bool"
+                f"conf has {key!r}: {value!r}; the key must be the name of a property, and the"
+                " value a string, a number or a bool"
             )
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     if master is not None:

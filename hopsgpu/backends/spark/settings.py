@@ -197,10 +197,10 @@ def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
         _DYNAMIC + "initialExecutors",
         "spark.executor.instances",
     ):
-        given = setting(name)
-        if given is not None and _number(given, 1) > 0:
+        value = setting(name)
+        if value is not None and _number(value, 1) > 0:
             findings.append(
-                f"{name}={given}: it applies to each profile and would keep or replace GPU"
+                f"{name}={value}: it applies to each profile and would keep or replace GPU"
                 " executors; set it to 0"
             )
     ratio = setting(_DYNAMIC + "executorAllocationRatio")

@@ -135,7 +135,7 @@ def test_a_python_that_may_be_the_drivers(executable: str) -> None:
 
 
 def test_a_python_whose_name_says_another_version() -> None:
-    words = r"the executors' Python \(/usr/bin/python3.9\) is 3.9, and the driver's 3.11"
+    words = r"the executors' Python \(/usr/bin/python3.9\) is 3.9, but the driver's is 3.11"
     with pytest.raises(ConfigError, match=words):
         check_python("/usr/bin/python3.9", "3.11")
 
@@ -146,6 +146,6 @@ def test_what_sparks_worker_says_of_another_version() -> None:
         " worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with"
         " different minor versions."
     )
-    with pytest.raises(ConfigError, match="the executors' Python is 3.9, and the driver's 3.11"):
+    with pytest.raises(ConfigError, match="the executors' Python is 3.9, but the driver's is 3.11"):
         refuse_other_python(f"Job aborted: {told}")
     refuse_other_python("Job aborted: something else")
