@@ -78,7 +78,7 @@ class ElasticLease(ABC):
         """Start to give back executors that were disconnected; return at once."""
 
     @abstractmethod
-    def _lost(self, job: Job) -> None:
+    def _agent_lost(self, job: Job) -> None:
         """Record that the agent of a job is gone, at least for now."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class ElasticLease(ABC):
         """Return the job of the agent that introduces itself; None if that is an earlier job."""
 
     @abstractmethod
-    def _come(self) -> None:
+    def _arrived(self) -> None:
         """Record that one more executor is here."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class ElasticLease(ABC):
                 log.info("executor lost: agent %d: %s", event.peer, event.reason)
                 self.here.pop(event.peer, None)
                 self._aside.pop(event.peer, None)
-                self._lost(self._jobs[event.peer])
+                self._agent_lost(self._jobs[event.peer])
             return None
         if event.message.kind != "hello":
             return None
@@ -163,7 +163,7 @@ class ElasticLease(ABC):
             container.host,
             len(self.here),
         )
-        self._come()
+        self._arrived()
         return container
 
     def _put_aside(self, container: Container, reason: str) -> None:

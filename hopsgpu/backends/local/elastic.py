@@ -59,10 +59,10 @@ class LocalElasticLease(ElasticLease):
             assert isinstance(job, ContainerJob), "this machine has no others"
             job.close()
 
-    def _lost(self, job: Job) -> None:
+    def _agent_lost(self, job: Job) -> None:
         """Do nothing: the process ends with its agent, and `want` starts another."""
 
-    def _come(self) -> None:
+    def _arrived(self) -> None:
         """Do nothing: no time limit and no request depends on an executor's arrival here."""
 
     def _why_lost(self, reason: str, host: str) -> str:

@@ -132,7 +132,7 @@ def write_frame(
         Cancelled: the write was cancelled; the Spark job is over.
         HopsGpuError: the Spark job failed.
     """
-    with application.jvm.wait_told():
+    with application.jvm.without_resource_warning():
         write = _Write(application, frame, url, tag, f"hopsgpu writes {label}")
         tell_at = time.monotonic()
         while not write.ended.wait(_LOOK_SECONDS):

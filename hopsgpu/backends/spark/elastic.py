@@ -52,13 +52,13 @@ class YarnElasticLease(JobsLease):
         self._looks_at = float("-inf")
         # After this time YARN knows of every request.
         self._settling = 2 * heartbeat_seconds(self._application.jvm)
-        self._over = (threading.Event(), threading.Event())
+        self._threads_ended = (threading.Event(), threading.Event())
 
     def start(self) -> None:
         """Start the threads."""
-        for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
+        for ended, body in zip(self._threads_ended, (self._grow, self._shrink), strict=True):
             start_daemon(
-                f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
+                f"hopsgpu-{self.request.run_id}-executors", functools.partial(_run, body, ended)
             )
 
     def _why_lost(self, reason: str, host: str) -> str:
@@ -70,7 +70,7 @@ class YarnElasticLease(JobsLease):
     def _grow(self) -> None:
         try:
             # Needed until the first executor arrives, which ends Spark's own message for good.
-            with self._application.jvm.wait_told():
+            with self._application.jvm.without_resource_warning():
                 while self._is_missing():
                     self._ask()
         except HopsGpuError as error:
@@ -90,8 +90,8 @@ class YarnElasticLease(JobsLease):
             with self._changed:
                 if self._closed:
                     return False
-                self._coming.check()
-                if self._wanted > self._count() and self._coming.may_ask(time.monotonic()):
+                self._pending.check()
+                if self._wanted > self._count() and self._pending.may_ask(time.monotonic()):
                     self._note()
                     return True
                 surplus = self._surplus()
@@ -99,7 +99,7 @@ class YarnElasticLease(JobsLease):
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
             if where := self._see_waiting():
-                self._coming.tell(where)
+                self._pending.tell(where)
 
     def waits(self, why: str) -> None:
         """Implement `WaitWatcher`: record why executors are waited for."""
@@ -121,12 +121,12 @@ class YarnElasticLease(JobsLease):
             where = self._look()[1]
         with self._changed:
             now, chance = time.monotonic(), random.random()  # noqa: S311
-            given_back = self._coming.give_back(len(waiting), now, chance)
+            given_back = self._pending.give_back(len(waiting), now, chance)
             if not given_back:
                 return where
             self._leave.set()
         log.info("%s: executors fail repeatedly: %s", self.request.run_id, given_back)
-        self._coming.tell(given_back)
+        self._pending.tell(given_back)
         self._cancel(waiting)
         return ""
 
@@ -139,11 +139,11 @@ class YarnElasticLease(JobsLease):
         self._looks_at = time.monotonic() + _JOBS_SECONDS
         held = self._executors.held().containers
         with self._changed:
-            return self._coming.look(held, self._leaving, len(self._live))
+            return self._pending.look(held, self._leaving, len(self._live))
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
-            self._coming.excuse()
+            self._pending.excuse()
             # An executor that has arrived meanwhile ends with its job.
             while not job.ended.wait(_LOOK_SECONDS):
                 with self._changed:
@@ -155,7 +155,7 @@ class YarnElasticLease(JobsLease):
                 self._asked = time.monotonic()
         if jobs:
             with contextlib.suppress(HopsGpuError):
-                self._coming.excuse(self._executors.held().containers)
+                self._pending.excuse(self._executors.held().containers)
 
     def _forget_ended(self) -> None:
         """Drop jobs that have ended by themselves.
@@ -192,7 +192,7 @@ class YarnElasticLease(JobsLease):
                 timeout=self.request.timeout if self._asks_first else None,
                 watcher=WaitWatcher(self.request.watcher, self),
             )
-            clock = self._coming.clock(request, time.monotonic())
+            clock = self._pending.clock(request, time.monotonic())
             grows = not self._asks_first
         # Cancelled here means that it need not stay in the queue of gangs any longer.
         with (
@@ -210,7 +210,7 @@ class YarnElasticLease(JobsLease):
         while not self._enough.wait(_LOOK_SECONDS):
             self._forget_ended()
             with self._changed:
-                self._coming.check()
+                self._pending.check()
             for job in started:
                 for error in self._application.jvm.task_failures(job.tag):
                     refuse_hopeless(error)
@@ -281,8 +281,8 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             self._closed = True
             self._note()
-        for over in self._over:
-            over.wait(_END_SECONDS)
+        for ended in self._threads_ended:
+            ended.wait(_END_SECONDS)
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         with self._changed:
@@ -299,7 +299,7 @@ class YarnElasticLease(JobsLease):
         return release.confirmed
 
 
-def _do(body: Callable[[], None], ended: threading.Event) -> None:
+def _run(body: Callable[[], None], ended: threading.Event) -> None:
     try:
         body()
     finally:

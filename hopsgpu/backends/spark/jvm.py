@@ -253,7 +253,7 @@ class Jvm:
         ]
         return [info for info in infos if info is not None]
 
-    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+    def without_resource_warning(self) -> contextlib.AbstractContextManager[None]:
         """Keep Spark from logging that no executor has arrived, while inside the context.
 
         It is for waits that hopsgpu itself explains: Spark's message refers to a cluster's page and

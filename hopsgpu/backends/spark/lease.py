@@ -108,20 +108,20 @@ class GpuLease(Owner):
         """
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
-            bringing = PlaceholderJob(
+            placeholders = PlaceholderJob(
                 self.request,
                 self._executors,
                 lambda tasks: self._start("placeholders", tasks, place.hosts(tasks)),
                 clock,
                 place,
             )
-            with self._application.jvm.wait_told():
-                holders = bringing.run()
+            with self._application.jvm.without_resource_warning():
+                holders = placeholders.run()
             if holders is None:
                 return None
             watcher.mark("granted")
             watcher.state(GangState.GRANTED, hosts_of(holders))
-            lease = self._hand_over(holders, bringing.jobs, bringing.parked)
+            lease = self._hand_over(holders, placeholders.jobs, placeholders.parked)
             if lease is not None:
                 watcher.state(GangState.READY, [c.host for c in lease.containers])
                 return lease
@@ -159,8 +159,7 @@ class GpuLease(Owner):
             try:
                 self._application.jvm.kill(self._executors.busy())
             except Py4JError as error:
-                told = f"an unresponsive executor could not be killed: {error}"
-                self.request.watcher.warn(told)
+                self.request.watcher.warn(f"an unresponsive executor could not be killed: {error}")
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
         barrier = role == "agents"
@@ -183,7 +182,7 @@ class GpuLease(Owner):
     def _hand_over(
         self,
         holders: Mapping[int, Container],
-        holding: Sequence[GangJob],
+        holder_jobs: Sequence[GangJob],
         parked: Mapping[int, Container],
     ) -> Lease | None:
         """Replace the placeholders by the agents; return None if the agents are not all there.
@@ -193,22 +192,22 @@ class GpuLease(Owner):
         self._executors.server.hang_up(holders)
         cancelled = self.request.cancelled
         jvm = self._application.jvm
-        if not parked and sum(job.tasks for job in holding) > len(holders):
+        if not parked and sum(job.tasks for job in holder_jobs) > len(holders):
             # A task that waits for an executor would take an agent's place.
-            for job in holding:
+            for job in holder_jobs:
                 jvm.cancel(job.tag)
 
         def are_free() -> bool:
             if not parked:
-                return all(job.ended.is_set() for job in holding)
-            return sum(jvm.active_tasks(job.tag) for job in holding) <= len(parked)
+                return all(job.ended.is_set() for job in holder_jobs)
+            return sum(jvm.active_tasks(job.tag) for job in holder_jobs) <= len(parked)
 
         log.debug(
             "%s: waits up to %g s for the placeholders to end", self.request.run_id, _AGENTS_SECONDS
         )
         if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
             log.info("%s: the placeholders did not end", self.request.run_id)
-            for job in holding:
+            for job in holder_jobs:
                 jvm.cancel(job.tag)
             return None
         with jvm.barriers_allowed():
@@ -219,43 +218,43 @@ class GpuLease(Owner):
         if agents is None or any(map(self.request.unwanted, agents.values())):
             # The parked placeholders end too: the next try parks such executors again.
             self._executors.server.end_all()
-            for ending in (job, *holding):
+            for ending in (job, *holder_jobs):
                 jvm.cancel(ending.tag)
                 wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
             return None
-        self._give_back(parked, holding)
+        self._give_back(parked, holder_jobs)
         why_lost = self._application.why_lost
-        part_with = functools.partial(self._part_with, job)
+        let_go = functools.partial(self._release_part, job)
         tokens = functools.partial(read_tokens, jvm)
-        return Lease(
-            self._executors.server, tuple(agents.values()), job, why_lost, part_with, tokens
-        )
+        return Lease(self._executors.server, tuple(agents.values()), job, why_lost, let_go, tokens)
 
-    def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
+    def _release_part(self, job: GangJob, keys: Collection[int]) -> bool:
         """Implement `Lease.let_go`."""
         lease = self._lease
         assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
         log.info("%s released early: they have nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
-        parting = release_part(
+        release = release_part(
             self._executors,
             job,
             leaving,
             len(lease.containers) - len(leaving),
             self.request.cancelled,
         )
-        if parting.problem is not None:
-            self.request.watcher.warn(parting.problem)
-        return parting.confirmed
+        if release.problem is not None:
+            self.request.watcher.warn(release.problem)
+        return release.confirmed
 
-    def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
+    def _give_back(self, parked: Mapping[int, Container], holder_jobs: Sequence[GangJob]) -> None:
         """Release the executors that were held aside, once the gang is whole."""
         if not parked:
             return
         self._executors.server.hang_up(parked)
         cancelled = self.request.cancelled
-        if wait_until(lambda: all(j.ended.is_set() for j in holding), cancelled, RELEASE_SECONDS):
+        if wait_until(
+            lambda: all(j.ended.is_set() for j in holder_jobs), cancelled, RELEASE_SECONDS
+        ):
             self._executors.kill_idle(self._executors.busy())
 
     def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, Container] | None:

@@ -111,11 +111,11 @@ class PendingExecutors:
         if self._clock is not None:
             self._clock.tell((), why)
 
-    def saw(self, container: str) -> None:
+    def connected(self, container: str) -> None:
         """Record that the executor of a container has connected, useful or not."""
         self._seen.add(container)
 
-    def came(self) -> None:
+    def arrived(self) -> None:
         """Record that an executor can run trials, and forget those that ended before it."""
         self._ended.forget()
         self._before = ""

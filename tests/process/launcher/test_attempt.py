@@ -643,7 +643,7 @@ def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
 
 def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None:
     training, agent, _, _ = launch(server, say_nothing, gpus=("g0", "g0"))
-    with pytest.raises(DiscoveryError, match="g0 was given to two containers: container_0 on"):
+    with pytest.raises(DiscoveryError, match="g0 was assigned to two containers: container_0 on"):
         training.run()
     assert agent.heard == []
 

@@ -57,7 +57,7 @@ class Site:
     def setting(self, name: str) -> None:
         return None
 
-    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+    def without_resource_warning(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def task_failures(self, tag: str) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     yield make
     for lease in leases:
         assert lease.release()
-        assert all(over.is_set() for over in lease._over)
+        assert all(ended.is_set() for ended in lease._threads_ended)
 
 
 def come(site: Site, lease: YarnElasticLease, job: Job) -> None:
@@ -141,7 +141,7 @@ def come(site: Site, lease: YarnElasticLease, job: Job) -> None:
     container: Any = f"c{site.jobs.index(job) + 1}"
     assert lease._job_of(Message("hello", {"job": job.tag, "container": container})) is job
     lease.here[len(lease.here)] = container
-    lease._come()
+    lease._arrived()
 
 
 def late(lease: YarnElasticLease) -> str:

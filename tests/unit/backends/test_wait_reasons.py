@@ -103,7 +103,7 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
     ended_again(coming, 4)
     assert "(time 2)" in coming.give_back(1, now=110.0, chance=0.5)
     assert not coming.may_ask(112.9) and coming.may_ask(113.0)
-    coming.came()
+    coming.arrived()
     assert coming.may_ask(110.0) and coming.beside("full") == "full"
 
 
@@ -124,7 +124,7 @@ def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
         GangTimeout, match=r"0 of 1 executor arrived within 60 s.*full, 4 ended unexpectedly"
     ):
         coming.check()
-    coming.came()
+    coming.arrived()
     coming.check()
     coming.clock(request(60.0), now=time.monotonic())
     coming.check()
