@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless
+from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.settings import refuse_other_python
 from hopsgpu.backends.spark.wait_reasons import EndedContainers
@@ -126,7 +126,7 @@ class PlaceholderJob:
                 if not self._turn.keep():
                     log.info("%s: another gang has taken the turn", self._request.run_id)
                     return None
-                self._refuse_hopeless()
+                self._executors.refuse_hopeless(self.jobs)
                 self._look()
             self._clock.tell(hosts_of(self._holders), self._why())
             self._listen()
@@ -181,12 +181,6 @@ class PlaceholderJob:
             # agent's place; its job must continue for the other parked executors.
             return False
         return here >= len(self._executors.registered())
-
-    def _refuse_hopeless(self) -> None:
-        """Raise the error of a failed task if a retry by Spark cannot fix it."""
-        for job in self.jobs:
-            for error in self._jvm.task_failures(job.tag):
-                refuse_hopeless(error)
 
     def _look(self) -> None:
         """Record what the ResourceManager says about this gang, or why it does not answer."""

@@ -19,7 +19,7 @@ from hopsgpu.backends.spark.elastic_jobs import JobsLease
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm_threads import start_daemon
-from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors
+from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors, report
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.backends.spark.wait_reasons import WaitWatcher
 from hopsgpu.core.gang import PART_SECONDS, GangState
@@ -211,9 +211,7 @@ class YarnElasticLease(JobsLease):
             self._forget_ended()
             with self._changed:
                 self._pending.check()
-            for job in started:
-                for error in self._application.jvm.task_failures(job.tag):
-                    refuse_hopeless(error)
+            self._executors.refuse_hopeless(started)
             try:
                 missing, where = self._look()
             except HopsGpuError as error:
@@ -283,8 +281,7 @@ class YarnElasticLease(JobsLease):
             self._note()
         for ended in self._threads_ended:
             ended.wait(_END_SECONDS)
-        watcher = self.request.watcher
-        watcher.state(GangState.RELEASING, ())
+        self.request.watcher.state(GangState.RELEASING, ())
         with self._changed:
             jobs = [job for job in self._begun if not job.ended.is_set()]
             settled = time.monotonic() - self._asked > self._settling and not self._waiting()
@@ -292,11 +289,7 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             self._ready.clear()
             self._leaving.clear()
-        if release.confirmed:
-            watcher.mark("released")
-        if release.problem is not None:
-            watcher.warn(release.problem)
-        return release.confirmed
+        return report(release, self.request.watcher)
 
 
 def _run(body: Callable[[], None], ended: threading.Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from pyspark.resource import ResourceProfile
 
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.barrier_job import GangJob, Task
+from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.control_server import control_channel
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
@@ -67,6 +67,16 @@ class Executors:
             barrier=barrier,
             task=task_for(replace(self.driver, job=tag, modules=request.imports)),
         )
+
+    def refuse_hopeless(self, jobs: Iterable[GangJob]) -> None:
+        """Raise the error of a failed task of these jobs if a retry by Spark cannot fix it.
+
+        Raises:
+            ConfigError: as for `barrier_job.refuse_hopeless`.
+        """
+        for job in jobs:
+            for error in self.application.jvm.task_failures(job.tag):
+                refuse_hopeless(error)
 
     def registered(self) -> tuple[str, ...]:
         """Return Spark's IDs of the executors that are connected to the driver's JVM."""

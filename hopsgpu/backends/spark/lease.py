@@ -22,7 +22,13 @@ from hopsgpu.backends.spark.barrier_job import GangJob, hold_in_task, supervise_
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm import FLIP_SECONDS, wait_until
-from hopsgpu.backends.spark.release import RELEASE_SECONDS, Release, release_executors, release_part
+from hopsgpu.backends.spark.release import (
+    RELEASE_SECONDS,
+    Release,
+    release_executors,
+    release_part,
+    report,
+)
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.core.gang import Container, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
@@ -282,11 +288,5 @@ class GpuLease(Owner):
 
     def release(self) -> bool:
         """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
-        watcher = self.request.watcher
-        watcher.state(GangState.RELEASING, ())
-        release = self._let_go()
-        if release.confirmed:
-            watcher.mark("released")
-        if release.problem is not None:
-            watcher.warn(release.problem)
-        return release.confirmed
+        self.request.watcher.state(GangState.RELEASING, ())
+        return report(self._let_go(), self.request.watcher)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 
+from hopsgpu.backends.lease_request import Watcher
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm import Jvm, wait_until
@@ -47,6 +48,15 @@ class Release:
 
     confirmed: bool
     problem: str | None = None
+
+
+def report(release: Release, watcher: Watcher) -> bool:
+    """Report the release of a whole lease to its watcher; return whether it was confirmed."""
+    if release.confirmed:
+        watcher.mark("released")
+    if release.problem is not None:
+        watcher.warn(release.problem)
+    return release.confirmed
 
 
 def release_executors(executors: Executors, jobs: Sequence[GangJob], *, whole: bool) -> Release:
