@@ -32,9 +32,9 @@ def register_container(event: Event, hello: Message, request: Request) -> Contai
     """
     gpus = request.shape.gpus
     if len(hello["devices"]) != gpus:
-        told = counted(len(hello["devices"]), "GPU")
+        reported = counted(len(hello["devices"]), "GPU")
         raise DiscoveryError(
-            f"{hello['container']} on {hello['host']} reports {told} instead of the requested"
+            f"{hello['container']} on {hello['host']} reports {reported} instead of the requested"
             f" {gpus}: hopsgpu's discovery script must assign them (does"
             " spark.resources.discoveryPlugin name another one?)"
         )

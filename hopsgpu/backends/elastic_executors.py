@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.backends.agent_registration import register_container
-from hopsgpu.backends.grant import GangAgents, Job, Lease, refuse_duplicates
+from hopsgpu.backends.grant import GangAgents, Job, Lease, keep_all, refuse_duplicates
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer, Event
@@ -78,7 +78,7 @@ class ElasticLease(ABC):
         """Start to give back executors that were disconnected; return at once."""
 
     @abstractmethod
-    def _lost(self, job: Job) -> None:
+    def _agent_lost(self, job: Job) -> None:
         """Record that the agent of a job is gone, at least for now."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class ElasticLease(ABC):
         """Return the job of the agent that introduces itself; None if that is an earlier job."""
 
     @abstractmethod
-    def _come(self) -> None:
+    def _arrived(self) -> None:
         """Record that one more executor is here."""
 
     @abstractmethod
@@ -113,12 +113,12 @@ class ElasticLease(ABC):
             HopsGpuError: too many executors are excluded to continue.
         """
         self.request = replace(self.request, avoid=self.request.avoid | blamed)
-        found = []
+        excluded = []
         for key, container in list(self.here.items()):
             if (reason := self.request.unwanted(container)) is not None:
-                found.append(key)
+                excluded.append(key)
                 self._put_aside(self.here.pop(key), reason)
-        return found
+        return excluded
 
     def check(self) -> None:
         """Check that executors can arrive.
@@ -142,7 +142,7 @@ class ElasticLease(ABC):
                 log.info("executor lost: agent %d: %s", event.peer, event.reason)
                 self.here.pop(event.peer, None)
                 self._aside.pop(event.peer, None)
-                self._lost(self._jobs[event.peer])
+                self._agent_lost(self._jobs[event.peer])
             return None
         if event.message.kind != "hello":
             return None
@@ -163,7 +163,7 @@ class ElasticLease(ABC):
             container.host,
             len(self.here),
         )
-        self._come()
+        self._arrived()
         return container
 
     def _put_aside(self, container: Container, reason: str) -> None:
@@ -190,7 +190,7 @@ class ElasticLease(ABC):
             containers,
             jobs[0] if len(jobs) == 1 else _Jobs(jobs),
             self._why_lost,
-            _keep,
+            keep_all,
             self._tokens,
         )
 
@@ -222,8 +222,3 @@ class _Jobs:
     def reason(self, seconds: float) -> str:
         ended = [job for job in self.jobs if job.ended.is_set()]
         return (ended or list(self.jobs))[0].reason(seconds if not ended else 0.0)
-
-
-def _keep(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` without a release: only the search releases executors."""
-    return False

@@ -139,6 +139,11 @@ class Owner(ABC):
         """End the agents of a gang that is not whole."""
 
 
+def keep_all(keys: Collection[int]) -> bool:
+    """Implement `Lease.let_go` for a lease that does not release single executors."""
+    return False
+
+
 Leasing = Callable[[Request], AbstractContextManager[Owner]]
 
 
@@ -165,11 +170,11 @@ def refuse_duplicates(containers: Sequence[Container]) -> None:
     Raises:
         DiscoveryError: two containers have the same GPU; the message names both.
     """
-    twice = duplicate_gpu(containers)
-    if twice is not None:
-        gpu, one, other = twice
+    duplicate = duplicate_gpu(containers)
+    if duplicate is not None:
+        gpu, first, second = duplicate
         raise DiscoveryError(
-            f"{gpu} was given to two containers: {one.container_id} on {one.host} and"
-            f" {other.container_id} on {other.host}. Do all containers of the node share"
+            f"{gpu} was assigned to two containers: {first.container_id} on {first.host} and"
+            f" {second.container_id} on {second.host}. Do all containers of the node share"
             " its lease directory?"
         )

@@ -136,12 +136,12 @@ def own_name() -> str:
         return str(os.getuid())
 
 
-def cluster_gpus(overview: Overview, told: NodeAnswers, user: str, now: float) -> ClusterGpus:
+def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float) -> ClusterGpus:
     """Return the cluster's GPUs, as the answers of YARN show them. Pure.
 
     Args:
         overview: the ResourceManager's answers.
-        told: the NodeManagers' answers.
+        answers: the NodeManagers' answers.
         user: the user to report for.
         now: seconds since the epoch.
     """
@@ -153,7 +153,7 @@ def cluster_gpus(overview: Overview, told: NodeAnswers, user: str, now: float) -
     return ClusterGpus(
         time=now,
         user=user,
-        nodes=tuple(_node(node, told) for node in with_gpus),
+        nodes=tuple(_node(node, answers) for node in with_gpus),
         nodes_without=sum(node.state == "RUNNING" and not node.total.gpus for node in nodes),
         users=_users(overview),
         queues=tuple(
@@ -162,7 +162,7 @@ def cluster_gpus(overview: Overview, told: NodeAnswers, user: str, now: float) -
         unexplained=max((used - shown).gpus, 0),
         acls=overview.acls,
         executor=str(executor),
-        problems=(*overview.problems, *_problems(with_gpus, told)),
+        problems=(*overview.problems, *_problems(with_gpus, answers)),
     )
 
 
@@ -190,8 +190,8 @@ def _natural(host: str) -> list[tuple[int, str]]:
     ]
 
 
-def _node(node: Node, told: NodeAnswers) -> GpuNode:
-    devices = told.devices.get(node.id)
+def _node(node: Node, answers: NodeAnswers) -> GpuNode:
+    devices = answers.devices.get(node.id)
     gpus, used = node.total.gpus, min(node.used.gpus, node.total.gpus)
     return GpuNode(
         host=node.host,
@@ -263,8 +263,8 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
 def _state(queue: Queue, states: dict[str, str]) -> str:
     parts = queue.path.split(".")
     chain = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    found = (states.get(path, "RUNNING") for path in chain)
-    return next((state for state in found if state != "RUNNING"), "RUNNING")
+    states_above = (states.get(path, "RUNNING") for path in chain)
+    return next((state for state in states_above if state != "RUNNING"), "RUNNING")
 
 
 class _QueueCapacity:
@@ -295,36 +295,38 @@ class _QueueCapacity:
             return 0, "state", ""
         if not self._executor.within(standing.largest):
             return 0, "container", ""
-        one = standing.granted(self._executor)
-        if one not in self._sums:
-            self._sums[one] = _summed(standing.nodes, one)
-        executors, tightest = obtainable(self._executor, replace(standing, nodes=self._sums[one]))
+        container = standing.granted(self._executor)
+        if container not in self._sums:
+            self._sums[container] = _summed(standing.nodes, container)
+        executors, tightest = obtainable(
+            self._executor, replace(standing, nodes=self._sums[container])
+        )
         gpus = executors * self._executor.gpus
         # If the user can get every free GPU, other limits make no difference.
         bound = "nodes" if gpus == self._free else _BOUNDS.get(tightest.bound, "nodes")
         return gpus, bound, "" if bound == "nodes" else tightest.queue
 
 
-def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
+def _summed(nodes: Iterable[Node], container: Amount) -> tuple[Node, ...]:
     """Return, for each label, one node with the resources and room of all its running nodes."""
     sums: dict[str, tuple[Amount, int]] = {}
     for node in nodes:
         if node.state == "RUNNING":
             whole, room = sums.get(node.partition, (NOTHING, 0))
-            more = (node.total - node.used).room_for(one)
-            sums[node.partition] = whole + node.total, room + more
+            node_room = (node.total - node.used).room_for(container)
+            sums[node.partition] = whole + node.total, room + node_room
     return tuple(
-        Node(label, label, "RUNNING", whole, whole - one * room, label)
+        Node(label, label, "RUNNING", whole, whole - container * room, label)
         for label, (whole, room) in sums.items()
     )
 
 
-def _problems(nodes: Sequence[Node], told: NodeAnswers) -> tuple[str, ...]:
+def _problems(nodes: Sequence[Node], answers: NodeAnswers) -> tuple[str, ...]:
     """Return one line per reason, because a broken switch affects a whole rack."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:
-        if node.id in told.problems:
-            reasons.setdefault(told.problems[node.id], []).append(node.host)
+        if node.id in answers.problems:
+            reasons.setdefault(answers.problems[node.id], []).append(node.host)
     return tuple(f"{_some(hosts)}: {reason}" for reason, hosts in reasons.items())
 
 

@@ -26,7 +26,7 @@ from hopsgpu.yarn.demand import Demand, container_of
 
 log = logging.getLogger(__name__)
 
-_MOST_TOLD = 5
+_SHOWN = 5
 
 
 class Watcher(Protocol):
@@ -120,11 +120,11 @@ class AcquisitionClock:
         """Tell the watcher what the gang waits for."""
         before = sorted(reason for reason in self._aside if reason not in why)
         if before:
-            more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
-            why = f"{why}; held aside before: {', '.join(before[:_MOST_TOLD])}{more}"
+            more = f" and {len(before) - _SHOWN} more" if len(before) > _SHOWN else ""
+            why = f"{why}; held aside before: {', '.join(before[:_SHOWN])}{more}"
         if why != self._why:
             waited = time.monotonic() - self._began
-            log.debug("%s has waited %.1f s, now for: %s", self._request.run_id, waited, why)
+            log.debug("%s: has waited %.1f s, and waits for: %s", self._request.run_id, waited, why)
         self._why = why
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
@@ -156,8 +156,9 @@ class AcquisitionClock:
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
                 f"{grants.connected} of {counted(request.executors, 'executor')} arrived within"
-                f" {request.timeout:g} s; all were released. It waited for: {self._why}. Wait"
-                " longer (acquire_timeout), request fewer workers, or see who holds the rest",
+                f" {request.timeout:g} s; all were released. The gang waited for: {self._why}. Wait"
+                " longer (acquire_timeout), request fewer workers, or see who holds the others"
+                " (hopsgpu gpus)",
                 granted=grants.connected,
                 wanted=request.executors,
             )

@@ -105,17 +105,17 @@ class StagedData:
                 self._remove()
 
     def _write(self, label: str, frame: Any) -> None:
-        def told(written: WriteProgress) -> None:
+        def report(written: WriteProgress) -> None:
             self._tell(f"writing {label}: {written}")
 
         write_frame(
             self._application,
             frame,
             self._places[label],
-            what=label,
+            label=label,
             tag=f"{self._board.run_id}-{label}",
             cancelled=self._cancelled,
-            told=told,
+            report=report,
         )
 
     def _read(self, datasets: Datasets, name: str) -> Source:

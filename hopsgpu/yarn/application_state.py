@@ -53,14 +53,14 @@ class ApplicationState:
     @property
     def master(self) -> str:
         """Return the container id of its application master; "" before there is one."""
-        found = re.search(r"/(container_\w+)", self.log)
-        return found[1] if found else ""
+        match = re.search(r"/(container_\w+)", self.log)
+        return match[1] if match else ""
 
 
 def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
     """Return an application's state from its part of `/apps`."""
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
-    said = " ".join((app.get("diagnostics") or "").split())
+    diagnostics = " ".join((app.get("diagnostics") or "").split())
     return ApplicationState(
         id=app["id"],
         name=app.get("name") or "",
@@ -68,7 +68,7 @@ def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
         queue=app.get("queue") or "",
         state=app["state"],
         final=app.get("finalStatus") or "UNDEFINED",
-        diagnostics=said[:_MOST_SAID] + ("..." if len(said) > _MOST_SAID else ""),
+        diagnostics=diagnostics[:_MOST_SAID] + ("..." if len(diagnostics) > _MOST_SAID else ""),
         gpus=total(amount_of(usage.get("used")) for usage in usages).gpus,
         web=app.get("amHostHttpAddress") or "",
         log=app.get("amContainerLogs") or "",

@@ -28,32 +28,36 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
     for queue in snapshot.queues:
         # A DRAINING queue takes no new applications, but still serves those that it has.
         if queue.state == "STOPPED":
-            raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or use another")
+            raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or {_ELSEWHERE}")
     check_container(demand.container, snapshot.largest, snapshot.running)
-    one, wanted = snapshot.granted(demand.container), demand.executors
+    container, wanted = snapshot.granted(demand.container), demand.executors
     places = {
-        node: places_on(node.total - snapshot.master_on(node), one, demand.spread)
+        node: places_on(node.total - snapshot.master_on(node), container, demand.spread)
         for node in snapshot.running
     }
     # YARN grants idle nodes of a shared partition beside the limits of queue and user.
-    beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
+    shared_room = sum(room for node, room in places.items() if node.partition != snapshot.partition)
     master = snapshot.master_in_queue
-    more = f", beside {beside} on idle nodes of other labels" if beside else ""
+    shared = f", plus {shared_room} on idle nodes of other labels" if shared_room else ""
     nodes = f"the cluster's nodes have room for {_listed(places)}{_beside(snapshot)}"
     bounds = [(sum(places.values()), nodes, _LOWER)]
     for queue in snapshot.queues:
-        room = beside + (queue.maximum - master).room_for(one)
-        bounds.append((room, _queue_bound(queue, master) + more, f"{_LOWER}, or {_ELSEWHERE}"))
-    room = beside + user_room(snapshot, master, one, wanted)
+        room = shared_room + (queue.maximum - master).room_for(container)
+        bounds.append((room, _queue_bound(queue, master) + shared, f"{_LOWER}, or {_ELSEWHERE}"))
+    room = shared_room + user_room(snapshot, master, container, wanted)
     bounds.append(
-        (room, _user_bound(snapshot) + more, f"Lower the application master, or {_ELSEWHERE}")
+        (
+            room,
+            _user_bound(snapshot) + shared,
+            f"Use a smaller application master, or {_ELSEWHERE}",
+        )
     )
-    room, what, advice = min(bounds, key=lambda bound: bound[0])
+    room, text, advice = min(bounds, key=lambda bound: bound[0])
     if room < wanted:
         raise CapacityError(
-            f"{counted(wanted, 'executor')} of {one} can never fit: {what}"
-            + (f"; they want {one * wanted}. " if wanted > 1 else ". ")
-            + (f"Ask for at most {room} of them" if room else advice)
+            f"{counted(wanted, 'executor')} of {container} can never fit: {text}"
+            + (f"; together they need {container * wanted}. " if wanted > 1 else ". ")
+            + (f"Request at most {room} of them" if room else advice)
         )
 
 
@@ -70,16 +74,16 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
     if "the scheduler's largest container" in fits and len(fits) > 1:
         return
     raise CapacityError(
-        f"an executor of {wanted} fits nowhere: "
+        f"an executor of {wanted} fits on no node: "
         + "; ".join(f"{name} has {bound}" for name, bound in bounds.items())
         + f". {_LOWER}"
     )
 
 
 def _listed(places: dict[Node, int]) -> str:
-    some = [f"{node.host} {room}" for node, room in places.items() if room]
-    more = [f"and {len(some) - _SHOWN} more"] if len(some) > _SHOWN else []
-    return f"{sum(places.values())} ({', '.join(some[:_SHOWN] + more) or 'on no node'})"
+    rooms = [f"{node.host} {room}" for node, room in places.items() if room]
+    more = [f"and {len(rooms) - _SHOWN} more"] if len(rooms) > _SHOWN else []
+    return f"{sum(places.values())} ({', '.join(rooms[:_SHOWN] + more) or 'on no node'})"
 
 
 def _beside(snapshot: Snapshot) -> str:
@@ -89,15 +93,15 @@ def _beside(snapshot: Snapshot) -> str:
 
 
 def _queue_bound(queue: Queue, master: Amount) -> str:
-    beside = f", {master} of it for this application's master" if master != NOTHING else ""
-    return f"queue {queue.path} may have at most {queue.maximum} (its effective maximum){beside}"
+    note = f", {master} of it for this application's master" if master != NOTHING else ""
+    return f"queue {queue.path} may have at most {queue.maximum} (its effective maximum){note}"
 
 
 def _user_bound(snapshot: Snapshot) -> str:
     user, queue = snapshot.user, snapshot.queues[0]
     return (
-        f"user {user.name} gets no more in queue {queue.path} once above {user.limit} (its"
-        f" user-limit-factor times what it is guaranteed, {queue.guaranteed})"
+        f"user {user.name} gets no more containers in queue {queue.path} once above {user.limit}"
+        f" (the queue's user-limit-factor times its guaranteed {queue.guaranteed})"
     )
 
 

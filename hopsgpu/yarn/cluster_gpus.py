@@ -30,10 +30,10 @@ class GpuType:
 
 def types_of(gpus: Iterable[tuple[str, int | None, int]]) -> tuple[GpuType, ...]:
     """Return types from (name, MiB, number of GPUs), in the order in which they first come."""
-    found: Counter[tuple[str, int | None]] = Counter()
+    counts: Counter[tuple[str, int | None]] = Counter()
     for name, memory_mib, count in gpus:
-        found[name, memory_mib] += count
-    return tuple(GpuType(name, memory_mib, count) for (name, memory_mib), count in found.items())
+        counts[name, memory_mib] += count
+    return tuple(GpuType(name, memory_mib, count) for (name, memory_mib), count in counts.items())
 
 
 @dataclass(frozen=True)

@@ -30,18 +30,18 @@ def container_of(shape: ExecutorShape) -> Amount:
     return Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
 
 
-def places_on(free: Amount, one: Amount, spread: bool) -> int:
+def places_on(free: Amount, container: Amount, spread: bool) -> int:
     """Return how many containers fit into what is free on a node."""
-    room = free.room_for(one)
+    room = free.room_for(container)
     return min(room, 1) if spread else room
 
 
-def user_room(snapshot: Snapshot, used: Amount, one: Amount, wanted: int) -> int:
+def user_room(snapshot: Snapshot, used: Amount, container: Amount, wanted: int) -> int:
     """Return how many containers, at most `wanted`, a user who has `used` gets before the limit."""
     limit, cluster = snapshot.user.limit, snapshot.cluster
     if limit is None:
         return wanted
     # More containers only bring the user closer to the limit, so that a bisection finds it.
     return bisect.bisect_left(
-        range(wanted), True, key=lambda more: dominates(used + one * more, limit, cluster)
+        range(wanted), True, key=lambda count: dominates(used + container * count, limit, cluster)
     )

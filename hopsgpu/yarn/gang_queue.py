@@ -79,7 +79,7 @@ class QueuePlace:
         self._filed = self._rename(self.ticket.name)
 
     def look(self) -> Line:
-        """Return the queue as it is now; renew one's own file if that is due."""
+        """Return the queue as it is now; renew the gang's own file if that is due."""
         if time.monotonic() - self._renewed >= RENEW_SECONDS:
             self._renew()
         return self._line()
@@ -137,8 +137,8 @@ class QueuePlace:
         return read_line(self._entries(), self._now())
 
     def _entries(self) -> list[Entry]:
-        found = self._directory.entries()
-        return [Entry(status.name, status.modified, status.owner) for status in found]
+        statuses = self._directory.entries()
+        return [Entry(status.name, status.modified, status.owner) for status in statuses]
 
     def _now(self) -> int:
         """Return the NameNode's time: what it said of our file, plus our clock's progress since.
@@ -149,7 +149,7 @@ class QueuePlace:
         return int(time.monotonic() * 1000 + self._behind)
 
     def _renew(self) -> int:
-        """Touch one's own file; return when that was, by the NameNode's clock."""
+        """Touch the gang's own file; return when that was, by the NameNode's clock."""
         self._touch(self._name)
         status = (self._directory / self._name).stat()
         self.owner = status.owner

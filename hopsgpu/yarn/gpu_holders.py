@@ -30,7 +30,9 @@ class GpuFacts:
         return "; ".join(part for part in (self.holders, *why, self.free) if part)
 
 
-def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str = "") -> GpuFacts:
+def waiting_facts(
+    snapshot: Snapshot, demand: Demand, held: int = 0, named_queue: str = ""
+) -> GpuFacts:
     """Return what is free, and who holds the rest.
 
     These are GPUs if the gang wants some, else cores and memory.
@@ -39,7 +41,7 @@ def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str =
         snapshot: a snapshot of the ResourceManager.
         demand: the whole gang.
         held: number of its executors that the gang has.
-        told: path of a queue whose limit the message names already.
+        named_queue: path of a queue whose limit the message names already.
     """
     with_gpus = demand.container.gpus > 0
     nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
@@ -47,12 +49,12 @@ def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str =
     # For example "4 of 8 GPUs free, 0 of 4 in queue root.a".
     what = "GPUs free" if with_gpus else "free"
     free = [f"{_of(whole - used, whole, with_gpus)} {what}"]
-    if any(queue.path == told and whole.within(queue.maximum) for queue in snapshot.queues):
+    if any(queue.path == named_queue and whole.within(queue.maximum) for queue in snapshot.queues):
         # If that queue may have the whole cluster, what it has left is what is free.
         free = []
     for queue in snapshot.queues[:-1]:
         # If a queue may have the whole cluster, what it lacks does not tell what it can get.
-        if queue.path != told and not whole.within(queue.maximum):
+        if queue.path != named_queue and not whole.within(queue.maximum):
             left = queue.maximum - queue.used
             free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
     own = snapshot.granted(demand.container) * held
@@ -77,10 +79,10 @@ def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> 
     ]
     holding = [app for app in apps if any(part > 0 for part in key(app.used))]
     holding.sort(key=lambda app: key(app.used), reverse=True)
-    said = [_holder(app, snapshot.application_id, with_gpus) for app in holding]
-    shown = said[:_HOLDERS_SHOWN]
-    if len(said) > _HOLDERS_SHOWN:
-        shown.append(f"{len(said) - _HOLDERS_SHOWN} more")
+    texts = [_holder(app, snapshot.application_id, with_gpus) for app in holding]
+    shown = texts[:_HOLDERS_SHOWN]
+    if len(texts) > _HOLDERS_SHOWN:
+        shown.append(f"{len(texts) - _HOLDERS_SHOWN} more")
     hidden = used - total(app.used for app in snapshot.applications)
     if key(hidden)[0] > 0:
         # A node's share counts as used until the node has reported the container's end.
@@ -89,9 +91,9 @@ def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> 
     return f"held by {', '.join(shown)}" if shown else ""
 
 
-def _holder(app: App, own: str, with_gpus: bool) -> str:
+def _holder(app: App, own_id: str, with_gpus: bool) -> str:
     size = _size(app.used, with_gpus)
-    if app.id == own:
+    if app.id == own_id:
         return f"this application ({size})"
     # Its name tells a person more; its id is what `yarn application -kill` takes.
     if app.name:

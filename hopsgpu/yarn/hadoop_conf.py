@@ -55,22 +55,22 @@ class HadoopConf:
                 unreadable.
         """
         environ = os.environ if environ is None else environ
-        given = [environ[name] for name in _NAMES if environ.get(name)]
-        if not given:
+        values = [environ[name] for name in _NAMES if environ.get(name)]
+        if not values:
             raise ConfigError(
                 "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's"
                 " Hadoop configuration (for the development cluster:"
                 ' eval "$(hopsgpu cluster env)")'
             )
         # The directories are on a JVM's class path, where the first file of a name counts.
-        places = [Path(place) for value in given for place in value.split(os.pathsep) if place]
-        found = [_first(places, name) for name in _FILES]
-        if found[-1] is None:
+        places = [Path(place) for value in values for place in value.split(os.pathsep) if place]
+        files = [_first(places, name) for name in _FILES]
+        if files[-1] is None:
             raise ConfigError(
                 f"there is no {_FILES[-1]} in {', '.join(map(str, places))}: set HADOOP_CONF_DIR"
                 " to the cluster's Hadoop configuration"
             )
-        return cls(_merged(path for path in found if path is not None), environ)
+        return cls(_merged(path for path in files if path is not None), environ)
 
     def get(self, name: str) -> str | None:
         """Return a property's value with its `${…}` filled in, or None if no file has it.
@@ -88,13 +88,13 @@ class HadoopConf:
         return value
 
     def _filled(self, variable: re.Match[str]) -> str:
-        wanted = _ENVIRONMENT.fullmatch(variable[1])
-        if wanted is None:
+        reference = _ENVIRONMENT.fullmatch(variable[1])
+        if reference is None:
             return self._properties.get(variable[1], variable[0])
-        found = self._environ.get(wanted["name"])
-        if found is None or (wanted["when"] == ":-" and not found):
-            return variable[0] if wanted["when"] is None else wanted["otherwise"]
-        return found
+        value = self._environ.get(reference["name"])
+        if value is None or (reference["when"] == ":-" and not value):
+            return variable[0] if reference["when"] is None else reference["otherwise"]
+        return value
 
 
 def _first(places: list[Path], name: str) -> Path | None:
@@ -117,7 +117,7 @@ def _properties(path: Path, depth: int) -> Iterator[tuple[str, str, bool]]:
     """Yield (name, value, whether it is final) of a file and of its includes, in their order."""
     try:
         if depth > _MOST_INCLUDES:
-            raise ConfigError(f"{path} is included by itself")
+            raise ConfigError(f"{path} includes itself")
         root = ET.parse(path).getroot()
     except (OSError, ET.ParseError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
@@ -141,9 +141,9 @@ def _inside(element: ET.Element, path: Path, depth: int) -> Iterator[tuple[str, 
 
 
 def _property(element: ET.Element) -> Iterator[tuple[str, str, bool]]:
-    said = dict(element.attrib)
-    said.update((child.tag, child.text or "") for child in element)
+    fields = dict(element.attrib)
+    fields.update((child.tag, child.text or "") for child in element)
     # Hadoop treats an empty value as none.
-    if said.get("name") and said.get("value"):
+    if fields.get("name") and fields.get("value"):
         # Hadoop, too, trims addresses and switches when it reads them.
-        yield said["name"].strip(), said["value"].strip(), said.get("final") == "true"
+        yield fields["name"].strip(), fields["value"].strip(), fields.get("final") == "true"

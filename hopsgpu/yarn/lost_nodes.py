@@ -11,24 +11,25 @@ from hopsgpu.yarn.snapshot import Node
 _GIVEN_UP = "released on a *lost* node"
 # Source: Hadoop's NodeState, and RMNodeImpl's transitions into it.
 _STATES = {
-    "LOST": "its NodeManager was lost: the ResourceManager had heard nothing of it for"
-    " yarn.nm.liveness-monitor.expiry-interval-ms (10 min by default), and counts what ran there as"
-    " ended; see whether {host} is up, and the log of its NodeManager for why it stopped",
+    "LOST": "its NodeManager was lost: it did not report to the ResourceManager for"
+    " yarn.nm.liveness-monitor.expiry-interval-ms (10 min by default), so the ResourceManager"
+    " counts its containers as ended; check whether {host} is up, and why its NodeManager stopped"
+    " (its log)",
     "UNHEALTHY": "its node is UNHEALTHY, and an unhealthy node loses all containers; its health"
     " check says: {health}",
-    "REBOOTED": "its NodeManager was started again without its containers; with"
-    " yarn.nodemanager.recovery.enabled they would have lived on",
+    "REBOOTED": "its NodeManager was restarted and lost its containers;"
+    " yarn.nodemanager.recovery.enabled would have kept them",
     "SHUTDOWN": "its NodeManager was shut down, and its containers with it",
-    "DECOMMISSIONED": "its node was decommissioned; whoever administers YARN took it out",
+    "DECOMMISSIONED": "an administrator decommissioned its node",
 }
 _BACK = (
-    "its NodeManager was lost, or lost its containers, and is back: the ResourceManager counts"
-    " {host} as {state} now; the log of its NodeManager says why"
+    "its NodeManager was lost, or lost its containers, and is back: {host} is {state} now; the log"
+    " of its NodeManager says why"
 )
 
 
 def why_lost(
-    reason: str, host: str, nodes: Callable[[], Sequence[Node]], ended: Callable[[], str]
+    reason: str, host: str, nodes: Callable[[], Sequence[Node]], why_ended: Callable[[], str]
 ) -> str:
     """Return why an executor was lost, with what the ResourceManager says of its node.
 
@@ -36,19 +37,19 @@ def why_lost(
         reason: Spark's reason, or "" if Spark knows none.
         host: the executor's host.
         nodes: asks the ResourceManager for its nodes.
-        ended: asks it why the application has ended; returns "" while the application runs.
+        why_ended: asks it why the application has ended; returns "" while the application runs.
 
     Returns:
         The reason alone, if neither the node nor the application's end is to blame.
     """
     try:
         # All executors end with the application, whose master may have been on a lost node.
-        if over := ended():
-            return f"YARN ended the application, and its executors with it: {over}"
-        said = _of_node(reason, [node for node in nodes() if node.host == host], host)
+        if end := why_ended():
+            return f"YARN ended the application, and its executors with it: {end}"
+        cause = _of_node(reason, [node for node in nodes() if node.host == host], host)
     except HopsGpuError as error:
-        said = f"the ResourceManager could not be asked whether {host} is lost ({error})"
-    return "; Spark says: ".join(filter(None, (said, reason)))
+        cause = f"the ResourceManager could not be asked whether {host} is lost ({error})"
+    return "; Spark says: ".join(filter(None, (cause, reason)))
 
 
 def _of_node(reason: str, nodes: Sequence[Node], host: str) -> str:

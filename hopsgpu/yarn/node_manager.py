@@ -109,12 +109,12 @@ class NodeManagers:
                 answers = list(pool.map(self._ask, asked))
             now = self._clock()
             for node, answer in zip(asked, answers, strict=True):
-                lasts = _AGAIN_SECONDS if isinstance(answer, str) else _REMEMBERED_SECONDS
-                self._known[node.id] = (now + lasts, answer)
+                lifetime = _AGAIN_SECONDS if isinstance(answer, str) else _REMEMBERED_SECONDS
+                self._known[node.id] = (now + lifetime, answer)
         known = {node.id: self._known[node.id][1] for node in nodes if node.id in self._known}
         return NodeAnswers(
-            devices={name: found for name, found in known.items() if isinstance(found, Devices)},
-            problems={name: found for name, found in known.items() if isinstance(found, str)},
+            devices={name: answer for name, answer in known.items() if isinstance(answer, Devices)},
+            problems={name: answer for name, answer in known.items() if isinstance(answer, str)},
         )
 
     def address(self, node: Node) -> str:
@@ -139,28 +139,28 @@ class NodeManagers:
             HopsGpuError: the NodeManager does not answer, or has no such log (any more).
         """
         path = f"/ws/v1/node/containers/{container}/logs/{name}?size=-{most_bytes}"
-        told = get_text(self.base(web) + path, _SECONDS)
+        text = get_text(self.base(web) + path, _SECONDS)
         # The answer has lines about the file before and after the content.
-        _, before, inside = told.partition("\nLogContents:\n")
-        content, after, _ = inside.rpartition("\nEnd of LogType:")
-        if not before:
-            return told
-        return content if after else inside.partition("End of LogType:")[0]
+        _, header, rest = text.partition("\nLogContents:\n")
+        content, after, _ = rest.rpartition("\nEnd of LogType:")
+        if not header:
+            return text
+        return content if after else rest.partition("End of LogType:")[0]
 
     def _ask(self, node: Node) -> Devices | str:
         trail = FieldTrail()
         try:
-            found = devices_of(get_json(self.address(node) + _PATH, _SECONDS, trail))
+            devices = devices_of(get_json(self.address(node) + _PATH, _SECONDS, trail))
         except HopsGpuError as error:
             return f"the NodeManager does not describe its GPUs: {error}"
         except (AttributeError, TypeError, ValueError) as error:
             return NODE_MANAGER.misread(error, trail, _SECONDS, with_address=False)
-        if not found.gpus:
+        if not devices.gpus:
             return (
                 "the NodeManager describes no GPU (does nvidia-smi fail there, or does"
-                " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices list them?)"
+                " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices list the GPUs?)"
             )
-        return found
+        return devices
 
 
 def devices_of(answer: object) -> Devices:
@@ -170,9 +170,9 @@ def devices_of(answer: object) -> Devices:
         answer: as `rest_client.get_json` returns it: its lists are lists.
     """
     whole = answer if isinstance(answer, Mapping) else {}
-    said = whole.get("gpuDeviceInformation") or {}
-    given = {_minor(device) for device in whole.get("totalGpuDevices") or []}
-    listed = _field(said, "gpu", "gpus") or []
+    information = whole.get("gpuDeviceInformation") or {}
+    allowed = {_minor(device) for device in whole.get("totalGpuDevices") or []}
+    listed = _field(information, "gpu", "gpus") or []
     gpus = tuple(
         NodeGpu(
             name=_text(_field(gpu, "product_name", "productName")),
@@ -181,22 +181,22 @@ def devices_of(answer: object) -> Devices:
         )
         for gpu in listed
         # nvidia-smi also lists the GPUs that the administrator keeps from YARN.
-        if not given or _minor(gpu) in given
+        if not allowed or _minor(gpu) in allowed
     )
-    return Devices(gpus, _text(_field(said, "driver_version", "driverVersion")))
+    return Devices(gpus, _text(_field(information, "driver_version", "driverVersion")))
 
 
-def _field(said: _Answer, *names: str) -> Any:
-    return next((said[name] for name in names if name in said), None)
+def _field(fields: _Answer, *names: str) -> Any:
+    return next((fields[name] for name in names if name in fields), None)
 
 
-def _text(found: Any) -> str:
-    return "" if found in (None, "N/A") else str(found)
+def _text(value: Any) -> str:
+    return "" if value in (None, "N/A") else str(value)
 
 
 def _minor(device: _Answer) -> int | None:
-    found = _field(device, "minor_number", "minorNumber")
-    return None if found is None else int(found)
+    number = _field(device, "minor_number", "minorNumber")
+    return None if number is None else int(number)
 
 
 def _memory(gpu: _Answer) -> int | None:
@@ -210,9 +210,9 @@ def _memory(gpu: _Answer) -> int | None:
     return None if used is None or free is None else used + free
 
 
-def _mib(found: Any) -> int | None:
+def _mib(value: Any) -> int | None:
     """Return the MiB of 40960 or "40960 MiB"; None for Hadoop's -1, which means not known."""
-    number = str(found).split(" ")[0]
+    number = str(value).split(" ")[0]
     return int(number) if number.isdigit() else None
 
 
@@ -224,8 +224,8 @@ def _addresses(path: str | None) -> dict[str, str]:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise ConfigError(f"{_HOSTS} in the Hadoop configuration: {error}") from error
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for address, *names in (line.partition("#")[0].split() or [""] for line in lines):
         for name in names:
-            found.setdefault(name, address)
-    return found
+            addresses.setdefault(name, address)
+    return addresses

@@ -18,14 +18,14 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
     Raises:
         HopsGpuError: no queue has the name, or several have it.
     """
-    found = _named(queues, name)
-    if len(found) != 1:
+    matches = _named(queues, name)
+    if len(matches) != 1:
         raise HopsGpuError(
-            f"queue {name} is {'not' if not found else 'more than once'} among the"
-            f" ResourceManager's ({', '.join(q.path for q in queues)})"
+            f"the ResourceManager has {'several queues' if matches else 'no queue'} {name}; it has:"
+            f" {', '.join(q.path for q in queues)}"
         )
     by_path = {queue.path: queue for queue in queues}
-    parts = found[0].path.split(".")
+    parts = matches[0].path.split(".")
     paths = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return tuple(by_path[path] for path in paths if path in by_path)
 
@@ -46,19 +46,21 @@ def check_queue(name: str, queues: Sequence[Queue]) -> None:
         CapacityError: the queue is unknown, ambiguous or a parent, or it or a parent of it does not
             run.
     """
-    found = _named(queues, name)
-    if not found:
+    matches = _named(queues, name)
+    if not matches:
         if name == "default" or _made(queues, name):
             return
         raise _refused(f"there is no queue {name}", queues)
-    if len(found) > 1:
-        raise _refused(f"queue {name} is one of {', '.join(q.path for q in found)}", queues)
-    queue = found[0]
+    if len(matches) > 1:
+        raise _refused(f"queue {name} is ambiguous: {', '.join(q.path for q in matches)}", queues)
+    queue = matches[0]
     if not queue.leaf:
         raise _refused(f"queue {queue.path} is a parent and takes no applications", queues)
-    for one in chain_of(queues, queue.path):
-        if one.state != "RUNNING":
-            raise _refused(f"queue {one.path} is {one.state} and takes no new applications", queues)
+    for ancestor in chain_of(queues, queue.path):
+        if ancestor.state != "RUNNING":
+            raise _refused(
+                f"queue {ancestor.path} is {ancestor.state} and takes no new applications", queues
+            )
 
 
 def _made(queues: Sequence[Queue], name: str) -> bool:
@@ -66,9 +68,9 @@ def _made(queues: Sequence[Queue], name: str) -> bool:
     return any(queue.children and full.startswith(f"{queue.path}.") for queue in queues)
 
 
-def _refused(what: str, queues: Sequence[Queue]) -> CapacityError:
+def _refused(problem: str, queues: Sequence[Queue]) -> CapacityError:
     leaves = (chain_of(queues, queue.path) for queue in queues if queue.leaf)
-    run = [chain[0].path for chain in leaves if all(one.state == "RUNNING" for one in chain)]
+    run = [chain[0].path for chain in leaves if all(queue.state == "RUNNING" for queue in chain)]
     return CapacityError(
-        f"{what}. Queues that run: {', '.join(run) or 'none'}; name one in spark.yarn.queue"
+        f"{problem}. Running queues: {', '.join(run) or 'none'}; name one in spark.yarn.queue"
     )

@@ -55,15 +55,15 @@ def shared_partitions(answer: Answer) -> frozenset[str]:
 
 def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Queue, ...]:
     """Return all queues in a partition, from `/scheduler`; each parent before its children."""
-    said = answer["scheduler"]["schedulerInfo"]
+    scheduler = answer["scheduler"]["schedulerInfo"]
     running = [node.total for node in nodes if node.state == "RUNNING"]
     biggest = NOTHING
     for size in running:
         biggest = biggest.most(size)
-    if said["type"] == "fairScheduler":
-        return tuple(_fair(said["rootQueue"], biggest))
-    if said["type"] == "capacityScheduler":
-        return tuple(_capacity(said, "", partition, biggest))
+    if scheduler["type"] == "fairScheduler":
+        return tuple(_fair(scheduler["rootQueue"], biggest))
+    if scheduler["type"] == "capacityScheduler":
+        return tuple(_capacity(scheduler, "", partition, biggest))
     used = total(node.used for node in nodes if node.state == "RUNNING")
     return (Queue("default", "RUNNING", True, total(running), NOTHING, used, biggest),)
 
@@ -128,17 +128,22 @@ def _used(resources: Answer | None, partition: str) -> Amount:
 
 
 def _sum_told(amounts: Sequence[Amount | None]) -> Amount | None:
-    told = [amount for amount in amounts if amount is not None]
-    return total(told) if told else None
+    reported = [amount for amount in amounts if amount is not None]
+    return total(reported) if reported else None
 
 
 def _pending(resources: Answer | None, partition: str) -> Amount | None:
-    said = _in_partition(resources, "resourceUsagesByPartition", partition)
-    return amount_of(said["pending"]) if "pending" in said else None
+    usage = _in_partition(resources, "resourceUsagesByPartition", partition)
+    return amount_of(usage["pending"]) if "pending" in usage else None
 
 
 def user_of(
-    answer: Answer, queue: Queue, name: str, partition: str, inside: Amount, smallest: Amount
+    answer: Answer,
+    queue: Queue,
+    name: str,
+    partition: str,
+    partition_total: Amount,
+    smallest: Amount,
 ) -> User:
     """Return a user's share of a leaf queue, from `/scheduler`.
 
@@ -147,31 +152,31 @@ def user_of(
         queue: the leaf queue.
         name: the user's name.
         partition: the node label.
-        inside: all that the partition has.
+        partition_total: all that the partition has.
         smallest: the smallest container.
     """
     leaf = _leaf(answer["scheduler"]["schedulerInfo"], "", queue.path)
     users = (leaf.get("users") or {}).get("user") or []
-    said: Answer = next((user for user in users if user["username"] == name), {})
+    entry: Answer = next((user for user in users if user["username"] == name), {})
     factor = float(leaf.get("userLimitFactor", -1))
     limit = None
     # Without a guarantee, or with a factor of -1, only the queue's maximum bounds a user.
     if factor != -1 and queue.guaranteed != NOTHING:
         guaranteed = queue.guaranteed
-        base = smallest if dominates(smallest, guaranteed, inside) else guaranteed
+        base = smallest if dominates(smallest, guaranteed, partition_total) else guaranteed
         limit = multiplied_down(base, factor).rounded_up(smallest)
-        weight = float(said.get("userWeight", 1))
+        weight = float(entry.get("userWeight", 1))
         limit = limit if weight == 1 else multiplied_down(limit, weight)
-    return User(name, _used(said.get("resources"), partition), limit)
+    return User(name, _used(entry.get("resources"), partition), limit)
 
 
 def _leaf(queue: Answer, above: str, path: str) -> Answer:
     name = queue.get("queueName")
-    own = f"{above}.{name}" if above else name or ""
-    if own == path:
+    own_path = f"{above}.{name}" if above else name or ""
+    if own_path == path:
         return queue
-    found = (_leaf(child, own, path) for child in _children(queue, "queues"))
-    return next((leaf for leaf in found if leaf), {})
+    leaves = (_leaf(child, own_path, path) for child in _children(queue, "queues"))
+    return next((leaf for leaf in leaves if leaf), {})
 
 
 Containers = Sequence[Container]
@@ -204,8 +209,8 @@ def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | 
     if containers is not None:
         return total(container.size for container in containers)
     if "resourceInfo" not in app:
-        told = (app.get("allocatedVCores") or 0, app.get("allocatedMB") or 0)
-        return Amount(0, *(max(value, 0) for value in told))
+        reported = (app.get("allocatedVCores") or 0, app.get("allocatedMB") or 0)
+        return Amount(0, *(max(value, 0) for value in reported))
     return total(
         amount_of(usage.get("used"))
         for usage in app["resourceInfo"].get("resourceUsagesByPartition") or []
@@ -213,23 +218,23 @@ def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | 
     )
 
 
-def unreported_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
+def unreported_apps(answer: Answer, own_id: str, most: int) -> dict[str, str]:
     """Return applications that may have GPUs but do not report them: ids with their attempts' ids.
 
     Args:
         answer: the answer of `/apps`.
-        own: id of our application, which is always among them if it does not report its GPUs.
+        own_id: id of our application, which is always among them if it does not report its GPUs.
         most: how many to return at most; those with the most GPU-seconds.
     """
-    found = {}
+    candidates = {}
     for app in (answer.get("apps") or {}).get("app", []):
         spent = (app.get("resourceSecondsMap") or {}).get("entry") or []
         seconds = sum(int(entry["value"]) for entry in spent if entry["key"] == GPU)
         attempt = _attempt_of(app)
-        if "resourceInfo" not in app and attempt and (seconds or app["id"] == own):
-            found[app["id"]] = (app["id"] != own, -seconds, attempt)
-    chosen = sorted(found, key=lambda name: found[name])[:most]
-    return {name: found[name][2] for name in chosen}
+        if "resourceInfo" not in app and attempt and (seconds or app["id"] == own_id):
+            candidates[app["id"]] = (app["id"] != own_id, -seconds, attempt)
+    chosen = sorted(candidates, key=lambda name: candidates[name])[:most]
+    return {name: candidates[name][2] for name in chosen}
 
 
 def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str, str]:
@@ -245,8 +250,8 @@ def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str,
     having.sort(key=lambda app: app.used.gpus, reverse=True)
     listed = (answer.get("apps") or {}).get("app", [])
     attempts = {app["id"]: attempt for app in listed if (attempt := _attempt_of(app))}
-    found = {app.id: attempts[app.id] for app in having if app.id in attempts}
-    return dict(list((found | unreported_apps(answer, "", most)).items())[:most])
+    chosen = {app.id: attempts[app.id] for app in having if app.id in attempts}
+    return dict(list((chosen | unreported_apps(answer, "", most)).items())[:most])
 
 
 def _attempt_of(app: Answer) -> str | None:

@@ -40,8 +40,8 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
         held: number of its executors that the gang has; the snapshot counts them as used.
     """
     wanted = demand.executors - held
-    found, on_nodes = _bounds(demand, snapshot, wanted)
-    room, tightest = min(found, key=lambda bound: bound[0])
+    bounds, on_nodes = _bounds(demand, snapshot, wanted)
+    room, tightest = min(bounds, key=lambda bound: bound[0])
     if room >= wanted:
         return Shortage(Bound.NONE, "")
     if on_nodes[0] < wanted:
@@ -61,8 +61,8 @@ def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
         snapshot: a snapshot of the ResourceManager.
     """
     most = total(node.total for node in snapshot.running).gpus // container.gpus
-    found, _ = _bounds(Demand(container, most + 1), snapshot, most + 1)
-    room, tightest = min(found, key=lambda bound: bound[0])
+    bounds, _ = _bounds(Demand(container, most + 1), snapshot, most + 1)
+    room, tightest = min(bounds, key=lambda bound: bound[0])
     return max(room, 0), tightest
 
 
@@ -71,56 +71,58 @@ _Bound = tuple[int, Shortage]
 
 def _bounds(demand: Demand, snapshot: Snapshot, wanted: int) -> tuple[list[_Bound], _Bound]:
     """Return each bound with its room for executors, and again the bound of the nodes."""
-    one = snapshot.granted(demand.container)
+    container = snapshot.granted(demand.container)
     free = {node: node.total - node.used for node in snapshot.running}
-    places = {node: places_on(amount, one, demand.spread) for node, amount in free.items()}
-    beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
+    places = {node: places_on(amount, container, demand.spread) for node, amount in free.items()}
+    shared_room = sum(room for node, room in places.items() if node.partition != snapshot.partition)
     # The first of equal bounds is reported: more room on nodes would not help against the queue.
-    found = [_queue(queue, one, wanted, beside) for queue in snapshot.queues[:-1]]
-    found.append(_user(snapshot, one, wanted, beside))
-    on_nodes = sum(places.values()), _nodes(demand, free, places, one, wanted)
-    found.append(on_nodes)
-    found.append(_queue(snapshot.queues[-1], one, wanted, beside))
-    return found, on_nodes
+    bounds = [_queue(queue, container, wanted, shared_room) for queue in snapshot.queues[:-1]]
+    bounds.append(_user(snapshot, container, wanted, shared_room))
+    on_nodes = sum(places.values()), _nodes(demand, free, places, container, wanted)
+    bounds.append(on_nodes)
+    bounds.append(_queue(snapshot.queues[-1], container, wanted, shared_room))
+    return bounds, on_nodes
 
 
-def _queue(queue: Queue, one: Amount, wanted: int, beside: int) -> tuple[int, Shortage]:
+def _queue(queue: Queue, container: Amount, wanted: int, shared_room: int) -> tuple[int, Shortage]:
     left = queue.maximum - queue.used
     _, name, spare, used, most = min(
         (own // each, name, own, used, most)
         for own, each, name, used, most in zip(
-            left.parts, one.parts, _NAMES, queue.used.parts, queue.maximum.parts, strict=True
+            left.parts, container.parts, _NAMES, queue.used.parts, queue.maximum.parts, strict=True
         )
         if each
     )
-    each = dict(zip(_NAMES, one.parts, strict=True))[name]
+    each = dict(zip(_NAMES, container.parts, strict=True))[name]
     if spare <= 0:
         text = f"queue {queue.path} is at its limit ({used} of {_counted(most, name)} in use)"
     else:
         text = f"queue {queue.path} has {spare} of {_counted(most, name)} left,"
         text = f"{text} {each * wanted} {_are(each * wanted)} needed"
-    return beside + left.room_for(one), Shortage(Bound.QUEUE, text, queue.path)
+    return shared_room + left.room_for(container), Shortage(Bound.QUEUE, text, queue.path)
 
 
-def _user(snapshot: Snapshot, one: Amount, wanted: int, beside: int) -> tuple[int, Shortage]:
+def _user(
+    snapshot: Snapshot, container: Amount, wanted: int, shared_room: int
+) -> tuple[int, Shortage]:
     user, path = snapshot.user, snapshot.queues[0].path
-    room = user_room(snapshot, user.used, one, wanted)
+    room = user_room(snapshot, user.used, container, wanted)
     if room:
         text = f"user {user.name} gets {room} more of {counted(wanted, 'executor')} in queue {path}"
     else:
         text = f"user {user.name} is at the user limit in queue {path}"
     text = f"{text} (has {user.used}, limit {user.limit})"
-    return beside + room, Shortage(Bound.USER, text, path)
+    return shared_room + room, Shortage(Bound.USER, text, path)
 
 
 def _nodes(
     demand: Demand,
     free: dict[Node, Amount],
     places: dict[Node, int],
-    one: Amount,
+    container: Amount,
     wanted: int,
 ) -> Shortage:
-    spare, whole = total(free.values()), one * wanted
+    spare, whole = total(free.values()), container * wanted
     # The resource that is scarce by nature is named first.
     for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
         if have < want:
@@ -132,43 +134,46 @@ def _nodes(
     if demand.spread and sum(places.values()) < wanted:
         nodes = f"{sum(places.values())} of {counted(wanted, 'node')} needed"
         verb = "has" if wanted == 1 else "have"
-        return Shortage(Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, one)})")
-    if one.gpus and sum(amount.gpus // one.gpus for amount in free.values()) < wanted:
-        return Shortage(Bound.NODES, _scattered(free, one, wanted))
-    if one.gpus:
+        return Shortage(
+            Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, container)})"
+        )
+    if container.gpus and sum(amount.gpus // container.gpus for amount in free.values()) < wanted:
+        return Shortage(Bound.NODES, _scattered(free, container, wanted))
+    if container.gpus:
         starved = [
             f"{node.host} has {counted(amount.gpus, 'GPU')} free but only"
-            f" {_lacking(node, amount, one)}"
+            f" {_lacking(node, amount, container)}"
             for node, amount in free.items()
-            if places[node] < amount.gpus // one.gpus
+            if places[node] < amount.gpus // container.gpus
         ]
         return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "))
-    return Shortage(Bound.NODES, _scattered(free, one, wanted))
+    return Shortage(Bound.NODES, _scattered(free, container, wanted))
 
 
-def _scattered(free: dict[Node, Amount], one: Amount, wanted: int) -> str:
-    if one.gpus:
-        room, what = sum(a.gpus // one.gpus for a in free.values()), counted(one.gpus, "GPU")
+def _scattered(free: dict[Node, Amount], container: Amount, wanted: int) -> str:
+    if container.gpus:
+        room = sum(amount.gpus // container.gpus for amount in free.values())
+        what = counted(container.gpus, "GPU")
     else:
-        room = sum(amount.room_for(one) for amount in free.values())
-        what = f"{counted(one.cores, 'core')} and {one.memory_mib} MiB"
+        room = sum(amount.room_for(container) for amount in free.values())
+        what = f"{counted(container.cores, 'core')} and {container.memory_mib} MiB"
     if room:
         executors = counted(wanted, "executor")
-        return f"room for {room} of {executors} with {what} each ({_each(free, one)})"
-    return f"no node with {what} free ({_each(free, one)})"
+        return f"room for {room} of {executors} with {what} each ({_each(free, container)})"
+    return f"no node with {what} free ({_each(free, container)})"
 
 
-def _each(free: dict[Node, Amount], one: Amount) -> str:
+def _each(free: dict[Node, Amount], container: Amount) -> str:
     """Return each node's free part: its GPUs, or cores and memory if the request has no GPU."""
-    if one.gpus:
-        said = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
+    if container.gpus:
+        parts = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
     else:
-        said = [
+        parts = [
             f"{n.host} {a.cores} of {counted(n.total.cores, 'core')}, {a.memory_mib} of"
             f" {n.total.memory_mib} MiB"
             for n, a in free.items()
         ]
-    return _first(said, _NODES_SHOWN, ", " if one.gpus else "; ")
+    return _first(parts, _NODES_SHOWN, ", " if container.gpus else "; ")
 
 
 def _counted(number: int, name: str) -> str:
@@ -179,19 +184,19 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _lacking(node: Node, free: Amount, one: Amount) -> str:
-    fit = free.gpus // one.gpus
+def _lacking(node: Node, free: Amount, container: Amount) -> str:
+    fit = free.gpus // container.gpus
     lacks = [
         f"{own} of {_counted(whole, name)}"
         for name, own, each, whole in zip(
-            _NAMES, free.parts, one.parts, node.total.parts, strict=True
+            _NAMES, free.parts, container.parts, node.total.parts, strict=True
         )
         if own < each * fit
     ]
     return " and ".join(lacks)
 
 
-def _first(said: Iterable[str], most: int, between: str) -> str:
-    listed = list(said)
+def _first(parts: Iterable[str], most: int, between: str) -> str:
+    listed = list(parts)
     more = [f"and {len(listed) - most} more"] if len(listed) > most else []
     return between.join(listed[:most] + more)

@@ -372,7 +372,7 @@ def test_an_executor_that_yarn_can_never_grant_is_refused_at_once(
     spark: SparkSession, much: dict[str, object]
 ) -> None:
     """Asked for, it would end the whole application."""
-    with pytest.raises(hopsgpu.CapacityError, match="fits nowhere.*node1 has 2 GPUs, 7 cores"):
+    with pytest.raises(hopsgpu.CapacityError, match="fits on no node.*node1 has 2 GPUs, 7 cores"):
         quiet(os.getpid, **much)
     assert spark.range(5).count() == 5
 

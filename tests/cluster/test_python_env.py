@@ -90,6 +90,6 @@ def test_another_python_on_the_executors_is_said(
 ) -> None:
     # What Spark has every task compare.
     monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.6")
-    words = rf"the executors' Python is 3\.{sys.version_info[1]}, and the driver's 3\.6"
+    words = rf"the executors' Python is 3\.{sys.version_info[1]}, but the driver's is 3\.6"
     with pytest.raises(ConfigError, match=words):
         quiet(int, workers=1)

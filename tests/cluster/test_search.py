@@ -378,7 +378,7 @@ BROKEN = """
     said = set()
 
     def show(status):
-        if "ended again" in status.waiting_for and status.waiting_for not in said:
+        if "ended unexpectedly" in status.waiting_for and status.waiting_for not in said:
             said.add(status.waiting_for)
             print(status.waiting_for, flush=True)
 
@@ -400,8 +400,8 @@ def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
     finally:
         driver.kill()
     told = out.splitlines()
-    assert told and "ended again, see the node's log of container_" in told[0], errors
-    assert any("given back (time 1), it asks again soon" in line for line in told), out
+    assert told and "ended unexpectedly, see the node's log of container_" in told[0], errors
+    assert any("given back (time 1); the search asks again soon" in line for line in told), out
     assert told[-1].startswith("late: 0 of 1 executor arrived within 90 s"), out + errors
-    assert "ended again" in told[-1]
+    assert "ended unexpectedly" in told[-1]
     assert gpus_become(manager, 0, SECONDS)

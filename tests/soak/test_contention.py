@@ -100,7 +100,7 @@ def test_a_foreign_application_only_makes_it_wait(
             said.add(run.status().waiting_for)
         assert len(run.result().values) == 4
         assert any("'foreign' of" in text for text in said), said
-        assert any("was granted a part and gave it back" in text for text in said), said
+        assert any("was granted a part, gave it back" in text for text in said), said
     finally:
         other.kill()
         other.communicate()

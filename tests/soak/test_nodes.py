@@ -235,5 +235,5 @@ def test_a_node_manager_that_stays_lost_ends_the_training_and_is_named(
         assert running.driver.returncode == 3, problem
         host = running.hosts[running.lost]
         assert f"\nfailed {host} the executor of rank {running.lost} on {host} was lost" in said
-        assert "its NodeManager was lost: the ResourceManager had heard nothing of it" in said
+        assert "its NodeManager was lost: it did not report to the ResourceManager" in said
         assert "Spark says: " in said

@@ -67,42 +67,42 @@ class ContainerRequest:
 
 def main() -> int:
     """Serve until the driver no longer needs the container; return the exit code."""
-    wanted = ContainerRequest.load(sys.stdin.buffer.readline())
-    own = Path.cwd()
+    request = ContainerRequest.load(sys.stdin.buffer.readline())
+    directory = Path.cwd()
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
     try:
-        with _gpus(wanted):
-            run_agent(wanted.driver, watched=os.getpid())
+        with _gpus(request):
+            run_agent(request.driver, watched=os.getpid())
     except NoLongerNeeded:
         return 0
     except (HopsGpuError, LeaseError, DiscoveryFailure, OSError) as error:
-        _tell(problem=str(error) or repr(error), kind=type(error).__name__)
+        _report(problem=str(error) or repr(error), kind=type(error).__name__)
         return 1
     finally:
-        if os.getppid() != wanted.pid:
+        if os.getppid() != request.pid:
             # A driver that still runs removes the directories itself.
-            shutil.rmtree(own, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             with contextlib.suppress(OSError):  # another container may still use it
-                own.parent.rmdir()
+                directory.parent.rmdir()
     return 0
 
 
 @contextlib.contextmanager
-def _gpus(wanted: ContainerRequest) -> Iterator[None]:
+def _gpus(request: ContainerRequest) -> Iterator[None]:
     """Lease the container's GPUs while inside the context."""
-    if not wanted.gpus:
+    if not request.gpus:
         yield
         return
     directory = lease_directory(os.environ)
     with Leases(directory) as leases:
         devices = take_gpus(
-            wanted.gpus,
-            wanted.gpu_type,
-            wanted.avoided,
+            request.gpus,
+            request.gpu_type,
+            request.avoided,
             leases,
             directory,
             _wait,
-            lambda text: _tell(warning=text),
+            lambda text: _report(warning=text),
         )
         leases.sign(owner(os.environ, os.getpid()))
         write_container_gpus(devices, isolated=False)
@@ -113,10 +113,10 @@ def _gpus(wanted: ContainerRequest) -> Iterator[None]:
 @contextlib.contextmanager
 def _refreshed(leases: Leases) -> Iterator[None]:
     """Refresh the leases' files while inside, so that cleaners of old files do not remove them."""
-    over = threading.Event()
+    ended = threading.Event()
 
     def refresh() -> None:
-        while not over.wait(_REFRESH_SECONDS):
+        while not ended.wait(_REFRESH_SECONDS):
             leases.refresh()
 
     thread = threading.Thread(target=refresh, name="hopsgpu-leases", daemon=True)
@@ -124,17 +124,17 @@ def _refreshed(leases: Leases) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
 def _wait(why: str) -> bool:
     """Wait a moment for GPUs; return False if the driver has closed our input, or is gone."""
-    _tell(waiting=why)
+    _report(waiting=why)
     return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
 
 
-def _tell(**fields: Any) -> None:
+def _report(**fields: Any) -> None:
     # A driver that is gone needs no report.
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")

@@ -20,7 +20,7 @@ from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuEr
 log = logging.getLogger(__name__)
 
 _LOG = "container.log"
-_MOST_SAID = 500
+_LONGEST_LINE = 500
 _KINDS = {kind.__name__: kind for kind in (CapacityError, ConfigError, DiscoveryError)}
 
 
@@ -28,49 +28,53 @@ class ContainerJob:
     """A container's process from its start to its end; a `grant.Job`.
 
     Args:
-        wanted: the request for the container.
+        request: the request for the container.
         directory: directory of the container, which exists.
         warn: receives warnings for people; called in a thread.
         package: path to import hopsgpu from; None for the driver's.
 
     Attributes:
+        name: name of the container's agent on the control channel.
         ended: event, set when the process is over.
+        closed: whether `close` was called.
         waiting_for: what the process waits for, in words.
         problem: why the process could not serve, if it has reported that; else None.
     """
 
     def __init__(
         self,
-        wanted: ContainerRequest,
+        request: ContainerRequest,
         directory: Path,
         warn: Callable[[str], None],
         package: Path | None = None,
     ) -> None:
+        self.name = request.driver.job
         self.ended = threading.Event()
+        self.closed = False
         self.waiting_for = "its process is starting"
         self.problem: HopsGpuError | None = None
         self._warn = warn
         self._log = directory / _LOG
         # Ranks must not get the secret of the driver's JVM.
-        own = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK_GATEWAY")}
-        ours = package_path() if package is None else str(package)
-        path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
-        with self._log.open("ab") as said:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK_GATEWAY")}
+        hopsgpu_path = package_path() if package is None else str(package)
+        path = os.pathsep.join(filter(None, (hopsgpu_path, os.environ.get("PYTHONPATH"))))
+        with self._log.open("ab") as errors:
             # In a session of its own, so that only the driver receives a Ctrl-C.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", container_module.__name__],
                 cwd=directory,
-                env={**own, "PYTHONPATH": path},
+                env={**environ, "PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=errors,
                 start_new_session=True,
             )
         self._listening = threading.Thread(
             target=self._listen, name="hopsgpu-container", daemon=True
         )
         try:
-            self._write(wanted.dump())
+            self._write(request.dump())
         finally:
             self._listening.start()
 
@@ -79,6 +83,7 @@ class ContainerJob:
 
         A process that has its GPUs ends when the driver disconnects its agent.
         """
+        self.closed = True
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -99,14 +104,14 @@ class ContainerJob:
             return "its process is still running"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
-            said = self._log.read_text(errors="backslashreplace").strip()
+            text = self._log.read_text(errors="backslashreplace").strip()
         except OSError:
-            said = ""
-        last = said.splitlines()[-1][-_MOST_SAID:] if said else ""
+            text = ""
+        last = text.splitlines()[-1][-_LONGEST_LINE:] if text else ""
         return f"its process on this machine ended with {how}{f' ({last})' if last else ''}"
 
     def _write(self, line: bytes) -> None:
-        assert self._process.stdin is not None, "it was asked for a pipe"
+        assert self._process.stdin is not None, "Popen opens a pipe for it"
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
@@ -114,20 +119,22 @@ class ContainerJob:
             return
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None, "it was asked for a pipe"
-        with self._process.stdout as said:
-            for line in said:
-                self._take(json.loads(line))
+        assert self._process.stdout is not None, "Popen opens a pipe for it"
+        with self._process.stdout as reports:
+            for line in reports:
+                self._handle(json.loads(line))
         code = self._process.wait()
-        log.debug("process %d of a container ended with %d", self._process.pid, code)
+        log.debug(
+            "container %s: process %d ended with exit code %d", self.name, self._process.pid, code
+        )
         self.ended.set()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "waiting" in told:
-            if told["waiting"] != self.waiting_for:
-                log.debug("container process %d waits: %s", self._process.pid, told["waiting"])
-            self.waiting_for = told["waiting"]
-        elif "warning" in told:
-            self._warn(told["warning"])
-        elif "problem" in told:
-            self.problem = _KINDS.get(told["kind"], HopsGpuError)(told["problem"])
+    def _handle(self, report: dict[str, Any]) -> None:
+        if "waiting" in report:
+            if report["waiting"] != self.waiting_for:
+                log.debug("container %s waits: %s", self.name, report["waiting"])
+            self.waiting_for = report["waiting"]
+        elif "warning" in report:
+            self._warn(report["warning"])
+        elif "problem" in report:
+            self.problem = _KINDS.get(report["kind"], HopsGpuError)(report["problem"])

@@ -44,7 +44,7 @@ def take_gpus(
         warn: receives warnings for people.
 
     Raises:
-        Abandoned: `wait` returned False.
+        NoLongerNeeded: `wait` returned False.
         CapacityError, ConfigError: the machine does not have so many usable GPUs of the type.
         DiscoveryError: the machine's GPUs cannot be listed.
     """
@@ -52,7 +52,7 @@ def take_gpus(
     check_gpus(wanted, gpus, gpu_type, avoided)
     good = usable(gpus, gpu_type, avoided)
     while (turn := try_lock(directory / _TURN)) is None:
-        if not wait("another gang of this machine is waiting for GPUs"):
+        if not wait("another gang on this machine is waiting for GPUs"):
             raise NoLongerNeeded
     try:
         while True:
@@ -61,7 +61,7 @@ def take_gpus(
                     leases.take(gpu.address)
             if len(leases.held) == wanted:
                 break
-            if not wait(_who_has([gpu.address for gpu in good], leases)):
+            if not wait(_why_not_free([gpu.address for gpu in good], leases)):
                 raise NoLongerNeeded
     finally:
         os.close(turn)
@@ -71,10 +71,10 @@ def take_gpus(
     return held
 
 
-def _who_has(addresses: Collection[str], leases: Leases) -> str:
-    said = [f"{address}: {why}" for address, why in leases.refused.items()]
+def _why_not_free(addresses: Collection[str], leases: Leases) -> str:
+    reasons = [f"{address}: {why}" for address, why in leases.refused.items()]
     for lease in read_leases(os.environ):
         if lease.held and lease.address in addresses and lease.address not in leases.held:
-            told = ", ".join(f"{key} {value}" for key, value in lease.owner.items() if value)
-            said.append(f"{lease.address} is leased to another gang ({told})")
-    return "; ".join(said) or "a GPU was taken a moment ago"
+            owner = ", ".join(f"{key} {value}" for key, value in lease.owner.items() if value)
+            reasons.append(f"{lease.address} is leased to another gang ({owner})")
+    return "; ".join(reasons) or "another process has just leased a GPU"

@@ -97,17 +97,17 @@ def check_gpus(
         CapacityError: it has fewer usable GPUs than the gang needs.
     """
     if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
-        there = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
-        raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {there}")
-    found = len(usable(gpus, gpu_type, avoided))
-    if found >= wanted:
+        names = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
+        raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {names}")
+    available = len(usable(gpus, gpu_type, avoided))
+    if available >= wanted:
         return
     why = [
         f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in gpus if gpu.verdict.state == BAD
     ]
     why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
     raise CapacityError(
-        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {found} that it can use"
+        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {available} that it can use"
         f"{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"
         " machine: request fewer workers, gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs),"
         " or run it on a cluster"
@@ -139,14 +139,14 @@ def fit_on_machine(
     memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
     if spec.cores_per_worker is not None and cores > machine.cores:
         warnings.append(
-            f"the ranks request {counted(cores, 'core')}, and share the {machine.cores} of this"
-            " machine"
+            f"the ranks request {counted(cores, 'core')}, but share the {machine.cores} that this"
+            " machine has"
         )
     if memory > machine.memory_mib:
         warnings.append(
             f"the ranks may use {memory} MiB together, which is more than the"
-            f" {machine.memory_mib} MiB of this machine: nothing is reserved for them here"
+            f" {machine.memory_mib} MiB of this machine, and no memory is reserved here"
         )
     if spec.placement == "spread" and spec.workers > 1:
-        warnings.append("spread: all ranks are on this machine, which is the only one here")
+        warnings.append("spread: all ranks run on this machine, because there is no other")
     return spec, ExecutorShape(cores, gpus, 0, memory), tuple(warnings)

@@ -8,15 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from pyspark.resource import ResourceProfile
-
 from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless
+from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.settings import refuse_other_python
 from hopsgpu.backends.spark.wait_reasons import EndedContainers
-from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, Grants, Verdict, shared_hosts
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
@@ -46,12 +43,10 @@ class PlaceholderJob:
     """The wait until each executor of a gang has a connected placeholder.
 
     Args:
-        application: application in which the gang runs.
         request: the request.
-        profile: resource profile of the executors.
-        server: server to which the placeholders connect.
+        executors: the executors of its lease.
         start: starts a job of so many placeholders.
-        patience: time limit of the acquisition.
+        clock: time limit of the acquisition.
         turn: the turn in which the gang asks YARN.
 
     Attributes:
@@ -62,31 +57,28 @@ class PlaceholderJob:
 
     def __init__(
         self,
-        application: Application,
         request: Request,
-        profile: ResourceProfile,
-        server: ControlServer,
+        executors: Executors,
         start: Callable[[int], GangJob],
-        patience: AcquisitionClock,
+        clock: AcquisitionClock,
         turn: GrantTurn,
     ) -> None:
-        self._application = application
         self._request = request
-        self._profile = profile
-        self._server = server
+        self._executors = executors
+        self._jvm = executors.application.jvm
         self._start = start
         # Every executor that is already there needs a placeholder: Spark could otherwise start an
         # agent on an executor that has not introduced itself.
-        there = len(application.jvm.executors(profile.id))
+        there = len(executors.registered())
         log.info(
-            "%s: %d executors asked of YARN, %d of which are there",
+            "%s: needs %d executors, of which %d have registered",
             request.run_id,
             request.executors,
             there,
         )
         self.jobs = [start(max(request.executors, there))]
         self.parked: dict[int, Container] = {}
-        self._patience = patience
+        self._clock = clock
         self._turn = turn
         self._holders: dict[int, Container] = {}
         self._arrivals: dict[int, float] = {}
@@ -115,10 +107,10 @@ class PlaceholderJob:
                 parked=len(self.parked),
                 settled=not whole or self._settled(),
             )
-            verdict = self._patience.check(self._grants)
+            verdict = self._clock.check(self._grants)
             if verdict is Verdict.GIVE_BACK:
                 log.info(
-                    "%s: a part is given back: %d of %d granted and %d here, %d ended, %d aside",
+                    "%s: gives its part back: %d of %d granted, %d arrived, %d ended, %d aside",
                     self._request.run_id,
                     self._grants.allotted,
                     self._request.executors,
@@ -132,15 +124,15 @@ class PlaceholderJob:
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
-                    log.info("%s: the turn was lost to others", self._request.run_id)
+                    log.info("%s: another gang has taken the turn", self._request.run_id)
                     return None
-                self._refuse_hopeless()
+                self._executors.refuse_hopeless(self.jobs)
                 self._look()
-            self._patience.tell(hosts_of(self._holders), self._why())
+            self._clock.tell(hosts_of(self._holders), self._why())
             self._listen()
 
     def _listen(self) -> None:
-        event = self._server.next_event(EVENT_SECONDS)
+        event = self._executors.server.next_event(EVENT_SECONDS)
         if event is None:
             for job in self.jobs:
                 if job.ended.is_set():
@@ -172,7 +164,7 @@ class PlaceholderJob:
             )
             return
         log.info("executor held aside: %s: %s", container.container_id, reason)
-        self._patience.held_aside(reason)
+        self._clock.held_aside(reason)
         self.parked[container.key] = container
         # Besides the parked ones, as many placeholders must be left as the gang wants.
         if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
@@ -188,18 +180,12 @@ class PlaceholderJob:
             # A parked executor has ended. Its task waits for another executor, and would take an
             # agent's place; its job must continue for the other parked executors.
             return False
-        return here >= len(self._application.jvm.executors(self._profile.id))
-
-    def _refuse_hopeless(self) -> None:
-        """Raise the error of a failed task if a retry by Spark cannot fix it."""
-        for job in self.jobs:
-            for error in self._application.jvm.task_failures(job.tag):
-                refuse_hopeless(error)
+        return here >= len(self._executors.registered())
 
     def _look(self) -> None:
         """Record what the ResourceManager says about this gang, or why it does not answer."""
         try:
-            held = self._application.manager.held(self._application.id, self._profile.id)
+            held = self._executors.held()
         except HopsGpuError as error:
             problem = str(error)
             self._why = lambda: problem
@@ -239,12 +225,11 @@ class PlaceholderJob:
         if self._request.placement != "spread":
             return False
         shared = shared_hosts(self._holders.values())
-        jvm = self._application.jvm
         for host in shared:
             # Spark's target stays the same, so it requests others, on the nodes that tasks prefer.
-            jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
+            self._jvm.kill(self._jvm.executors_on(self._executors.profile.id, host)[1:])
         if shared:
-            log.info("executors that share a node are replaced: %s", ", ".join(shared))
+            log.info("replaces executors that share a node: %s", ", ".join(shared))
             self._grants = replace(self._grants, since=time.monotonic())
             self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
         return bool(shared)

@@ -109,10 +109,10 @@ class Application(SparkApplication):
             ConfigError: `spark.hopsgpu.locks` is not a valid directory.
             StoreError: the lake failed.
         """
-        given = self.option("locks")
+        directory = self.option("locks")
         partition = self.setting(_LABEL) or "default"
-        if given:
-            return make_line(Lake(given, quick=True), self.cluster, partition)
+        if directory:
+            return make_line(Lake(directory, quick=True), self.cluster, partition)
         shared = Lake(join_url(self.files or "file:///", "tmp"), quick=True)
         return make_line(shared, "hopsgpu", "locks", self.cluster, partition)
 

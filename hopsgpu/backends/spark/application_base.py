@@ -45,13 +45,13 @@ class SparkApplication:
         Raises:
             ConfigError: the property is not two ports.
         """
-        given = self.option("ports")
-        if given is None:
+        value = self.option("ports")
+        if value is None:
             return None
-        match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
+        match = re.fullmatch(r"(\d+)-(\d+)", value.strip())
         if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
             raise ConfigError(
-                f"spark.hopsgpu.ports={given!r}: must be a first and a last port, as 40000-40100"
+                f"spark.hopsgpu.ports={value!r}: must be a range of ports such as 40000-40100"
             )
         return range(int(match[1]), int(match[2]) + 1)
 
@@ -76,8 +76,8 @@ class SparkApplication:
         Raises:
             ConfigError: `spark.hopsgpu.heartbeat` is not a duration.
         """
-        given = self.option("heartbeat")
-        return parse_duration(given or HEARTBEAT_SECONDS, "spark.hopsgpu.heartbeat") or 0.0
+        value = self.option("heartbeat")
+        return parse_duration(value or HEARTBEAT_SECONDS, "spark.hopsgpu.heartbeat") or 0.0
 
     @property
     def retries_code_too(self) -> bool:
@@ -86,13 +86,13 @@ class SparkApplication:
         Raises:
             ConfigError: `spark.hopsgpu.retry` is neither "failures" nor "all".
         """
-        given = self.option("retry") or "failures"
-        if given not in ("failures", "all"):
+        value = self.option("retry") or "failures"
+        if value not in ("failures", "all"):
             raise ConfigError(
-                f"spark.hopsgpu.retry={given!r} must be 'failures', or 'all' to also retry"
-                " what looks like an error in the code"
+                f"spark.hopsgpu.retry={value!r}: must be 'failures', or 'all' to also retry"
+                " errors that all ranks raise at once"
             )
-        return given == "all"
+        return value == "all"
 
     @property
     def keeps_data(self) -> bool:
@@ -101,10 +101,10 @@ class SparkApplication:
         Raises:
             ConfigError: `spark.hopsgpu.keep_data` is neither "true" nor "false".
         """
-        given = self.option("keep_data") or "false"
-        if given.strip().lower() not in ("true", "false"):
-            raise ConfigError(f"spark.hopsgpu.keep_data={given!r}: must be 'true' or 'false'")
-        return given.strip().lower() == "true"
+        value = self.option("keep_data") or "false"
+        if value.strip().lower() not in ("true", "false"):
+            raise ConfigError(f"spark.hopsgpu.keep_data={value!r}: must be 'true' or 'false'")
+        return value.strip().lower() == "true"
 
     @property
     def log_level(self) -> str | None:

@@ -41,12 +41,12 @@ def application_of(spark: SparkSession | None) -> Site:
         )
     # PySpark's own lock for its one context, so that two first launches create only one Site.
     with SparkContext._lock:
-        found: Site | None = getattr(context, _ATTRIBUTE, None)
-        if found is None:
-            found = _application(context)
+        application: Site | None = getattr(context, _ATTRIBUTE, None)
+        if application is None:
+            application = _application(context)
             # As an attribute, the Site lives exactly as long as the context that it describes.
-            setattr(context, _ATTRIBUTE, found)
-    return found
+            setattr(context, _ATTRIBUTE, application)
+    return application
 
 
 def _application(context: SparkContext) -> Site:

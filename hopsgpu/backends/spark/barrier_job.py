@@ -18,8 +18,10 @@ from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.control.peer import Driver
 from hopsgpu.errors import ConfigError
 
+Task = Callable[[Iterable[Any]], Iterator[Any]]
 
-def hold_in_task(driver: Driver, warm: WarmUp | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
+
+def hold_in_task(driver: Driver, warm: WarmUp | None) -> Task:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
@@ -31,7 +33,7 @@ def hold_in_task(driver: Driver, warm: WarmUp | None) -> Callable[[Iterable[Any]
     return task
 
 
-def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def supervise_in_task(driver: Driver) -> Task:
     """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
@@ -66,7 +68,7 @@ class GangJob:
         hosts: Sequence[str],
         profile: ResourceProfile,
         barrier: bool,
-        task: Callable[[Iterable[Any]], Iterator[Any]],
+        task: Task,
     ) -> None:
         if len(hosts) not in (0, tasks):
             raise ValueError(f"{tasks} tasks and {len(hosts)} hosts")

@@ -86,16 +86,18 @@ class SubmittedApplication:
                     _stop(process)
                     raise
             log.seek(0)
-            said = _last_lines(log.read())
-        found = self._manager.tagged(self._tag)
-        if code or found is None:
-            why = f" ({found.id} is {found.state}: {found.diagnostics})" if found else ""
+            output = _last_lines(log.read())
+        application = self._manager.tagged(self._tag)
+        if code or application is None:
+            why = ""
+            if application is not None:
+                why = f" ({application.id} is {application.state}: {application.diagnostics})"
             raise HopsGpuError(
                 f"spark-submit ended with exit code {code}, and the application does not run{why}."
-                f" The end of its output:\n{said}"
+                f" The end of its output:\n{output}"
             )
-        self._say(f"{found.id} {found.name!r} is in queue {found.queue}")
-        return found
+        self._say(f"{application.id} {application.name!r} is in queue {application.queue}")
+        return application
 
     def follow(self, application: ApplicationState) -> ApplicationState:
         """Wait for the application's end, report every change of its state, and return the last.
@@ -104,7 +106,7 @@ class SubmittedApplication:
             HopsGpuError: the ResourceManager has not answered for a quarter of an hour, or has
                 forgotten the application.
         """
-        told, has_log, silent_since = "", False, None
+        last_gist, has_log, silent_since = "", False, None
         while True:
             try:
                 standing = self._manager.standing(application.id)
@@ -121,9 +123,9 @@ class SubmittedApplication:
                     self._say(f"log of the driver: {self._log(standing)}")
                     has_log = True
                 text = _where(standing)
-            if (gist := _gist(text)) != told:
+            if (gist := _gist(text)) != last_gist:
                 self._say(f"{self._clock() - self._began:6.1f} s: {text}")
-                told = gist
+                last_gist = gist
             # YARN does not notify clients of a change.
             time.sleep(_LOOK_SECONDS)
 
@@ -161,13 +163,13 @@ class SubmittedApplication:
         until, asked, problem = self._clock() + _ENDING_SECONDS, False, ""
         while True:
             try:
-                found = self._manager.tagged(self._tag)
-                if found is None or found.has_ended:
+                application = self._manager.tagged(self._tag)
+                if application is None or application.has_ended:
                     return
                 if not asked:
-                    self._manager.kill(found.id, found.user)
+                    self._manager.kill(application.id, application.user)
                     asked = True
-                    self._say_if_heard(f"ending {found.id}")
+                    self._say_if_heard(f"ending {application.id}")
             except HopsGpuError as error:  # a ResourceManager may not answer for some seconds
                 problem = str(error)
             if self._clock() >= until:
@@ -175,8 +177,8 @@ class SubmittedApplication:
             time.sleep(_LOOK_SECONDS / 10)
         if not asked:
             self._say_if_heard(
-                f"the application may be left behind ({problem}): yarn application -list, and"
-                " yarn application -kill ID"
+                f"the application may still be running ({problem}): find it with yarn application"
+                " -list, and end it with yarn application -kill ID"
             )
 
     def _say_if_heard(self, text: str) -> None:

@@ -43,16 +43,16 @@ class WriteProgress:
     tasks: int
 
     def __str__(self) -> str:
-        told = f"{self.done} of {counted(self.tasks, 'task')}"
+        progress = f"{self.done} of {counted(self.tasks, 'task')}"
         if self.done == self.tasks:
-            return told if self.tasks else "Spark is planning it"
-        waits = "" if self.running else "; none runs: Spark waits for executors"
-        return told + waits
+            return progress if self.tasks else "Spark is planning it"
+        remark = "" if self.running else "; none runs: Spark waits for executors"
+        return progress + remark
 
 
-def is_frame(given: object) -> bool:
+def is_frame(value: object) -> bool:
     """Return whether a value is a Spark DataFrame."""
-    return isinstance(given, DataFrame)
+    return isinstance(value, DataFrame)
 
 
 def check_data(datasets: Datasets | None, application: Site) -> None:
@@ -66,15 +66,15 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
         return
     _ = application.keeps_data  # an invalid value is refused now rather than during a run
     for name, frame in datasets.frames:
-        what = datasets.label(name)
+        label = datasets.label(name)
         if getattr(frame, "_jdf", None) is None:
-            raise ConfigError(f"{what} is a DataFrame of Spark Connect, which has no JVM to ask")
+            raise ConfigError(f"{label} is a DataFrame of Spark Connect, which has no JVM to ask")
         if frame.sparkSession.sparkContext is not application.context:
             raise ConfigError(
-                f"{what} is a DataFrame of a different Spark application than the launch"
+                f"{label} is a DataFrame of a different Spark application than the launch"
             )
         if frame.isStreaming:
-            raise ConfigError(f"{what} is a stream: write it to the lake, and pass the path")
+            raise ConfigError(f"{label} is a stream: write it to the lake, and pass the path")
 
 
 class _Write:
@@ -109,10 +109,10 @@ def write_frame(
     frame: Any,
     url: str,
     *,
-    what: str,
+    label: str,
     tag: str,
     cancelled: threading.Event,
-    told: Callable[[WriteProgress], None],
+    report: Callable[[WriteProgress], None],
 ) -> None:
     """Write a DataFrame as Parquet, with row groups of about 8 MB, and wait for the end.
 
@@ -122,25 +122,25 @@ def write_frame(
         application: application that writes, with the session's own resource profile.
         frame: the DataFrame, checked by `check_data`.
         url: URL of a directory that does not exist.
-        what: name of the DataFrame in error messages.
+        label: name of the DataFrame in error messages.
         tag: unique tag of the Spark job.
         cancelled: event that cancels the write.
-        told: receives the progress each second.
+        report: receives the progress each second.
 
     Raises:
         ConfigError: Spark cannot write the DataFrame as Parquet.
         Cancelled: the write was cancelled; the Spark job is over.
         HopsGpuError: the Spark job failed.
     """
-    with application.jvm.wait_told():
-        write = _Write(application, frame, url, tag, f"hopsgpu writes {what}")
+    with application.jvm.without_resource_warning():
+        write = _Write(application, frame, url, tag, f"hopsgpu writes {label}")
         tell_at = time.monotonic()
         while not write.ended.wait(_LOOK_SECONDS):
             if cancelled.is_set():
                 # Repeated, because a write that Spark still plans has no job yet.
                 application.jvm.cancel(tag)
             elif time.monotonic() >= tell_at:
-                told(WriteProgress(*application.jvm.progress(tag)))
+                report(WriteProgress(*application.jvm.progress(tag)))
                 tell_at = time.monotonic() + _TELL_SECONDS
     error = write.error
     if error is None and not cancelled.is_set():
@@ -149,8 +149,8 @@ def write_frame(
     never = threading.Event()
     wait_until(lambda: not application.jvm.active_tasks(tag), never, _STOP_SECONDS, _LOOK_SECONDS)
     if cancelled.is_set():
-        raise Cancelled(f"the run was cancelled while Spark wrote {what}") from error
-    words = f"{what} could not be written to {url}: {reason_of(str(error))}"
+        raise Cancelled(f"the run was cancelled while Spark wrote {label}") from error
+    words = f"{label} could not be written to {url}: {reason_of(str(error))}"
     if isinstance(error, AnalysisException):
         raise ConfigError(f"{words}. Select the columns that the ranks need") from error
     raise HopsGpuError(words) from error

@@ -8,29 +8,22 @@ import logging
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.backends.spark.elastic_jobs import JobsLease
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm_threads import start_daemon
-from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors
+from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors, report
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.backends.spark.wait_reasons import WaitWatcher
-from hopsgpu.control.peer import Driver
-from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import PART_SECONDS, GangState
 from hopsgpu.errors import Cancelled, HopsGpuError
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
 
 log = logging.getLogger(__name__)
 
@@ -44,36 +37,28 @@ _MOST_FAILED = 3
 
 
 class YarnElasticLease(JobsLease):
-    """The lease of a search on YARN; it must be released on every path.
+    """The lease of a search on YARN; `leased_executors` provides it.
 
     It has two threads: one requests executors, in the queue of gangs; one confirms that released
     executors are gone.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        request: Request,
-        profile: ResourceProfile,
-        server: ControlServer,
-        driver: Driver,
-    ) -> None:
-        super().__init__(request, server)
-        self._application = application
-        self._profile = profile
-        self._driver = driver
+    def __init__(self, request: Request, executors: Executors) -> None:
+        super().__init__(request, executors.server)
+        self._executors = executors
+        self._application = executors.application
         # Determined once, because each trial asks for tokens.
-        self._is_kerberized = application.jvm.is_kerberized()
+        self._is_kerberized = self._application.jvm.is_kerberized()
         self._looks_at = float("-inf")
         # After this time YARN knows of every request.
-        self._settling = 2 * heartbeat_seconds(application.jvm)
-        self._over = (threading.Event(), threading.Event())
+        self._settling = 2 * heartbeat_seconds(self._application.jvm)
+        self._threads_ended = (threading.Event(), threading.Event())
 
     def start(self) -> None:
         """Start the threads."""
-        for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
+        for ended, body in zip(self._threads_ended, (self._grow, self._shrink), strict=True):
             start_daemon(
-                f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
+                f"hopsgpu-{self.request.run_id}-executors", functools.partial(_run, body, ended)
             )
 
     def _why_lost(self, reason: str, host: str) -> str:
@@ -85,7 +70,7 @@ class YarnElasticLease(JobsLease):
     def _grow(self) -> None:
         try:
             # Needed until the first executor arrives, which ends Spark's own message for good.
-            with self._application.jvm.wait_told():
+            with self._application.jvm.without_resource_warning():
                 while self._is_missing():
                     self._ask()
         except HopsGpuError as error:
@@ -105,8 +90,8 @@ class YarnElasticLease(JobsLease):
             with self._changed:
                 if self._closed:
                     return False
-                self._coming.check()
-                if self._wanted > self._count() and self._coming.may_ask(time.monotonic()):
+                self._pending.check()
+                if self._wanted > self._count() and self._pending.may_ask(time.monotonic()):
                     self._note()
                     return True
                 surplus = self._surplus()
@@ -114,7 +99,7 @@ class YarnElasticLease(JobsLease):
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
             if where := self._see_waiting():
-                self._coming.tell(where)
+                self._pending.tell(where)
 
     def waits(self, why: str) -> None:
         """Implement `WaitWatcher`: record why executors are waited for."""
@@ -136,12 +121,12 @@ class YarnElasticLease(JobsLease):
             where = self._look()[1]
         with self._changed:
             now, chance = time.monotonic(), random.random()  # noqa: S311
-            given_back = self._coming.give_back(len(waiting), now, chance)
+            given_back = self._pending.give_back(len(waiting), now, chance)
             if not given_back:
                 return where
             self._leave.set()
-        log.info("%s: executors end again and again: %s", self.request.run_id, given_back)
-        self._coming.tell(given_back)
+        log.info("%s: executors fail repeatedly: %s", self.request.run_id, given_back)
+        self._pending.tell(given_back)
         self._cancel(waiting)
         return ""
 
@@ -152,16 +137,13 @@ class YarnElasticLease(JobsLease):
             HopsGpuError: the ResourceManager does not say.
         """
         self._looks_at = time.monotonic() + _JOBS_SECONDS
-        held = self._held()
+        held = self._executors.held().containers
         with self._changed:
-            return self._coming.look(held, self._leaving, len(self._live))
-
-    def _held(self) -> Collection[str]:
-        return self._application.manager.held(self._application.id, self._profile.id).containers
+            return self._pending.look(held, self._leaving, len(self._live))
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
-            self._coming.excuse()
+            self._pending.excuse()
             # An executor that has arrived meanwhile ends with its job.
             while not job.ended.wait(_LOOK_SECONDS):
                 with self._changed:
@@ -173,7 +155,7 @@ class YarnElasticLease(JobsLease):
                 self._asked = time.monotonic()
         if jobs:
             with contextlib.suppress(HopsGpuError):
-                self._coming.excuse(self._held())
+                self._pending.excuse(self._executors.held().containers)
 
     def _forget_ended(self) -> None:
         """Drop jobs that have ended by themselves.
@@ -191,7 +173,9 @@ class YarnElasticLease(JobsLease):
         for job in over:
             refuse_hopeless(str(job.error))
         if failed >= _MOST_FAILED:
-            raise HopsGpuError(f"executors started and failed, the last one: {over[-1].reason(0)}")
+            raise HopsGpuError(
+                f"{failed} executors in a row failed, the last one because: {over[-1].reason(0)}"
+            )
 
     def _ask(self) -> None:
         with self._changed:
@@ -208,37 +192,35 @@ class YarnElasticLease(JobsLease):
                 timeout=self.request.timeout if self._asks_first else None,
                 watcher=WaitWatcher(self.request.watcher, self),
             )
-            patience = self._coming.patience(request, time.monotonic())
+            clock = self._pending.clock(request, time.monotonic())
             grows = not self._asks_first
         # Cancelled here means that it need not stay in the queue of gangs any longer.
         with (
             contextlib.suppress(Cancelled),
-            queueing(self._application, request, patience, grows=grows) as place,
+            queueing(self._application, request, clock, grows=grows) as place,
             place.turn(0),
         ):
-            self._in_turn(place, patience, place.room(at_once, missing))
+            self._in_turn(place, clock, place.room(at_once, missing))
 
-    def _in_turn(self, place: Queueing, patience: AcquisitionClock, count: int) -> None:
+    def _in_turn(self, place: Queueing, clock: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
-        log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
+        log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
             self._forget_ended()
             with self._changed:
-                self._coming.check()
-            for job in started:
-                for error in self._application.jvm.task_failures(job.tag):
-                    refuse_hopeless(error)
+                self._pending.check()
+            self._executors.refuse_hopeless(started)
             try:
                 missing, where = self._look()
             except HopsGpuError as error:
-                patience.tell((), str(error))
+                clock.tell((), str(error))
                 continue
             if not missing:
-                log.debug("%s: YARN has granted them", self.request.run_id)
+                log.debug("%s: YARN has granted these executors", self.request.run_id)
                 place.granted()
-                patience.tell((), where)
+                clock.tell((), where)
                 return
             if missing < least:
                 until, least = time.monotonic() + PART_SECONDS, missing
@@ -246,30 +228,20 @@ class YarnElasticLease(JobsLease):
                 break
             with self._changed:
                 granted = len(self._live) - missing
-            patience.tell((), place.facts(granted).around(where))
+            clock.tell((), place.facts(granted).around(where))
         # Other gangs go first. An executor that was granted meanwhile runs another job, or is
         # released.
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]
             given_up = self._surplus() if self._enough.is_set() else waiting
         if given_up:
-            log.info("%s: executors asked for no longer: %d", self.request.run_id, len(given_up))
+            log.info("%s: withdraws requests for %d executors", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
     def _start(self, place: Queueing) -> GangJob:
-        tag = f"hopsgpu-{self.request.run_id}-trials-{uuid.uuid4().hex[:8]}"
-        job = GangJob(
-            self._application,
-            tag=tag,
-            description=f"hopsgpu {self.request.run_id}: an executor of trials",
-            tasks=1,
-            hosts=place.hosts(1),
-            profile=self._profile,
-            barrier=False,
-            task=supervise_in_task(replace(self._driver, job=tag, modules=self.request.imports)),
-        )
+        job = self._executors.new_job(self.request, "trials", 1, place.hosts(1), supervise_in_task)
         with self._changed:
-            self._live[tag] = job
+            self._live[job.tag] = job
             self._asked = time.monotonic()
             self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
         job.start()
@@ -291,15 +263,13 @@ class YarnElasticLease(JobsLease):
 
     def _see_gone(self) -> None:
         """Kill idle executors, and record which are gone."""
-        jvm, profile = self._application.jvm, self._profile.id
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
-        busy = jvm.busy(profile)
-        # A kill makes Spark request new executors while its target still includes the killed ones,
-        # and an executor that has just arrived is not busy yet.
-        if not waits and len(busy) <= live and jvm.target(profile) <= live:
-            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
-        held = self._application.manager.held(self._application.id, profile).containers
+        busy = self._executors.busy()
+        # An executor that has just arrived is not busy yet.
+        if not waits and len(busy) <= live and self._executors.target() <= live:
+            self._executors.kill_idle(busy)
+        held = self._executors.held().containers
         with self._changed:
             self._leaving.intersection_update(held)
             self._changed.wait(_GONE_SECONDS)
@@ -309,28 +279,21 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             self._closed = True
             self._note()
-        for over in self._over:
-            over.wait(_END_SECONDS)
-        watcher = self.request.watcher
-        watcher.state(GangState.RELEASING, ())
+        for ended in self._threads_ended:
+            ended.wait(_END_SECONDS)
+        self.request.watcher.state(GangState.RELEASING, ())
         with self._changed:
             jobs = [job for job in self._begun if not job.ended.is_set()]
             settled = time.monotonic() - self._asked > self._settling and not self._waiting()
-        release = release_executors(
-            self._application, self._profile.id, jobs, self.server, whole=settled
-        )
+        release = release_executors(self._executors, jobs, whole=settled)
         with self._changed:
             self._ready.clear()
             self._leaving.clear()
-        if release.confirmed:
-            watcher.mark("released")
-        if release.problem is not None:
-            watcher.warn(release.problem)
-        return release.confirmed
+        return report(release, self.request.watcher)
 
 
-def _do(body: Callable[[], None], over: threading.Event) -> None:
+def _run(body: Callable[[], None], ended: threading.Event) -> None:
     try:
         body()
     finally:
-        over.set()
+        ended.set()

@@ -36,7 +36,7 @@ class JobsLease(ElasticLease):
         # The container of each connected agent, by the tag of the agent's job.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
-        self._coming = PendingExecutors()
+        self._pending = PendingExecutors()
         self._wanted = 0
         self._at_once = 1
         self._failed = 0
@@ -62,7 +62,9 @@ class JobsLease(ElasticLease):
     def want(self, executors: int, at_once: int) -> None:
         with self._changed:
             if (executors, at_once) != (self._wanted, self._at_once):
-                log.debug("executors wanted: %d in all, %d at once", executors, at_once)
+                log.debug(
+                    "the search needs %d executors, and requests %d at a time", executors, at_once
+                )
                 self._wanted, self._at_once = executors, at_once
                 self._note()
 
@@ -87,14 +89,14 @@ class JobsLease(ElasticLease):
                 self._ready[job.tag] = str(hello["container"])
                 # The executor was released, but a task that waited has started on it.
                 self._leaving.discard(self._ready[job.tag])
-                self._coming.saw(self._ready[job.tag])
+                self._pending.connected(self._ready[job.tag])
                 self._failed = 0
                 self._changed.notify_all()
             return job
 
-    def _come(self) -> None:
+    def _arrived(self) -> None:
         with self._changed:
-            self._coming.came()
+            self._pending.arrived()
             if self._asks_first:
                 # Further executors are requested behind all gangs.
                 self._leave.set()
@@ -106,7 +108,7 @@ class JobsLease(ElasticLease):
                 self._leaving.add(container.container_id)
             self._note()
 
-    def _lost(self, job: Job) -> None:
+    def _agent_lost(self, job: Job) -> None:
         with self._changed:
             self._ready = {t: c for t, c in self._ready.items() if self._live.get(t) is not job}
 

@@ -29,14 +29,14 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
     busy = jvm.busy(_DEFAULT_PROFILE)
     if all(executor in busy for executor in jvm.executors(_DEFAULT_PROFILE)):
         return None
-    answered, told = threading.Event(), list[list[str]]()
+    answered, answers = threading.Event(), list[list[str]]()
     tag = f"hopsgpu-modules-{uuid.uuid4().hex[:8]}"
 
     def ask() -> None:
         try:
-            told.extend(_ask(application.context, tag, list(modules)))
+            answers.extend(_ask(application.context, tag, list(modules)))
         except Exception:  # noqa: BLE001 - it was cancelled or failed: the answer is unknown
-            told.clear()
+            answers.clear()
         finally:
             answered.set()
 
@@ -44,11 +44,11 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
     if not answered.wait(_ANSWER_SECONDS):
         jvm.cancel(tag)
         return None
-    return told[0] if told else None
+    return answers[0] if answers else None
 
 
 def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]:
-    context.setJobGroup(tag, "hopsgpu: which modules the executors' Python has")
+    context.setJobGroup(tag, "hopsgpu: look for modules in the executors' Python")
     context.addJobTag(tag)
     return context.parallelize([0], 1).mapPartitions(lacking_in_task(modules)).collect()
 

@@ -36,8 +36,8 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
     warnings = snapshot.problems
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
-        told = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
-        warnings += (told,)
+        warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
+        warnings += (warning,)
     return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
 
 
@@ -87,12 +87,12 @@ def _hosts(
                 " spark.hopsgpu.markers names for it; the administrator adds it to nodes with"
                 f" yarn.nodemanager.resource-type.{marker}"
             )
-    told = application.node_managers.devices(list(nodes.values()))
+    answers = application.node_managers.devices(list(nodes.values()))
     models = {
-        nodes[node].host: sorted({gpu.name for gpu in found.gpus})
-        for node, found in told.devices.items()
+        nodes[node].host: sorted({gpu.name for gpu in devices.gpus})
+        for node, devices in answers.devices.items()
     }
-    silent = [nodes[node].host for node in told.problems]
+    silent = [nodes[node].host for node in answers.problems]
     if marker is not None and silent:
         # The marker speaks for silent nodes, and each executor that arrives is checked.
         return frozenset(silent).union(

@@ -46,12 +46,12 @@ class Queueing:
         self,
         application: Application,
         request: Request,
-        patience: AcquisitionClock,
+        clock: AcquisitionClock,
         place: QueuePlace | None,
     ) -> None:
         self._application = application
         self._request = request
-        self._patience = patience
+        self._clock = clock
         self._place = place
         self._demand = demand_of(request.shape, request.executors, request.placement)
         self._probe_after = _PROBE_SECONDS
@@ -61,26 +61,26 @@ class Queueing:
         self._has_passed_on = False
 
     @contextlib.contextmanager
-    def turn(self, has: int) -> Iterator[None]:
+    def turn(self, arrived: int) -> Iterator[None]:
         """Wait for the gang's turn; hold it while inside, or until YARN has granted all executors.
 
         Args:
-            has: number of the gang's executors that are already there.
+            arrived: number of the gang's executors that are already there.
 
         Raises:
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
         """
         began, self._has_passed_on = time.monotonic(), False
-        while not self._is_ours(has):
+        while not self._is_ours(arrived):
             self._request.cancelled.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
         lock = self._application.acquiring
         try:
             while not lock.acquire(timeout=_LOOK_SECONDS):
                 self.keep()
-                self._patience.tell((), "another gang of this application acquires its executors")
-                self._patience.check(Grants(connected=has))
+                self._clock.tell((), "another gang of this application is acquiring its executors")
+                self._clock.check(Grants(connected=arrived))
             waited = time.monotonic() - began
-            log.info("%s: turn to ask YARN taken after %.1f s", self._request.run_id, waited)
+            log.info("%s: took the turn after %.1f s", self._request.run_id, waited)
             try:
                 yield
             finally:
@@ -90,20 +90,20 @@ class Queueing:
 
     def keep(self) -> bool:
         """Renew the turn; return False if it was lost because others considered this gang dead."""
-        kept = True
+        is_ours = True
 
         def keep(place: QueuePlace) -> None:
-            nonlocal kept
-            kept = place.keep()
+            nonlocal is_ours
+            is_ours = place.keep()
 
         self._on_the_lake(keep)
-        return kept
+        return is_ours
 
     def granted(self) -> None:
         """Pass the turn on: YARN has granted all executors, and they only have to start."""
         if not self._has_passed_on:
             self._has_passed_on = True
-            log.info("%s: all granted: the turn is passed on", self._request.run_id)
+            log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
 
     def facts(self, held: int) -> GpuFacts:
@@ -153,27 +153,27 @@ class Queueing:
         """Return the state of YARN on the nodes that the gang can use."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
-    def _is_ours(self, has: int) -> bool:
+    def _is_ours(self, arrived: int) -> bool:
         """Return whether the gang should ask YARN now; if not, report why."""
-        self._patience.check(Grants(connected=has))
+        self._clock.check(Grants(connected=arrived))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
-            self._patience.tell((), str(error))
+            self._clock.tell((), str(error))
             return False
-        missing = shortage(self._demand, snapshot, has)
+        missing = shortage(self._demand, snapshot, arrived)
         probe = missing.bound is not Bound.NONE and time.monotonic() >= self._probe_at
         turn = self._look(missing, snapshot, probe)
-        if turn.take and self._still(has, probe):
+        if turn.take and self._still(arrived, probe):
             if probe:
-                log.info("%s: asks, though it does not seem to fit", self._request.run_id)
+                log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
-        facts = waiting_facts(snapshot, self._demand, has, missing.queue)
+        facts = waiting_facts(snapshot, self._demand, arrived, missing.queue)
         # A gang ahead in the queue is the first obstacle.
         why = [turn.why, facts.around(missing.text)]
-        self._patience.tell((), "; ".join(part for part in why if part))
+        self._clock.tell((), "; ".join(part for part in why if part))
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
@@ -196,7 +196,7 @@ class Queueing:
         ticket = dataclasses.replace(place.ticket, bound=missing.bound, queue=queue)
         if not place.is_filed:
             place.file(ticket)
-            log.info("%s: stands in the queue of gangs", self._request.run_id)
+            log.info("%s: joined the queue of gangs", self._request.run_id)
             self._before = None
         line = place.look()
         ticket = dataclasses.replace(ticket, filed=place.ticket.filed)
@@ -208,10 +208,10 @@ class Queueing:
             return turn
         if place.take(line):
             return turn
-        log.info("%s: another gang was quicker to take the turn", self._request.run_id)
-        return Turn(False, "another gang was quicker")
+        log.info("%s: another gang took the turn first", self._request.run_id)
+        return Turn(False, "another gang took the turn first")
 
-    def _still(self, has: int, probe: bool) -> bool:
+    def _still(self, arrived: int, probe: bool) -> bool:
         """Return whether the gang, which has the turn, still fits; if not, give the turn back.
 
         The gang that had the turn before may have taken the rest. A probe is not checked again.
@@ -219,11 +219,15 @@ class Queueing:
         if probe:
             return True
         try:
-            missing = shortage(self._demand, self._snapshot(0.0), has)
+            missing = shortage(self._demand, self._snapshot(0.0), arrived)
         except HopsGpuError as error:
             missing = Shortage(Bound.CLUSTER, str(error))
         if missing.bound is not Bound.NONE:
-            log.info("%s: turn given back, it fits no more: %s", self._request.run_id, missing.text)
+            log.info(
+                "%s: no longer fits, and gives the turn back: %s",
+                self._request.run_id,
+                missing.text,
+            )
             self._give_back()
         return missing.bound is Bound.NONE
 
@@ -232,11 +236,11 @@ class Queueing:
         self._before = None
         self._on_the_lake(lambda place: place.give_back())
 
-    def _on_the_lake(self, do: Callable[[QueuePlace], None]) -> None:
+    def _on_the_lake(self, action: Callable[[QueuePlace], None]) -> None:
         if self._place is None:
             return
         try:
-            do(self._place)
+            action(self._place)
         except StoreError as error:
             self._refused(error, Turn(False))
         else:
@@ -249,23 +253,23 @@ class Queueing:
         """
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
-            return Turn(False, f"the line of waiting gangs cannot be read ({error})")
+            return Turn(False, f"the queue of gangs cannot be read ({error})")
         self._place = None
-        log.info("%s: goes without the queue of gangs: %s", self._request.run_id, error.kind)
-        self._request.watcher.warn(_without_line(error))
+        log.info("%s: continues without the queue of gangs: %s", self._request.run_id, error.kind)
+        self._request.watcher.warn(_without_queue(error))
         return alone
 
 
 @contextlib.contextmanager
 def queueing(
-    application: Application, request: Request, patience: AcquisitionClock, *, grows: bool = False
+    application: Application, request: Request, clock: AcquisitionClock, *, grows: bool = False
 ) -> Iterator[Queueing]:
     """Provide a gang's place in the queue of gangs; leave the queue on every path.
 
     Args:
         application: application in which the gang runs.
         request: the request.
-        patience: time limit of the acquisition.
+        clock: time limit of the acquisition.
         grows: whether the request is for more executors of a running search, which queues behind
             all gangs.
     """
@@ -281,15 +285,15 @@ def queueing(
             )
             stack.enter_context(stand_in_line(place))
         except StoreError as error:
-            request.watcher.warn(_without_line(error))
-        yield Queueing(application, request, patience, place)
+            request.watcher.warn(_without_queue(error))
+        yield Queueing(application, request, clock, place)
 
 
-def _without_line(error: StoreError) -> str:
+def _without_queue(error: StoreError) -> str:
     return (
-        f"the gang did not join the line of waiting gangs ({error}), so gangs of several"
+        f"the gang did not join the queue of gangs ({error}), so gangs of several"
         " applications may have taken GPUs from each other; an administrator can name another"
-        " directory for the line with spark.hopsgpu.locks"
+        " directory for the queue with spark.hopsgpu.locks"
     )
 
 

@@ -23,14 +23,14 @@ import sys
 
 SCRIPT = {script!r}
 ARGUMENTS = {arguments}
-# Of a script that is not on the machine where it runs.
+# The content of a script that is not on the machine where it runs; else None.
 SOURCE = {source!r}
 
 path = SCRIPT
 try:
     if SOURCE is not None:
         path = os.path.join(os.getcwdb(), SCRIPT)
-        # In place of a link of that name, not through it.
+        # A rename replaces a link of that name; a write would follow it.
         with open(path + b".new", "xb") as file:
             file.write(SOURCE)
         os.replace(path + b".new", path)

@@ -86,8 +86,8 @@ class Jvm:
 
     def setting(self, name: str) -> str | None:
         """Return a property of the live Spark conf, or None."""
-        found = self._scala.conf().getOption(name)
-        return str(found.get()) if found.isDefined() else None
+        option = self._scala.conf().getOption(name)
+        return str(option.get()) if option.isDefined() else None
 
     def settings(self) -> dict[str, str]:
         """Return all properties of the live Spark conf."""
@@ -103,10 +103,10 @@ class Jvm:
         return self._class("org.apache.hadoop.yarn.conf.YarnConfiguration")(hadoop)
 
     def _class(self, name: str) -> Any:
-        found: Any = self._context._jvm
+        java: Any = self._context._jvm
         for part in name.split("."):
-            found = getattr(found, part)
-        return found
+            java = getattr(java, part)
+        return java
 
     def knows_resource(self, name: str) -> bool:
         """Return whether the YARN configuration here (resource-types.xml) defines a resource."""
@@ -134,46 +134,46 @@ class Jvm:
     def _hdfs_part(self, credentials: Any) -> bytes:
         """Return the tokens for HDFS, without those of YARN and other services, as a token file."""
         held = credentials.getTokenMap()
-        found = self._class("org.apache.hadoop.security.Credentials")()
+        selected = self._class("org.apache.hadoop.security.Credentials")()
         for alias in held.keySet():
             token = held.get(alias)
             if token.getKind().toString() in _HDFS_TOKENS:
-                found.addToken(alias, token)
-        if not found.numberOfTokens():
+                selected.addToken(alias, token)
+        if not selected.numberOfTokens():
             return b""
         content = self._class("java.io.ByteArrayOutputStream")()
-        found.writeTokenStorageToStream(self._class("java.io.DataOutputStream")(content))
+        selected.writeTokenStorageToStream(self._class("java.io.DataOutputStream")(content))
         return bytes(content.toByteArray())
 
     def executors(self, profile: int) -> tuple[str, ...]:
         """Return the IDs of the registered executors of a resource profile."""
         backend = self._scala.schedulerBackend()
         ids = backend.getExecutorIds()
-        found = []
+        registered = []
         for index in range(ids.size()):
             executor = ids.apply(index)
             if backend.getExecutorResourceProfileId(executor) == profile:
-                found.append(str(executor))
-        return tuple(found)
+                registered.append(str(executor))
+        return tuple(registered)
 
     def executors_on(self, profile: int, host: str) -> tuple[str, ...]:
         """Return the IDs of the executors of a resource profile on a host, the oldest first."""
         listed = self._scala.statusStore().executorList(True)
-        found = []
+        registered = []
         for index in range(listed.size()):
             executor = listed.apply(index)
             if (
                 executor.resourceProfileId() == profile
                 and str(executor.hostPort()).rpartition(":")[0] == host
             ):
-                found.append(str(executor.id()))
-        return tuple(sorted(found, key=int))
+                registered.append(str(executor.id()))
+        return tuple(sorted(registered, key=int))
 
     def busy(self, profile: int) -> tuple[str, ...]:
         """Return the IDs of a profile's executors that, by Spark's scheduler, run a task."""
         running = self._scala.taskScheduler().runningTasksByExecutors()
-        found = ((executor, running.get(executor)) for executor in self.executors(profile))
-        return tuple(e for e, tasks in found if tasks.isDefined() and tasks.get())
+        counts = ((executor, running.get(executor)) for executor in self.executors(profile))
+        return tuple(e for e, tasks in counts if tasks.isDefined() and tasks.get())
 
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
         """Return a Java RDD of the numbers from 0, one per partition, with its preferred hosts."""
@@ -194,8 +194,8 @@ class Jvm:
         if manager.isEmpty():
             return 0
         targets = manager.get().numExecutorsTargetPerResourceProfileId()
-        found = targets.get(profile)
-        return int(found.get()) if found.isDefined() else 0
+        count = targets.get(profile)
+        return int(count.get()) if count.isDefined() else 0
 
     def kill(self, executors: Iterable[str]) -> None:
         """Kill executors, busy or not, without changing the target."""
@@ -233,14 +233,14 @@ class Jvm:
 
     def task_failures(self, group: str) -> tuple[str, ...]:
         """Return the errors of a group's failed tasks, which Spark may retry."""
-        found = []
+        failures = []
         for stage in self._stages(group):
             if stage.numFailedTasks:
                 store = self._scala.statusStore()
                 tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
                 errors = (tasks.apply(index).errorMessage() for index in range(tasks.size()))
-                found += [str(error.get()) for error in errors if error.isDefined()]
-        return tuple(found)
+                failures += [str(error.get()) for error in errors if error.isDefined()]
+        return tuple(failures)
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
         """Return what Spark's tracker reports about the stages of a group's jobs."""
@@ -248,12 +248,12 @@ class Jvm:
         infos = [
             tracker.getStageInfo(stage)
             for job in tracker.getJobIdsForGroup(group)
-            if (told := tracker.getJobInfo(job)) is not None
-            for stage in told.stageIds
+            if (information := tracker.getJobInfo(job)) is not None
+            for stage in information.stageIds
         ]
         return [info for info in infos if info is not None]
 
-    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+    def without_resource_warning(self) -> contextlib.AbstractContextManager[None]:
         """Keep Spark from logging that no executor has arrived, while inside the context.
 
         It is for waits that hopsgpu itself explains: Spark's message refers to a cluster's page and

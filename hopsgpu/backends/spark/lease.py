@@ -6,31 +6,30 @@ allocation (by `Jvm.barriers_allowed`), and only to submit a barrier job.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import random
 import time
-import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 
 from py4j.protocol import Py4JError
-from pyspark.resource import ResourceProfile
 
 from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.grant import Lease, Owner
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.allocator import EVENT_SECONDS, PlaceholderJob, hosts_of
-from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, hold_in_task, supervise_in_task
-from hopsgpu.backends.spark.control_server import control_channel
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm import FLIP_SECONDS, wait_until
-from hopsgpu.backends.spark.release import RELEASE_SECONDS, Release, release_executors, release_part
+from hopsgpu.backends.spark.release import (
+    RELEASE_SECONDS,
+    Release,
+    release_executors,
+    release_part,
+    report,
+)
 from hopsgpu.backends.spark.token_renewal import read_tokens
-from hopsgpu.control.peer import Driver
-from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.units import counted
@@ -46,24 +45,15 @@ _STUCK_SECONDS = 5.0
 
 
 class GpuLease(Owner):
-    """The owner of a gang's executors on YARN; use `lease_gpus`, which always releases them.
+    """The owner of a gang's executors on YARN; `leased_executors` provides it.
 
     It acquires executors, hands them over from placeholders to agents, and releases them.
     """
 
-    def __init__(
-        self,
-        application: Application,
-        request: Request,
-        profile: ResourceProfile,
-        server: ControlServer,
-        driver: Driver,
-    ) -> None:
+    def __init__(self, request: Request, executors: Executors) -> None:
         super().__init__(request)
-        self._application = application
-        self._profile = profile
-        self._server = server
-        self._driver = driver
+        self._executors = executors
+        self._application = executors.application
         self._jobs: list[GangJob] = []
 
     def acquire(self, request: Request) -> Lease:
@@ -71,12 +61,12 @@ class GpuLease(Owner):
         self.end_jobs()
         began = time.monotonic()
         aside, self._lease = self._aside(), None
-        patience = AcquisitionClock(request)
+        clock = AcquisitionClock(request)
         given_back = 0
-        with queueing(self._application, request, patience) as place:
+        with queueing(self._application, request, clock) as place:
             while True:
-                with place.turn(max(self._registered() - aside, 0)):
-                    lease = self._try(place, patience)
+                with place.turn(max(len(self._executors.registered()) - aside, 0)):
+                    lease = self._try(place, clock)
                     if lease is not None:
                         self._lease = lease
                         log.info(
@@ -89,27 +79,25 @@ class GpuLease(Owner):
                     self._let_go()
                     request.watcher.arrived(())
                 given_back += 1
-                self._back_off(given_back, patience)
+                self._back_off(given_back, clock)
 
     def _let_go(self) -> Release:
         whole = self._lease is not None
-        return release_executors(
-            self._application, self._profile.id, self._jobs, self._server, whole=whole
-        )
+        return release_executors(self._executors, self._jobs, whole=whole)
 
-    def _back_off(self, given_back: int, patience: AcquisitionClock) -> None:
+    def _back_off(self, given_back: int, clock: AcquisitionClock) -> None:
         """Wait so that other gangs go first, after this gang has held a part for too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
         log.info(
-            "%s: asks again in %.1f s; given back so far: %d times",
+            "%s: has given its part back %d times, and asks again in %.1f s",
             self.request.run_id,
-            until - time.monotonic(),
             given_back,
+            until - time.monotonic(),
         )
-        why = f"it was granted a part and gave it back (time {given_back}); it asks again soon"
+        why = f"the gang was granted a part, gave it back (time {given_back}) and asks again soon"
         while time.monotonic() < until:
-            patience.tell((), why)
-            patience.check()
+            clock.tell((), why)
+            clock.check()
             self.request.cancelled.wait(EVENT_SECONDS)
 
     def _aside(self) -> int:
@@ -119,38 +107,35 @@ class GpuLease(Owner):
         there = (c for c in self._lease.containers if c.key not in self._lease.gone)
         return sum(self.request.unwanted(container) is not None for container in there)
 
-    def _registered(self) -> int:
-        return len(self._application.jvm.executors(self._profile.id))
-
-    def _try(self, place: Queueing, patience: AcquisitionClock) -> Lease | None:
+    def _try(self, place: Queueing, clock: AcquisitionClock) -> Lease | None:
         """Request, await and hand over executors in one turn; return None without the whole gang.
 
         The turn ends so if YARN granted only a part, or if others have taken the turn.
         """
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
-            bringing = PlaceholderJob(
-                self._application,
+            placeholders = PlaceholderJob(
                 self.request,
-                self._profile,
-                self._server,
-                lambda tasks: self._start("holder", tasks, place.hosts(tasks)),
-                patience,
+                self._executors,
+                lambda tasks: self._start("placeholders", tasks, place.hosts(tasks)),
+                clock,
                 place,
             )
-            with self._application.jvm.wait_told():
-                holders = bringing.run()
+            with self._application.jvm.without_resource_warning():
+                holders = placeholders.run()
             if holders is None:
                 return None
             watcher.mark("granted")
             watcher.state(GangState.GRANTED, hosts_of(holders))
-            lease = self._hand_over(holders, bringing.jobs, bringing.parked)
+            lease = self._hand_over(holders, placeholders.jobs, placeholders.parked)
             if lease is not None:
                 watcher.state(GangState.READY, [c.host for c in lease.containers])
                 return lease
-            log.info("%s: granted, and did not start: it is asked for again", self.request.run_id)
+            log.info(
+                "%s: was granted but did not start, and is requested again", self.request.run_id
+            )
         raise HopsGpuError(
-            f"the gang was granted {_HANDOVERS} times and did not start, the last time because:"
+            f"the gang was granted {_HANDOVERS} times but never started, the last time because:"
             f" {self._jobs[-1].reason(0)}"
         )
 
@@ -158,12 +143,12 @@ class GpuLease(Owner):
         """End the tasks of an incomplete gang; its executors stay until Spark's idle timeout."""
         if not self._jobs:
             return
-        self._server.end_all()
+        self._executors.server.end_all()
         deadline = time.monotonic() + RELEASE_SECONDS
         for job in self._jobs:
             while not job.ended.wait(EVENT_SECONDS) and time.monotonic() < deadline:
                 self._application.jvm.cancel(job.tag)
-                self._server.end_all()
+                self._executors.server.end_all()
         self._jobs = [job for job in self._jobs if not job.ended.is_set()]
         self._kill_stuck()
 
@@ -172,121 +157,118 @@ class GpuLease(Owner):
 
         Otherwise Spark would count on them, and request no others, until it misses their heartbeat.
         """
-        jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
-        if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
+        cancelled = self.request.cancelled
+        if wait_until(lambda: not self._executors.busy(), cancelled, _STUCK_SECONDS):
             return
         if not cancelled.is_set():
-            log.info("%s: executors that do not answer are killed", self.request.run_id)
+            log.info("%s: kills executors that do not answer", self.request.run_id)
             try:
-                jvm.kill(jvm.busy(profile))
+                self._application.jvm.kill(self._executors.busy())
             except Py4JError as error:
-                told = f"an unresponsive executor could not be killed: {error}"
-                self.request.watcher.warn(told)
+                self.request.watcher.warn(f"an unresponsive executor could not be killed: {error}")
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
-        barrier = role == "agent"
-        tag = f"hopsgpu-{self.request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
-        driver = replace(self._driver, job=tag, modules=self.request.imports)
-        job = GangJob(
-            self._application,
-            tag=tag,
-            description=f"hopsgpu {self.request.run_id}: {role}s of {counted(tasks, 'executor')}",
-            tasks=tasks,
-            hosts=hosts,
-            profile=self._profile,
+        barrier = role == "agents"
+        warm = self.request.warm
+        job = self._executors.new_job(
+            self.request,
+            role,
+            tasks,
+            hosts,
+            supervise_in_task if barrier else lambda driver: hold_in_task(driver, warm),
             barrier=barrier,
-            task=supervise_in_task(driver) if barrier else hold_in_task(driver, self.request.warm),
         )
         self._jobs.append(job)
-        log.debug("Spark job %s started: %d tasks, preferably on %s", tag, tasks, hosts or "any")
+        log.debug(
+            "Spark job %s started: %d tasks, preferably on %s", job.tag, tasks, hosts or "any"
+        )
         job.start()
         return job
 
     def _hand_over(
         self,
         holders: Mapping[int, Container],
-        holding: Sequence[GangJob],
+        holder_jobs: Sequence[GangJob],
         parked: Mapping[int, Container],
     ) -> Lease | None:
         """Replace the placeholders by the agents; return None if the agents are not all there.
 
         The parked placeholders keep their executors until the agents are there.
         """
-        self._server.hang_up(holders)
+        self._executors.server.hang_up(holders)
         cancelled = self.request.cancelled
         jvm = self._application.jvm
-        if not parked and sum(job.tasks for job in holding) > len(holders):
+        if not parked and sum(job.tasks for job in holder_jobs) > len(holders):
             # A task that waits for an executor would take an agent's place.
-            for job in holding:
+            for job in holder_jobs:
                 jvm.cancel(job.tag)
 
         def are_free() -> bool:
             if not parked:
-                return all(job.ended.is_set() for job in holding)
-            return sum(jvm.active_tasks(job.tag) for job in holding) <= len(parked)
+                return all(job.ended.is_set() for job in holder_jobs)
+            return sum(jvm.active_tasks(job.tag) for job in holder_jobs) <= len(parked)
 
         log.debug(
-            "%s: waits for holders to end, %g s at most", self.request.run_id, _AGENTS_SECONDS
+            "%s: waits up to %g s for the placeholders to end", self.request.run_id, _AGENTS_SECONDS
         )
         if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
-            log.info("%s: the holders' tasks did not end", self.request.run_id)
-            for job in holding:
+            log.info("%s: the placeholders did not end", self.request.run_id)
+            for job in holder_jobs:
                 jvm.cancel(job.tag)
             return None
         with jvm.barriers_allowed():
-            job = self._start("agent", self.request.executors)
+            job = self._start("agents", self.request.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
         log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
         if agents is None or any(map(self.request.unwanted, agents.values())):
             # The parked placeholders end too: the next try parks such executors again.
-            self._server.end_all()
-            for ending in (job, *holding):
+            self._executors.server.end_all()
+            for ending in (job, *holder_jobs):
                 jvm.cancel(ending.tag)
                 wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
             return None
-        self._give_back(parked, holding)
+        self._give_back(parked, holder_jobs)
         why_lost = self._application.why_lost
-        part_with = functools.partial(self._part_with, job)
+        let_go = functools.partial(self._release_part, job)
         tokens = functools.partial(read_tokens, jvm)
-        return Lease(self._server, tuple(agents.values()), job, why_lost, part_with, tokens)
+        return Lease(self._executors.server, tuple(agents.values()), job, why_lost, let_go, tokens)
 
-    def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
+    def _release_part(self, job: GangJob, keys: Collection[int]) -> bool:
         """Implement `Lease.let_go`."""
         lease = self._lease
         assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
-        log.info("%s given back early: nothing to publish", counted(len(keys), "executor"))
+        log.info("%s released early: they have nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
-        parting = release_part(
-            self._application,
-            self._profile.id,
+        release = release_part(
+            self._executors,
             job,
-            self._server,
             leaving,
             len(lease.containers) - len(leaving),
             self.request.cancelled,
         )
-        if parting.problem is not None:
-            self.request.watcher.warn(parting.problem)
-        return parting.confirmed
+        if release.problem is not None:
+            self.request.watcher.warn(release.problem)
+        return release.confirmed
 
-    def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
+    def _give_back(self, parked: Mapping[int, Container], holder_jobs: Sequence[GangJob]) -> None:
         """Release the executors that were held aside, once the gang is whole."""
         if not parked:
             return
-        self._server.hang_up(parked)
-        jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
-        if wait_until(lambda: all(j.ended.is_set() for j in holding), cancelled, RELEASE_SECONDS):
-            busy = jvm.busy(profile)
-            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
+        self._executors.server.hang_up(parked)
+        cancelled = self.request.cancelled
+        if wait_until(
+            lambda: all(j.ended.is_set() for j in holder_jobs), cancelled, RELEASE_SECONDS
+        ):
+            self._executors.kill_idle(self._executors.busy())
 
-    def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
+    def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, Container] | None:
         """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.
 
         Args:
             job: the barrier job.
-            late: keys of placeholders, whose last events may still arrive.
+            holders: keys of placeholders, whose last events may still arrive.
         """
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
@@ -295,8 +277,8 @@ class GpuLease(Owner):
                 raise Cancelled(f"{self.request.run_id} was cancelled before its ranks started")
             if job.ended.is_set() or time.monotonic() > deadline:
                 return None
-            event = self._server.next_event(EVENT_SECONDS)
-            if event is None or event.peer in late:
+            event = self._executors.server.next_event(EVENT_SECONDS)
+            if event is None or event.peer in holders:
                 continue
             if event.message is None:
                 agents.pop(event.peer, None)
@@ -306,28 +288,5 @@ class GpuLease(Owner):
 
     def release(self) -> bool:
         """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
-        watcher = self.request.watcher
-        watcher.state(GangState.RELEASING, ())
-        release = self._let_go()
-        if release.confirmed:
-            watcher.mark("released")
-        if release.problem is not None:
-            watcher.warn(release.problem)
-        return release.confirmed
-
-
-@contextlib.contextmanager
-def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]:
-    """Provide the owner of a gang's executors, and release all of them on every path.
-
-    Raises:
-        ConfigError: the driver cannot listen for the executors.
-    """
-    with control_channel(application, request.executors) as (server, driver):
-        profile = application.profiles.check_out(request.shape)
-        owner = GpuLease(application, request, profile, server, driver)
-        try:
-            yield owner
-        finally:
-            if owner.release():
-                application.profiles.check_in(request.shape, profile)
+        self.request.watcher.state(GangState.RELEASING, ())
+        return report(self._let_go(), self.request.watcher)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 from pyspark import SparkContext
 
@@ -12,14 +13,17 @@ from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
-from hopsgpu.backends.local.elastic import local_elastic_lease
-from hopsgpu.backends.local.lease import local_lease
+from hopsgpu.backends.local.containers import Containers, leased_containers
+from hopsgpu.backends.local.elastic import LocalElasticLease
+from hopsgpu.backends.local.lease import LocalLease
 from hopsgpu.backends.local.machine import check_gpus, fit_on_machine, own_gpus, this_machine
 from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import CapacityError, DiscoveryError
+
+_Lease = TypeVar("_Lease", LocalLease, LocalElasticLease)
 
 
 class OnLocal(SparkApplication):
@@ -32,7 +36,8 @@ class OnLocal(SparkApplication):
     def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         if avoid.hosts:
             raise CapacityError(
-                f"{', '.join(sorted(avoid.hosts))} is this machine, the only one here"
+                f"{', '.join(sorted(avoid.hosts))} failed an earlier attempt, and there is no other"
+                " machine"
             )
         addresses = [gpu for _, gpu in avoid.gpus]
         check_gpus(plan.shape.gpus, own_gpus(), plan.spec.gpu_type, addresses)
@@ -42,12 +47,21 @@ class OnLocal(SparkApplication):
         return ()
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        user = None if self.jvm.is_kerberized() else self.user
-        return local_lease(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+        return self._leased(LocalLease, request)
 
     def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        user = None if self.jvm.is_kerberized() else self.user
-        return local_elastic_lease(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+        return self._leased(LocalElasticLease, request)
+
+    def _leased(
+        self, kind: Callable[[Request, Containers], _Lease], request: Request
+    ) -> AbstractContextManager[_Lease]:
+        return leased_containers(
+            kind,
+            request,
+            user=None if self.jvm.is_kerberized() else self.user,
+            heartbeat=self.heartbeat,
+            ports=self.ports,
+        )
 
     def goes_on(self, application_id: str) -> bool:
         return False

@@ -14,12 +14,12 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.control_server import control_channel
 from hopsgpu.backends.spark.elastic import YarnElasticLease
 from hopsgpu.backends.spark.executor_probe import probe
+from hopsgpu.backends.spark.executors import leased_executors
 from hopsgpu.backends.spark.fit import check_again, fit_on_yarn
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.backends.spark.lease import lease_gpus
+from hopsgpu.backends.spark.lease import GpuLease
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.backends.spark.yarn_driver import act_for_submitter
@@ -47,31 +47,16 @@ class OnYarn(Application):
             return tuple(name for name in modules if not self.has_module.get(name, True))
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        return lease_gpus(self, request)
+        return leased_executors(GpuLease, self, request)
 
-    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        return _elastic(self, request)
+    @contextlib.contextmanager
+    def elastic(self, request: Request) -> Iterator[ElasticLease]:
+        with leased_executors(YarnElasticLease, self, request) as lease:
+            lease.start()
+            yield lease
 
     def goes_on(self, application_id: str) -> bool:
         return not self.manager.end_of(application_id)
-
-
-@contextlib.contextmanager
-def _elastic(application: Application, request: Request) -> Iterator[YarnElasticLease]:
-    """Provide the lease of a search's executors, and release all of them on every path.
-
-    Raises:
-        ConfigError: the driver cannot listen for the executors.
-    """
-    with control_channel(application, request.executors) as (server, driver):
-        profile = application.profiles.check_out(request.shape)
-        lease = YarnElasticLease(application, request, profile, server, driver)
-        try:
-            lease.start()
-            yield lease
-        finally:
-            if lease.release():
-                application.profiles.check_in(request.shape, profile)
 
 
 def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:

@@ -77,17 +77,17 @@ def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
 
     The content is the source or the bytecode of the module.
     """
-    for found in sorted(directory.iterdir(), key=lambda one: one.name):
-        below = f"{path}/{found.name}"
-        if found.is_dir():
-            if found.name != "__pycache__":
-                yield from _files(below, found)
-        elif found.name.endswith(".py"):
-            yield below, found.read_bytes()
-            if isinstance(found, Path) and _is_on_nodes(path):
-                yield f"{below}c", _bytecode(below, found)
-        elif found.name.endswith(".pyc") and not isinstance(found, Path):
-            yield below, found.read_bytes()
+    for entry in sorted(directory.iterdir(), key=lambda entry: entry.name):
+        below = f"{path}/{entry.name}"
+        if entry.is_dir():
+            if entry.name != "__pycache__":
+                yield from _files(below, entry)
+        elif entry.name.endswith(".py"):
+            yield below, entry.read_bytes()
+            if isinstance(entry, Path) and _is_on_nodes(path):
+                yield f"{below}c", _bytecode(below, entry)
+        elif entry.name.endswith(".pyc") and not isinstance(entry, Path):
+            yield below, entry.read_bytes()
 
 
 def _is_on_nodes(package: str) -> bool:

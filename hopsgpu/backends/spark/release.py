@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 
-from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.lease_request import Watcher
 from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm import Jvm, wait_until
-from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
@@ -33,8 +33,8 @@ _PART_SECONDS = 10.0
 
 def heartbeat_seconds(jvm: Jvm) -> float:
     """Return the seconds within which the application master forwards a request to YARN."""
-    told = jvm.setting(_HEARTBEAT) or ""
-    return 2 * (int(told) if told.isdigit() else _HEARTBEAT_MS) / 1000
+    interval = jvm.setting(_HEARTBEAT) or ""
+    return 2 * (int(interval) if interval.isdigit() else _HEARTBEAT_MS) / 1000
 
 
 @dataclass(frozen=True)
@@ -50,44 +50,44 @@ class Release:
     problem: str | None = None
 
 
-def release_executors(
-    application: Application,
-    profile: int,
-    jobs: Sequence[GangJob],
-    server: ControlServer,
-    *,
-    whole: bool,
-) -> Release:
+def report(release: Release, watcher: Watcher) -> bool:
+    """Report the release of a whole lease to its watcher; return whether it was confirmed."""
+    if release.confirmed:
+        watcher.mark("released")
+    if release.problem is not None:
+        watcher.warn(release.problem)
+    return release.confirmed
+
+
+def release_executors(executors: Executors, jobs: Sequence[GangJob], *, whole: bool) -> Release:
     """End a gang's tasks, kill its executors and confirm that they are gone, within 30 s.
 
     If this Spark does not offer the direct kill, its idle timeout releases them.
 
     Args:
-        application: application of the executors.
-        profile: ID of the resource profile, which only the gang uses.
+        executors: the gang's executors.
         jobs: all jobs of the gang, ended or not.
-        server: the tasks' control channel.
         whole: whether the gang was whole; if not, requests may still be on their way.
     """
     began = time.monotonic()
-    letting = _ReleaseWatch(application, profile, jobs, server, whole)
     try:
-        release = letting.run()
+        release = _ReleaseWatch(executors, jobs, whole).run()
     except Exception as error:  # noqa: BLE001 - must not hide the error that ended the run
         # The context was stopped meanwhile, or its JVM has died: YARN then reclaims all executors.
         release = Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
     if release.confirmed:
-        log.info("executors released, and confirmed after %.1f s", time.monotonic() - began)
+        log.info(
+            "executors released; the ResourceManager confirmed it after %.1f s",
+            time.monotonic() - began,
+        )
     else:
-        log.warning("executors released, and not confirmed: %s", release.problem)
+        log.warning("executors released, but not confirmed: %s", release.problem)
     return release
 
 
 def release_part(
-    application: Application,
-    profile: int,
+    executors: Executors,
     job: GangJob,
-    server: ControlServer,
     leaving: Sequence[Container],
     staying: int,
     cancelled: threading.Event,
@@ -97,24 +97,20 @@ def release_part(
     Spark no longer needs a task of a barrier stage that has succeeded.
 
     Args:
-        application: application of the executors.
-        profile: ID of the resource profile, which only the gang uses.
+        executors: the gang's executors.
         job: the barrier job.
-        server: the tasks' control channel.
         leaving: the containers to release.
         staying: number of those that continue.
         cancelled: event that ends the wait for the confirmation.
     """
-    jvm, manager = application.jvm, application.manager
     containers = {container.container_id for container in leaving}
-    server.hang_up([container.key for container in leaving])
+    executors.server.hang_up([container.key for container in leaving])
 
     def are_gone() -> bool:
-        busy = jvm.busy(profile)
-        # A kill makes Spark request new executors while its target still includes the killed ones.
-        if len(busy) == staying and jvm.target(profile) <= staying:
-            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
-        return containers.isdisjoint(manager.held(application.id, profile).containers)
+        busy = executors.busy()
+        if len(busy) == staying and executors.target() <= staying:
+            executors.kill_idle(busy)
+        return containers.isdisjoint(executors.held().containers)
 
     try:
         confirmed = wait_until(
@@ -128,20 +124,10 @@ def release_part(
 
 
 class _ReleaseWatch:
-    def __init__(
-        self,
-        application: Application,
-        profile: int,
-        jobs: Sequence[GangJob],
-        server: ControlServer,
-        whole: bool,
-    ) -> None:
-        self._jvm = application.jvm
-        self._manager = application.manager
-        self._application = application.id
-        self._profile = profile
+    def __init__(self, executors: Executors, jobs: Sequence[GangJob], whole: bool) -> None:
+        self._executors = executors
+        self._jvm = executors.application.jvm
         self._jobs = jobs
-        self._server = server
         self._whole = whole
         self._deadline = time.monotonic() + RELEASE_SECONDS
         self._never = threading.Event()
@@ -149,22 +135,23 @@ class _ReleaseWatch:
         self._no_kill: str | None = None
 
     def run(self) -> Release:
-        log.debug("%d Spark jobs are ended, within %g s", len(self._jobs), RELEASE_SECONDS)
-        self._server.end_all()
+        log.debug("ends %d Spark jobs within %g s", len(self._jobs), RELEASE_SECONDS)
+        self._executors.server.end_all()
         for job in self._jobs:
             # Repeated, because a job that is not submitted yet cannot be cancelled, and a task
             # that starts late connects late.
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
-                self._server.end_all()
-        log.debug("jobs ended; waits until the ResourceManager shows the executors gone")
+                self._executors.server.end_all()
+        log.debug("jobs ended; waits until the ResourceManager shows no executor")
         if not self._until(self._confirmed):
-            no_kill = "" if self._no_kill is None else f"; no direct kill: {self._no_kill}"
+            no_kill = "" if self._no_kill is None else f"; the direct kill failed: {self._no_kill}"
             return Release(False, _unconfirmed(self._shown + no_kill))
         # Containers of other applications may be ending too, so this wait has its own limit.
         with contextlib.suppress(HopsGpuError):  # not essential: the kill is already confirmed
             ended = time.monotonic() + _ENDING_SECONDS
-            self._until(lambda: not self._manager.gpus_ending() or time.monotonic() > ended)
+            manager = self._executors.application.manager
+            self._until(lambda: not manager.gpus_ending() or time.monotonic() > ended)
         if self._no_kill is None:
             return Release(True)
         return Release(
@@ -179,10 +166,9 @@ class _ReleaseWatch:
 
     def _kill(self) -> None:
         try:
-            # A kill makes Spark request new executors while it still wants some.
-            if self._jvm.target(self._profile) == 0:
+            if self._executors.target() == 0:
                 # Repeated, because an executor that was granted may register later.
-                self._jvm.kill(self._jvm.executors(self._profile))
+                self._executors.kill_idle(())
         except Py4JError as error:
             self._no_kill = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
@@ -190,7 +176,7 @@ class _ReleaseWatch:
         if self._no_kill is None:
             self._kill()
         try:
-            held = self._manager.held(self._application, self._profile)
+            held = self._executors.held()
         except HopsGpuError as error:
             self._shown = str(error)
             return False

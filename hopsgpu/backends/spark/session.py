@@ -91,46 +91,46 @@ def session(
     """
     if VARIABLE in os.environ:
         raise ConfigError(
-            "a rank cannot start a Spark session: call session() at the driver, under"
+            "a rank cannot start a Spark session: call session() in the driver, under"
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
-    given = _checked_conf(name, master, conf)
-    show(level_of(given.get("spark.hopsgpu.log") or os.environ.get(LOG)))
-    master = default_master(given, os.environ)
+    requested = _checked_conf(name, master, conf)
+    show(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
+    master = default_master(requested, os.environ)
     if master is not None and not is_local(master):
         # Settings that can be refused are refused before a JVM is started.
-        check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"})
+        check_session({**_ours(requested), "spark.yarn.dist.archives": f"#{ALIAS}"})
     find_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
+    if "SPARK_REMOTE" in os.environ or "spark.remote" in requested:
         raise ConfigError(
             "Spark Connect has no JVM to ask, and hopsgpu.session() needs a classic session:"
             " unset SPARK_REMOTE and spark.remote"
         )
     running = SparkContext._active_spark_context
     if running is not None:
-        log.info("session asked for: %s runs already", running.applicationId)
-        _check_running(dict(running.getConf().getAll()), given)
+        log.info("session requested: application %s is already running", running.applicationId)
+        _check_running(dict(running.getConf().getAll()), requested)
         return SparkSession.builder.getOrCreate()
     if master is None:
         # spark-submit has started the JVM, and only the JVM knows the master.
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", _HERE)
-    log.info("session asked for: master %s", master)
-    return _started_here(name, master, given) if is_local(master) else _started(name, given)
+    log.info("session requested: starts one on master %s", master)
+    return _started_here(name, master, requested) if is_local(master) else _started(name, requested)
 
 
-def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
     """Return the master of a new application; None if spark-submit has set it.
 
     Args:
-        given: the user's settings.
+        requested: the user's settings.
         environ: environment of this process.
     """
-    if "spark.master" in given:
-        return given["spark.master"]
+    if "spark.master" in requested:
+        return requested["spark.master"]
     if "PYSPARK_GATEWAY_PORT" in environ:
         return None
     if is_configured(environ):
@@ -138,7 +138,7 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
     return spark_defaults(environ).get("spark.master", _HERE)
 
 
-def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
+def _started_here(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:
     """Return a session with a local master; print to stderr how it differs from YARN.
 
     Raises:
@@ -150,7 +150,7 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
     from hopsgpu.backends.spark.attachment import application_of
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = {**_LOCAL_DEFAULTS, **given, "spark.master": master}
+    settings = {**_LOCAL_DEFAULTS, **requested, "spark.master": master}
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
@@ -165,16 +165,16 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
     return session
 
 
-def _ours(given: Mapping[str, str]) -> dict[str, str]:
+def _ours(requested: Mapping[str, str]) -> dict[str, str]:
     """Return a gang's settings, overridden by the user's; both override spark-defaults.conf."""
-    return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
+    return {"spark.master": "yarn", **SESSION_DEFAULTS, **requested}
 
 
-def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
+def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
     """Check the settings of a running application; it is too late to change them."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
-    late = {key: value for key, value in wishes.items() if facts.get(key) != value}
+    late = {key: value for key, value in requested.items() if facts.get(key) != value}
     if late:
         raise ConfigError(
             "an application already runs, and these settings take effect only at its start: "
@@ -183,7 +183,7 @@ def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
         )
 
 
-def _started(name: str, given: Mapping[str, str]) -> SparkSession:
+def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
 
     from hopsgpu.backends.spark.yarn_driver import act_for_submitter, settings_inside
@@ -197,24 +197,24 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         )
     # The executors' Python is the driver's unless someone has set another one. When a plain script
     # starts the context, Spark reads this variable and not the property.
-    if "spark.pyspark.python" in given:
-        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
+    if "spark.pyspark.python" in requested:
+        os.environ["PYSPARK_PYTHON"] = requested["spark.pyspark.python"]
     elif not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = _ours(given)
+    settings = _ours(requested)
     # Starts the JVM as the context itself would. Only the JVM knows spark-defaults.conf and the
     # arguments of spark-submit, and the files that these ship must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
     if in_cluster_mode(environment.get):
-        found = _created(_builder(name, settings_inside(settings, environment, given)))
-        act_for_submitter(found.sparkContext)
-        return found
+        session = _created(_builder(name, settings_inside(settings, environment, requested)))
+        act_for_submitter(session.sparkContext)
+        return session
     if submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # The settings of spark-submit, including spark-defaults.conf, are the user's own.
-        settings = settings | environment | dict(given)
+        settings = settings | environment | dict(requested)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         shipped = environment | settings
         markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
@@ -290,8 +290,8 @@ def _checked_conf(
     for key, value in (conf or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
             raise ConfigError(
-                f"conf has {key!r}: {value!r}; must be a property's name with a string, a number"
-                " or a bool"
+                f"conf has {key!r}: {value!r}; the key must be the name of a property, and the"
+                " value a string, a number or a bool"
             )
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     if master is not None:

@@ -29,7 +29,7 @@ _AT_SUBMISSION = re.compile(
     r"|scheduler\.heartbeat\.interval-ms))"
 )
 
-_MASTERS = "it must be yarn, or local[*] or local[N] for this machine alone"
+_MASTERS = "it must be yarn, or local[*] or local[N] for this machine only"
 
 # Settings of our sessions unless the user sets them; a user's own value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
@@ -93,18 +93,18 @@ def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
     return setting("spark.submit.deployMode") == "cluster"
 
 
-def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, str]) -> None:
+def check_submitted(setting: Callable[[str], str | None], requested: Mapping[str, str]) -> None:
     """Check settings that a driver in YARN can no longer change after the submission.
 
     Args:
         setting: returns a property's value as it was submitted, or None if it was not set.
-        given: the settings that the driver requests.
+        requested: the settings that the driver requests.
 
     Raises:
         ConfigError: a setting comes too late; the message names what spark-submit should have
             received.
     """
-    wanted = {name: value for name, value in given.items() if _AT_SUBMISSION.fullmatch(name)}
+    wanted = {name: value for name, value in requested.items() if _AT_SUBMISSION.fullmatch(name)}
     if setting(_ATTEMPTS) is None:
         # If it is not set, YARN's own default of 2 applies.
         wanted.setdefault(_ATTEMPTS, SESSION_DEFAULTS[_ATTEMPTS])
@@ -157,17 +157,17 @@ def refuse_other_python(error: str) -> None:
     Raises:
         ConfigError: the error says so.
     """
-    told = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
-    if _MISMATCH in error and told is not None:
-        raise _other_python(told[1], told[2], "")
+    match = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
+    if _MISMATCH in error and match is not None:
+        raise _other_python(match[1], match[2], "")
 
 
 def _other_python(executors: str, driver: str, which: str) -> ConfigError:
     return ConfigError(
-        f"the executors' Python{which} is {executors}, and the driver's {driver}: functions and"
-        " values are pickled between the two, so set PYSPARK_PYTHON (before the session starts;"
+        f"the executors' Python{which} is {executors}, but the driver's is {driver}, and functions"
+        " and values are pickled between the two. Set PYSPARK_PYTHON (before the session starts;"
         " spark.pyspark.python for spark-submit) to a Python of the driver's minor version on the"
-        " nodes, or start the driver with one of theirs. python_env cannot fix it: it is for the"
+        " nodes, or run the driver in the nodes' version. python_env does not help: it is for the"
         " ranks, and Spark's own tasks run in the executors' Python"
     )
 
@@ -178,7 +178,7 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
         mode = setting("spark.submit.deployMode") or "client"
         if mode in ("client", "cluster"):
             return []
-        return [f"spark.submit.deployMode={mode} must be client or cluster"]
+        return [f"spark.submit.deployMode={mode}: must be client or cluster"]
     if master.startswith("k8s"):
         return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
     return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]
@@ -197,10 +197,10 @@ def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
         _DYNAMIC + "initialExecutors",
         "spark.executor.instances",
     ):
-        given = setting(name)
-        if given is not None and _number(given, 1) > 0:
+        value = setting(name)
+        if value is not None and _number(value, 1) > 0:
             findings.append(
-                f"{name}={given}: it applies to each profile and would keep or replace GPU"
+                f"{name}={value}: it applies to each profile and would keep or replace GPU"
                 " executors; set it to 0"
             )
     ratio = setting(_DYNAMIC + "executorAllocationRatio")
@@ -230,13 +230,13 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
 
 
 def _memory(setting: Callable[[str], str | None]) -> list[str]:
-    given = setting(_PYSPARK_MEMORY)
-    if given is None or given.strip().rstrip("bkmgtpBKMGTP") == "0":
+    limit = setting(_PYSPARK_MEMORY)
+    if limit is None or limit.strip().rstrip("bkmgtpBKMGTP") == "0":
         return []
     return [
-        f"{_PYSPARK_MEMORY}={given}: Spark limits the address space (RLIMIT_AS) of each Python"
-        " process to it, of ranks too, and frameworks and the GPU's driver map far more than they"
-        " use; remove it: memory_per_worker= is the memory of a rank"
+        f"{_PYSPARK_MEMORY}={limit}: Spark limits the address space (RLIMIT_AS) of each Python"
+        " process to this, ranks included, but frameworks and the GPU driver map far more than"
+        " they use; remove it: memory_per_worker= is the memory of a rank"
     ]
 
 
@@ -255,7 +255,7 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     return [
         *findings,
         f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and an"
-        f" application that already runs can no longer receive it: start it by {by}",
+        f" application that already runs can no longer receive it: start it with {by}",
     ]
 
 

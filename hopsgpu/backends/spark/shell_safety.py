@@ -98,7 +98,7 @@ def check_line(
             " which Java does not accept in this locale: set LC_ALL=C.UTF-8"
         )
     if findings:
-        raise ConfigError(f"this cannot be submitted as given: {'; '.join(findings)}")
+        raise ConfigError(f"the job cannot be submitted: {'; '.join(findings)}")
 
 
 def _first(expanded: re.Pattern[str], text: str) -> str | None:

@@ -182,7 +182,7 @@ def _job(properties: Mapping[str, str], script: Sequence[str]) -> tuple[str, byt
 
 
 def submit_arguments(
-    given: Sequence[str], defaults: Mapping[str, str], shipped: Shipped
+    arguments: Sequence[str], defaults: Mapping[str, str], shipped: Shipped
 ) -> list[str]:
     """Return the arguments of spark-submit.
 
@@ -191,14 +191,14 @@ def submit_arguments(
     otherwise replace.
 
     Args:
-        given: the user's arguments: options, script, and the script's arguments.
+        arguments: the user's arguments: options, script, and the script's arguments.
         defaults: the properties of spark-defaults.conf.
         shipped: the files to ship.
 
     Raises:
         ConfigError: an argument would not reach the application unchanged.
     """
-    options, rest = split_options(given)
+    options, rest = split_options(arguments)
     properties = all_properties(options, defaults)
     named = {}
     if shipped.job is not None:
@@ -217,8 +217,8 @@ def submit_arguments(
     words = [word for option in options for word in option]
     line = ["--master", "yarn", *ours, *words, *last, *rest]
     # Empty if there is a job file, which contains the script's arguments.
-    arguments = rest[1:] if in_cluster_mode(properties.get) else []
-    check_line(line, {**properties, **joined}, arguments, os.environ)
+    script_arguments = rest[1:] if in_cluster_mode(properties.get) else []
+    check_line(line, {**properties, **joined}, script_arguments, os.environ)
     return line
 
 
@@ -227,16 +227,16 @@ def _confs(properties: Mapping[str, str]) -> Iterator[str]:
         yield from ("--conf", f"{name}={value}")
 
 
-def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:
+def split_options(arguments: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return spark-submit's own options, each with its value, and the script with its arguments."""
     options: list[tuple[str, ...]] = []
-    at = 0
-    while at < len(given) and given[at].startswith("-"):
-        alone = given[at] in _SWITCHES or re.match(r"--[^=]+=", given[at]) is not None
-        end = at + (1 if alone else 2)
-        options.append(tuple(given[at:end]))
-        at = end
-    return options, list(given[at:])
+    start = 0
+    while start < len(arguments) and arguments[start].startswith("-"):
+        alone = arguments[start] in _SWITCHES or re.match(r"--[^=]+=", arguments[start]) is not None
+        end = start + (1 if alone else 2)
+        options.append(tuple(arguments[start:end]))
+        start = end
+    return options, list(arguments[start:])
 
 
 def all_properties(
@@ -248,28 +248,28 @@ def all_properties(
         options: options of spark-submit, as `split_options` returns them.
         defaults: properties of spark-defaults.conf.
     """
-    given = {}
+    values = {}
     for name, *value in options:
         option, _, inside = name.partition("=")
-        given[option] = inside or "".join(value)
-    if "--properties-file" in given and "--load-spark-defaults" not in given:
+        values[option] = inside or "".join(value)
+    if "--properties-file" in values and "--load-spark-defaults" not in values:
         defaults = {}  # spark-submit reads it in place of spark-defaults.conf
-    said = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
-    return {**defaults, **_properties(options), **said}
+    properties = {_OPTIONS[name]: value for name, value in values.items() if name in _OPTIONS}
+    return {**defaults, **_properties(options), **properties}
 
 
 def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
     """Return the properties that the user gave by `--conf NAME=VALUE`, or in a properties file."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for option in options:
         name, _, inside = option[0].partition("=")
         value = inside or "".join(option[1:])
         if name in ("--properties-file", "--extra-properties-file"):
-            found = read_properties(Path(value)) | found
+            properties = read_properties(Path(value)) | properties
         elif name in ("--conf", "-c"):
-            key, _, said = value.partition("=")
-            found[key] = said
-    return found
+            key, _, text = value.partition("=")
+            properties[key] = text
+    return properties
 
 
 def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
@@ -300,20 +300,20 @@ def read_properties(file: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from error
     # A line that ends with an unescaped backslash continues on the next line.
-    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text)
-    found = {}
-    for line in whole.splitlines():
+    joined = re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text)
+    properties = {}
+    for line in joined.splitlines():
         match = re.match(r"[ \t\f]*(?![#!])((?:\\.|[^\\\s=:])+)[ \t\f]*[=:]?[ \t\f]*(.*)", line)
         if match is not None:
             # Spark trims values; Java does not.
-            found[_unescaped(match[1])] = _unescaped(match[2]).strip()
-    return found
+            properties[_unescaped(match[1])] = _unescaped(match[2]).strip()
+    return properties
 
 
 def _unescaped(text: str) -> str:
     def letter(match: re.Match[str]) -> str:
-        said = match[1]
-        return chr(int(said[1:], 16)) if len(said) == 5 else _LETTERS.get(said, said)
+        escape = match[1]
+        return chr(int(escape[1:], 16)) if len(escape) == 5 else _LETTERS.get(escape, escape)
 
     return _ESCAPE.sub(letter, text)
 

@@ -84,42 +84,44 @@ def planned(
             or an argument would not reach the application unchanged.
     """
     if not Path(job.script).is_file() or not job.script.endswith(".py"):
-        raise ConfigError(f"{job.script} is not a Python file of this machine: give a script, *.py")
+        raise ConfigError(
+            f"{job.script} is not a Python file on this machine: give a script (*.py)"
+        )
     mode = _mode(job, defaults)
-    said = {name: value for name, value in job.conf.items() if name != _MODE}
-    said = {**_pythons(mode, {**defaults, **said}, environ, python), **said}
+    requested = {name: value for name, value in job.conf.items() if name != _MODE}
+    requested = {**_pythons(mode, {**defaults, **requested}, environ, python), **requested}
     if mode == "client":
         home = find_spark_submit(environ).resolve().parents[1]
-        said = {**quiet({**defaults, **said}, environ, home), **said}
+        requested = {**quiet({**defaults, **requested}, environ, home), **requested}
     if job.queue is not None:
-        said[_QUEUE] = job.queue
+        requested[_QUEUE] = job.queue
     if mode == "cluster" and (job.detach or job.tag):
-        said[_WAIT] = "false"
+        requested[_WAIT] = "false"
     if mode == "cluster" and job.tag:
-        said[_TAGS] = ",".join(filter(None, ({**defaults, **said}.get(_TAGS), job.tag)))
-    properties = {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **said, _MODE: mode}
+        requested[_TAGS] = ",".join(filter(None, ({**defaults, **requested}.get(_TAGS), job.tag)))
+    properties = {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **requested, _MODE: mode}
     if is_local(master := properties["spark.master"]):
         raise ConfigError(
-            f"spark.master={master} is this machine alone, and `hopsgpu submit` is for YARN: remove"
-            f" it, or run `python {job.script}`"
+            f"spark.master={master} runs on this machine only, and `hopsgpu submit` is for YARN:"
+            f" remove it, or run `python {job.script}`"
         )
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     words = ["--deploy-mode", mode]
     if job.name is not None:
         words += ["--name", job.name]
-    for name, value in said.items():
+    for name, value in requested.items():
         words += ["--conf", f"{name}={value}"]
     check_line(words, properties, (), environ)
     # An absolute path, so that the command line is the same in every directory.
-    given = (*words, str(Path(job.script).absolute()), *job.arguments)
-    return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, given)
+    arguments = (*words, str(Path(job.script).absolute()), *job.arguments)
+    return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, arguments)
 
 
 def _mode(job: Job, defaults: Mapping[str, str]) -> str:
     asked = job.deploy_mode or job.conf.get(_MODE)
     mode = asked or ("cluster" if job.detach else defaults.get(_MODE, "client"))
     if mode not in MODES:
-        raise ConfigError(f"deploy mode {mode!r} must be client or cluster")
+        raise ConfigError(f"deploy mode {mode!r}: must be client or cluster")
     if job.detach and mode == "client":
         raise ConfigError(
             "--detach needs --deploy-mode cluster: in client mode the command itself is the driver"
@@ -128,31 +130,33 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
 
 
 def _pythons(
-    mode: str, given: Mapping[str, str], environ: Mapping[str, str], here: str
+    mode: str, properties: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> dict[str, str]:
     """Return the properties that name the executors' and the driver's Python, if not given."""
-    found = {}
-    if _PYTHON not in given:
-        found[_PYTHON] = environ.get("PYSPARK_PYTHON") or here
-    if mode == "client" and _DRIVER_PYTHON not in given:
+    pythons = {}
+    if _PYTHON not in properties:
+        pythons[_PYTHON] = environ.get("PYSPARK_PYTHON") or python
+    if mode == "client" and _DRIVER_PYTHON not in properties:
         # Not PYSPARK_DRIVER_PYTHON, which people set to jupyter.
-        found[_DRIVER_PYTHON] = here
-    return found
+        pythons[_DRIVER_PYTHON] = python
+    return pythons
 
 
-def parse_conf(given: Sequence[str]) -> dict[str, str]:
+def parse_conf(texts: Sequence[str]) -> dict[str, str]:
     """Return properties from texts NAME=VALUE; the last one of a name counts.
 
     Raises:
         ConfigError: a text has another form, or its name is not a Spark property.
     """
-    found = {}
-    for text in given:
+    properties = {}
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise ConfigError(f"--conf {text}: must be a Spark property, as spark.NAME=VALUE")
-        found[name] = value
-    return found
+            raise ConfigError(
+                f"--conf {text}: must be a Spark property in the form spark.NAME=VALUE"
+            )
+        properties[name] = value
+    return properties
 
 
 def find_spark_submit(environ: Mapping[str, str]) -> Path:

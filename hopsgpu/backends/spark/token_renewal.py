@@ -104,7 +104,7 @@ class TokenSender:
                 "renewed HDFS tokens are not sent to the ranks, because they would be sent"
                 " unencrypted: a training that outlives the tokens that YARN gave its containers (7"
                 " days by default) loses access to the lake. spark.network.crypto.enabled=true"
-                " encrypts Spark's network, and hopsgpu's with it"
+                " encrypts Spark's connections and hopsgpu's"
             )
             return
         digest = hashlib.sha256(tokens).hexdigest()

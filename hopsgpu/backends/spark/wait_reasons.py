@@ -52,18 +52,20 @@ class EndedContainers:
         lost = self._lost
         if lost:
             parts += (
-                f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot be"
-                " discovered, memory, Python?)",
+                f"{len(lost)} ended unexpectedly, see the node's log of {lost[-1]} (a GPU that"
+                " cannot be discovered, memory, Python?)",
             )
         return ", ".join(parts)
 
 
-class _PatienceOf(AcquisitionClock):
+class _RemarkingClock(AcquisitionClock):
     """A `AcquisitionClock` whose reports have a remark about the executors that ended."""
 
-    def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
+    def __init__(
+        self, request: Request, since: float | None, add_remark: Callable[[str], str]
+    ) -> None:
         super().__init__(request, since)
-        self._beside = beside
+        self._beside = add_remark
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
         super().tell(hosts, self._beside(why))
@@ -79,10 +81,10 @@ class PendingExecutors:
         self._given_back = 0
         self._asks_at = float("-inf")
         self._since: float | None = None
-        self._patience: AcquisitionClock | None = None
+        self._clock: AcquisitionClock | None = None
 
-    def patience(self, request: Request, now: float) -> AcquisitionClock:
-        """Return the patience for the executors that are requested now.
+    def clock(self, request: Request, now: float) -> AcquisitionClock:
+        """Return the clock for the executors that are requested now.
 
         Args:
             request: their request, with a timeout if the search has no executor. The time starts
@@ -92,8 +94,8 @@ class PendingExecutors:
         """
         if request.timeout is not None and self._since is None:
             self._since = now
-        self._patience = _PatienceOf(request, self._since, self.beside)
-        return self._patience
+        self._clock = _RemarkingClock(request, self._since, self.beside)
+        return self._clock
 
     def check(self) -> None:
         """Check that waiting may continue.
@@ -101,49 +103,53 @@ class PendingExecutors:
         Raises:
             GangTimeout: no executor has arrived in time.
         """
-        if self._patience is not None:
-            self._patience.check_time()
+        if self._clock is not None:
+            self._clock.check_time()
 
     def tell(self, why: str) -> None:
         """Report what the requested executors wait for."""
-        if self._patience is not None:
-            self._patience.tell((), why)
+        if self._clock is not None:
+            self._clock.tell((), why)
 
-    def saw(self, container: str) -> None:
+    def connected(self, container: str) -> None:
         """Record that the executor of a container has connected, useful or not."""
         self._seen.add(container)
 
-    def came(self) -> None:
+    def arrived(self) -> None:
         """Record that an executor can run trials, and forget those that ended before it."""
         self._ended.forget()
         self._before = ""
         self._given_back = 0
         self._asks_at = float("-inf")
         self._since = None
-        if self._patience is not None:
-            self._patience.wait_for_ever()
+        if self._clock is not None:
+            self._clock.wait_for_ever()
 
     def excuse(self, held: Collection[str] = ()) -> None:
         """Expect the present containers to end, as `EndedContainers.excuse` does."""
         self._ended.excuse(held)
 
-    def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
+    def look(
+        self, held: Collection[str], leaving: Collection[str], requested: int
+    ) -> tuple[int, str]:
         """Return how many executors YARN has not granted, and where the missing ones are.
 
         Args:
             held: IDs of the containers that YARN shows now.
             leaving: IDs of those that were released.
-            asked: number of executors that are here or were requested.
+            requested: number of executors that are here or were requested.
         """
         self._ended.look(held, self._seen)
-        missing = max(asked - len(set(held).difference(leaving)), 0)
+        missing = max(requested - len(set(held).difference(leaving)), 0)
         where = f"YARN has not granted {missing}" if missing else "granted and starting"
         return missing, where
 
     def beside(self, why: str) -> str:
         """Return a text with a remark about the ended executors."""
-        told = self._ended.beside(why)
-        return told if self._ended.count or not self._before else f"{why}; before, {self._before}"
+        text = self._ended.beside(why)
+        return (
+            text if self._ended.count or not self._before else f"{why}; before that, {self._before}"
+        )
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:
         """Return why executors are given back now; "" if they are not.
@@ -162,7 +168,7 @@ class PendingExecutors:
         self._asks_at = now + backoff_seconds(self._given_back, chance)
         self._before = self._ended.beside()
         self._ended.forget()
-        return f"given back (time {self._given_back}), it asks again soon"
+        return f"given back (time {self._given_back}); the search asks again soon"
 
     def may_ask(self, now: float) -> bool:
         """Return whether other gangs have gone first for long enough."""

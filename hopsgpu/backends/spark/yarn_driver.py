@@ -13,21 +13,21 @@ from hopsgpu.control.peer import lake_environment
 
 
 def settings_inside(
-    ours: Mapping[str, str], submitted: Mapping[str, str], given: Mapping[str, str]
+    defaults: Mapping[str, str], submitted: Mapping[str, str], requested: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the settings with which a driver in YARN creates its context.
 
     Args:
-        ours: the settings that a gang needs, which `given` overrides.
+        defaults: the settings that a gang needs, which `requested` overrides.
         submitted: the settings that the application was submitted with.
-        given: the settings that the driver requests.
+        requested: the settings that the driver requests.
 
     Raises:
         ConfigError: a setting comes too late, or prevents gangs; the message says what spark-submit
             should have received or shipped.
     """
-    check_submitted(submitted.get, given)
-    settings = {**ours, **submitted, **given}
+    check_submitted(submitted.get, requested)
+    settings = {**defaults, **submitted, **requested}
     check_session(settings)
     return settings
 

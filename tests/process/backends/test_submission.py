@@ -123,12 +123,12 @@ def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"script": "nowhere.py"}, "nowhere.py is not a Python file of this machine"),
+        ({"script": "nowhere.py"}, "nowhere.py is not a Python file on this machine"),
         ({"script": "/etc/passwd"}, "/etc/passwd is not a Python file"),
         ({"deploy_mode": "client", "detach": True}, "--detach needs --deploy-mode cluster"),
         ({"conf": {DEPLOY: "x"}}, "deploy mode 'x'"),
         ({"conf": {"spark.executor.instances": "2"}}, "executor.instances=2.*set it to 0"),
-        ({"conf": {"spark.master": "local"}}, "spark.master=local is this machine alone"),
+        ({"conf": {"spark.master": "local"}}, "spark.master=local runs on this machine only"),
         (
             {"conf": {"spark.master": "spark://h:7077"}},
             "spark://h:7077 cannot hold gangs; it must be yarn",
@@ -697,7 +697,7 @@ def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPa
     follower, said = attended(Manager(HopsGpuError("no answer")), clock=itertools.count().__next__)
     with pytest.raises(SystemExit), follower.ended_with():
         raise SystemExit(143)
-    assert len(said) == 1 and "may be left behind (no answer)" in said[0]
+    assert len(said) == 1 and "may still be running (no answer)" in said[0]
 
 
 def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_first(

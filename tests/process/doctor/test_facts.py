@@ -234,7 +234,7 @@ def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None
     waiting: Any = _Run((), "YARN has not granted 2")
     watched.look(waiting)
     assert not watched.is_clear
-    waiting = _Run((), "2 ended again, see the node's log of container_e1_2_3 (a GPU")
+    waiting = _Run((), "2 ended unexpectedly, see the node's log of container_e1_2_3 (a GPU")
     watched.look(waiting)
     assert watched.failed == {"b": "no nvidia-smi here"}
     assert not watched.is_clear

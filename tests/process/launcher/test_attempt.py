@@ -256,7 +256,7 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
     assert trained.failure is not None
     assert (trained.failure.rank, trained.suspect) == (0, "node1")
     said = str(trained.failure)
-    assert "was lost (container container_0): its NodeManager was lost: the ResourceManager" in said
+    assert "was lost (container container_0): its NodeManager was lost: it did not" in said
     assert "Spark says: Container from a bad node: node2. Its log: yarn logs" in said
 
 
@@ -643,7 +643,7 @@ def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
 
 def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None:
     training, agent, _, _ = launch(server, say_nothing, gpus=("g0", "g0"))
-    with pytest.raises(DiscoveryError, match="g0 was given to two containers: container_0 on"):
+    with pytest.raises(DiscoveryError, match="g0 was assigned to two containers: container_0 on"):
         training.run()
     assert agent.heard == []
 

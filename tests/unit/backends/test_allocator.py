@@ -12,8 +12,10 @@ import pytest
 
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.allocator import PlaceholderJob
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
+from hopsgpu.control.peer import Driver
 from hopsgpu.core.gang import Container
 from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import ExecutorShape
@@ -27,7 +29,7 @@ class Cluster:
 
     def __init__(self, events: list[Any]) -> None:
         self._events: Iterator[Any] = iter(events)
-        self.patience: AcquisitionClock | None = None
+        self.clock: AcquisitionClock | None = None
         self.jobs: list[SimpleNamespace] = []
         self.executors = 0
         self.jvm = SimpleNamespace(
@@ -46,9 +48,9 @@ class Cluster:
 
     def next_event(self, seconds: float) -> Event | None:
         event = next(self._events, None)
-        if event is None and self.patience is not None:
+        if event is None and self.clock is not None:
             # Nothing happens any more until the time is over.
-            self.patience._deadline = time.monotonic()
+            self.clock._deadline = time.monotonic()
         return event() if callable(event) else event
 
     def comes(
@@ -107,14 +109,15 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
     turn = SimpleNamespace(
         keep=lambda: True, granted=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
     )
-    cluster.patience = AcquisitionClock(request)
+    cluster.clock = AcquisitionClock(request)
+    application: Any = cluster
+    server: Any = cluster
+    profile: Any = SimpleNamespace(id=1)
     return PlaceholderJob(
-        cluster,  # type: ignore[arg-type]
         request,
-        SimpleNamespace(id=1),  # type: ignore[arg-type]
-        cluster,  # type: ignore[arg-type]
+        Executors(application, profile, server, Driver("", 0, b"", None)),
         cluster.start,
-        cluster.patience,
+        cluster.clock,
         turn,
     )
 
@@ -174,9 +177,9 @@ def test_what_was_held_aside_is_told_once_a_part_was_given_back() -> None:
     with pytest.raises(GangTimeout):
         gang.run()
     again = bringing(Cluster([]), 1)
-    again._patience = gang._patience
+    again._clock = gang._clock
     # Its time is over before it has told of itself.
-    again._patience.tell((), again._why())
+    again._clock.tell((), again._why())
     told = "asking YARN; held aside before: GPU-2-0 of node2 is bad: a row"
     with pytest.raises(GangTimeout, match=told):
         again.run()
@@ -187,8 +190,8 @@ def test_many_that_were_held_aside_are_counted() -> None:
     gang = bringing(Cluster([]), 1)
     gang._request.watcher.state = lambda state, hosts, why: told.append(why)  # type: ignore[method-assign]
     for number in range(7):
-        gang._patience.held_aside(f"node{number} has Tesla T4, not 'A100'")
-    gang._patience.tell((), "YARN has not granted 1")
+        gang._clock.held_aside(f"node{number} has Tesla T4, not 'A100'")
+    gang._clock.tell((), "YARN has not granted 1")
     assert told[0].endswith("node4 has Tesla T4, not 'A100' and 2 more") and "node5" not in told[0]
 
 

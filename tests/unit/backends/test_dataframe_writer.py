@@ -35,7 +35,7 @@ class Spark:
             cancel=self.cancel,
             progress=lambda tag: (1, 1, 2),
             active_tasks=self.active,
-            wait_told=contextlib.nullcontext,
+            without_resource_warning=contextlib.nullcontext,
         )
         self.schema = SimpleNamespace(fields=[SimpleNamespace(name="n", dataType=3)])
         self.write = SimpleNamespace(options=self.options)
@@ -76,10 +76,10 @@ def write(
         cast(Site, spark),
         spark,
         "hdfs://nn/x",
-        what="data.train",
+        label="data.train",
         tag="fit-1-data.train",
         cancelled=cancelled,
-        told=told,
+        report=told,
     )
 
 

@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark import elastic, wait_reasons
+from hopsgpu.backends.spark import elastic, executors, wait_reasons
 from hopsgpu.backends.spark.elastic import YarnElasticLease
+from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.peer import Driver
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
+from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.conftest import until
 
 SECONDS = 30
@@ -34,7 +36,7 @@ class Job:
 
     def start(self) -> None:
         self.site.jobs.append(self)
-        self.site.held.add(f"c{len(self.site.jobs)}")
+        self.site.containers.add(f"c{len(self.site.jobs)}")
 
 
 class Site:
@@ -45,7 +47,7 @@ class Site:
     def __init__(self, free: int) -> None:
         self.free = free
         self.jobs: list[Job] = []
-        self.held: set[str] = set()
+        self.containers: set[str] = set()
         self.asked: list[tuple[float | None, bool]] = []
         self.jvm = self.manager = self
 
@@ -55,7 +57,7 @@ class Site:
     def setting(self, name: str) -> None:
         return None
 
-    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+    def without_resource_warning(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def task_failures(self, tag: str) -> tuple[str, ...]:
@@ -64,20 +66,20 @@ class Site:
     def cancel(self, tag: str) -> None:
         next(job for job in self.jobs if job.tag == tag).ended.set()
 
-    def held_containers(self) -> set[str]:
-        return set(self.held)
+    def held(self, application_id: str, priority: int) -> PriorityContainers:
+        return PriorityContainers(tuple(self.containers), 0)
 
     @contextlib.contextmanager
     def queueing(
-        self, application: Any, request: Request, patience: AcquisitionClock, *, grows: bool
+        self, application: Any, request: Request, clock: AcquisitionClock, *, grows: bool
     ) -> Iterator[Any]:
         self.asked.append((request.timeout, grows))
 
         @contextlib.contextmanager
         def turn(has: int) -> Iterator[None]:
             while sum(not job.ended.is_set() for job in self.jobs) >= self.free:
-                patience.tell((), "the cluster is full")
-                patience.check()
+                clock.tell((), "the cluster is full")
+                clock.check()
                 request.cancelled.wait(0.01)
             yield
 
@@ -105,7 +107,7 @@ Made = Callable[..., tuple[Site, YarnElasticLease]]
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes a site with so many GPUs, and the lease of a search on it."""
-    monkeypatch.setattr(elastic, "GangJob", Job)
+    monkeypatch.setattr(executors, "GangJob", Job)
     monkeypatch.setattr(elastic, "supervise_in_task", lambda driver: None)
     monkeypatch.setattr(elastic, "_JOBS_SECONDS", 0.02)
     monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
@@ -122,8 +124,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         request = Request("r", shape, 4, None, timeout, cancelled, watcher)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
-        lease = YarnElasticLease(site, request, profile, server, Driver("", 0, b"", None))
-        monkeypatch.setattr(lease, "_held", site.held_containers)
+        resources = Executors(site, profile, server, Driver("", 0, b"", None))
+        lease = YarnElasticLease(request, resources)
         lease.start()
         leases.append(lease)
         return site, lease
@@ -131,7 +133,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     yield make
     for lease in leases:
         assert lease.release()
-        assert all(over.is_set() for over in lease._over)
+        assert all(ended.is_set() for ended in lease._threads_ended)
 
 
 def come(site: Site, lease: YarnElasticLease, job: Job) -> None:
@@ -139,7 +141,7 @@ def come(site: Site, lease: YarnElasticLease, job: Job) -> None:
     container: Any = f"c{site.jobs.index(job) + 1}"
     assert lease._job_of(Message("hello", {"job": job.tag, "container": container})) is job
     lease.here[len(lease.here)] = container
-    lease._come()
+    lease._arrived()
 
 
 def late(lease: YarnElasticLease) -> str:
@@ -196,19 +198,21 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
 
     def ended() -> bool:
         """The container ends, and YARN gives Spark another."""
-        site.held = {f"ended{len(told)}"}
+        site.containers = {f"ended{len(told)}"}
         told.append(lease.waiting_for)
         return site.jobs[0].ended.wait(0.1)
 
     assert until(ended, SECONDS)
-    assert until(lambda: "given back (time 1), it asks again soon" in lease.waiting_for, SECONDS)
-    assert "before, 4 ended again, see the node's log of ended" in lease.waiting_for
+    assert until(
+        lambda: "given back (time 1); the search asks again soon" in lease.waiting_for, SECONDS
+    )
+    assert "before that, 4 ended unexpectedly, see the node's log of ended" in lease.waiting_for
     assert until(lambda: len(site.jobs) == 2, SECONDS), "asked for again"
     come(site, lease, site.jobs[1])
     assert (
         not lease.waiting_for
         if wanted == 1
-        else until(lambda: "ended again" not in lease.waiting_for, SECONDS)
+        else until(lambda: "ended unexpectedly" not in lease.waiting_for, SECONDS)
     )
 
 

@@ -113,9 +113,9 @@ def test_what_is_not_reserved_here_is_told() -> None:
         placement="spread",
     )
     told = "; ".join(fit_on_machine(spec, LAPTOP)[2])
-    assert "request 8 cores, and share the 4" in told
+    assert "request 8 cores, but share the 4" in told
     assert "131072 MiB together, which is more than the 16384 MiB" in told
-    assert "spread: all ranks are on this machine" in told
+    assert "spread: all ranks run on this machine" in told
 
 
 def test_gpus_to_be_avoided_are_no_choice() -> None:
@@ -169,7 +169,7 @@ def test_one_gang_at_a_time_collects_gpus(tmp_path: Path, taking: Callable[..., 
         with pytest.raises(NoLongerNeeded):
             taking(1, leases, lambda why: bool(said.append(why)))  # type: ignore[func-returns-value]
         assert not leases.held
-    assert said == ["another gang of this machine is waiting for GPUs"]
+    assert said == ["another gang on this machine is waiting for GPUs"]
 
 
 def test_a_container_that_waits_ends_with_whoever_wants_it(

@@ -47,7 +47,7 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.master", "local-cluster[1,1,1024]", r"cannot hold gangs; it must be yarn"),
         ("spark.master", "spark://h:7077", "cannot hold gangs; it must be yarn"),
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
-        ("spark.submit.deployMode", "both", "deployMode=both must be client or cluster"),
+        ("spark.submit.deployMode", "both", "deployMode=both: must be client or cluster"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
         (
             "spark.executor.pyspark.memory",
@@ -135,7 +135,7 @@ def test_a_python_that_may_be_the_drivers(executable: str) -> None:
 
 
 def test_a_python_whose_name_says_another_version() -> None:
-    words = r"the executors' Python \(/usr/bin/python3.9\) is 3.9, and the driver's 3.11"
+    words = r"the executors' Python \(/usr/bin/python3.9\) is 3.9, but the driver's is 3.11"
     with pytest.raises(ConfigError, match=words):
         check_python("/usr/bin/python3.9", "3.11")
 
@@ -146,6 +146,6 @@ def test_what_sparks_worker_says_of_another_version() -> None:
         " worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with"
         " different minor versions."
     )
-    with pytest.raises(ConfigError, match="the executors' Python is 3.9, and the driver's 3.11"):
+    with pytest.raises(ConfigError, match="the executors' Python is 3.9, but the driver's is 3.11"):
         refuse_other_python(f"Job aborted: {told}")
     refuse_other_python("Job aborted: something else")

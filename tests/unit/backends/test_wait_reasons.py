@@ -47,7 +47,9 @@ def test_containers_that_are_gone_without_having_come_have_ended_again() -> None
     ended.look(["c2", "c3"], came=["c2"])
     assert ended.count == 1
     told = ended.beside("granted and starting")
-    assert told.startswith("granted and starting, 1 ended again, see the node's log of c1 (a GPU")
+    assert told.startswith(
+        "granted and starting, 1 ended unexpectedly, see the node's log of c1 (a GPU"
+    )
     # Whoever came and is gone did not end again: it was let go, say.
     ended.look([], came=["c2"])
     assert ended.count == 2 and "see the node's log of c3" in ended.beside()
@@ -86,10 +88,14 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
     ended_again(coming, 3)
     assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_ask(0.0)
     ended_again(coming, 4)
-    assert coming.beside("full").startswith("full, 4 ended again, see the node's log of c3 (")
+    assert coming.beside("full").startswith(
+        "full, 4 ended unexpectedly, see the node's log of c3 ("
+    )
     assert coming.give_back(0, now=100.0, chance=0.5) == "", "none waits"
     assert "(time 1)" in coming.give_back(1, now=100.0, chance=0.5)
-    assert coming.beside("full").startswith("full; before, 4 ended again, see the node's log of c3")
+    assert coming.beside("full").startswith(
+        "full; before that, 4 ended unexpectedly, see the node's log of c3"
+    )
     assert not coming.may_ask(101.9) and coming.may_ask(102.0)
     # Of those that were given back none counts again.
     coming.look([], [], 1)
@@ -97,7 +103,7 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
     ended_again(coming, 4)
     assert "(time 2)" in coming.give_back(1, now=110.0, chance=0.5)
     assert not coming.may_ask(112.9) and coming.may_ask(113.0)
-    coming.came()
+    coming.arrived()
     assert coming.may_ask(110.0) and coming.beside("full") == "full"
 
 
@@ -110,31 +116,31 @@ def test_of_many_that_are_waited_for_as_many_may_end() -> None:
 
 def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
     coming = PendingExecutors()
-    coming.patience(request(60.0), now=time.monotonic() - 61)
-    coming.patience(request(60.0), now=time.monotonic())
+    coming.clock(request(60.0), now=time.monotonic() - 61)
+    coming.clock(request(60.0), now=time.monotonic())
     ended_again(coming, 4)
     coming.tell("full")
     with pytest.raises(
-        GangTimeout, match=r"0 of 1 executor arrived within 60 s.*full, 4 ended again"
+        GangTimeout, match=r"0 of 1 executor arrived within 60 s.*full, 4 ended unexpectedly"
     ):
         coming.check()
-    coming.came()
+    coming.arrived()
     coming.check()
-    coming.patience(request(60.0), now=time.monotonic())
+    coming.clock(request(60.0), now=time.monotonic())
     coming.check()
 
 
 def test_others_than_the_first_may_take_any_time() -> None:
     coming = PendingExecutors()
-    coming.patience(request(None), now=time.monotonic() - 10**6)
+    coming.clock(request(None), now=time.monotonic() - 10**6)
     coming.check()
 
 
 def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> None:
     coming, asked = PendingExecutors(), request(60.0)
-    patience = coming.patience(asked, now=time.monotonic() - 61)
+    clock = coming.clock(asked, now=time.monotonic() - 61)
     asked.cancelled.set()
     with pytest.raises(Cancelled):
-        patience.check()
+        clock.check()
     with pytest.raises(GangTimeout):
         coming.check()

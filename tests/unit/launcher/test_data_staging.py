@@ -62,8 +62,8 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def write(application: Any, frame: Frame, url: str, *, told: Any, **_: Any) -> None:
-        told(WriteProgress(1, 1, 2))
+    def write(application: Any, frame: Frame, url: str, *, report: Any, **_: Any) -> None:
+        report(WriteProgress(1, 1, 2))
         directory = Path(url.removeprefix("file://"))
         directory.mkdir()
         parquet.write_table(pa.table({"n": range(frame.rows)}), directory / "part-0.parquet")

@@ -172,7 +172,7 @@ def test_labels_that_are_shared_are_asked_for() -> None:
     assert snapshot.queues[0].used == Amount(1, 2, 1792)
     mine = next(app for app in snapshot.applications if app.user == "alice")
     assert mine.used == Amount(3, 4, 3328)
-    with pytest.raises(CapacityError, match=r"beside 2 on idle nodes of other labels"):
+    with pytest.raises(CapacityError, match=r"plus 2 on idle nodes of other labels"):
         check_possible(Demand(Amount(1, 1, 768), 4), snapshot)
 
 
@@ -226,7 +226,7 @@ def refusal(demand: Demand, snapshot: Snapshot) -> str:
 
 def test_a_container_that_no_node_has() -> None:
     said = refusal(Demand(Amount(3, 1, 1024), 1), snap(*TWO))
-    assert "an executor of 3 GPUs, 1 core, 1024 MiB fits nowhere" in said
+    assert "an executor of 3 GPUs, 1 core, 1024 MiB fits on no node" in said
     assert "node1 has 2 GPUs, 6 cores" in said
 
 
@@ -234,7 +234,8 @@ def test_more_executors_than_places() -> None:
     check_possible(Demand(ONE_GPU, 4), snap(*TWO))
     assert refusal(Demand(ONE_GPU, 9), snap(*TWO)) == (
         "9 executors of 1 GPU, 2 cores, 5120 MiB can never fit: the cluster's nodes have room for"
-        " 4 (node1 2, node2 2); they want 9 GPUs, 18 cores, 46080 MiB. Ask for at most 4 of them"
+        " 4 (node1 2, node2 2); together they need 9 GPUs, 18 cores, 46080 MiB. Request at most 4"
+        " of them"
     )
 
 
@@ -315,7 +316,7 @@ def test_a_queues_maximum_holds_for_each_resource(maximum: Amount, possible: int
     said = refusal(Demand(ONE_GPU, 3), below)
     assert f"queue root.a may have at most {maximum} (its effective maximum)" in said
     assert "3 executors of 1 GPU" in said
-    assert "they want 3 GPUs, 6 cores, 15360 MiB" in said
+    assert "together they need 3 GPUs, 6 cores, 15360 MiB" in said
 
 
 def test_the_tightest_bound_is_the_one_that_is_told() -> None:
@@ -355,7 +356,9 @@ def test_a_users_limit_is_looked_at_before_a_container_is_added(
     assert most_possible(snapshot, container) == expected == possible
     if limit is not None:
         said = refusal(Demand(container, 9), snapshot)
-        assert "user alice gets no more in queue root.a once above" in said or possible >= 4
+        assert (
+            "user alice gets no more containers in queue root.a once above" in said or possible >= 4
+        )
 
 
 def test_equal_shares_are_not_more() -> None:
@@ -563,14 +566,14 @@ def test_who_holds_what() -> None:
 
 def test_what_is_told_of_already_is_not_told_again() -> None:
     half = queue("root.a", BIG, used=Amount(1, 3, 2048))
-    told = waiting_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), told="root.a")
+    told = waiting_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), named_queue="root.a")
     assert told.free == "4 of 4 GPUs free"
     # A queue that may have all there is says nothing of what can be got.
     whole = queue("root.a", Amount(4, 12, 28672), used=Amount(1, 3, 2048))
     there = snap(*TWO, queues=(whole, whole))
     assert waiting_facts(there, Demand(ONE_GPU, 1)).free == told.free
     # Nor does the cluster, where that queue is told of.
-    assert waiting_facts(there, Demand(ONE_GPU, 1), told="root.a") == GpuFacts("", "")
+    assert waiting_facts(there, Demand(ONE_GPU, 1), named_queue="root.a") == GpuFacts("", "")
 
 
 def test_what_the_gang_itself_has_is_held_by_nobody_else() -> None:
@@ -617,7 +620,7 @@ def test_a_queue_that_takes_applications(name: str) -> None:
 def test_a_queue_that_takes_none(name: str, why: str) -> None:
     with pytest.raises(CapacityError, match=why) as error:
         check_queue(name, queues_there())
-    assert "Queues that run: root.a, root.b, root.c, root.p.x, root.p.y; name" in str(error.value)
+    assert "Running queues: root.a, root.b, root.c, root.p.x, root.p.y; name" in str(error.value)
 
 
 def test_a_name_that_several_queues_have() -> None:
@@ -642,5 +645,5 @@ def test_a_draining_queue_takes_no_new_applications() -> None:
 
 def test_the_chain_of_a_queue() -> None:
     assert [q.path for q in chain_of(queues_there(), "x")] == ["root.p.x", "root.p", "root"]
-    with pytest.raises(HopsGpuError, match="queue nosuch is not among"):
+    with pytest.raises(HopsGpuError, match="has no queue nosuch; it has: root"):
         chain_of(queues_there(), "nosuch")

@@ -19,10 +19,10 @@ def node(state: str, host: str = "node2", health: str = "", port: int = 45454) -
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("LOST", "its NodeManager was lost: the ResourceManager had heard nothing of it for yarn"),
-        ("REBOOTED", "its NodeManager was started again without its containers"),
+        ("LOST", "its NodeManager was lost: it did not report to the ResourceManager for yarn"),
+        ("REBOOTED", "its NodeManager was restarted and lost its containers"),
         ("SHUTDOWN", "its NodeManager was shut down"),
-        ("DECOMMISSIONED", "its node was decommissioned"),
+        ("DECOMMISSIONED", "an administrator decommissioned its node"),
     ],
 )
 def test_a_node_that_was_given_up_is_told_before_what_spark_says(state: str, words: str) -> None:
@@ -40,7 +40,7 @@ def test_an_unhealthy_node_is_told_with_what_its_check_says() -> None:
 def test_a_node_manager_that_is_back_had_been_lost_all_the_same() -> None:
     # One that came back at another port; the old entry stays.
     back = [node("LOST"), node("RUNNING", port=45455)]
-    assert "is back: the ResourceManager counts node2 as LOST and RUNNING now" in why_lost(
+    assert "is back: node2 is LOST and RUNNING now" in why_lost(
         GIVEN_UP, "node2", lambda: back, str
     )
     assert why_lost("its connection ended", "node2", lambda: back, str) == "its connection ended"

@@ -1,0 +1,163 @@
+"""The containers of a lease on this machine, and the control channel to which they connect."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from hopsgpu.backends.lease_request import Request, Watcher
+from hopsgpu.backends.local.container import ContainerRequest
+from hopsgpu.backends.local.container_process import ContainerJob
+from hopsgpu.backends.spark.package_archive import PACKAGE, pack_package
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.core.own_log import level
+
+log = logging.getLogger(__name__)
+
+EVENT_SECONDS = 0.1
+_HERE = "127.0.0.1"
+# Ranks get SIGTERM, after 5 s SIGKILL; then what they have saved is uploaded to the lake.
+_END_SECONDS = 30.0
+
+
+class Containers:
+    """The containers of one gang or search.
+
+    Args:
+        server: the control channel.
+        driver: what a container needs to connect to it.
+        directory: directory in which each container gets its own.
+
+    Attributes:
+        server: the control channel; the containers' agents are its peers.
+    """
+
+    def __init__(self, server: ControlServer, driver: Driver, directory: Path) -> None:
+        self.server = server
+        self._driver = driver
+        self._directory = directory
+        self._jobs: list[ContainerJob] = []
+        self._started = 0
+
+    @property
+    def wanted(self) -> list[ContainerJob]:
+        """Return the containers that were not told to end, in the order of their start."""
+        return [job for job in self._jobs if not job.closed]
+
+    @property
+    def ending(self) -> list[ContainerJob]:
+        """Return the containers that were told to end and have not ended."""
+        return [job for job in self._jobs if job.closed and not job.ended.is_set()]
+
+    def start(self, request: Request) -> ContainerJob:
+        """Start the process of one more container."""
+        self._started += 1
+        name = f"{request.run_id}-{self._started}"
+        directory = self._directory / name
+        directory.mkdir(mode=0o700)
+        container = ContainerRequest(
+            driver=replace(self._driver, job=name, modules=request.imports),
+            gpus=request.shape.gpus,
+            gpu_type=request.gpu_type,
+            avoided=tuple(sorted(gpu for _, gpu in request.avoid.gpus)),
+            pid=os.getpid(),
+        )
+        package = _package_for(request, directory)
+        job = ContainerJob(container, directory, request.watcher.warn, package)
+        self._jobs.append(job)
+        log.info("container %s: process started", name)
+        return job
+
+    def drop_ended(self) -> list[ContainerJob]:
+        """Forget the containers that have ended; return those that ended by themselves."""
+        ended = [job for job in self._jobs if job.ended.is_set()]
+        self._jobs = [job for job in self._jobs if job not in ended]
+        return [job for job in ended if not job.closed]
+
+    def end_all(self, watcher: Watcher) -> None:
+        """End all containers and their ranks; their GPUs are free on return.
+
+        Args:
+            watcher: receives a warning for each container that must be killed.
+        """
+        began = time.monotonic()
+        for job in self._jobs:
+            job.close()
+        for job in self._jobs:
+            # Repeated, because a container may connect only now.
+            self.server.end_all()
+            while not job.ended.wait(EVENT_SECONDS) and time.monotonic() < began + _END_SECONDS:
+                self.server.end_all()
+        for job in self._jobs:
+            if not job.ended.is_set():
+                watcher.warn(
+                    f"container {job.name} did not end within {_END_SECONDS:g} s and was killed"
+                )
+                job.kill()
+                job.ended.wait()
+        if self._jobs:
+            seconds = time.monotonic() - began
+            log.info("containers ended: %d, after %.1f s", len(self._jobs), seconds)
+        self._jobs = []
+
+
+def _package_for(request: Request, directory: Path) -> Path | None:
+    """Return the path from which a container imports hopsgpu; None for the driver's path.
+
+    If the ranks have a Python of their own, the path is that of a zip with hopsgpu: as on a node,
+    that Python must not see the driver's other packages.
+    """
+    env = None if request.warm is None else request.warm.python_env
+    if env is None or env.interpreter is None:
+        return None
+    return pack_package(directory / PACKAGE)
+
+
+class _Releasable(Protocol):
+    def release(self) -> None: ...
+
+
+_Lease = TypeVar("_Lease", bound=_Releasable)
+
+
+@contextlib.contextmanager
+def leased_containers(
+    kind: Callable[[Request, Containers], _Lease],
+    request: Request,
+    *,
+    user: str | None,
+    heartbeat: float,
+    ports: range | None,
+) -> Iterator[_Lease]:
+    """Provide the lease of a gang or a search on this machine; release it on every path.
+
+    Args:
+        kind: the class of the lease.
+        request: the request of the launch or the search.
+        user: name of the user for the lake; None if the lake knows it (Kerberos).
+        heartbeat: seconds without a sign of life after which either end considers the other lost.
+        ports: ports for the control channel; None for any.
+
+    Raises:
+        ConfigError: no port of the range is free.
+    """
+    secret = new_secret()
+    with (
+        tempfile.TemporaryDirectory(prefix="hopsgpu-", ignore_cleanup_errors=True) as directory,
+        serve(secret, _HERE, ports, heartbeat=heartbeat) as server,
+    ):
+        driver = Driver(_HERE, server.port, secret, user, heartbeat=heartbeat, log=level())
+        lease = kind(request, Containers(server, driver, Path(directory)))
+        try:
+            yield lease
+        finally:
+            lease.release()

@@ -1,0 +1,137 @@
+"""The executors of one gang or search on YARN: their resource profile, jobs and control channel."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
+from hopsgpu.backends.spark.control_server import control_channel
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer
+from hopsgpu.units import counted
+from hopsgpu.yarn.resource_manager import PriorityContainers
+
+
+@dataclass(frozen=True)
+class Executors:
+    """The executors that one lease can have.
+
+    Attributes:
+        application: their Spark application.
+        profile: their resource profile, which no other lease uses.
+        server: the control channel.
+        driver: what an executor needs to connect to it.
+    """
+
+    application: Application
+    profile: ResourceProfile
+    server: ControlServer
+    driver: Driver
+
+    def new_job(
+        self,
+        request: Request,
+        role: str,
+        tasks: int,
+        hosts: Sequence[str],
+        task_for: Callable[[Driver], Task],
+        *,
+        barrier: bool = False,
+    ) -> GangJob:
+        """Return a Spark job on these executors, which is not started.
+
+        Args:
+            request: the request that the job serves.
+            role: role of the tasks, a noun.
+            tasks: number of tasks.
+            hosts: preferred host of each task; empty for none.
+            task_for: returns the function of the tasks, given what they need to connect.
+            barrier: whether all tasks start together.
+        """
+        tag = f"hopsgpu-{request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
+        return GangJob(
+            self.application,
+            tag=tag,
+            description=f"hopsgpu {request.run_id}: {role} on {counted(tasks, 'executor')}",
+            tasks=tasks,
+            hosts=hosts,
+            profile=self.profile,
+            barrier=barrier,
+            task=task_for(replace(self.driver, job=tag, modules=request.imports)),
+        )
+
+    def refuse_hopeless(self, jobs: Iterable[GangJob]) -> None:
+        """Raise the error of a failed task of these jobs if a retry by Spark cannot fix it.
+
+        Raises:
+            ConfigError: as for `barrier_job.refuse_hopeless`.
+        """
+        for job in jobs:
+            for error in self.application.jvm.task_failures(job.tag):
+                refuse_hopeless(error)
+
+    def registered(self) -> tuple[str, ...]:
+        """Return Spark's IDs of the executors that are connected to the driver's JVM."""
+        return self.application.jvm.executors(self.profile.id)
+
+    def busy(self) -> Collection[str]:
+        """Return Spark's IDs of the executors that run a task."""
+        return self.application.jvm.busy(self.profile.id)
+
+    def target(self) -> int:
+        """Return the number of executors that Spark wants now."""
+        return self.application.jvm.target(self.profile.id)
+
+    def kill_idle(self, busy: Collection[str]) -> None:
+        """Kill all executors but the busy ones.
+
+        A kill makes Spark request new executors while its target still includes the killed ones.
+        """
+        self.application.jvm.kill(e for e in self.registered() if e not in busy)
+
+    def held(self) -> PriorityContainers:
+        """Return the containers of these executors, as the ResourceManager shows them.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not answer.
+        """
+        return self.application.manager.held(self.application.id, self.profile.id)
+
+
+class _Releasable(Protocol):
+    def release(self) -> bool: ...
+
+
+_Lease = TypeVar("_Lease", bound=_Releasable)
+
+
+@contextlib.contextmanager
+def leased_executors(
+    kind: Callable[[Request, Executors], _Lease], application: Application, request: Request
+) -> Iterator[_Lease]:
+    """Provide the lease of a gang or a search on YARN; release all its executors on every path.
+
+    Args:
+        kind: the class of the lease.
+        application: Spark application of the executors.
+        request: the request of the launch or the search.
+
+    Raises:
+        ConfigError: the driver cannot listen for the executors.
+    """
+    with control_channel(application, request.executors) as (server, driver):
+        profile = application.profiles.check_out(request.shape)
+        lease = kind(request, Executors(application, profile, server, driver))
+        try:
+            yield lease
+        finally:
+            if lease.release():
+                application.profiles.check_in(request.shape, profile)
