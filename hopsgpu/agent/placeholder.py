@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,11 +73,10 @@ async def _warm(warm: WarmUp, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
     try:
         async with connected(Path("hopsgpu")) as keeper:
-            env, home = warm.python_env, RankPython()
-            if env is not None:
-                home = await keeper.prepare(env, executor)
-            executable = home.executable or sys.executable
-            spec = server_spec(executor, warm.environment, executable, warm.modules, home.packages)
+            python = RankPython()
+            if warm.python_env is not None:
+                python = await keeper.prepare(warm.python_env, executor)
+            spec = server_spec(executor, warm.environment, warm.modules, python)
             reason = await keeper.warm(spec)
     except (ConfigError, OSError) as error:
         reason = str(error)

@@ -19,6 +19,7 @@ from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.packaging.python_env.environment import RankPython
 from tests.unit.containers import JVM, SECONDS, until
 
 # Below the stand-in for the JVM, as Spark's tasks are.
@@ -74,7 +75,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
         server.end_all()
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-        spec = server_spec(os.environ, warm.environment, sys.executable, warm.modules)
+        spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
 
         async def scenario() -> None:
             async with connected(tmp_path / "hopsgpu", holding.jvm.pid) as keeper:
