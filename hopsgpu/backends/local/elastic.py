@@ -83,8 +83,8 @@ class LocalElasticLease(ElasticLease):
         request = self.request
         wanted = ContainerRequest(
             replace(self._driver, job=name, modules=request.imports),
-            request.shape.gpus,
-            request.gpu_type,
+            request.plan.shape.gpus,
+            request.plan.spec.gpu_type,
             (),
             os.getpid(),
         )

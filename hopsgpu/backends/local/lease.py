@@ -81,8 +81,8 @@ class LocalLease(Owner):
         directory.mkdir(mode=0o700)
         wanted = ContainerRequest(
             replace(self._driver, job=name, modules=request.imports),
-            request.shape.gpus,
-            request.gpu_type,
+            request.plan.shape.gpus,
+            request.plan.spec.gpu_type,
             tuple(sorted(gpu for _, gpu in request.avoid.gpus)),
             os.getpid(),
         )
@@ -190,7 +190,7 @@ def package_for(request: Request, directory: Path) -> Path | None:
     If the ranks have a Python of their own, the path is that of a zip with hopsgpu: as on a node,
     that Python must not see the driver's other packages.
     """
-    env = None if request.warm is None else request.warm.python_env
+    env = request.python_env
     if env is None or env.interpreter is None:
         return None
     return pack_package(directory / PACKAGE)

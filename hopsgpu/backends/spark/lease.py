@@ -195,7 +195,9 @@ class GpuLease(Owner):
             hosts=hosts,
             profile=self._profile,
             barrier=barrier,
-            task=supervise_in_task(driver) if barrier else hold_in_task(driver, self.request.warm),
+            task=supervise_in_task(driver)
+            if barrier
+            else hold_in_task(driver, self.request.warm_up),
         )
         self._jobs.append(job)
         log.debug("Spark job %s started: %d tasks, preferably on %s", tag, tasks, hosts or "any")
@@ -234,7 +236,7 @@ class GpuLease(Owner):
                 jvm.cancel(job.tag)
             return None
         with jvm.barriers_allowed():
-            job = self._start("agent", self.request.executors)
+            job = self._start("agent", self.request.plan.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
         log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
@@ -290,7 +292,7 @@ class GpuLease(Owner):
         """
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
-        while len(agents) < self.request.executors:
+        while len(agents) < self.request.plan.executors:
             if self.request.cancelled.is_set():
                 raise Cancelled(f"{self.request.run_id} was cancelled before its ranks started")
             if job.ended.is_set() or time.monotonic() > deadline:
@@ -323,11 +325,11 @@ def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    with control_channel(application, request.executors) as (server, driver):
-        profile = application.profiles.check_out(request.shape)
+    with control_channel(application, request.plan.executors) as (server, driver):
+        profile = application.profiles.check_out(request.plan.shape)
         owner = GpuLease(application, request, profile, server, driver)
         try:
             yield owner
         finally:
             if owner.release():
-                application.profiles.check_in(request.shape, profile)
+                application.profiles.check_in(request.plan.shape, profile)

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
@@ -33,7 +32,7 @@ from hopsgpu.yarn.resources import GPU
 class OnYarn(Application):
     """A `Site` whose gangs run in containers of YARN, as executors of this application."""
 
-    def fit(self, spec: GangSpec) -> Fit:
+    def fit(self, spec: GangSpec) -> LaunchPlan:
         return fit_on_yarn(spec, self)
 
     def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
@@ -63,15 +62,15 @@ def _elastic(application: Application, request: Request) -> Iterator[YarnElastic
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    with control_channel(application, request.executors) as (server, driver):
-        profile = application.profiles.check_out(request.shape)
+    with control_channel(application, request.plan.executors) as (server, driver):
+        profile = application.profiles.check_out(request.plan.shape)
         lease = YarnElasticLease(application, request, profile, server, driver)
         try:
             lease.start()
             yield lease
         finally:
             if lease.release():
-                application.profiles.check_in(request.shape, profile)
+                application.profiles.check_in(request.plan.shape, profile)
 
 
 def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
