@@ -37,7 +37,7 @@ class WarmUp:
     python_env: PythonEnv | None = None
 
 
-def run_holder(driver: Driver, warm: WarmUp | None = None) -> None:
+def run_holder(driver: Driver, warm: WarmUp) -> None:
     """Connect to the driver and hold the task's slot until the driver closes the connection.
 
     Args:
@@ -52,19 +52,18 @@ def run_holder(driver: Driver, warm: WarmUp | None = None) -> None:
         asyncio.run(_hold(driver, warm))
 
 
-async def _hold(driver: Driver, warm: WarmUp | None) -> None:
+async def _hold(driver: Driver, warm: WarmUp) -> None:
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info("holds %s on %s until the gang is whole", container, platform.node())
-    warming = None if warm is None else asyncio.create_task(_warm(warm, driver.user))
+    warming = asyncio.create_task(_warm(warm, driver.user))
     try:
         while await channel.receive() is not None:
             pass
     finally:
-        if warming is not None:
-            warming.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await warming
+        warming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await warming
         await channel.close()
         log.info("holds no longer: %s", channel.reason or "this end was closed")
 

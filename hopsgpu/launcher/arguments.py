@@ -123,7 +123,44 @@ def arguments(options: LaunchOptions) -> Arguments:
     refuse_nested()
     of_run, wanted = options.of_run(), options.recipe()
     spec = options.gang_of(**of_run)
-    return _arguments(options, spec, lambda: application_of(options.spark), Packer(), wanted)
+    return _arguments(
+        options, lambda: gang_in(application_of(options.spark), spec, wanted), Packer()
+    )
+
+
+def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
+    """Check the options of a launch on a held gang, as `arguments` does.
+
+    Raises:
+        ConfigError: an option is wrong; the message names it, its value and what is accepted.
+    """
+    spec = replace(held.spec, **options.of_run())
+    gang = GangArguments(spec=spec, application=held.application, python_env=held.python_env)
+    return _arguments(options, lambda: gang, held.packer)
+
+
+def _arguments(
+    options: RunOptions, find_gang: Callable[[], GangArguments], packer: Packer
+) -> Arguments:
+    train_fn, data = options.train_fn, datasets_of(options.data, is_frame)
+    progress = progress_of(options.progress)
+    args, kwargs = positional(options.args), keywords(options.kwargs)
+    check_accepts(train_fn, args, kwargs)
+    call, imported = pickled(train_fn, args, kwargs)
+    # Only now, so that a wrong option is reported even if there is no session.
+    gang = find_gang()
+    function = packed(packer, train_fn, call, imported, gang.application)
+    check_data(data, gang.application)
+    tracking = _tracking(gang.application)
+    is_traced = options.model is not None or tracking is not None
+    return Arguments(
+        **vars(gang),
+        function=function,
+        progress=progress,
+        provenance=provenance_of(train_fn, args, kwargs, function.modules) if is_traced else None,
+        tracking=tracking,
+        data=data,
+    )
 
 
 def held_arguments(options: HoldOptions) -> HeldArguments:
@@ -139,69 +176,22 @@ def held_arguments(options: HoldOptions) -> HeldArguments:
     progress, application = progress_of(options.progress), application_of(options.spark)
     # A wrong setting is refused before the gang is acquired, not only at its first launch.
     _tracking(application)
-    spec, wanted = with_python(spec, wanted, application)
+    gang = gang_in(application, spec, wanted)
     return HeldArguments(
-        spec=spec,
-        application=application,
-        python_env=wanted,
-        idle_timeout=idle,
-        frameworks=likely_preloads(),
-        progress=progress,
+        **vars(gang), idle_timeout=idle, frameworks=likely_preloads(), progress=progress
     )
 
 
-def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
-    """Check the options of a launch on a held gang, as `arguments` does.
-
-    Raises:
-        ConfigError: an option is wrong; the message names it, its value and what is accepted.
-    """
-    spec = replace(held.spec, **options.of_run())
-    return _arguments(options, spec, lambda: held.application, held.packer, held.python_env)
-
-
-def _arguments(
-    options: RunOptions,
-    spec: GangSpec,
-    application_for: Callable[[], Site],
-    packer: Packer,
-    wanted: Wanted | None,
-) -> Arguments:
-    train_fn, data = options.train_fn, datasets_of(options.data, is_frame)
-    progress = progress_of(options.progress)
-    args, kwargs = positional(options.args), keywords(options.kwargs)
-    check_accepts(train_fn, args, kwargs)
-    call, imported = pickled(train_fn, args, kwargs)
-    # What is wrong with the options is said even where there is no session.
-    application = application_for()
-    function = packed(packer, train_fn, call, imported, application)
-    check_data(data, application)
-    spec, wanted = with_python(spec, wanted, application)
-    tracking = _tracking(application)
-    is_traced = spec.model is not None or tracking is not None
-    return Arguments(
-        spec=spec,
-        application=application,
-        python_env=wanted,
-        function=function,
-        progress=progress,
-        provenance=provenance_of(train_fn, args, kwargs, function.modules) if is_traced else None,
-        tracking=tracking,
-        data=data,
-    )
-
-
-def with_python(
-    spec: GangSpec, wanted: Wanted | None, application: Site
-) -> tuple[GangSpec, Wanted | None]:
-    """Return the gang with the requested Python environment, else with the application's.
+def gang_in(application: Site, spec: GangSpec, wanted: Wanted | None) -> GangArguments:
+    """Return a gang with the requested Python environment, else with the application's.
 
     `hopsgpu submit` can set an environment for the application.
     """
     default = application.option("python_env")
     if wanted is None and default:
         wanted = recipe_for(default)
-    return replace(spec, python_env=None if wanted is None else wanted.name), wanted
+    spec = replace(spec, python_env=None if wanted is None else wanted.name)
+    return GangArguments(spec=spec, application=application, python_env=wanted)
 
 
 def refuse_nested() -> None:

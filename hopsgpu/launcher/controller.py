@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.backends.grant import Lease
-from hopsgpu.backends.lease_request import Request, Watcher
+from hopsgpu.backends.lease_request import Request
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
@@ -30,7 +30,7 @@ from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.retry_policy import avoid_next, may_retry
-from hopsgpu.launcher.run import Board, Named
+from hopsgpu.launcher.run import Board
 from hopsgpu.launcher.run_record import environment
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
@@ -49,10 +49,6 @@ _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
 _OF_GPUS = "gpu."
 _STEP = "step"
-
-
-class RunListener(Watcher, Named, Protocol):
-    """The status board of a run, which also watches the run's lease."""
 
 
 def execute(

@@ -11,7 +11,7 @@ from hopsgpu.core.signatures import placed
 from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.display.progress import ShieldedSearch, search_progress_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.launcher.arguments import FunctionArguments, refuse_nested, with_python
+from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
 from hopsgpu.launcher.function_shipping import (
     PackedFunction,
     check_accepts,
@@ -156,12 +156,8 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     check_optuna()
     check_space(space)
     terms = _terms(options)
-    direction, metric, name, resume = (
-        options.direction,
-        options.metric,
-        options.name,
-        options.resume,
-    )
+    direction, metric = options.direction, options.metric
+    name, resume = options.name, options.resume
     if direction not in _DIRECTIONS:
         raise ConfigError(f"direction={direction!r}: must be 'minimize' or 'maximize'")
     if metric is not None and (not isinstance(metric, str) or not metric):
@@ -185,11 +181,8 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     progress = search_progress_of(options.progress)
     application = application_of(options.spark)
     function = packed(Packer(), train_fn, call, imported, application)
-    spec, wanted = with_python(spec, wanted, application)
     return SearchArguments(
-        spec=spec,
-        application=application,
-        python_env=wanted,
+        **vars(gang_in(application, spec, wanted)),
         function=function,
         options=options,
         terms=terms,
@@ -204,11 +197,8 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
 
 
 def _terms(options: SearchOptions) -> SearchTerms:
-    least, most, workers = (
-        options.min_concurrent,
-        options.max_concurrent,
-        options.workers_per_trial,
-    )
+    least, most = options.min_concurrent, options.max_concurrent
+    workers = options.workers_per_trial
     check_count(options.trials, "trials", 1)
     check_count(most, "max_concurrent", 1)
     check_count(least, "min_concurrent", 1)

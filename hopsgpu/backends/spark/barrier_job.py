@@ -19,7 +19,7 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.errors import ConfigError
 
 
-def hold_in_task(driver: Driver, warm: WarmUp | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def hold_in_task(driver: Driver, warm: WarmUp) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:

@@ -41,7 +41,7 @@ def server() -> Iterator[ControlServer]:
 class Holding:
     """A holder in a process of its own."""
 
-    def __init__(self, server: ControlServer, warm: WarmUp | None, directory: Path) -> None:
+    def __init__(self, server: ControlServer, warm: WarmUp, directory: Path) -> None:
         call = directory / "call"
         driver = Driver("127.0.0.1", server.port, server._secret, None)
         call.write_bytes(pickle.dumps((driver, warm)))
@@ -110,4 +110,4 @@ def test_a_holder_ends_at_once_though_its_warming_hangs(
 
 def test_nobody_answers() -> None:
     with held_ports(1) as held, pytest.raises(OSError):
-        run_holder(Driver("127.0.0.1", held.ports[0], new_secret(), None))
+        run_holder(Driver("127.0.0.1", held.ports[0], new_secret(), None), WarmUp())
