@@ -197,6 +197,9 @@ class _Simulated(ElasticLease):
     def _job_of(self, hello: Message) -> Job | None:
         return self._going
 
+    def _come(self) -> None:
+        return
+
     def _why_lost(self, reason: str, host: str) -> str:
         return reason
 
