@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from hopsgpu.core.gang import Container, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import search_progress_of
 from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.storage.lake import Lake
@@ -34,7 +36,7 @@ from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
 from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.search_loop import Searching
-from hopsgpu.tuning.search_options import SearchArguments
+from hopsgpu.tuning.search_options import SearchArguments, SearchOptions
 from hopsgpu.tuning.status_board import SearchBoard
 
 EXECUTORS = 256
@@ -107,8 +109,8 @@ def _search(
     journal = Journal(run / "journal.log")
     study = open_study(journal, "simulated", "minimize", given.sampler, given.pruner)
     cancelled = threading.Event()
-    request = Request("simulated", shape, executors, None, None, cancelled, board)
-    asker = SamplerThread(study, given.space, lambda: searching.wake())
+    request = Request("simulated", replace(plan, executors=executors), cancelled, board)
+    asker = SamplerThread(study, given.options.space, lambda: searching.wake())
     background = Background("simulated")
     searching = Searching(given, plan, board, cancelled, background, asker, journal, 0)
     asker.start()
@@ -129,17 +131,17 @@ def _arguments(terms: SearchTerms) -> SearchArguments:
     return SearchArguments(
         terms=terms,
         spec=GangSpec("simulated", gpus=GpuRequest(0), memory_per_worker=2**30),
-        space={"x": optuna.distributions.FloatDistribution(0, 1)},
-        direction="minimize",
-        metric=None,
+        options=SearchOptions(
+            train_fn=measure,
+            space={"x": optuna.distributions.FloatDistribution(0, 1)},
+            trials=terms.trials,
+            max_concurrent=terms.most,
+        ),
         sampler=optuna.samplers.RandomSampler(seed=1),
         pruner=optuna.pruners.NopPruner(),
-        seed=None,
         timeout=None,
-        function=_NUMBER,
-        modules=PackedModules(b"", 0, ()),
+        function=PackedFunction(_NUMBER, PackedModules(b"", 0, ())),
         code="",
-        frameworks=(),
         progress=search_progress_of("off"),
         application=_NoSite(),  # type: ignore[arg-type]
         python_env=None,
@@ -194,6 +196,9 @@ class _Simulated(ElasticLease):
 
     def _job_of(self, hello: Message) -> Job | None:
         return self._going
+
+    def _come(self) -> None:
+        return
 
     def _why_lost(self, reason: str, host: str) -> str:
         return reason

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
-from hopsgpu.launcher import options
+from hopsgpu.launcher import arguments
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -122,7 +122,7 @@ def nothing_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     It would take each executor seconds of a core, and the first launch waits for it.
     """
-    monkeypatch.setattr(options, "likely_preloads", lambda: ())
+    monkeypatch.setattr(arguments, "likely_preloads", lambda: ())
 
 
 def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:

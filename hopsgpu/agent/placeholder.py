@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import platform
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +37,7 @@ class WarmUp:
     python_env: PythonEnv | None = None
 
 
-def run_holder(driver: Driver, warm: WarmUp | None = None) -> None:
+def run_holder(driver: Driver, warm: WarmUp) -> None:
     """Connect to the driver and hold the task's slot until the driver closes the connection.
 
     Args:
@@ -53,19 +52,18 @@ def run_holder(driver: Driver, warm: WarmUp | None = None) -> None:
         asyncio.run(_hold(driver, warm))
 
 
-async def _hold(driver: Driver, warm: WarmUp | None) -> None:
+async def _hold(driver: Driver, warm: WarmUp) -> None:
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info("holds %s on %s until the gang is complete", container, platform.node())
-    warming = None if warm is None else asyncio.create_task(_warm(warm, driver.user))
+    warming = asyncio.create_task(_warm(warm, driver.user))
     try:
         while await channel.receive() is not None:
             pass
     finally:
-        if warming is not None:
-            warming.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await warming
+        warming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await warming
         await channel.close()
         log.info("stops holding the container: %s", channel.reason or "the placeholder ended")
 
@@ -74,11 +72,10 @@ async def _warm(warm: WarmUp, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
     try:
         async with connected(Path("hopsgpu")) as keeper:
-            env, home = warm.python_env, RankPython()
-            if env is not None:
-                home = await keeper.prepare(env, executor)
-            executable = home.executable or sys.executable
-            spec = server_spec(executor, warm.environment, executable, warm.modules, home.packages)
+            python = RankPython()
+            if warm.python_env is not None:
+                python = await keeper.prepare(warm.python_env, executor)
+            spec = server_spec(executor, warm.environment, warm.modules, python)
             reason = await keeper.warm(spec)
     except (ConfigError, OSError) as error:
         reason = str(error)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hopsgpu.frameworks import VARIABLES
+from hopsgpu.packaging.python_env.environment import RankPython
 
 # Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
 _NOT_INHERITED = re.compile(
@@ -133,22 +135,20 @@ def _is_usable(name: str, path: Path) -> bool:
 def server_spec(
     executor: Mapping[str, str],
     shared: Mapping[str, str],
-    executable: str,
     modules: Sequence[str],
-    packages: Sequence[str] = (),
+    python: RankPython,
 ) -> ServerSpec:
     """Return the spec of a container's fork server; it is the same in each of its Spark tasks.
 
     Args:
         executor: variables of a Spark task.
         shared: variables of all ranks.
-        executable: the ranks' Python.
         modules: modules that they will import.
-        packages: directories that precede others on their `sys.path`.
+        python: what they run with.
     """
     lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
-    environment = rank_environment(lasting, shared, [*packages, package_path()])
-    return ServerSpec(executable, environment, tuple(modules))
+    environment = rank_environment(lasting, shared, [*python.packages, package_path()])
+    return ServerSpec(python.executable or sys.executable, environment, tuple(modules))
 
 
 def own_variables(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:

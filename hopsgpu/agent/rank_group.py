@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -437,10 +436,6 @@ def _explained(
     return replace(end, outcome={"status": _FILES_LOST, "error": error})
 
 
-def spec_of(message: Message, home: RankPython) -> ServerSpec:
-    """Return the fork server of the ranks of a message, which run with an environment or with
-    none.
-    """
-    executable = home.executable or sys.executable
-    shared, modules = message["shared"], message["frameworks"]
-    return server_spec(os.environ, shared, executable, modules, home.packages)
+def spec_of(message: Message, python: RankPython) -> ServerSpec:
+    """Return the fork server of the ranks of a message."""
+    return server_spec(os.environ, message["shared"], message["frameworks"], python)

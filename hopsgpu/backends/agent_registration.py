@@ -30,7 +30,7 @@ def register_container(event: Event, hello: Message, request: Request) -> Contai
         DiscoveryError: the container does not report the requested number of GPUs, so hopsgpu's
             discovery script did not assign them.
     """
-    gpus = request.shape.gpus
+    gpus = request.plan.shape.gpus
     if len(hello["devices"]) != gpus:
         reported = counted(len(hello["devices"]), "GPU")
         raise DiscoveryError(
@@ -56,7 +56,7 @@ def register_container(event: Event, hello: Message, request: Request) -> Contai
         )
     check_data(container, request.needs)
     if lacks := [name for name in request.imports if name in container.lacks]:
-        env = None if request.warm is None else request.warm.python_env
+        env = request.python_env
         where = f"the executors' Python on {container.host}"
         raise lacking_error(lacks, where, None if env is None else env.name)
     return container

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -15,30 +14,7 @@ from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
-from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The containers of a gang that can be granted.
-
-    Attributes:
-        spec: the gang, as it will run there.
-        executors: number of containers.
-        ranks_per_executor: number of ranks in each.
-        shape: resources of each container.
-        queue: YARN's queue, or "".
-        hosts: nodes with GPUs of the requested type; None if any node will do.
-        warnings: warnings for people.
-    """
-
-    spec: GangSpec
-    executors: int
-    ranks_per_executor: int
-    shape: ExecutorShape
-    queue: str = ""
-    hosts: frozenset[str] | None = None
-    warnings: tuple[str, ...] = ()
+from hopsgpu.core.spec import GangSpec, LaunchPlan
 
 
 class Site(Protocol):
@@ -100,8 +76,8 @@ class Site(Protocol):
         If the property is not set, the environment variable of the same meaning counts.
         """
 
-    def fit(self, spec: GangSpec) -> Fit:
-        """Return the containers of a gang, without requesting them.
+    def fit(self, spec: GangSpec) -> LaunchPlan:
+        """Return the plan of a gang's containers, yet without environment and paths.
 
         Raises:
             ConfigError, CapacityError: the gang can never be granted.

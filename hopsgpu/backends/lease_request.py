@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hopsgpu.agent.placeholder import WarmUp
@@ -19,8 +19,10 @@ from hopsgpu.core.gang import (
     decide_acquire,
     exclusion_reason,
 )
-from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.core.rank_requirements import DATA
+from hopsgpu.core.spec import ExecutorShape, LaunchPlan
 from hopsgpu.errors import Cancelled, GangTimeout
+from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.units import counted
 from hopsgpu.yarn.demand import Demand, container_of
 
@@ -47,37 +49,49 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A request for executors: how many of which shape, for which run, and until when.
+    """A request for the executors of a plan.
 
     Attributes:
         run_id: ID of the gang's run.
-        shape: shape of each executor.
-        executors: number of executors.
-        placement: "pack", "spread" or None.
-        timeout: seconds that the gang may wait; None for no limit.
+        plan: the plan: how many executors, of which shape, where, and how long they may take.
         cancelled: event that cancels the gang.
         watcher: receiver of the events.
         avoid: nodes and GPUs that get no rank.
-        gpu_type: words that each GPU's product name must contain; None for any GPU.
-        hosts: nodes with GPUs of the type; None for all nodes.
-        warm: what executors import while they wait for the others; None for nothing.
-        needs: modules that the executors' Python must have, besides those for the lake.
-        imports: top-level modules that it must have to unpickle the call.
+        frameworks: top-level modules that executors import while they wait for the others.
+        python_env: Python environment of the ranks, or None.
+        imports: top-level modules that the executors' Python must have to unpickle the call.
+        has_data: whether the ranks read data.
     """
 
     run_id: str
-    shape: ExecutorShape
-    executors: int
-    placement: str | None
-    timeout: float | None
+    plan: LaunchPlan
     cancelled: threading.Event
     watcher: Watcher
     avoid: Exclusions = Exclusions()
-    gpu_type: str | None = None
-    hosts: frozenset[str] | None = None
-    warm: WarmUp | None = None
-    needs: tuple[str, ...] = ()
+    frameworks: tuple[str, ...] = ()
+    python_env: PythonEnv | None = None
     imports: tuple[str, ...] = ()
+    has_data: bool = False
+
+    @property
+    def warm_up(self) -> WarmUp:
+        """What the ranks will need from a fork server."""
+        return WarmUp(self.frameworks, self.plan.environment, self.python_env)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Modules that the executors' Python must have, besides those for the lake."""
+        # Only the rank knows what its Python environment contains.
+        return DATA if self.has_data and self.python_env is None else ()
+
+    def of_executors(self, executors: int) -> Request:
+        """Return the request for so many executors instead."""
+        return replace(self, plan=replace(self.plan, executors=executors))
+
+    def within(self, seconds: float | None) -> Request:
+        """Return the request with another time to wait; None for no limit."""
+        spec = replace(self.plan.spec, acquire_timeout=seconds)
+        return replace(self, plan=replace(self.plan, spec=spec))
 
     def unwanted(self, container: Container) -> str | None:
         """Return why a container gets no rank, or None if it may get one.
@@ -85,7 +99,7 @@ class Request:
         A container that gets no rank is held aside until the gang is whole, because YARN would
         otherwise grant it again.
         """
-        return exclusion_reason(container, self.avoid, self.gpu_type)
+        return exclusion_reason(container, self.avoid, self.plan.spec.gpu_type)
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
@@ -105,7 +119,8 @@ class AcquisitionClock:
         self._request = request
         began = time.monotonic() if since is None else since
         self._began = began
-        self._deadline = None if request.timeout is None else began + request.timeout
+        timeout = request.plan.spec.acquire_timeout
+        self._deadline = None if timeout is None else began + timeout
         self._why = "nothing yet"
         self._aside: set[str] = set()
 
@@ -149,17 +164,17 @@ class AcquisitionClock:
         Raises:
             GangTimeout: the gang is not whole, and its time is over.
         """
-        request = self._request
+        plan = self._request.plan
         verdict = decide_acquire(
-            grants, wanted=request.executors, deadline=self._deadline, now=time.monotonic()
+            grants, wanted=plan.executors, deadline=self._deadline, now=time.monotonic()
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {counted(request.executors, 'executor')} arrived within"
-                f" {request.timeout:g} s; all were released. The gang waited for: {self._why}. Wait"
-                " longer (acquire_timeout), request fewer workers, or see who holds the others"
-                " (hopsgpu gpus)",
+                f"{grants.connected} of {counted(plan.executors, 'executor')} arrived within"
+                f" {plan.spec.acquire_timeout:g} s; all were released. The gang waited for:"
+                f" {self._why}. Wait longer (acquire_timeout), request fewer workers, or see who"
+                " holds the others (hopsgpu gpus)",
                 granted=grants.connected,
-                wanted=request.executors,
+                wanted=plan.executors,
             )
         return verdict

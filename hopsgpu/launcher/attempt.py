@@ -151,7 +151,7 @@ class Training:
 
     def _await_ends(self) -> None:
         """Process events until all ranks have ended, and stop the ranks when it is due."""
-        timeout = self._call.timeout
+        timeout = self._call.plan.spec.run_timeout
         overdue_at = None if timeout is None else time.monotonic() + timeout
         while self._ends.pending:
             if self._stop_until is None:
@@ -252,7 +252,7 @@ class Training:
 
     def _start(self, meeting: Rendezvous) -> None:
         self._world = meeting.world
-        modules = self._call.modules
+        modules = self._call.function.modules
         for message in run_messages(self._call, meeting):
             self._lease.server.keep(message.key, modules.digest, modules.archive)
             self._send(message.key, "run", message.payload, **message.fields)
@@ -266,7 +266,7 @@ class Training:
                 "%s: ranks %s have not ended within %g s",
                 self._call.run_id,
                 self._ends.overdue,
-                self._call.timeout,
+                self._call.plan.spec.run_timeout,
             )
         failed = self._failed_at is not None and now >= self._failed_at
         if self._cancelled.is_set() or failed or self._ends.overdue or self._is_done_with_servers():
@@ -386,7 +386,7 @@ class Training:
         Raises:
             HopsGpuError: ranks have neither a value nor a failure.
         """
-        conclusion = self._ends.conclude(self._call.timeout, self._reason)
+        conclusion = self._ends.conclude(self._call.plan.spec.run_timeout, self._reason)
         if conclusion is not None:
             self._outputs.keep_agent_logs()
             self.trained.failure, self.trained.fault = conclusion.failure, conclusion.fault

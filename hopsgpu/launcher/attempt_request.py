@@ -13,6 +13,7 @@ from hopsgpu.frameworks.proxies import direct_hosts
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rendezvous import Rendezvous
+from hopsgpu.storage.root import join_url
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def run_messages(call: Call, meeting: Rendezvous) -> Iterator[RunMessage]:
         call: the call that the ranks run.
         meeting: the addresses and ports that their agents have reserved.
     """
-    world = meeting.world
-    restarts = Restarts(call.run_id, call.attempt, call.retries)
+    world, spec, function = meeting.world, call.plan.spec, call.function
+    restarts = Restarts(call.run_id, call.attempt, spec.retries)
     direct = direct_hosts(world)
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
@@ -48,7 +49,7 @@ def run_messages(call: Call, meeting: Rendezvous) -> Iterator[RunMessage]:
         ranks = [
             {
                 "environment": environment(
-                    world, place, meeting.endpoints, restarts, call.visible, call.memory_share
+                    world, place, meeting.endpoints, restarts, spec.visible, call.memory_share
                 ),
                 "context": _context(place, world, call, on_hosts[place.container.host]),
                 "data_bytes": len(part),
@@ -59,16 +60,16 @@ def run_messages(call: Call, meeting: Rendezvous) -> Iterator[RunMessage]:
             "slot": call.slot(key),
             "run_url": call.directory.url,
             "attempt": call.attempt,
-            "memory": call.memory,
-            "frameworks": call.frameworks,
-            "shared": dict(call.environment),
+            "memory": spec.memory_per_worker,
+            "frameworks": function.foreseen.imports,
+            "shared": dict(call.plan.environment),
             "direct": direct,
-            "call_bytes": len(call.function),
-            "modules": call.modules.digest,
-            "roots": call.modules.roots,
+            "call_bytes": len(function.call),
+            "modules": function.modules.digest,
+            "roots": function.modules.roots,
             "ranks": ranks,
         }
-        yield RunMessage(key, b"".join((call.function, *parts)), fields)
+        yield RunMessage(key, b"".join((function.call, *parts)), fields)
 
 
 def _data_of(place: RankPlace, call: Call) -> bytes:
@@ -77,7 +78,7 @@ def _data_of(place: RankPlace, call: Call) -> bytes:
 
 
 def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[str, Any]:
-    resumed = call.resumed
+    resumed = call.plan.paths.get("resume")
     return {
         "rank": place.rank,
         "local_rank": place.local_rank,
@@ -88,7 +89,7 @@ def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[s
         "run_id": call.run_id,
         "attempt": call.attempt,
         "checkpoint_dir": (call.directory / "checkpoints").url,
-        "resume_dir": resumed and (resumed / "checkpoints").url,
+        "resume_dir": resumed and join_url(resumed, "checkpoints"),
         "log_dir_url": (call.directory / "tensorboard").url,
         "disk_sharers": sharers or 1,
         "trial": None if call.trial is None else call.trial.as_fields(),

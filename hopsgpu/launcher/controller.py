@@ -11,28 +11,26 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-from hopsgpu.agent.placeholder import WarmUp
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.backends.grant import Lease
-from hopsgpu.backends.lease_request import Request, Watcher
+from hopsgpu.backends.lease_request import Request
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
-from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
+from hopsgpu.launcher.arguments import Arguments
 from hopsgpu.launcher.attempt import Trained, Training, train_on
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.options import Arguments
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
 from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.retry_policy import avoid_next, may_retry
-from hopsgpu.launcher.run import Board, Named
+from hopsgpu.launcher.run import Board
 from hopsgpu.launcher.run_record import environment
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
@@ -51,10 +49,6 @@ _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
 _OF_GPUS = "gpu."
 _STEP = "step"
-
-
-class RunListener(Watcher, Named, Protocol):
-    """The status board of a run, which also watches the run's lease."""
 
 
 def execute(
@@ -111,34 +105,6 @@ def execute(
 def state_of_failure(error: BaseException) -> GangState:
     """Return the state in which this error ends a run."""
     return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
-
-
-def request_of(
-    plan: LaunchPlan,
-    frameworks: tuple[str, ...],
-    board: RunListener,
-    cancelled: threading.Event,
-    python_env: PythonEnv | None = None,
-    *,
-    data: bool = False,
-    imports: tuple[str, ...] = (),
-) -> Request:
-    """Return the lease request of a plan, with what executors must have, and import in advance."""
-    return Request(
-        run_id=board.run_id,
-        shape=plan.shape,
-        executors=plan.executors,
-        placement=plan.spec.placement,
-        gpu_type=plan.spec.gpu_type,
-        hosts=plan.hosts,
-        timeout=plan.spec.acquire_timeout,
-        cancelled=cancelled,
-        watcher=board,
-        warm=WarmUp(frameworks, plan.environment, python_env),
-        # Only the rank knows what its Python environment contains.
-        needs=DATA if data and python_env is None else (),
-        imports=imports,
-    )
 
 
 class _BoardListener:
@@ -227,15 +193,16 @@ class Execution:
             )
             # The agents of a held gang already run, and report missing modules themselves.
             asked = None if self._keeps else self._given.application
-            imports = asked_of_executors(self._given.needs, self._python_env, asked)
-            request = request_of(
+            imports = asked_of_executors(self._given.function.needs, self._python_env, asked)
+            request = Request(
+                self._board.run_id,
                 self._plan,
-                self._given.foreseen.imports,
-                self._board,
                 self._cancelled,
-                self._python_env,
-                data=self._given.data is not None,
+                self._board,
+                frameworks=self._given.function.foreseen.imports,
+                python_env=self._python_env,
                 imports=imports,
+                has_data=self._given.data is not None,
             )
             log.debug("%s: prepared; waits for the gang", self._board.run_id)
             with self._feed.ready(), self._leasing(request) as whole:
@@ -283,25 +250,15 @@ class Execution:
         return False
 
     def _call(self) -> Call:
-        plan, application = self._plan, self._given.application
         return Call(
-            function=self._given.call,
-            modules=self._given.modules,
-            environment=plan.environment,
-            run_id=self._board.run_id,
-            directory=self._directory,
-            attempt=self._attempt,
-            retries=plan.spec.retries,
-            memory=plan.spec.memory_per_worker,
-            timeout=plan.spec.run_timeout,
-            visible=plan.spec.visible,
-            frameworks=self._given.foreseen.imports,
-            own_master=self._given.foreseen.has_own_master,
-            interface=application.interface,
-            resumed=Lake(plan.paths["resume"]) if "resume" in plan.paths else None,
+            self._plan,
+            self._given.function,
+            self._board.run_id,
+            self._directory,
+            self._attempt,
+            interface=self._given.application.interface,
             data=self._feed.parts,
             python_env=self._python_env,
-            imports=self._given.needs,
             script=script_name(),
         )
 
@@ -401,7 +358,9 @@ class Execution:
             run_id=self._board.run_id,
             application=application.id,
             user=application.user,
-            framework=next((f for f in self._given.foreseen.imports if f in _FRAMEWORKS), None),
+            framework=next(
+                (f for f in self._given.function.foreseen.imports if f in _FRAMEWORKS), None
+            ),
             code_digest=provenance.code_digest,
             parameters=provenance.parameters,
             data=self._feed.reference,

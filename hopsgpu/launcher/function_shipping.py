@@ -1,9 +1,11 @@
-"""What is shipped to the ranks with a function, and what their Python must contain."""
+"""The user's function: its checks, and what travels to the ranks with it."""
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.backends.backend import Site
@@ -13,10 +15,93 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.module_finder import MAINS, THERE
 from hopsgpu.packaging.modules import PackedModules, Packer, roots_of
-from hopsgpu.packaging.pickling import pickle_call
+from hopsgpu.packaging.pickling import name_of, pickle_call
+from hopsgpu.packaging.preload import StaticFindings, scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
 _MOST_CALL = MOST_PAYLOAD - MOST_DEALT
+
+
+@dataclass(frozen=True)
+class PackedFunction:
+    """A function as it travels to the ranks.
+
+    Attributes:
+        call: the pickled function with its arguments.
+        modules: the user's own modules.
+        foreseen: facts that the function's code reveals in advance.
+        needs: top-level modules that the ranks' Python must have to unpickle the call.
+    """
+
+    call: bytes
+    modules: PackedModules
+    foreseen: StaticFindings = StaticFindings()
+    needs: tuple[str, ...] = ()
+
+
+def check_callable(train_fn: object) -> None:
+    """Raise ConfigError if this is not callable, or if a call would not run its body."""
+    if not callable(train_fn):
+        raise ConfigError(f"train_fn={train_fn!r}: must be a function or another callable")
+    for one in (train_fn, type(train_fn).__call__):
+        if inspect.iscoroutinefunction(one):
+            problem = "is an async function: give one that calls asyncio.run() on it"
+        elif inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            problem = "is a generator function (it has a yield), which a call does not run"
+        else:
+            continue
+        raise ConfigError(f"train_fn={name_of(train_fn)} {problem}")
+
+
+def default_name(train_fn: Callable[..., Any]) -> str:
+    """Return the default name of a run of this function."""
+    letters = "".join(c if c.isalnum() else "-" for c in name_of(train_fn).rpartition(".")[2])
+    return letters.strip("-")[:40] or "run"
+
+
+def positional(args: object) -> tuple[Any, ...]:
+    """Return positional arguments; raise ConfigError if this is no tuple or list."""
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise ConfigError(f"args={args!r}: must be a tuple or list of the function's arguments")
+    return tuple(args)
+
+
+def keywords(kwargs: object) -> Mapping[str, Any]:
+    """Return keyword arguments by name; raise ConfigError if this is no mapping of names."""
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise ConfigError(f"kwargs={kwargs!r}: must be a mapping of argument names to values")
+    return kwargs
+
+
+def check_accepts(
+    train_fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    all_known: bool = True,
+) -> None:
+    """Check that a function accepts arguments.
+
+    Args:
+        train_fn: the function.
+        args, kwargs: the arguments.
+        all_known: whether these are all arguments; if not, others may be added later.
+
+    Raises:
+        ConfigError: the function does not accept them.
+    """
+    try:
+        signature = inspect.signature(train_fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        (signature.bind if all_known else signature.bind_partial)(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"train_fn={name_of(train_fn)}{signature} does not take these args and kwargs: {error}"
+        ) from error
 
 
 def pickled(
@@ -33,14 +118,14 @@ def pickled(
     return call, noted.imported()
 
 
-def packed_modules(
+def packed(
     packer: Packer,
     train_fn: Callable[..., Any],
     call: bytes,
     imported: ImportedModules,
     application: Site,
-) -> PackedModules:
-    """Pack the user's modules that a function needs, which travel with it.
+) -> PackedFunction:
+    """Pack a function with the user's modules that it needs, which travel with it.
 
     Args:
         packer: packs the modules.
@@ -54,7 +139,9 @@ def packed_modules(
     """
     modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
     _check_size(len(call), len(modules.archive))
-    return modules
+    return PackedFunction(
+        call, modules, scan_function(train_fn, modules), needs_of(imported, modules)
+    )
 
 
 def needs_of(imported: ImportedModules, modules: PackedModules) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import queue
 import threading
@@ -20,13 +19,15 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import Exclusions, GangState
+from hopsgpu.core.signatures import check_call, documented_by, signature_of
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
+from hopsgpu.launcher.arguments import HeldArguments, launch_on
 from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.controller import execute, request_of, state_of_failure
+from hopsgpu.launcher.controller import execute, state_of_failure
 from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.interrupts import check_call, interruption, interrupts_noted, wait_for
-from hopsgpu.launcher.options import HeldArguments, launch_on
+from hopsgpu.launcher.interrupts import interruption, interrupts_noted, wait_for
+from hopsgpu.launcher.options import HeldRunOptions
 from hopsgpu.launcher.planner import new_run_id, plan_on
 from hopsgpu.launcher.preflight import python_of
 from hopsgpu.launcher.run import KEPT, Board, Run
@@ -234,8 +235,8 @@ class LeaseThread:
         """
         own = self._own()
         log.info("%s: executors of the held gang were lost; others are asked for", own.run_id)
-        bounds = [bound for bound in (own.timeout, seconds) if bound is not None]
-        request = replace(own, cancelled=self._wanted, timeout=min(bounds, default=None))
+        bounds = [bound for bound in (own.plan.spec.acquire_timeout, seconds) if bound is not None]
+        request = replace(own.within(min(bounds, default=None)), cancelled=self._wanted)
         try:
             try:
                 owner.acquire(request)
@@ -323,15 +324,14 @@ class Gang:
             raise interruption(self._how_closed)
 
     @public
+    @documented_by(HeldRunOptions)
     def launch(self, *args: Any, **kwargs: Any) -> GangResult:
         """Train on the held gang, as `hopsgpu.launch` does, and keep the GPUs.
 
-        The method takes `train_fn`, `args`, `kwargs`, and by name `data`, `model`, `name`,
-        `run_timeout`, `retries`, `resume`, `env_vars`, `progress`. `timeline.released` is None.
-        Launches of several threads take turns; a launch writes its data before its turn, while
-        another launch may use the gang. Logs and record of a launch are on the lake soon after it
-        has returned, and at the latest when the gang is closed; a problem with them is a warning
-        of the next launch, or a Python warning when the gang is closed.
+        `timeline.released` is None. Launches of several threads take turns; a launch writes its
+        data before its turn, while another launch may use the gang. Logs and record of a launch are
+        on the lake soon after it has returned, and at the latest when the gang is closed; a problem
+        with them is a warning of the next launch, or a Python warning when the gang is closed.
 
         Raises:
             ConfigError: an argument cannot work, or the gang was closed.
@@ -340,9 +340,8 @@ class Gang:
             RankFailed, DiscoveryError, StoreError, KeyboardInterrupt: as `hopsgpu.launch`.
         """
         with interrupts_noted() as interrupted:
-            launching = functools.partial(launch_on, self._given)
-            check_call("Gang.launch", inspect.signature(launching), args, kwargs)
-            given = launching(*args, **kwargs)
+            check_call("Gang.launch", signature_of(HeldRunOptions), args, kwargs)
+            given = launch_on(self._given, HeldRunOptions(*args, **kwargs))
             given = replace(given, python_env=self._python_env)
             run_id = new_run_id(given.spec.name)
             plan = plan_on(self._plan, given, run_id)
@@ -386,5 +385,11 @@ class Gang:
         return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
 
     def _request(self, board: Board, cancelled: threading.Event) -> Request:
-        frameworks, python_env = self._given.frameworks, self._python_env
-        return request_of(self._plan, frameworks, board, cancelled, python_env)
+        return Request(
+            board.run_id,
+            self._plan,
+            cancelled,
+            board,
+            frameworks=self._given.frameworks,
+            python_env=self._python_env,
+        )

@@ -9,17 +9,17 @@ to Spark is in progress.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from hopsgpu import tracebacks
-from hopsgpu.core.boundary import CallError, public
+from hopsgpu.core.boundary import public
+from hopsgpu.core.signatures import check_call, documented_by, signature_of
 from hopsgpu.launcher.run import Handle, Run
 
 P = ParamSpec("P")
@@ -101,13 +101,18 @@ def interruption(words: str) -> KeyboardInterrupt:
 
 
 def takes(
-    checked: Callable[P, A],
+    options: Callable[P, A], *, documented: bool = True
 ) -> Callable[[Callable[[A, threading.Event], R]], Callable[P, R]]:
-    """Give a function that takes checked arguments the signature of the function that checks them.
+    """Give a function that takes options the signature of their dataclass.
 
     Ctrl-C sets the event that is passed to the function, and is raised once the function returns.
+
+    Args:
+        options: the dataclass of the options; see `core.signatures`.
+        documented: whether the function's docstring gets a section about them.
     """
-    signature = inspect.signature(checked)
+    of_options = cast(type, options)
+    signature = signature_of(of_options)
 
     def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
         @public
@@ -115,7 +120,7 @@ def takes(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             check_call(function.__name__, signature, args, kwargs)
             with interrupts_noted() as interrupted:
-                result = function(checked(*args, **kwargs), interrupted)
+                result = function(options(*args, **kwargs), interrupted)
                 if interrupted.is_set() and isinstance(result, Run):
                     # The caller never gets the handle, so the run could not be cancelled later.
                     raise cancelled_by_interrupt(result)
@@ -124,35 +129,10 @@ def takes(
             return result
 
         returns = inspect.signature(function).return_annotation
-        call.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
-        return call
+        shown = signature.replace(return_annotation=returns)
+        call.__signature__ = shown  # type: ignore[attr-defined]
+        arguments = {name: p.annotation for name, p in shown.parameters.items()}
+        call.__annotations__ = {**arguments, "return": returns}
+        return documented_by(of_options)(call) if documented else call
 
     return decorate
-
-
-def check_call(
-    name: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]
-) -> None:
-    """Check that arguments fit a signature; errors name the public function, not an inner one.
-
-    Args:
-        name: name of the function that was called.
-        signature: signature of the function that receives its arguments.
-        args: the positional arguments of the call.
-        kwargs: the keyword arguments of the call.
-
-    Raises:
-        TypeError: an argument is unknown, missing, or given twice.
-    """
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        known = [p.name for p in signature.parameters.values() if p.kind is not p.POSITIONAL_ONLY]
-        for given in kwargs:
-            if given not in known:
-                like = difflib.get_close_matches(given, known, n=1)
-                meant = f": did you mean {like[0]!r}?" if like else f"; it has {', '.join(known)}"
-                raise CallError(
-                    f"{name}() got an unexpected keyword argument {given!r}{meant}"
-                ) from None
-        raise CallError(f"{name}() {error}") from None

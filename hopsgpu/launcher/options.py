@@ -1,382 +1,227 @@
-"""The arguments of a launch: declared once, and checked before anything starts."""
+"""The options of launches and held gangs, as users give them; each is written once, here.
+
+`core.signatures` derives the signatures of `launch`, `submit`, `plan`, `hold` and `Gang.launch`,
+and the parts of their docstrings about arguments, from these classes.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
-import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.backends.backend import Site
-from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
+from hopsgpu.core.signatures import placed
 from hopsgpu.core.spec import GangSpec, GpuRequest
-from hopsgpu.data.argument import Datasets, datasets_of
-from hopsgpu.display.progress import Shielded, progress_of
-from hopsgpu.errors import ConfigError
-from hopsgpu.launcher.function_shipping import needs_of, packed_modules, pickled
-from hopsgpu.packaging.import_scan import ImportedModules
-from hopsgpu.packaging.modules import PackedModules, Packer
-from hopsgpu.packaging.pickling import name_of
-from hopsgpu.packaging.preload import StaticFindings, likely_preloads, scan_function
-from hopsgpu.packaging.provenance import Provenance, provenance_of
-from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
+from hopsgpu.launcher.function_shipping import check_callable, default_name
+from hopsgpu.packaging.python_env.builder import Wanted
 from hopsgpu.packaging.python_env.kinds import recipe_for
-from hopsgpu.rank.context import VARIABLE
 from hopsgpu.storage.names import file_name, model_name
-from hopsgpu.tracking.mlflow import Tracking, tracking_to
 from hopsgpu.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
-@dataclass(frozen=True)
-class Arguments:
-    """A launch's arguments, checked.
-
-    Attributes:
-        spec: the requested gang.
-        call: the pickled function with its arguments.
-        modules: the user's own modules.
-        foreseen: facts that the function's code reveals in advance.
-        progress: the display.
-        application: the application in which the launch runs.
-        provenance: provenance of the model to publish, or of the run in MLflow; None if there is
-            neither.
-        tracking: the MLflow experiment in which the run is logged too, or None.
-        data: the data that the ranks read, or None.
-        python_env: the Python environment of the ranks, still to be built or existing; or None.
-        needs: top-level modules that the ranks' Python must have to unpickle the call.
-    """
-
-    spec: GangSpec
-    call: bytes
-    modules: PackedModules
-    foreseen: StaticFindings
-    progress: Shielded
-    application: Site
-    provenance: Provenance | None = None
-    tracking: Tracking | None = None
-    data: Datasets | None = None
-    python_env: Wanted | None = None
-    needs: tuple[str, ...] = ()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Warnings about modules, Python environment and function, for people."""
-        return (*self.modules.warnings, *warnings_of(self.python_env), *self.foreseen.warnings)
-
-
-@dataclass(frozen=True)
-class HeldArguments:
-    """The arguments of a held gang, checked.
-
-    Attributes:
-        spec: the requested gang.
-        idle_timeout: seconds without a launch after which the gang is released, or None.
-        frameworks: packages that its executors import while they wait, for any launch.
-        progress: the display while it waits.
-        application: the application in which it runs.
-        python_env: the Python environment of the ranks of all its launches; or None.
-        packer: packs the modules of its launches.
-    """
-
-    spec: GangSpec
-    idle_timeout: float | None
-    frameworks: tuple[str, ...]
-    progress: Shielded
-    application: Site
-    python_env: Wanted | None = None
-    packer: Packer = field(default_factory=Packer)
-
-
 Duration = str | float | datetime.timedelta | None
 
 
-def arguments(
-    train_fn: Callable[..., Any],
-    *,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    workers: int = 1,
-    gpus_per_worker: float = 1,
-    cores_per_worker: int | None = None,
-    memory_per_worker: str | int = "4g",
-    parameter_servers: int = 0,
-    placement: str | None = None,
-    gpu_type: str | None = None,
-    visible: str | None = None,
-    data: Any = None,
-    model: str | None = None,
-    name: str | None = None,
-    acquire_timeout: Duration = "10m",
-    run_timeout: Duration = None,
-    retries: int = 0,
-    resume: str | None = None,
-    python_env: Any = None,
-    env_vars: Mapping[str, str] | None = None,
-    progress: Any = None,
-    spark: SparkSession | None = None,
-) -> Arguments:
-    """Check the arguments of a launch, which `launcher.api.launch` describes.
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    """The options of whatever is shown while it goes on.
 
-    Raises:
-        ConfigError: an argument is wrong; the message names it, its value and what is accepted.
+    Attributes:
+        name: name of the run; by default the function's name.
+        progress: "rich" for a live display, in a notebook's cell or in the terminal; "lines" for
+            plain lines; None to choose between these; "off" for nothing; or a callable that
+            receives a RunStatus at each change.
     """
-    refuse_nested()
-    check_callable(train_fn)
-    datasets = datasets_of(data, is_frame)
-    wanted: Wanted | None = None if python_env is None else recipe_for(python_env)
-    spec = gang_spec(
-        gpus_per_worker,
-        memory_per_worker,
-        acquire_timeout,
-        name=name if name is not None else default_name(train_fn),
-        workers=workers,
-        cores_per_worker=cores_per_worker,
-        placement=placement,
-        gpu_type=gpu_type,
-        parameter_servers=parameter_servers,
-        visible=visible,
-        model=None if model is None else model_name(model),
-        resume=None if resume is None else file_name(resume, "resume"),
-        run_timeout=parse_duration(run_timeout, "run_timeout"),
-        retries=retries,
-        env_vars={} if env_vars is None else env_vars,
-    )
-    shown = progress_of(progress)
-    call, imported = _pickled(train_fn, args, kwargs)
-    application = application_of(spark)
-    modules = packed_modules(Packer(), train_fn, call, imported, application)
-    check_data(datasets, application)
-    spec, wanted = with_python(spec, wanted, application)
-    tracking = _tracking(application)
-    return Arguments(
-        spec,
-        call,
-        modules,
-        scan_function(train_fn, modules),
-        shown,
-        application,
-        _provenance(model, tracking, train_fn, args, kwargs, modules),
-        tracking,
-        datasets,
-        wanted,
-        needs_of(imported, modules),
-    )
+
+    name: str | None = None
+    progress: Any = None
 
 
-def held_arguments(
-    *,
-    workers: int,
-    gpus_per_worker: float = 1,
-    cores_per_worker: int | None = None,
-    memory_per_worker: str | int = "4g",
-    parameter_servers: int = 0,
-    placement: str | None = None,
-    gpu_type: str | None = None,
-    visible: str | None = None,
-    name: str | None = None,
-    acquire_timeout: Duration = "10m",
-    idle_timeout: Duration = "10m",
-    python_env: Any = None,
-    progress: Any = None,
-    spark: SparkSession | None = None,
-) -> HeldArguments:
-    """Check the arguments of a held gang, which `launcher.api.hold` describes.
+@dataclass(frozen=True, kw_only=True)
+class ExecutorOptions(CommonOptions):
+    """The options of whatever acquires executors.
 
-    Raises:
-        ConfigError: an argument is wrong; the message names it, its value and what is accepted.
+    Attributes:
+        cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU, less one.
+        memory_per_worker: memory that a rank may use together with its child processes, as "4g" or
+            in bytes; a rank that uses more is killed, which counts as its failure.
+        gpu_type: words of the GPUs' product name, in any case, as "A100"; None for any GPU. Only
+            nodes that have this type are requested, and a GPU of another type gets no rank.
+        visible: "container" lets a rank see the GPUs of its container, in the order of LOCAL_RANK;
+            "rank" only its own; None is "container" if a rank has one whole GPU, else "rank".
+        acquire_timeout: how long the gang may wait for its executors; None for no bound.
+        python_env: packages that the ranks import before those of the executors' Python, or a whole
+            environment that they run in: a list of packages, in pip's syntax; the path of a
+            requirements file, of a directory (modules, or a virtual or conda environment) or of
+            a packed archive; or the name of a conda environment. It is built before GPUs are
+            requested, kept on the lake for the next launch, and unpacked once on each node.
+        spark: the session; the active one by default.
     """
-    refuse_nested()
-    wanted: Wanted | None = None if python_env is None else recipe_for(python_env)
-    spec = gang_spec(
-        gpus_per_worker,
-        memory_per_worker,
-        acquire_timeout,
-        name="gang" if name is None else name,
-        workers=workers,
-        cores_per_worker=cores_per_worker,
-        placement=placement,
-        gpu_type=gpu_type,
-        parameter_servers=parameter_servers,
-        visible=visible,
-    )
-    idle = parse_duration(idle_timeout, "idle_timeout")
-    shown, application = progress_of(progress), application_of(spark)
-    # A wrong setting is refused before the gang is acquired, not only at its first launch.
-    _tracking(application)
-    spec, wanted = with_python(spec, wanted, application)
-    return HeldArguments(spec, idle, likely_preloads(), shown, application, wanted)
+
+    cores_per_worker: int | None = None
+    memory_per_worker: str | int = "4g"
+    gpu_type: str | None = None
+    visible: str | None = None
+    acquire_timeout: Duration = placed("10m", "name")
+    python_env: Any = None
+    spark: SparkSession | None = placed(None, "progress")
+
+    def recipe(self) -> Wanted | None:
+        """Return the Python environment that `python_env` means, or None.
+
+        Raises:
+            ConfigError: it means none.
+        """
+        return None if self.python_env is None else recipe_for(self.python_env)
+
+    def gang_of(self, **others: Any) -> GangSpec:
+        """Return the gang that the options request.
+
+        Args:
+            others: the fields of the gang that are not from these options.
+
+        Raises:
+            ConfigError: an option or another field is invalid.
+        """
+        return GangSpec(
+            cores_per_worker=self.cores_per_worker,
+            memory_per_worker=parse_memory(self.memory_per_worker, "memory_per_worker"),
+            gpu_type=self.gpu_type,
+            visible=self.visible,
+            acquire_timeout=parse_duration(self.acquire_timeout, "acquire_timeout"),
+            **others,
+        )
 
 
-def launch_on(
-    held: HeldArguments,
-    train_fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    data: Any = None,
-    model: str | None = None,
-    name: str | None = None,
-    run_timeout: Duration = None,
-    retries: int = 0,
-    resume: str | None = None,
-    env_vars: Mapping[str, str] | None = None,
-    progress: Any = None,
-) -> Arguments:
-    """Check the arguments of a launch on a held gang, as `arguments` does.
+@dataclass(frozen=True, kw_only=True)
+class GangOptions(ExecutorOptions):
+    """The options of a gang.
 
-    Raises:
-        ConfigError: an argument is wrong; the message names it, its value and what is accepted.
+    Attributes:
+        workers: the world size.
+        gpus_per_worker: number of whole GPUs of each rank; 0 for a gang on CPUs; 1/k (0.5, say) for
+            k ranks of one container on one GPU, which NCCL does not connect (gloo does).
+        parameter_servers: number of processes without GPU, besides the workers, that also run
+            `train_fn`, with the role "ps"; rank 0 is then TensorFlow's chief, and when it has
+            returned the others are stopped as successful.
+        placement: "pack" for as many ranks as fit into one container (the largest number that
+            divides `workers`), on the fullest node with room; "spread" for one rank on each
+            node; None to leave it to YARN.
     """
-    check_callable(train_fn)
-    datasets = datasets_of(data, is_frame)
-    spec = dataclasses.replace(
-        held.spec,
-        name=name if name is not None else default_name(train_fn),
-        model=None if model is None else model_name(model),
-        resume=None if resume is None else file_name(resume, "resume"),
-        run_timeout=parse_duration(run_timeout, "run_timeout"),
-        retries=retries,
-        env_vars={} if env_vars is None else env_vars,
-    )
-    shown = progress_of(progress)
-    call, imported = _pickled(train_fn, args, kwargs)
-    modules = packed_modules(held.packer, train_fn, call, imported, held.application)
-    check_data(datasets, held.application)
-    tracking = _tracking(held.application)
-    return Arguments(
-        spec,
-        call,
-        modules,
-        scan_function(train_fn, modules),
-        shown,
-        held.application,
-        _provenance(model, tracking, train_fn, args, kwargs, modules),
-        tracking,
-        datasets,
-        needs=needs_of(imported, modules),
-    )
+
+    workers: int
+    gpus_per_worker: float = 1
+    parameter_servers: int = placed(0, "memory_per_worker")
+    placement: str | None = None
+
+    def gang_of(self, **others: Any) -> GangSpec:
+        return super().gang_of(
+            workers=self.workers,
+            gpus=GpuRequest(self.gpus_per_worker),
+            parameter_servers=self.parameter_servers,
+            placement=self.placement,
+            **others,
+        )
 
 
-def with_python(
-    spec: GangSpec, wanted: Wanted | None, application: Site
-) -> tuple[GangSpec, Wanted | None]:
-    """Return the gang with the requested Python environment, else with the application's.
+@dataclass(frozen=True, kw_only=True)
+class HoldOptions(GangOptions):
+    """The options of `hold`.
 
-    `hopsgpu submit` can set an environment for the application.
+    Attributes:
+        name: name of the gang.
+        acquire_timeout: how long the gang may wait for its executors, on entry and again after
+            some were lost; None for no bound.
+        idle_timeout: after this time without a launch the gang releases its executors, and the
+            next launch acquires them again; None to keep them until the end.
     """
-    default = application.option("python_env")
-    if wanted is None and default:
-        wanted = recipe_for(default)
-    return dataclasses.replace(spec, python_env=None if wanted is None else wanted.name), wanted
+
+    idle_timeout: Duration = placed("10m", "acquire_timeout")
 
 
-def gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:
-    """Return a GangSpec from GPUs per worker, memory and duration as users write them."""
-    return GangSpec(
-        gpus=GpuRequest(gpus),
-        memory_per_worker=parse_memory(memory, "memory_per_worker"),
-        acquire_timeout=parse_duration(timeout, "acquire_timeout"),
-        **rest,
-    )
+@dataclass(frozen=True, kw_only=True)
+class FunctionOptions(CommonOptions):
+    """The options of whatever runs a function in ranks.
 
-
-def refuse_nested() -> None:
-    """Raise ConfigError if this process is a rank."""
-    if VARIABLE in os.environ:
-        raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
-
-
-def check_callable(train_fn: object) -> None:
-    """Raise ConfigError if this is not callable, or if a call would not run its body."""
-    if not callable(train_fn):
-        raise ConfigError(f"train_fn={train_fn!r}: must be a function or another callable")
-    for one in (train_fn, type(train_fn).__call__):
-        if inspect.iscoroutinefunction(one):
-            problem = "is an async function: give one that calls asyncio.run() on it"
-        elif inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
-            problem = "is a generator function (it has a yield), which a call does not run"
-        else:
-            continue
-        raise ConfigError(f"train_fn={name_of(train_fn)} {problem}")
-
-
-def _pickled(
-    train_fn: Callable[..., Any], args: object, kwargs: object
-) -> tuple[bytes, ImportedModules]:
-    positional, named = _positional(args), keywords(kwargs)
-    check_call(train_fn, positional, named)
-    return pickled(train_fn, positional, named)
-
-
-def _tracking(application: Site) -> Tracking | None:
-    return tracking_to(application.option("mlflow"), application.option("mlflow.experiment"))
-
-
-def _provenance(
-    model: str | None,
-    tracking: Tracking | None,
-    train_fn: Callable[..., Any],
-    args: object,
-    kwargs: object,
-    modules: PackedModules,
-) -> Provenance | None:
-    if model is None and tracking is None:
-        return None
-    return provenance_of(train_fn, _positional(args), keywords(kwargs), modules)
-
-
-def _positional(args: object) -> tuple[Any, ...]:
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise ConfigError(f"args={args!r}: must be a tuple or list of the function's arguments")
-    return tuple(args)
-
-
-def keywords(kwargs: object) -> Mapping[str, Any]:
-    """Return keyword arguments by name; raise ConfigError if this is no mapping of names."""
-    if kwargs is None:
-        return {}
-    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-        raise ConfigError(f"kwargs={kwargs!r}: must be a mapping of argument names to values")
-    return kwargs
-
-
-def check_call(
-    train_fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    all_known: bool = True,
-) -> None:
-    """Check that a function accepts arguments.
-
-    Args:
-        train_fn: the function.
-        args, kwargs: the arguments.
-        all_known: whether these are all arguments; if not, others may be added later.
-
-    Raises:
-        ConfigError: the function does not accept them.
+    Attributes:
+        train_fn: any callable that cloudpickle can pickle; every rank runs it.
+        env_vars: environment variables of every rank. They may include `OMP_NUM_THREADS` and
+            `LOKY_MAX_CPU_COUNT`, which are the number of the rank's cores by default.
     """
-    try:
-        signature = inspect.signature(train_fn)
-    except (TypeError, ValueError):  # some built-in functions have none
-        return
-    try:
-        (signature.bind if all_known else signature.bind_partial)(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigError(
-            f"train_fn={name_of(train_fn)}{signature} does not take these args and kwargs: {error}"
-        ) from error
+
+    train_fn: Callable[..., Any] = field(kw_only=False)
+    env_vars: Mapping[str, str] | None = placed(None, "python_env", "name")
+
+    @property
+    def run_name(self) -> str:
+        """The given name, else the name of the function."""
+        return self.name if self.name is not None else default_name(self.train_fn)
 
 
-def default_name(train_fn: Callable[..., Any]) -> str:
-    """Return the default name of a run of this function."""
-    letters = "".join(c if c.isalnum() else "-" for c in name_of(train_fn).rpartition(".")[2])
-    return letters.strip("-")[:40] or "run"
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(FunctionOptions):
+    """The options of one run on a gang.
+
+    Attributes:
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        data: a Spark DataFrame, or the URL or absolute path of Parquet on the lake, or a dict from
+            names to these; wrap one in `hopsgpu.Data` to say what happens to rows that cannot be
+            divided evenly. The executors that run ETL write DataFrames to the run's directory,
+            before any GPU is requested; these files are removed when the run ends, unless
+            `spark.hopsgpu.keep_data` is true. Parquet is read in place. Each rank reads its own
+            rows: `context().data`.
+        model: name under which the files that the ranks leave in `context().model_dir` are
+            published, once all ranks have returned. The files of all ranks form one version, of
+            which every rank may write a part. If no rank leaves a file there is no version, but a
+            warning. Executors whose ranks left nothing are released before the others upload.
+        run_timeout: how long the ranks may take in one attempt; None for no bound.
+        retries: how often the gang may start again after a failure of a rank or of the
+            infrastructure; `context().attempt` counts the starts. Executors that still work are
+            kept. The same exception in all ranks at once is an error of the code, and is not
+            retried unless `spark.hopsgpu.retry` is "all".
+        resume: id of an earlier run, whose checkpoints `context().latest_checkpoint()` finds as
+            long as this run has none of its own.
+    """
+
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] | None = None
+    data: Any = placed(None, "visible", "kwargs")
+    model: str | None = None
+    run_timeout: Duration = placed(None, "acquire_timeout", "name")
+    retries: int = 0
+    resume: str | None = None
+
+    def of_run(self) -> dict[str, Any]:
+        """Return the fields of a GangSpec that concern the run, by name.
+
+        Raises:
+            ConfigError: an option is invalid.
+        """
+        check_callable(self.train_fn)
+        return {
+            "name": self.run_name,
+            "model": None if self.model is None else model_name(self.model),
+            "resume": None if self.resume is None else file_name(self.resume, "resume"),
+            "run_timeout": parse_duration(self.run_timeout, "run_timeout"),
+            "retries": self.retries,
+            "env_vars": {} if self.env_vars is None else self.env_vars,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(RunOptions, GangOptions):
+    """The options of `launch`, `submit` and `plan`: those of a gang and of a run on it."""
+
+    workers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldRunOptions(RunOptions):
+    """The options of `Gang.launch`, which also takes the function's arguments by position."""
+
+    args: Sequence[Any] = field(default=(), kw_only=False)
+    kwargs: Mapping[str, Any] | None = field(default=None, kw_only=False)

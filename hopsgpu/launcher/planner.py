@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete
 from hopsgpu.artifacts.runs import RECORD
-from hopsgpu.backends.backend import Site
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.launcher.options import Arguments
+from hopsgpu.launcher.arguments import Arguments, GangArguments
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import join_url
@@ -27,23 +25,13 @@ _MOST_LISTED = 5
 _OF_MEMORY = {"MIMALLOC_PURGE_DELAY": "0"}
 
 
-def plan_of(
-    spec: GangSpec,
-    application: Site,
-    run_id: str,
-    warnings: tuple[str, ...],
-    data: Datasets | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> LaunchPlan:
+def plan_of(given: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
     """Return the plan of a launch.
 
     Args:
-        spec: the requested gang.
-        application: the application in which it runs.
+        given: the arguments of its gang.
         run_id: id of the run.
-        warnings: warnings so far.
         data: the data that the ranks read, or None.
-        environment: environment variables for the ranks; the user's variables override them.
 
     Raises:
         ConfigError: the application may not have so many executors, no node has GPUs of the
@@ -52,19 +40,12 @@ def plan_of(
         StoreError: the run to resume from cannot be read on the lake, or data that is to be read
             in place does not exist.
     """
-    fit = application.fit(spec)
-    return LaunchPlan(
-        spec=fit.spec,
-        executors=fit.executors,
-        ranks_per_executor=fit.ranks_per_executor,
-        shape=fit.shape,
-        queue=fit.queue,
-        environment=_environment(
-            spec, fit.shape.cores // fit.ranks_per_executor, environment or {}
-        ),
-        paths=_paths(Lake(application.root).url, spec, run_id, data, application),
-        warnings=(*warnings, *fit.warnings),
-        hosts=fit.hosts,
+    fitting = given.application.fit(given.spec)
+    return replace(
+        fitting,
+        environment=_environment(given.spec, fitting, given.environment),
+        paths=_paths(Lake(given.application.root).url, given, run_id, data),
+        warnings=(*given.warnings, *fitting.warnings),
     )
 
 
@@ -76,26 +57,27 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
     # As the gang was found to fit: a machine without GPUs has none for a later launch either.
-    fitting = held.spec
-    spec = replace(given.spec, gpus=fitting.gpus, gpu_type=fitting.gpu_type)
-    cores = held.shape.cores // held.ranks_per_executor
+    spec = replace(given.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
     return replace(
         held,
         spec=spec,
-        environment=_environment(spec, cores, given.foreseen.environment(os.environ)),
-        paths=_paths(held.paths["root"], spec, run_id, given.data, given.application),
+        environment=_environment(spec, held, given.environment),
+        paths=_paths(held.paths["root"], given, run_id, given.data),
         warnings=(*held.warnings, *given.warnings),
     )
 
 
-def _environment(spec: GangSpec, cores: int, more: Mapping[str, str]) -> Mapping[str, str]:
+def _environment(
+    spec: GangSpec, containers: LaunchPlan, more: Mapping[str, str]
+) -> Mapping[str, str]:
+    cores = containers.shape.cores // containers.ranks_per_executor
     # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
     of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
     return {**of_cores, **_OF_MEMORY, **inherited(), **more, **spec.env_vars}
 
 
 def _paths(
-    root: str, spec: GangSpec, run_id: str, data: Datasets | None, application: Site
+    root: str, given: GangArguments, run_id: str, data: Datasets | None
 ) -> Mapping[str, str]:
     """Return where on the lake the run's directory, its inputs and its outputs are, by purpose.
 
@@ -103,14 +85,14 @@ def _paths(
         ConfigError: the run to resume from does not exist.
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
-    runs = join_url(root, "runs")
+    spec, runs = given.spec, join_url(root, "runs")
     paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
         paths["model"] = join_url(root, f"models/{spec.model}")
     if spec.resume is not None:
         paths["resume"] = _run_there(Lake(runs), spec.resume)
     if data is not None:
-        places = data.places(paths["run"], application.files)
+        places = data.places(paths["run"], given.application.files)
         for name, _ in data.paths:
             _check_there(data.label(name), Lake(places[name]))
         paths |= {data.label(name): url for name, url in places.items()}

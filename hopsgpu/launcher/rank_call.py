@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hopsgpu.core.rank_requirements import DATA
-from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank.trial import Trial
 from hopsgpu.storage.lake import Lake
@@ -18,51 +19,32 @@ class Call:
     """What every rank runs.
 
     Attributes:
-        function: the pickled function with its arguments.
-        modules: the user's own modules.
-        environment: the environment variables that all ranks share, with the user's.
+        plan: the plan of the gang: what its ranks may use, and the variables that they share.
+        function: the function.
         run_id: id of the run.
         directory: the run's directory on the lake.
         attempt: number of the attempt, from 0.
-        retries: how many attempts may follow the first.
-        memory: bytes that a rank may use together with its descendants; None for no bound.
-        timeout: seconds that the ranks may take; None for no bound.
-        visible: which GPUs a rank sees, as `frameworks.environment` takes it.
-        frameworks: those of the packages that are slow to import that the function imports.
-        own_master: whether the function makes the ranks meet at an address of its own; then no
-            agent serves torch's store, because torch would use it at any address.
         interface: the network interface that an administrator configured, or None.
-        resumed: the directory on the lake of the run whose checkpoints are resumed from, or None.
         data: the shards of each worker, as `data.rank_shards.Dealt` dumps them; empty without data.
         python_env: the Python environment of the ranks, or None.
         slots: the slot of each container's agent in which the call runs, by the container's key; 0
             for a container that is not listed. A run in one slot does not affect other slots.
         trial: the trial of a search that the call belongs to, or None.
         memory_share: share of its GPU's memory that a rank may use, in (0, 1); None for all of it.
-        imports: top-level modules that the ranks' Python must have to unpickle the function.
         script: the only entry of the ranks' `sys.argv`; see `script_name`.
     """
 
-    function: bytes
-    modules: PackedModules
-    environment: Mapping[str, str]
+    plan: LaunchPlan
+    function: PackedFunction
     run_id: str
     directory: Lake
     attempt: int
-    retries: int = 0
-    memory: int | None = None
-    timeout: float | None = None
-    visible: str | None = None
-    frameworks: tuple[str, ...] = ()
-    own_master: bool = False
     interface: str | None = None
-    resumed: Lake | None = None
     data: Sequence[bytes] = ()
     python_env: PythonEnv | None = None
     slots: Mapping[int, int] = field(default_factory=dict)
     trial: Trial | None = None
     memory_share: float | None = None
-    imports: tuple[str, ...] = ()
     script: str = ""
 
     def slot(self, key: int) -> int:

@@ -78,7 +78,8 @@ def rendezvous(
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
     first = world.places[0].container.key
-    has_stores = _STORES in call.frameworks and not call.own_master
+    foreseen = call.function.foreseen
+    has_stores = _STORES in foreseen.imports and not foreseen.has_own_master
     for key in containers:
         send(
             key,
@@ -87,12 +88,12 @@ def rendezvous(
             ports=ports_wanted(world, key),
             # A rank 0 that is alone serves a store for itself, which takes no time.
             store=world.size if key == first and world.size > 1 and has_stores else 0,
-            frameworks=call.frameworks,
-            shared=dict(call.environment),
+            frameworks=foreseen.imports,
+            shared=dict(call.plan.environment),
             interface=call.interface,
             others=addresses,
             python_env=None if call.python_env is None else call.python_env.as_fields(),
-            imports=call.imports,
+            imports=call.function.needs,
         )
     answers: dict[int, Message] = {}
     began = time.monotonic()

@@ -7,16 +7,22 @@ import inspect
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.core.signatures import placed
 from hopsgpu.core.spec import check_count
 from hopsgpu.core.trials import COMPLETE, FAILED, AblationRow, TrialReport
 from hopsgpu.errors import ConfigError
+from hopsgpu.launcher.function_shipping import check_accepts, check_callable, keywords
 from hopsgpu.launcher.interrupts import takes
-from hopsgpu.launcher.options import Duration, check_call, check_callable, keywords
 from hopsgpu.tuning.search import run_search
-from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.search_options import (
+    SearchArguments,
+    SearchOptions,
+    TrialOptions,
+    search_arguments,
+)
 from hopsgpu.tuning.search_results import AblationResult
 from hopsgpu.tuning.space import check_optuna
 
@@ -27,6 +33,23 @@ if TYPE_CHECKING:
 
 WHOLE = ""
 _COMPONENT, _SEED = "component", "seed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblateOptions(TrialOptions):
+    """The options of `ablate`.
+
+    Attributes:
+        train_fn: as for `search`. If it takes an argument `seed`, it gets 0, 1, ….
+        components: for each component's name the keyword arguments that leave it out, such as
+            `{"dropout": {"dropout": 0.0}, "attention": {"attention": False}}`.
+        seeds: number of trials of each component, each with a different seed.
+    """
+
+    components: Mapping[str, Mapping[str, Any]] = field(kw_only=False)
+    seeds: int = 1
+    metric: str | None = placed(None, "seeds")
+    direction: Direction = placed("minimize", "metric")
 
 
 @dataclass(frozen=True)
@@ -42,112 +65,54 @@ class Ablation:
     components: tuple[str, ...]
 
 
-def ablation(
-    train_fn: Callable[..., Any],
-    components: Mapping[str, Mapping[str, Any]],
-    *,
-    seeds: int = 1,
-    metric: str | None = None,
-    direction: Direction = "minimize",
-    max_concurrent: int,
-    min_concurrent: int = 1,
-    gpus_per_trial: float = 1,
-    workers_per_trial: int = 1,
-    search_timeout: Duration = None,
-    trial_timeout: Duration = None,
-    max_failures: int | None = None,
-    name: str | None = None,
-    resume: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    cores_per_worker: int | None = None,
-    memory_per_worker: str | int = "4g",
-    gpu_type: str | None = None,
-    visible: str | None = None,
-    acquire_timeout: Duration = "10m",
-    python_env: Any = None,
-    env_vars: Mapping[str, str] | None = None,
-    progress: Any = None,
-    spark: Any = None,
-) -> Ablation:
-    """Check an ablation's arguments, which `ablate` documents.
+def ablation(options: AblateOptions) -> Ablation:
+    """Check an ablation's options.
 
     Raises:
-        ConfigError: an argument is invalid; the message names the argument, the given value and the
+        ConfigError: an option is invalid; the message names the option, the given value and the
             accepted values.
     """
+    train_fn, seeds = options.train_fn, options.seeds
     check_callable(train_fn)
     check_count(seeds, "seeds", 1)
     check_optuna()
-    left_out = _checked(components)
+    left_out = _checked(options.components)
     seeded = _takes_seed(train_fn)
     if seeds > 1 and not seeded:
         raise ConfigError(
             f"seeds={seeds}: train_fn takes no argument `seed`, so that all trials of a component"
             " would be the same; give it one, or seeds=1"
         )
-    fixed = keywords(kwargs)
+    fixed = keywords(options.kwargs)
     for without in left_out.values():
-        check_call(train_fn, (), {**fixed, **without, **({_SEED: 0} if seeded else {})})
+        check_accepts(train_fn, (), {**fixed, **without, **({_SEED: 0} if seeded else {})})
     names = (WHOLE, *left_out)
 
     def space(trial: optuna.Trial) -> Mapping[str, Any]:
         component = trial.suggest_categorical(_COMPONENT, names)
         seed = trial.suggest_int(_SEED, 0, seeds - 1)
+        # A component's keyword arguments override those that all trials get.
         return {**left_out.get(component, {}), **({_SEED: seed} if seeded else {})}
 
-    search = search_arguments(
-        train_fn,
-        space,
-        trials=len(names) * seeds,
-        max_concurrent=max_concurrent,
-        min_concurrent=min_concurrent,
-        gpus_per_trial=gpus_per_trial,
-        workers_per_trial=workers_per_trial,
-        direction=direction,
-        metric=metric,
-        sampler=_grid(names, seeds),
-        search_timeout=search_timeout,
-        trial_timeout=trial_timeout,
-        max_failures=max_failures,
-        name=name,
-        resume=resume,
-        # A component's keyword arguments override these, which all trials get.
-        kwargs=fixed,
-        cores_per_worker=cores_per_worker,
-        memory_per_worker=memory_per_worker,
-        gpu_type=gpu_type,
-        visible=visible,
-        acquire_timeout=acquire_timeout,
-        python_env=python_env,
-        env_vars=env_vars,
-        progress=progress,
-        spark=spark,
+    shared = {one.name: getattr(options, one.name) for one in dataclasses.fields(TrialOptions)}
+    of_search = SearchOptions(
+        **shared, space=space, trials=len(names) * seeds, sampler=_grid(names, seeds)
     )
-    return Ablation(search, tuple(left_out))
+    return Ablation(search_arguments(of_search), tuple(left_out))
 
 
-@takes(ablation)
-def ablate(given: Ablation, interrupted: threading.Event) -> AblationResult:
+@takes(AblateOptions)
+def ablate(options: AblateOptions, interrupted: threading.Event) -> AblationResult:
     """Measure what each layer, module or feature is worth, by training with and without it.
 
     For each seed, one trial trains with all components, and one trial per component trains without
     that component. The trials run on GPUs as those of `search` do.
 
-    Args:
-        train_fn: as for `search`. If it takes an argument `seed`, it gets 0, 1, ….
-        components: for each component's name the keyword arguments that leave it out, such as
-            `{"dropout": {"dropout": 0.0}, "attention": {"attention": False}}`.
-        seeds: number of trials of each component, each with a different seed.
-        metric, direction, max_concurrent, min_concurrent: as for `search`.
-        gpus_per_trial, workers_per_trial: as for `search`.
-        search_timeout, trial_timeout, max_failures, name, resume, kwargs: as for `search`.
-        cores_per_worker, memory_per_worker, gpu_type, visible, acquire_timeout: as for `search`.
-        python_env, env_vars, progress, spark: as for `search`.
-
     Raises:
         ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as for
             `search`.
     """
+    given = ablation(options)
     result = run_search(given.search, interrupted)
     return AblationResult(
         run_id=result.run_id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -12,12 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.artifacts.runs import RECORD, parse
+from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.controller import request_of, state_of_failure
+from hopsgpu.launcher.controller import state_of_failure
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
@@ -25,9 +25,8 @@ from hopsgpu.launcher.preflight import asked_of_executors, python_of
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Handle
 from hopsgpu.launcher.run_record import environment
-from hopsgpu.packaging.python_env.builder import warnings_of
 from hopsgpu.storage.lake import Lake
-from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments
 from hopsgpu.tuning.search_results import SearchResult
 from hopsgpu.tuning.status_board import SearchBoard
 from hopsgpu.units import counted
@@ -46,47 +45,14 @@ PAGE = "search.html"
 _KEEP_SECONDS = 120.0
 
 
-@takes(search_arguments)
-def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
+@takes(SearchOptions)
+def search(options: SearchOptions, interrupted: threading.Event) -> SearchResult:
     """Search for the parameters with the best metric, on GPUs that arrive and leave one by one.
 
     The first trial runs when the first executor is granted. Each further executor gets a trial as
     soon as it arrives, and is released when fewer trials are left than executors. Each trial is a
     fresh process that runs `train_fn(**kwargs, **parameters)` and returns the metric. The call
     returns once the ResourceManager shows the GPUs gone.
-
-    Args:
-        train_fn: any callable that cloudpickle can pickle. It returns the metric, a number, or a
-            dict of numbers that contains the metric. `context().report(step, **metrics)` reports
-            the metric during training, and `context().should_prune()` says whether to return early.
-        space: a dict of parameter names to Optuna distributions, or a function of an Optuna trial
-            that suggests parameters; what that returns, if anything, are the keyword arguments.
-        trials: total number of trials that should end, including those of earlier runs of the
-            search.
-        max_concurrent: largest number of trials that run at a time; GPUs are requested for so many.
-        min_concurrent: number of trials for which there must be GPUs before the first one starts.
-        gpus_per_trial: whole GPUs of each worker of a trial; 0 for CPUs; 1/k (such as 0.5) if k
-            trials share a GPU, each with the setting to use its share of the memory.
-        workers_per_trial: ranks of each trial; if above 1, a trial is a gang with one executor per
-            rank.
-        direction: "minimize" or "maximize".
-        metric: name of the metric, needed if the function returns or reports several.
-        sampler: "tpe" (the default), "random", "grid", "cmaes", "genetic", or a sampler of Optuna.
-        pruner: "none" (the default), "median", "asha", "hyperband", or a pruner of Optuna.
-        seed: seed of a sampler given by name. The same seed proposes the same trials as long as
-            trials end in the same order; with max_concurrent=1 it always does.
-        search_timeout: how long the search may take from its first wait for executors on. Trials
-            that still run then are stopped; the search can be resumed.
-        trial_timeout: how long a trial may take; a trial that takes longer fails.
-        max_failures: number of failed trials that the search tolerates; None for any number.
-        name: name of the search. If a search of this name exists, it is resumed.
-        resume: id of the search to resume. Trials that have ended are kept; those that were running
-            start again and find their checkpoints.
-        kwargs: keyword arguments that all trials get.
-        cores_per_worker, memory_per_worker, gpu_type, visible: as for `launch`.
-        acquire_timeout: how long the search may wait for the first executor; None for no limit.
-        python_env, env_vars, spark: as for `launch`.
-        progress: as for `launch`; a callable receives a SearchStatus.
 
     Raises:
         ConfigError: an argument or setting is invalid, Optuna is not installed at the driver, or
@@ -98,7 +64,7 @@ def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult
             the other errors of a search that has begun, `error.result` has the results so far.
         KeyboardInterrupt: the user pressed Ctrl-C; the search's GPUs are back.
     """
-    return run_search(given, interrupted)
+    return run_search(search_arguments(options), interrupted)
 
 
 def run_search(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
@@ -106,8 +72,9 @@ def run_search(given: SearchArguments, interrupted: threading.Event) -> SearchRe
     run_id = given.resume or given.named or new_run_id(given.spec.name)
     plan = _plan(given, run_id)
     _check_before(given, Lake(plan.paths["run"]), run_id)
+    options = given.options
     board = SearchBoard(
-        run_id, given.terms, plan.shape.gpus, given.direction, given.metric, given.progress
+        run_id, given.terms, plan.shape.gpus, options.direction, options.metric, given.progress
     )
     log.info(
         "search asked for: %s of %d trials, %d at a time at most, on executors of %d GPUs",
@@ -130,16 +97,10 @@ def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
     """
     terms = given.terms
     least = terms.executors(terms.least) * terms.slots
-    fit = given.application.fit(replace(given.spec, workers=least))
-    search_record = (
-        *given.modules.warnings,
-        *warnings_of(given.python_env),
-        *given.foreseen.warnings,
-        *fit.warnings,
-    )
-    environment = given.foreseen.environment(os.environ)
-    plan = plan_of(given.spec, given.application, run_id, (), environment=environment)
-    return replace(plan, warnings=tuple(dict.fromkeys((*search_record, *plan.warnings))))
+    fitting = given.application.fit(replace(given.spec, workers=least))
+    plan = plan_of(given, run_id)
+    warnings = dict.fromkeys((*given.warnings, *fitting.warnings, *plan.warnings))
+    return replace(plan, warnings=tuple(warnings))
 
 
 def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
@@ -232,7 +193,7 @@ class _Search:
         given = self._given
         journal = Journal(self._directory / JOURNAL)
         study = self._study = open_study(
-            journal, self._board.run_id, given.direction, given.sampler, given.pruner
+            journal, self._board.run_id, given.options.direction, given.sampler, given.pruner
         )
         self._board.before(r for r in reports_of(study) if r.ended is not None)
         ended, is_other = count_ended(study), note_code(study, given.code)
@@ -244,7 +205,7 @@ class _Search:
             self._board.warn(
                 f"{search_record} that had ended{other}; another name= begins a new search"
             )
-        asker = SamplerThread(study, given.space, lambda: searching.wake())
+        asker = SamplerThread(study, given.options.space, lambda: searching.wake())
         searching = Searching(
             given,
             self._plan,
@@ -267,18 +228,19 @@ class _Search:
         given, board = self._given, self._board
         root = self._plan.paths["root"]
         python_env = python_of(given.python_env, root, board, self._cancelled)
-        imports = asked_of_executors(given.needs, python_env, given.application)
+        imports = asked_of_executors(given.function.needs, python_env, given.application)
         board.state(GangState.WAITING)
-        request = request_of(
+        request = Request(
+            board.run_id,
             self._plan,
-            given.foreseen.imports,
-            board,
             self._cancelled,
-            python_env,
+            board,
+            frameworks=given.function.foreseen.imports,
+            python_env=python_env,
             imports=imports,
         )
         most = given.terms.executors(given.terms.most)
-        with given.application.elastic(replace(request, executors=most)) as lease:
+        with given.application.elastic(request.of_executors(most)) as lease:
             searching.run(lease, python_env)
 
     def _conclude(self, asker: SamplerThread, journal: Journal) -> None:
@@ -311,8 +273,8 @@ class _Search:
             best=board.best,
             trials=tuple(reports_of(study)),
             study=study,
-            direction=self._given.direction,
-            metric=self._given.metric,
+            direction=self._given.options.direction,
+            metric=self._given.options.metric,
             gpu_seconds=board.gpu_seconds(),
             timeline=board.timeline,
             moments=board.moments,

@@ -20,6 +20,7 @@ from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank.trial import Trial
@@ -107,7 +108,7 @@ class Searching:
         self._interface = given.application.interface
         self._placement = Placement(given.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
-        self._calls: dict[int, bytes] = {}
+        self._calls: dict[int, PackedFunction] = {}
         self._tries: dict[int, TrialRun] = {}
         self._meetings = RendezvousCache()
         self._ending: list[TrialRun] = []
@@ -214,7 +215,7 @@ class Searching:
             assign_ranks(containers, 1),
             call,
             self._meetings,
-            self._given.metric,
+            self._given.options.metric,
             self._board,
             self._background,
             lambda number: self._inbox.put(_Begun(number)),
@@ -240,20 +241,14 @@ class Searching:
         running.start()
 
     def _call(self, proposed: Proposed, start: Start) -> Call:
-        plan, number = self._plan, proposed.number
+        number = proposed.number
         attempt = proposed.tries + self._placement.tries(number) - 1
         return Call(
-            function=self._calls[number],
-            modules=self._given.modules,
-            environment=plan.environment,
-            run_id=f"{self._board.run_id}-trial-{number}",
-            directory=self._directory / "trials" / str(number),
-            attempt=attempt,
-            memory=plan.spec.memory_per_worker,
-            timeout=plan.spec.run_timeout,
-            visible=plan.spec.visible,
-            frameworks=self._given.foreseen.imports,
-            own_master=self._given.foreseen.has_own_master,
+            self._plan,
+            self._calls[number],
+            f"{self._board.run_id}-trial-{number}",
+            self._directory / "trials" / str(number),
+            attempt,
             interface=self._interface,
             python_env=self._python_env,
             slots={slot.executor: slot.index for slot in start.slots},
@@ -330,7 +325,7 @@ class Searching:
     def _learn(self, news: News, lease: ElasticLease) -> None:
         if isinstance(news, Proposed):
             try:
-                self._calls[news.number] = self._given.call(news.arguments)
+                self._calls[news.number] = self._given.function_with(news.arguments)
             except HopsGpuError as error:
                 self._fail(error)
                 return

@@ -1,34 +1,29 @@
-"""The arguments of a search, declared once and checked before anything starts."""
+"""The options of searches, each written once, and the arguments that they check to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.core.spec import GangSpec, GpuRequest, check_count
+from hopsgpu.core.signatures import placed
+from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.display.progress import ShieldedSearch, search_progress_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.launcher.function_shipping import needs_of, packed_modules
-from hopsgpu.launcher.options import (
-    Duration,
-    check_call,
+from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
+from hopsgpu.launcher.function_shipping import (
+    PackedFunction,
+    check_accepts,
     check_callable,
-    default_name,
-    gang_spec,
     keywords,
-    refuse_nested,
-    with_python,
+    packed,
 )
+from hopsgpu.launcher.options import Duration, ExecutorOptions, FunctionOptions
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
-from hopsgpu.packaging.modules import PackedModules, Packer
+from hopsgpu.packaging.modules import Packer
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.packaging.preload import StaticFindings, scan_function
 from hopsgpu.packaging.provenance import code_digest
-from hopsgpu.packaging.python_env.builder import Wanted
-from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.names import file_name
 from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of
@@ -43,108 +38,126 @@ if TYPE_CHECKING:
 _DIRECTIONS = ("minimize", "maximize")
 
 
-@dataclass(frozen=True)
-class SearchArguments:
+@dataclass(frozen=True, kw_only=True)
+class TrialOptions(FunctionOptions, ExecutorOptions):
+    """The options of whatever runs trials; `SearchOptions` and `AblateOptions` have all of them.
+
+    Attributes:
+        train_fn: any callable that cloudpickle can pickle. It returns the metric, a number, or a
+            dict of numbers that contains the metric. `context().report(step, **metrics)` reports
+            the metric during training, and `context().should_prune()` says whether to return early.
+        max_concurrent: largest number of trials that run at a time; GPUs are requested for so many.
+        min_concurrent: number of trials for which there must be GPUs before the first one starts.
+        gpus_per_trial: whole GPUs of each worker of a trial; 0 for CPUs; 1/k (such as 0.5) if k
+            trials share a GPU, each with the setting to use its share of the memory.
+        workers_per_trial: ranks of each trial; if above 1, a trial is a gang with one executor per
+            rank.
+        direction: "minimize" or "maximize".
+        metric: name of the metric, needed if the function returns or reports several.
+        search_timeout: how long the search may take from its first wait for executors on. Trials
+            that still run then are stopped; the search can be resumed.
+        trial_timeout: how long a trial may take; a trial that takes longer fails.
+        max_failures: number of failed trials that the search tolerates; None for any number.
+        name: name of the search. If a search of this name exists, it is resumed.
+        resume: id of the search to resume. Trials that have ended are kept; those that were running
+            start again and find their checkpoints.
+        kwargs: keyword arguments that all trials get.
+        acquire_timeout: how long the search may wait for the first executor; None for no limit.
+        progress: as for `launch`; a callable receives a SearchStatus.
+    """
+
+    max_concurrent: int
+    min_concurrent: int = 1
+    gpus_per_trial: float = 1
+    workers_per_trial: int = 1
+    direction: Direction = "minimize"
+    metric: str | None = None
+    search_timeout: Duration = None
+    trial_timeout: Duration = None
+    max_failures: int | None = None
+    name: str | None = placed(None, "max_failures")
+    resume: str | None = None
+    kwargs: Mapping[str, Any] | None = None
+    spark: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions(TrialOptions):
+    """The options of `search`.
+
+    Attributes:
+        space: a dict of parameter names to Optuna distributions, or a function of an Optuna trial
+            that suggests parameters; what that returns, if anything, are the keyword arguments.
+        trials: total number of trials that should end, including those of earlier runs of the
+            search.
+        sampler: "tpe" (the default), "random", "grid", "cmaes", "genetic", or a sampler of Optuna.
+        pruner: "none" (the default), "median", "asha", "hyperband", or a pruner of Optuna.
+        seed: seed of a sampler given by name. The same seed proposes the same trials as long as
+            trials end in the same order; with max_concurrent=1 it always does.
+    """
+
+    space: Space = field(kw_only=False)
+    trials: int
+    sampler: Any = placed(None, "metric")
+    pruner: Any = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchArguments(FunctionArguments):
     """The checked arguments of a search.
 
     Attributes:
+        options: the arguments as given: space, direction, metric, seed.
         terms: how many trials run, and on how many slots.
-        spec: the ranks of one executor, as a gang.
-        space: the space of the trials' parameters.
-        direction: "minimize" or "maximize".
-        metric: name of the metric that is optimized, or None.
         sampler, pruner: Optuna's.
-        seed: the given seed, or None.
         timeout: seconds that the search may take, or None.
-        function: the pickled call of the function with the arguments that all trials share.
-        modules: the user's own modules.
         code: a digest of the function and the user's modules.
-        foreseen: what an analysis of the function's code found.
         progress: the display.
-        application: the application in which the search runs.
-        python_env: Python environment of the ranks, to be built or existing; or None.
         named: the given name, by which the search is resumed; None if the search gets a new run id.
         resume: id of the search to resume, which must exist; or None.
-        needs: top-level modules that the ranks' Python must have to unpickle the function.
     """
 
+    options: SearchOptions
     terms: SearchTerms
-    spec: GangSpec
-    space: Space
-    direction: Direction
-    metric: str | None
     sampler: optuna.samplers.BaseSampler
     pruner: optuna.pruners.BasePruner
-    seed: int | None
     timeout: float | None
-    function: bytes
-    modules: PackedModules
     code: str
-    foreseen: StaticFindings
     progress: ShieldedSearch
-    application: Site
-    python_env: Wanted | None
     named: str | None
     resume: str | None
-    needs: tuple[str, ...] = ()
 
     @property
     def memory_share(self) -> float | None:
         """Return the share of a GPU's memory that a trial may use; None if it may use all of it."""
         return 1 / self.terms.slots if self.terms.slots > 1 else None
 
-    def call(self, arguments: Mapping[str, Any]) -> bytes:
-        """Return the pickled call of a trial with its arguments.
+    def function_with(self, parameters: Mapping[str, Any]) -> PackedFunction:
+        """Return the function of a trial with its parameters.
 
         Raises:
-            ConfigError: an argument cannot be pickled; the message names it.
+            ConfigError: a parameter cannot be pickled; the message names it.
         """
-        return self.function + pickle_call(None, (), arguments)
+        call = self.function.call + pickle_call(None, (), parameters)
+        return replace(self.function, call=call)
 
 
-def search_arguments(
-    train_fn: Callable[..., Any],
-    space: Space,
-    *,
-    trials: int,
-    max_concurrent: int,
-    min_concurrent: int = 1,
-    gpus_per_trial: float = 1,
-    workers_per_trial: int = 1,
-    direction: Direction = "minimize",
-    metric: str | None = None,
-    sampler: Any = None,
-    pruner: Any = None,
-    seed: int | None = None,
-    search_timeout: Duration = None,
-    trial_timeout: Duration = None,
-    max_failures: int | None = None,
-    name: str | None = None,
-    resume: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    cores_per_worker: int | None = None,
-    memory_per_worker: str | int = "4g",
-    gpu_type: str | None = None,
-    visible: str | None = None,
-    acquire_timeout: Duration = "10m",
-    python_env: Any = None,
-    env_vars: Mapping[str, str] | None = None,
-    progress: Any = None,
-    spark: Any = None,
-) -> SearchArguments:
-    """Check a search's arguments, which `search.search` documents.
+def search_arguments(options: SearchOptions) -> SearchArguments:
+    """Check a search's options.
 
     Raises:
-        ConfigError: an argument is invalid; the message names the argument, the given value and the
+        ConfigError: an option is invalid; the message names the option, the given value and the
             accepted values.
     """
     refuse_nested()
+    train_fn, space = options.train_fn, options.space
     check_callable(train_fn)
     check_optuna()
     check_space(space)
-    terms = _terms(
-        trials, max_concurrent, min_concurrent, gpus_per_trial, workers_per_trial, max_failures
-    )
+    terms = _terms(options)
+    direction, metric = options.direction, options.metric
+    name, resume = options.name, options.resume
     if direction not in _DIRECTIONS:
         raise ConfigError(f"direction={direction!r}: must be 'minimize' or 'maximize'")
     if metric is not None and (not isinstance(metric, str) or not metric):
@@ -153,59 +166,40 @@ def search_arguments(
         raise ConfigError(
             f"name={name!r} and resume={resume!r}: a search goes on by either, give one of them"
         )
-    wanted: Wanted | None = None if python_env is None else recipe_for(python_env)
-    spec = gang_spec(
-        gpus_per_trial,
-        memory_per_worker,
-        acquire_timeout,
-        name=name if name is not None else default_name(train_fn),
+    wanted = options.recipe()
+    spec = options.gang_of(
+        name=options.run_name,
         workers=terms.slots,
-        cores_per_worker=cores_per_worker,
-        gpu_type=gpu_type,
-        visible=visible,
-        run_timeout=parse_duration(trial_timeout, "trial_timeout"),
-        env_vars={} if env_vars is None else env_vars,
+        gpus=_gpus(options.gpus_per_trial),
+        run_timeout=parse_duration(options.trial_timeout, "trial_timeout"),
+        env_vars={} if options.env_vars is None else options.env_vars,
     )
-    timeout = parse_duration(search_timeout, "search_timeout")
-    proposes, prunes = sampler_of(sampler, space, seed), pruner_of(pruner)
+    timeout = parse_duration(options.search_timeout, "search_timeout")
+    sampler, pruner = sampler_of(options.sampler, space, options.seed), pruner_of(options.pruner)
     resumed = None if resume is None else file_name(resume, "resume")
-    function, imported = _function(train_fn, space, keywords(kwargs))
-    shown = search_progress_of(progress)
-    application = application_of(spark)
-    modules = packed_modules(Packer(), train_fn, function, imported, application)
-    spec, wanted = with_python(spec, wanted, application)
+    call, imported = _function(train_fn, space, keywords(options.kwargs))
+    progress = search_progress_of(options.progress)
+    application = application_of(options.spark)
+    function = packed(Packer(), train_fn, call, imported, application)
     return SearchArguments(
-        terms=terms,
-        spec=spec,
-        space=space,
-        direction=direction,
-        metric=metric,
-        sampler=proposes,
-        pruner=prunes,
-        seed=seed,
-        timeout=timeout,
+        **vars(gang_in(application, spec, wanted)),
         function=function,
-        modules=modules,
-        code=code_digest(train_fn, modules),
-        foreseen=scan_function(train_fn, modules),
-        progress=shown,
-        application=application,
-        python_env=wanted,
+        options=options,
+        terms=terms,
+        sampler=sampler,
+        pruner=pruner,
+        timeout=timeout,
+        code=code_digest(train_fn, function.modules),
+        progress=progress,
         named=None if name is None else spec.name,
         resume=resumed,
-        needs=needs_of(imported, modules),
     )
 
 
-def _terms(
-    trials: int,
-    most: int,
-    least: int,
-    gpus: float,
-    workers: int,
-    max_failures: int | None,
-) -> SearchTerms:
-    check_count(trials, "trials", 1)
+def _terms(options: SearchOptions) -> SearchTerms:
+    least, most = options.min_concurrent, options.max_concurrent
+    workers = options.workers_per_trial
+    check_count(options.trials, "trials", 1)
     check_count(most, "max_concurrent", 1)
     check_count(least, "min_concurrent", 1)
     check_count(workers, "workers_per_trial", 1)
@@ -214,16 +208,16 @@ def _terms(
             f"min_concurrent={least} with max_concurrent={most}: min_concurrent must be at"
             f" most {most}, as no more trials run at a time"
         )
-    if max_failures is not None:
-        check_count(max_failures, "max_failures", 0)
-    slots = _gpus(gpus).sharing
+    if options.max_failures is not None:
+        check_count(options.max_failures, "max_failures", 0)
+    slots = _gpus(options.gpus_per_trial).sharing
     if slots > 1 and workers > 1:
         raise ConfigError(
-            f"gpus_per_trial={gpus!r} with workers_per_trial={workers}: trials that share a GPU"
-            " have one worker each, since NCCL connects no ranks on one GPU; ask for whole GPUs,"
-            " which each worker of a trial gets"
+            f"gpus_per_trial={options.gpus_per_trial!r} with workers_per_trial={workers}: trials"
+            " that share a GPU have one worker each, since NCCL connects no ranks on one GPU; ask"
+            " for whole GPUs, which each worker of a trial gets"
         )
-    return SearchTerms(trials, most, least, workers, slots, max_failures)
+    return SearchTerms(options.trials, most, least, workers, slots, options.max_failures)
 
 
 def _gpus(given: float) -> GpuRequest:
@@ -242,9 +236,9 @@ def _function(
             raise ConfigError(
                 f"kwargs and space both give {', '.join(twice)}: leave it out of one of them"
             )
-        check_call(train_fn, (), {**fixed, **space})
+        check_accepts(train_fn, (), {**fixed, **space})
     else:
-        check_call(train_fn, (), fixed, all_known=False)
+        check_accepts(train_fn, (), fixed, all_known=False)
     noted = ImportRecorder()
     call = pickle_call(train_fn, (), fixed, noted=noted)
     for value in values_of(space):

@@ -54,7 +54,7 @@ def search_record(
         study: Optuna's study, or None if it is not open yet.
         best: the best trial so far, or None.
     """
-    terms, space = given.terms, given.space
+    terms, options = given.terms, given.options
     return {
         "trials_wanted": terms.trials,
         "max_concurrent": terms.most,
@@ -62,14 +62,14 @@ def search_record(
         "workers_per_trial": terms.workers,
         "gpus_per_trial": given.spec.gpus.per_worker,
         "max_failures": terms.max_failures,
-        "direction": given.direction,
-        "metric": given.metric,
+        "direction": options.direction,
+        "metric": options.metric,
         "sampler": type(given.sampler).__name__,
         "pruner": type(given.pruner).__name__,
-        "seed": given.seed,
-        "space": {name: str(one) for name, one in space.items()}
-        if isinstance(space, Mapping)
-        else repr(space),
+        "seed": options.seed,
+        "space": {name: str(one) for name, one in options.space.items()}
+        if isinstance(options.space, Mapping)
+        else repr(options.space),
         "best": None if best is None else _plain(best),
         "trials": [] if study is None else [_plain(report) for report in reports_of(study)],
     }

@@ -130,12 +130,13 @@ def test_what_is_no_error_of_hopsgpu_keeps_its_frames() -> None:
 
 
 def test_a_call_that_does_not_fit_is_pythons_own_type_error() -> None:
-    def arguments(*, workers: int) -> int:
-        return workers
+    @dataclass(frozen=True, kw_only=True)
+    class Options:
+        workers: int
 
-    @takes(arguments)
-    def launch(given: int, interrupted: threading.Event) -> int:
-        return given
+    @takes(Options)
+    def launch(options: Options, interrupted: threading.Event) -> int:
+        return options.workers
 
     text = shown(lambda: launch(wokers=1))  # type: ignore[call-arg]
     assert set(files_in(text)) == {__file__}
@@ -305,6 +306,10 @@ def test_a_second_interrupt_says_that_nothing_was_seen_to_be_back() -> None:
         over.set()
 
 
+@dataclass(frozen=True)
+class NoOptions: ...
+
+
 def test_an_interrupted_submit_cancels_its_run_and_waits_for_it() -> None:
     cancelled = threading.Event()
 
@@ -312,8 +317,8 @@ def test_an_interrupted_submit_cancels_its_run_and_waits_for_it() -> None:
         assert cancelled.wait(30)
         raise Cancelled("by hand")
 
-    @takes(lambda: None)
-    def submit(given: None, interrupted: threading.Event) -> Run:
+    @takes(NoOptions)
+    def submit(options: NoOptions, interrupted: threading.Event) -> Run:
         signal.raise_signal(signal.SIGINT)
         return run_of(work, board(), cancelled)
 

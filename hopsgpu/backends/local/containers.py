@@ -66,8 +66,8 @@ class Containers:
         directory.mkdir(mode=0o700)
         container = ContainerRequest(
             driver=replace(self._driver, job=name, modules=request.imports),
-            gpus=request.shape.gpus,
-            gpu_type=request.gpu_type,
+            gpus=request.plan.shape.gpus,
+            gpu_type=request.plan.spec.gpu_type,
             avoided=tuple(sorted(gpu for _, gpu in request.avoid.gpus)),
             pid=os.getpid(),
         )
@@ -116,7 +116,7 @@ def _package_for(request: Request, directory: Path) -> Path | None:
     If the ranks have a Python of their own, the path is that of a zip with hopsgpu: as on a node,
     that Python must not see the driver's other packages.
     """
-    env = None if request.warm is None else request.warm.python_env
+    env = request.python_env
     if env is None or env.interpreter is None:
         return None
     return pack_package(directory / PACKAGE)

@@ -73,10 +73,10 @@ class PlaceholderJob:
         log.info(
             "%s: needs %d executors, of which %d have registered",
             request.run_id,
-            request.executors,
+            request.plan.executors,
             there,
         )
-        self.jobs = [start(max(request.executors, there))]
+        self.jobs = [start(max(request.plan.executors, there))]
         self.parked: dict[int, Container] = {}
         self._clock = clock
         self._turn = turn
@@ -100,7 +100,7 @@ class PlaceholderJob:
             HopsGpuError: the job of placeholders failed.
         """
         while True:
-            whole = len(self._holders) >= self._request.executors
+            whole = len(self._holders) >= self._request.plan.executors
             self._grants = replace(
                 self._grants,
                 connected=len(self._holders),
@@ -113,7 +113,7 @@ class PlaceholderJob:
                     "%s: gives its part back: %d of %d granted, %d arrived, %d ended, %d aside",
                     self._request.run_id,
                     self._grants.allotted,
-                    self._request.executors,
+                    self._request.plan.executors,
                     self._grants.connected,
                     self._grants.lost,
                     self._grants.parked,
@@ -160,14 +160,14 @@ class PlaceholderJob:
                 container.container_id,
                 container.host,
                 len(self._holders),
-                self._request.executors,
+                self._request.plan.executors,
             )
             return
         log.info("executor held aside: %s: %s", container.container_id, reason)
         self._clock.held_aside(reason)
         self.parked[container.key] = container
         # Besides the parked ones, as many placeholders must be left as the gang wants.
-        if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
+        if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.plan.executors:
             self.jobs.append(self._start(1))
 
     def _settled(self) -> bool:
@@ -194,10 +194,10 @@ class PlaceholderJob:
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
         if allotted != self._grants.allotted:
-            log.debug("YARN has granted %d of %d", allotted, self._request.executors)
+            log.debug("YARN has granted %d of %d", allotted, self._request.plan.executors)
         since = time.monotonic() if grown else self._grants.since
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
-        if allotted >= self._request.executors:
+        if allotted >= self._request.plan.executors:
             self._turn.granted()
             # It no longer matters who holds other GPUs.
             self._why = lambda: self._missing(held)
@@ -211,7 +211,7 @@ class PlaceholderJob:
         parts = []
         allotted = len(held.containers) - len(self.parked)
         # YARN counts a granted request as pending until Spark's next heartbeat.
-        if (pending := min(held.pending, self._request.executors - allotted)) > 0:
+        if (pending := min(held.pending, self._request.plan.executors - allotted)) > 0:
             parts.append(f"YARN has not granted {pending}")
         if (starting := allotted - connected) > 0:
             parts.append(f"{starting} granted and starting")
@@ -222,7 +222,7 @@ class PlaceholderJob:
 
     def _replace_surplus(self) -> bool:
         """Kill executors of a spread gang that share a node; return whether there were any."""
-        if self._request.placement != "spread":
+        if self._request.plan.spec.placement != "spread":
             return False
         shared = shared_hosts(self._holders.values())
         for host in shared:

@@ -21,7 +21,7 @@ from hopsgpu.errors import ConfigError
 Task = Callable[[Iterable[Any]], Iterator[Any]]
 
 
-def hold_in_task(driver: Driver, warm: WarmUp | None) -> Task:
+def hold_in_task(driver: Driver, warm: WarmUp) -> Task:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:

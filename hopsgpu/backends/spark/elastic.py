@@ -184,14 +184,11 @@ class YarnElasticLease(JobsLease):
                 return
             at_once = max(min(self._at_once, missing), 1)
             self._asks_first, self._leave = not self.here, threading.Event()
-            request = replace(
-                self.request,
-                executors=at_once,
-                cancelled=self._leave,
-                # The time limit holds for the first executor only.
-                timeout=self.request.timeout if self._asks_first else None,
-                watcher=WaitWatcher(self.request.watcher, self),
-            )
+            asked = self.request.of_executors(at_once)
+            # The time limit holds for the first executor only.
+            asked = asked if self._asks_first else asked.within(None)
+            watcher = WaitWatcher(self.request.watcher, self)
+            request = replace(asked, cancelled=self._leave, watcher=watcher)
             clock = self._pending.clock(request, time.monotonic())
             grows = not self._asks_first
         # Cancelled here means that it need not stay in the queue of gangs any longer.

@@ -127,11 +127,11 @@ def leased_executors(
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    with control_channel(application, request.executors) as (server, driver):
-        profile = application.profiles.check_out(request.shape)
+    with control_channel(application, request.plan.executors) as (server, driver):
+        profile = application.profiles.check_out(request.plan.shape)
         lease = kind(request, Executors(application, profile, server, driver))
         try:
             yield lease
         finally:
             if lease.release():
-                application.profiles.check_in(request.shape, profile)
+                application.profiles.check_in(request.plan.shape, profile)

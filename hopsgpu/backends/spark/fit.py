@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import check_gang
@@ -16,8 +15,8 @@ from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.snapshot import Snapshot
 
 
-def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
-    """Return the containers of a gang, which YARN can grant.
+def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
+    """Return the plan of a gang's containers, which YARN can grant; see `Site.fit`.
 
     Raises:
         ConfigError: the application may not have so many executors, or no node has GPUs of the
@@ -38,7 +37,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
     if spec.placement == "pack" and ranks == least < spec.workers:
         warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings += (warning,)
-    return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
+    return LaunchPlan(spec, executors, ranks, shape, application.queue, {}, {}, warnings, hosts)
 
 
 def check_again(plan: LaunchPlan, application: Application, avoid: Exclusions) -> None:

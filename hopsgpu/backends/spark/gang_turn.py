@@ -53,7 +53,9 @@ class Queueing:
         self._request = request
         self._clock = clock
         self._place = place
-        self._demand = demand_of(request.shape, request.executors, request.placement)
+        self._demand = demand_of(
+            request.plan.shape, request.plan.executors, request.plan.spec.placement
+        )
         self._probe_after = _PROBE_SECONDS
         self._probe_at = time.monotonic() + _PROBE_SECONDS
         self._before: Line | None = None
@@ -119,7 +121,7 @@ class Queueing:
 
     def hosts(self, executors: int) -> tuple[str, ...]:
         """Return the best host for each executor; if empty, YARN chooses."""
-        if self._request.placement is None and self._request.hosts is None:
+        if self._request.plan.spec.placement is None and self._request.plan.hosts is None:
             return ()
         # YARN's client refuses a request with both a node label and hosts, and that error ends
         # Spark's application master.
@@ -151,7 +153,7 @@ class Queueing:
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
         """Return the state of YARN on the nodes that the gang can use."""
-        return self._application.snapshot(most_seconds).only(self._request.hosts)
+        return self._application.snapshot(most_seconds).only(self._request.plan.hosts)
 
     def _is_ours(self, arrived: int) -> bool:
         """Return whether the gang should ask YARN now; if not, report why."""
@@ -279,8 +281,8 @@ def queueing(
             place = QueuePlace(
                 application.line,
                 application=application.id,
-                executors=request.executors,
-                gpus=request.shape.gpus,
+                executors=request.plan.executors,
+                gpus=request.plan.shape.gpus,
                 grows=grows,
             )
             stack.enter_context(stand_in_line(place))

@@ -169,7 +169,7 @@ class GpuLease(Owner):
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
         barrier = role == "agents"
-        warm = self.request.warm
+        warm = self.request.warm_up
         job = self._executors.new_job(
             self.request,
             role,
@@ -217,7 +217,7 @@ class GpuLease(Owner):
                 jvm.cancel(job.tag)
             return None
         with jvm.barriers_allowed():
-            job = self._start("agents", self.request.executors)
+            job = self._start("agents", self.request.plan.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
         log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
@@ -272,7 +272,7 @@ class GpuLease(Owner):
         """
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
-        while len(agents) < self.request.executors:
+        while len(agents) < self.request.plan.executors:
             if self.request.cancelled.is_set():
                 raise Cancelled(f"{self.request.run_id} was cancelled before its ranks started")
             if job.ended.is_set() or time.monotonic() > deadline:

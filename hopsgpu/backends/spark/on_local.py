@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
@@ -29,9 +28,9 @@ _Lease = TypeVar("_Lease", LocalLease, LocalElasticLease)
 class OnLocal(SparkApplication):
     """A `Site` whose gangs are processes of this machine."""
 
-    def fit(self, spec: GangSpec) -> Fit:
+    def fit(self, spec: GangSpec) -> LaunchPlan:
         spec, shape, warnings = fit_on_machine(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
-        return Fit(spec, 1, spec.workers, shape, warnings=warnings)
+        return LaunchPlan(spec, 1, spec.workers, shape, "", {}, {}, warnings)
 
     def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         if avoid.hosts:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
@@ -33,7 +32,7 @@ from hopsgpu.yarn.resources import GPU
 class OnYarn(Application):
     """A `Site` whose gangs run in containers of YARN, as executors of this application."""
 
-    def fit(self, spec: GangSpec) -> Fit:
+    def fit(self, spec: GangSpec) -> LaunchPlan:
         return fit_on_yarn(spec, self)
 
     def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:

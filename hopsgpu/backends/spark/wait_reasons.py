@@ -92,7 +92,7 @@ class PendingExecutors:
                 arrived.
             now: the clock's reading.
         """
-        if request.timeout is not None and self._since is None:
+        if request.plan.spec.acquire_timeout is not None and self._since is None:
             self._since = now
         self._clock = _RemarkingClock(request, self._since, self.beside)
         return self._clock

@@ -19,6 +19,7 @@ from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.packaging.python_env.environment import RankPython
 from tests.unit.containers import JVM, SECONDS, until
 
 # Below the stand-in for the JVM, as Spark's tasks are.
@@ -40,7 +41,7 @@ def server() -> Iterator[ControlServer]:
 class Holding:
     """A holder in a process of its own."""
 
-    def __init__(self, server: ControlServer, warm: WarmUp | None, directory: Path) -> None:
+    def __init__(self, server: ControlServer, warm: WarmUp, directory: Path) -> None:
         call = directory / "call"
         driver = Driver("127.0.0.1", server.port, server._secret, None)
         call.write_bytes(pickle.dumps((driver, warm)))
@@ -74,7 +75,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
         server.end_all()
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-        spec = server_spec(os.environ, warm.environment, sys.executable, warm.modules)
+        spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
 
         async def scenario() -> None:
             async with connected(tmp_path / "hopsgpu", holding.jvm.pid) as keeper:
@@ -109,4 +110,4 @@ def test_a_holder_ends_at_once_though_its_warming_hangs(
 
 def test_nobody_answers() -> None:
     with held_ports(1) as held, pytest.raises(OSError):
-        run_holder(Driver("127.0.0.1", held.ports[0], new_secret(), None))
+        run_holder(Driver("127.0.0.1", held.ports[0], new_secret(), None), WarmUp())

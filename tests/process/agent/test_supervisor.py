@@ -49,6 +49,7 @@ from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.linux import parent_of
 from hopsgpu.packaging.modules import PackedModules, pack_modules
 from hopsgpu.packaging.pickling import pickle_call
+from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.trial import Trial
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB
@@ -1154,15 +1155,15 @@ def test_tasks_of_one_executor_share_fork_servers() -> None:
     holder = executor | {"SPARK_BUFFER_SIZE": "1", "PYTHON_WORKER_FACTORY_PORT": "1", "HOME": "/a"}
     agent = executor | {"PYSPARK_TASK": "2", "HOME": "/b", "HOPSGPU_KEEPER": "token"}
     shared = {"OMP_NUM_THREADS": "4"}
-    spec = server_spec(holder, shared, "python", ["torch"])
-    assert spec == server_spec(agent, shared, "python", ["torch"])
+    spec = server_spec(holder, shared, ["torch"], RankPython("python"))
+    assert spec == server_spec(agent, shared, ["torch"], RankPython("python"))
     assert spec.environment == {
         "PATH": "/bin",
         "LD_LIBRARY_PATH": "/cuda",
         "OMP_NUM_THREADS": "4",
         "PYTHONPATH": os.pathsep.join((package_path(), "/spark")),
     }
-    assert spec != server_spec(agent, {"OMP_NUM_THREADS": "2"}, "python", ["torch"])
+    assert spec != server_spec(agent, {"OMP_NUM_THREADS": "2"}, ["torch"], RankPython("python"))
     rank = rank_environment(agent, {**shared, "RANK": "0"}, [package_path()])
     own = own_variables(rank, spec)
     assert own == {"PYSPARK_TASK": "2", "HOME": "/b", "RANK": "0"}

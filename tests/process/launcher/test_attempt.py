@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -31,21 +30,19 @@ from hopsgpu.launcher import attempt as training_module
 from hopsgpu.launcher import outcome
 from hopsgpu.launcher import publisher as publishing
 from hopsgpu.launcher.attempt import Training, train_on
-from hopsgpu.launcher.controller import request_of
 from hopsgpu.launcher.publisher import Publisher
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value
-from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank import context as context_module
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.resources import NOTHING
 from hopsgpu.yarn.snapshot import Node
 from tests.conftest import until
+from tests.unit import plans
 
 SECRET = new_secret()
 SECONDS = 30.0
@@ -142,8 +139,7 @@ def launch(
         return why_lost(reason, host, lambda: nodes, str)
 
     lease = Lease(server, containers, cast(GangJob, job), why, keep_all, tokens)
-    modules = PackedModules(b"", 0, ())
-    call = Call(b"f", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, timeout=timeout)
+    call = plans.call(plans.plan(run_timeout=timeout))
     world = assign_ranks(containers, 1)
     training = Training(lease, world, call, Outputs(world, NoDisplay()), Told(), cancelled)
     return training, agent, job, cancelled
@@ -167,7 +163,7 @@ def launch_two(
         return reason
 
     lease = Lease(server, tuple(containers), cast(GangJob, Job()), why, keep_all, bytes)
-    call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 0)
+    call = plans.call()
     world = assign_ranks(containers, 1, servers)
     cancelled = threading.Event()
     return Training(lease, world, call, Outputs(world, NoDisplay()), Told(), cancelled), agents
@@ -602,8 +598,8 @@ def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: ControlSe
 
 def test_ranks_know_where_to_go_on_from(server: ControlServer) -> None:
     training, agent, _, _ = launch(server, return_a_value)
-    resumed = Lake("file:///runs/run-0")
-    training._call = replace(training._call, resumed=resumed)
+    plan = plans.plan(paths={"resume": "file:///runs/run-0"})
+    training._call = replace(training._call, plan=plan)
     assert training.run().failure is None
     assert agent.run_message is not None
     context = agent.run_message["ranks"][0]["context"]
@@ -710,15 +706,10 @@ def test_data_on_a_held_gang_whose_python_cannot_read_it(server: ControlServer) 
 
 
 def test_what_data_needs_is_asked_of_executors_unless_an_environment_may_bring_it() -> None:
-    spec = SimpleNamespace(placement=None, gpu_type=None, acquire_timeout=None)
-    plan: Any = SimpleNamespace(shape=None, executors=1, spec=spec, hosts=None, environment={})
-    board: Any = SimpleNamespace(run_id="run-1")
-
-    def needs(env: PythonEnv | None = None, **asked: bool) -> tuple[str, ...]:
-        return request_of(plan, (), board, threading.Event(), env, **asked).needs
-
-    assert needs(data=True) == ("numpy", "pyarrow")
-    assert needs() == needs(PythonEnv("x", "hdfs:///x", "", 0), data=True) == ()
+    env = PythonEnv("x", "hdfs:///x", "", 0)
+    assert plans.request(None, has_data=True).needs == ("numpy", "pyarrow")
+    assert plans.request(None).needs == ()
+    assert plans.request(None, has_data=True, python_env=env).needs == ()
 
 
 def test_a_python_that_cannot_read_data_is_said_in_the_rank(

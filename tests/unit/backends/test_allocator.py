@@ -5,23 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import AcquisitionClock, Request
+from hopsgpu.backends.lease_request import AcquisitionClock
 from hopsgpu.backends.spark.allocator import PlaceholderJob
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import Driver
 from hopsgpu.core.gang import Container
-from hopsgpu.core.rank_requirements import DATA
-from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
 from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
+from tests.unit import plans
 
 
 class Cluster:
@@ -96,16 +96,7 @@ class Cluster:
 
 def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
     told = SimpleNamespace(state=lambda *_: None, arrived=lambda times: None)
-    request = Request(
-        run_id="run",
-        shape=ExecutorShape(1, 1, 512, 512),
-        executors=executors,
-        placement=None,
-        timeout=60.0,
-        cancelled=threading.Event(),
-        watcher=told,  # type: ignore[arg-type]
-        **asked,
-    )
+    request = plans.request(told, executors, 60.0, **asked)
     turn = SimpleNamespace(
         keep=lambda: True, granted=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
     )
@@ -167,7 +158,9 @@ def test_an_executor_that_has_not_shown_itself_is_waited_for() -> None:
 
 def test_wrong_types_are_not_held_aside_without_bound() -> None:
     cluster = cluster_of(*[("comes", key, {}) for key in range(20)])
-    gang = bringing(cluster, 1, gpu_type="A100", hosts=frozenset({"node99"}))
+    gang = bringing(
+        cluster, 1, plan=replace(plans.plan(gpu_type="A100"), hosts=frozenset({"node99"}))
+    )
     assert gang.run() is None
     assert len(gang.parked) == 9
 
@@ -216,7 +209,7 @@ def test_a_python_without_what_ranks_need_is_refused_with_the_first_executor(
 ) -> None:
     cluster = cluster_of(("comes", 1, {"missing": [missing]}))
     with pytest.raises(ConfigError, match=words):
-        bringing(cluster, 2, needs=DATA).run()
+        bringing(cluster, 2, has_data=True).run()
 
 
 def test_what_is_for_data_alone_is_no_need_of_others() -> None:

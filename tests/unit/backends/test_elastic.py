@@ -19,11 +19,11 @@ from hopsgpu.backends.spark.elastic import YarnElasticLease
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.peer import Driver
-from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.conftest import until
+from tests.unit import plans
 
 SECONDS = 30
 
@@ -73,7 +73,7 @@ class Site:
     def queueing(
         self, application: Any, request: Request, clock: AcquisitionClock, *, grows: bool
     ) -> Iterator[Any]:
-        self.asked.append((request.timeout, grows))
+        self.asked.append((request.plan.spec.acquire_timeout, grows))
 
         @contextlib.contextmanager
         def turn(has: int) -> Iterator[None]:
@@ -119,9 +119,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticLease]:
         site: Any = Site(free)
         monkeypatch.setattr(elastic, "queueing", site.queueing)
-        watcher: Any = Watcher()
-        shape, cancelled = ExecutorShape(1, 1, 1024, 384), threading.Event()
-        request = Request("r", shape, 4, None, timeout, cancelled, watcher)
+        request = plans.request(Watcher(), 4, timeout)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
         resources = Executors(site, profile, server, Driver("", 0, b"", None))

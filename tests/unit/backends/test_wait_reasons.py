@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.wait_reasons import EndedContainers, PendingExecutors, WaitWatcher
-from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import Cancelled, GangTimeout
+from tests.unit import plans
 
 
 class Owner:
@@ -23,15 +22,7 @@ class Owner:
 
 def request(timeout: float | None) -> Request:
     watcher: Any = None
-    return Request(
-        run_id="r",
-        shape=ExecutorShape(1, 1, 1024, 384),
-        executors=1,
-        placement=None,
-        timeout=timeout,
-        cancelled=threading.Event(),
-        watcher=WaitWatcher(watcher, Owner()),
-    )
+    return plans.request(WaitWatcher(watcher, Owner()), timeout=timeout)
 
 
 def ended_again(coming: PendingExecutors, times: int) -> None:

@@ -13,11 +13,10 @@ import pytest
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.frameworks.endpoints import endpoints_of
 from hopsgpu.launcher.attempt_request import run_messages
-from hopsgpu.launcher.rank_call import Call, script_name
+from hopsgpu.launcher.rank_call import script_name
 from hopsgpu.launcher.rendezvous import Rendezvous
-from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.rank.trial import Trial
-from hopsgpu.storage.lake import Lake
+from tests.unit import plans
 
 
 def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, Any]]]]:
@@ -26,22 +25,12 @@ def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, A
     world = assign_ranks(
         [Container(n, f"c{n}", host, "10.0.0.1", ()) for n, host in enumerate(hosts)], 2, 1
     )
-    modules = PackedModules(b"modules", 1, ())
-    call = Call(
-        b"call",
-        modules,
-        {},
-        "run-1",
-        Lake("file:///runs/run-1"),
-        0,
-        data=data,
-        script="train.py",
-    )
+    call = plans.call(data=data, script="train.py")
     ports = {key: range(7000, 7020) for key in range(3)}
     told = {}
     for message in run_messages(call, Rendezvous(world, endpoints_of(world, ports, None))):
         ranks = message.fields["ranks"]
-        assert message.fields["modules"] == modules.digest
+        assert message.fields["modules"] == call.function.modules.digest
         sizes = [message.fields["call_bytes"], *(rank["data_bytes"] for rank in ranks)]
         ends = itertools.accumulate(sizes, initial=0)
         parts = [message.payload[begin:end] for begin, end in itertools.pairwise(ends)]
@@ -71,17 +60,8 @@ def test_without_data_nothing_more_travels() -> None:
 @pytest.mark.parametrize("slots", [{}, {0: 2, 1: 3}])
 def test_a_trial_runs_in_a_slot_of_each_agent_with_its_share(slots: dict[int, int]) -> None:
     world = assign_ranks([Container(n, f"c{n}", "node", "a", (f"g{n}",)) for n in range(2)], 1)
-    call = Call(
-        b"call",
-        PackedModules(b"modules", 1, ()),
-        {},
-        "run-1",
-        Lake("file:///runs/run-1"),
-        0,
-        slots=slots,
-        trial=Trial(5, {"lr": 0.1, "kind": Path("x")}),
-        memory_share=0.5,
-    )
+    trial = Trial(5, {"lr": 0.1, "kind": Path("x")})
+    call = plans.call(slots=slots, trial=trial, memory_share=0.5)
     meeting = Rendezvous(world, endpoints_of(world, {0: range(3), 1: range(1)}))
     told = {message.key: message.fields for message in run_messages(call, meeting)}
     assert {key: fields["slot"] for key, fields in told.items()} == {0: 0, 1: 0} | slots
@@ -99,9 +79,7 @@ def test_a_rank_knows_with_how_many_it_shares_its_nodes_disk() -> None:
 
 
 def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
-    call = Call(
-        b"call", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 2, retries=5
-    )
+    call = plans.call(plans.plan(retries=5), attempt=2)
     world = assign_ranks([Container(0, "c", "node", "a", ())], 1)
     meeting = Rendezvous(world, endpoints_of(world, {0: range(3)}))
     (message,) = run_messages(call, meeting)

@@ -16,6 +16,7 @@ from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher import held_gang
 from hopsgpu.launcher.held_gang import LeaseThread
 from tests.conftest import until
+from tests.unit import plans
 
 SECONDS = 30.0
 
@@ -32,22 +33,15 @@ class Watcher:
 
 
 def request(cancelled: threading.Event | None = None) -> Request:
-    told: Any = SimpleNamespace(
-        run_id="fit-1",
-        cancelled=cancelled or threading.Event(),
-        watcher=Watcher(),
-        timeout=None,
-    )
-    return cast(Request, told)
+    return plans.request(Watcher(), cancelled=cancelled or threading.Event())
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaseThread]:
+def keeper() -> Iterator[LeaseThread]:
     @contextlib.contextmanager
     def lease(asked: Any) -> Iterator[Any]:
         yield SimpleNamespace(whole=lambda request: "the gang", is_whole=True, request=asked)
 
-    monkeypatch.setattr(held_gang, "replace", lambda request, **_: request)
     keeper = LeaseThread(lease, None, request)
     keeper.start()
     yield keeper
@@ -123,7 +117,7 @@ def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: LeaseThread) -> No
     thread = in_thread(later)
     cancelled.set()
     thread.join(SECONDS)
-    assert problems == ["fit-1 was cancelled before its turn on the gang"]
+    assert problems == ["run was cancelled before its turn on the gang"]
     may_end.set()
     served = threading.Event()
     keeper.put(served.set)

@@ -14,16 +14,17 @@ from hopsgpu.core.gang import Container, Exclusions, assign_ranks
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.torch import Restarts
-from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
-from hopsgpu.storage.lake import Lake
+from hopsgpu.packaging.code_variables import Setting
+from hopsgpu.packaging.preload import StaticFindings
+from tests.unit import plans
 
 WORLD = assign_ranks(
     [Container(key, f"container_{key}", f"node{key}", "10.0.0.1", (f"g{key}",)) for key in (0, 1)],
     1,
 )
 ADDRESS = {"address": "10.0.0.1", "interface": "lo"}
-CALL = Call(b"", None, {}, "r", Lake("file:///nowhere"), 0)  # type: ignore[arg-type]
+CALL = dataclasses.replace(plans.call(), run_id="r")
 
 
 def met(**said: Any) -> Rendezvous | RendezvousFailure:
@@ -45,7 +46,9 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
     ranks: int, own_master: bool, store: int
 ) -> None:
     world = assign_ranks([WORLD.places[0].container], ranks)
-    call = dataclasses.replace(CALL, frameworks=("torch",), own_master=own_master, slots={0: 4})
+    sets = frozenset({Setting("MASTER_ADDR", default=False)}) if own_master else frozenset()
+    function = plans.function(foreseen=StaticFindings(("torch",), sets))
+    call = dataclasses.replace(CALL, function=function, slots={0: 4})
     asked: list[dict[str, Any]] = []
     told = Message("reserved", {"ports": range(9), "store": 7 if store else None, **ADDRESS})
     met = rendezvous(

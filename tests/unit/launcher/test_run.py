@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -234,13 +234,16 @@ def test_a_run_that_failed_keeps_nothing_that_its_work_held() -> None:
     assert held[0]() is None
 
 
-def checked(train_fn: object, *, workers: int = 1, gpus_per_worker: float = 1) -> int:
-    return workers
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    train_fn: object = field(kw_only=False)
+    workers: int = 1
+    gpus_per_worker: float = 1
 
 
-@takes(checked)
-def launched(given: int, interrupted: threading.Event) -> int:
-    return given
+@takes(Options)
+def launched(options: Options, interrupted: threading.Event) -> int:
+    return options.workers
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ import hopsgpu
 from hopsgpu.artifacts.runs import RunRecord, parse
 from hopsgpu.backends.spark.on_yarn import OnYarn
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.launcher import options as arguments_module
-from hopsgpu.launcher.options import HeldArguments, arguments, held_arguments, launch_on
+from hopsgpu.launcher import arguments as arguments_module
+from hopsgpu.launcher.arguments import arguments, held_arguments, launch_on
+from hopsgpu.launcher.options import HeldRunOptions, HoldOptions, LaunchOptions
 from hopsgpu.packaging.provenance import Provenance
 from hopsgpu.storage.lake import Lake
 from hopsgpu.tracking import mlflow as tracking_module
@@ -225,18 +226,19 @@ def test_the_settings_are_those_of_each_launch(
     present: None, asking: Callable[..., OnYarn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking()
-    plain = arguments(a_function)
+    plain = arguments(LaunchOptions(a_function))
     assert plain.tracking is None and plain.provenance is None
-    held: HeldArguments = held_arguments(workers=1)
+    held = held_arguments(HoldOptions(workers=1))
     monkeypatch.setenv("HOPSGPU_MLFLOW", "http://mlflow:5000")
-    given = arguments(a_function)
+    given = arguments(LaunchOptions(a_function))
     assert given.tracking == Tracking("http://mlflow:5000", "hopsgpu")
     assert given.provenance is not None and given.provenance.parameters == {"rate": 0.5}
     monkeypatch.setenv("HOPSGPU_MLFLOW_EXPERIMENT", "digits")
-    assert launch_on(held, a_function).tracking == Tracking("http://mlflow:5000", "digits")
+    on_held = launch_on(held, HeldRunOptions(a_function))
+    assert on_held.tracking == Tracking("http://mlflow:5000", "digits")
     # Spark's properties go before their twins.
     asking(mlflow="databricks", **{"mlflow.experiment": "letters"})
-    assert arguments(a_function).tracking == Tracking("databricks", "letters")
+    assert arguments(LaunchOptions(a_function)).tracking == Tracking("databricks", "letters")
 
 
 def test_what_the_logging_process_does_is_bounded_and_told(

@@ -8,7 +8,7 @@ import pytest
 
 from hopsgpu.core.trials import TrialReport
 from hopsgpu.errors import ConfigError
-from hopsgpu.tuning.ablate import ablation, rows_of
+from hopsgpu.tuning.ablate import AblateOptions, ablation, rows_of
 
 
 def trial(number: int, component: str, value: float | None, state: str = "complete") -> TrialReport:
@@ -60,4 +60,4 @@ def no_seed(width: int = 4) -> float:
 )
 def test_what_cannot_work_is_refused(function: Any, given: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        ablation(function, max_concurrent=1, **given)
+        ablation(AblateOptions(function, max_concurrent=1, **given))

@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.tuning.search_options import _function, search_arguments
+from hopsgpu.tuning.search_options import SearchOptions, _function, search_arguments
 from tests.unit.script_ranks import run
 
 X = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
@@ -47,7 +47,7 @@ def test_what_cannot_work_is_refused_before_any_session_is_looked_for(
 ) -> None:
     arguments = {"train_fn": train, "space": X, "trials": 2, "max_concurrent": 2, **given}
     with pytest.raises(ConfigError, match=told):
-        search_arguments(**arguments)
+        search_arguments(SearchOptions(**arguments))
 
 
 def test_a_trials_call_is_the_users_own_function_with_all_arguments() -> None:

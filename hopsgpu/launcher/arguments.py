@@ -1,0 +1,204 @@
+"""The arguments of launches and held gangs: options, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
+from hopsgpu.core.spec import GangSpec
+from hopsgpu.data.argument import Datasets, datasets_of
+from hopsgpu.display.progress import Shielded, progress_of
+from hopsgpu.errors import ConfigError
+from hopsgpu.launcher.function_shipping import (
+    PackedFunction,
+    check_accepts,
+    keywords,
+    packed,
+    pickled,
+    positional,
+)
+from hopsgpu.launcher.options import HeldRunOptions, HoldOptions, LaunchOptions, RunOptions
+from hopsgpu.packaging.code_variables import carried
+from hopsgpu.packaging.modules import Packer
+from hopsgpu.packaging.preload import likely_preloads
+from hopsgpu.packaging.provenance import Provenance, provenance_of
+from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
+from hopsgpu.packaging.python_env.kinds import recipe_for
+from hopsgpu.rank.context import VARIABLE
+from hopsgpu.tracking.mlflow import Tracking, tracking_to
+from hopsgpu.units import parse_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangArguments:
+    """The arguments of a gang, checked.
+
+    Attributes:
+        spec: the requested gang.
+        application: the application in which it runs.
+        python_env: the Python environment of the ranks, still to be built or existing; or None.
+    """
+
+    spec: GangSpec
+    application: Site
+    python_env: Wanted | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about the arguments, for people."""
+        return warnings_of(self.python_env)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that the ranks get besides the user's `env_vars`, which override them."""
+        return carried(os.environ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldArguments(GangArguments):
+    """The arguments of a held gang, checked.
+
+    Attributes:
+        idle_timeout: seconds without a launch after which the gang is released, or None.
+        frameworks: packages that its executors import while they wait, for any launch.
+        progress: the display while it waits.
+        packer: packs the modules of its launches.
+    """
+
+    idle_timeout: float | None
+    frameworks: tuple[str, ...]
+    progress: Shielded
+    packer: Packer = field(default_factory=Packer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionArguments(GangArguments):
+    """The arguments of a gang that runs a function, checked.
+
+    Attributes:
+        function: the function, as it travels to the ranks.
+    """
+
+    function: PackedFunction
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings about modules, Python environment and function, for people."""
+        modules, foreseen = self.function.modules, self.function.foreseen
+        return (*modules.warnings, *super().warnings, *foreseen.warnings)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return self.function.foreseen.environment(os.environ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(FunctionArguments):
+    """The arguments of a launch, checked.
+
+    Attributes:
+        progress: the display.
+        provenance: provenance of the model to publish, or of the run in MLflow; None if there is
+            neither.
+        tracking: the MLflow experiment in which the run is logged too, or None.
+        data: the data that the ranks read, or None.
+    """
+
+    progress: Shielded
+    provenance: Provenance | None = None
+    tracking: Tracking | None = None
+    data: Datasets | None = None
+
+
+def arguments(options: LaunchOptions) -> Arguments:
+    """Check the options of a launch.
+
+    Raises:
+        ConfigError: an option is wrong; the message names it, its value and what is accepted.
+    """
+    refuse_nested()
+    of_run, wanted = options.of_run(), options.recipe()
+    spec = options.gang_of(**of_run)
+    return _arguments(
+        options, lambda: gang_in(application_of(options.spark), spec, wanted), Packer()
+    )
+
+
+def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
+    """Check the options of a launch on a held gang, as `arguments` does.
+
+    Raises:
+        ConfigError: an option is wrong; the message names it, its value and what is accepted.
+    """
+    spec = replace(held.spec, **options.of_run())
+    gang = GangArguments(spec=spec, application=held.application, python_env=held.python_env)
+    return _arguments(options, lambda: gang, held.packer)
+
+
+def _arguments(
+    options: RunOptions, find_gang: Callable[[], GangArguments], packer: Packer
+) -> Arguments:
+    train_fn, data = options.train_fn, datasets_of(options.data, is_frame)
+    progress = progress_of(options.progress)
+    args, kwargs = positional(options.args), keywords(options.kwargs)
+    check_accepts(train_fn, args, kwargs)
+    call, imported = pickled(train_fn, args, kwargs)
+    # Only now, so that a wrong option is reported even if there is no session.
+    gang = find_gang()
+    function = packed(packer, train_fn, call, imported, gang.application)
+    check_data(data, gang.application)
+    tracking = _tracking(gang.application)
+    is_traced = options.model is not None or tracking is not None
+    return Arguments(
+        **vars(gang),
+        function=function,
+        progress=progress,
+        provenance=provenance_of(train_fn, args, kwargs, function.modules) if is_traced else None,
+        tracking=tracking,
+        data=data,
+    )
+
+
+def held_arguments(options: HoldOptions) -> HeldArguments:
+    """Check the options of a held gang.
+
+    Raises:
+        ConfigError: an option is wrong; the message names it, its value and what is accepted.
+    """
+    refuse_nested()
+    wanted = options.recipe()
+    spec = options.gang_of(name="gang" if options.name is None else options.name)
+    idle = parse_duration(options.idle_timeout, "idle_timeout")
+    progress, application = progress_of(options.progress), application_of(options.spark)
+    # A wrong setting is refused before the gang is acquired, not only at its first launch.
+    _tracking(application)
+    gang = gang_in(application, spec, wanted)
+    return HeldArguments(
+        **vars(gang), idle_timeout=idle, frameworks=likely_preloads(), progress=progress
+    )
+
+
+def gang_in(application: Site, spec: GangSpec, wanted: Wanted | None) -> GangArguments:
+    """Return a gang with the requested Python environment, else with the application's.
+
+    `hopsgpu submit` can set an environment for the application.
+    """
+    default = application.option("python_env")
+    if wanted is None and default:
+        wanted = recipe_for(default)
+    spec = replace(spec, python_env=None if wanted is None else wanted.name)
+    return GangArguments(spec=spec, application=application, python_env=wanted)
+
+
+def refuse_nested() -> None:
+    """Raise ConfigError if this process is a rank."""
+    if VARIABLE in os.environ:
+        raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
+
+
+def _tracking(application: Site) -> Tracking | None:
+    return tracking_to(application.option("mlflow"), application.option("mlflow.experiment"))
