@@ -26,6 +26,7 @@ from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import search_progress_of
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
@@ -33,9 +34,9 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
 from hopsgpu.tuning.scheduler import SearchTerms
+from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_loop import Searching
 from hopsgpu.tuning.search_options import SearchArguments
-from hopsgpu.tuning.status_board import SearchBoard
 
 EXECUTORS = 256
 TRIALS = 10_000
@@ -110,7 +111,8 @@ def _search(
     request = Request("simulated", shape, executors, None, None, cancelled, board)
     asker = SamplerThread(study, given.space, lambda: searching.wake())
     background = Background("simulated")
-    searching = Searching(given, plan, board, cancelled, background, asker, journal, 0)
+    active = ActiveRun(plan, given.application, board, cancelled, background)
+    searching = Searching(given, active, asker, journal, 0)
     asker.start()
     board.state(GangState.WAITING)
     cpu, began = time.process_time(), time.monotonic()

@@ -10,6 +10,7 @@ import threading
 from hopsgpu.backends.grant import leased
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
 from hopsgpu.launcher.gang_result import GangResult
@@ -17,7 +18,8 @@ from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.options import Arguments, HeldArguments, arguments, held_arguments
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.run import Board, Run
+from hopsgpu.launcher.run import Run
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.code_variables import carried
 from hopsgpu.packaging.python_env.builder import warnings_of
 
@@ -178,5 +180,6 @@ def _started(given: Arguments) -> Run:
     cancelled = threading.Event()
     leasing = functools.partial(leased, given.application.lease)
     background = Background(f"hopsgpu-{run_id}-record")
-    work = functools.partial(execute, given, planned, board, cancelled, leasing, background)
+    active = ActiveRun(planned, given.application, board, cancelled, background)
+    work = functools.partial(execute, given, active, leasing)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))
