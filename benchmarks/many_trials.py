@@ -30,6 +30,7 @@ from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.packaging.preload import StaticFindings
 from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
@@ -141,7 +142,7 @@ def _arguments(terms: SearchTerms) -> SearchArguments:
         function=_NUMBER,
         modules=PackedModules(b"", 0, ()),
         code="",
-        frameworks=(),
+        foreseen=StaticFindings(),
         progress=search_progress_of("off"),
         application=_NoSite(),  # type: ignore[arg-type]
         python_env=None,
@@ -196,6 +197,9 @@ class _Simulated(ElasticLease):
 
     def _job_of(self, hello: Message) -> Job | None:
         return self._going
+
+    def _come(self) -> None:
+        return
 
     def _why_lost(self, reason: str, host: str) -> str:
         return reason
