@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Generic, TypeVar
 
 from hopsgpu.backends.backend import Site
@@ -39,7 +38,9 @@ class ActiveRun(Generic[B]):
         """The id of the run, which is also the name of its directory on the lake."""
         return self.board.run_id
 
-    @cached_property
     def directory(self) -> Lake:
-        """The run's directory on the lake."""
+        """Return the run's directory on the lake.
+
+        It is new each time: whoever holds a run that has ended shall not keep connections open.
+        """
         return Lake(self.plan.paths["run"])

@@ -148,7 +148,7 @@ class Execution:
         self._plan = active.plan
         self._board = active.board
         self._cancelled = active.cancelled
-        self._directory = active.directory
+        self._directory = active.directory()
         self._trained = Trained()
         self._values: tuple[Any, ...] = ()
         self._avoid = Exclusions()

@@ -50,7 +50,8 @@ class Recording:
     def __init__(self, run: ActiveRun[StatusBoard], details: Callable[[], RunDetails]) -> None:
         self._run = run
         self._details = details
-        self._wish = Lake(run.directory.url, quick=True) / CANCEL
+        self._directory = run.directory()
+        self._wish = Lake(self._directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
         self._followed: LogSource | None = None
         self._logs: dict[str, int] = {}
@@ -109,9 +110,8 @@ class Recording:
             logs=dict(self._logs),
             details=self._details(),
         )
-        directory = self._run.directory
         return lambda: run_record.write(
-            directory, run_record.content(standing, run_record.environment(application))
+            self._directory, run_record.content(standing, run_record.environment(application))
         )
 
     def _watch(self, ended: threading.Event) -> None:

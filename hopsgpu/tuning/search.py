@@ -185,7 +185,7 @@ class _Search:
         self._given = given
         self._active = active
         self._board = active.board
-        self._directory = active.directory
+        self._directory = active.directory()
         self._study: optuna.Study | None = None
         for text in active.plan.warnings:
             self._board.warn(text)

@@ -93,6 +93,7 @@ class Searching:
         self._active = active
         self._board = active.board
         self._background = active.background
+        self._directory = active.directory()
         self._asker = asker
         self._journal = journal
         # Read once, because Spark takes a millisecond to return it.
@@ -222,7 +223,7 @@ class Searching:
             modules=self._given.modules,
             environment=plan.environment,
             run_id=f"{self._board.run_id}-trial-{number}",
-            directory=self._active.directory / "trials" / str(number),
+            directory=self._directory / "trials" / str(number),
             attempt=attempt,
             memory=plan.spec.memory_per_worker,
             timeout=plan.spec.run_timeout,

@@ -45,7 +45,7 @@ class Fit:
         self._does = does
 
     def work(self, recording: Recording) -> None:
-        self.active.directory.make()
+        self.active.directory().make()
         recording.put(GangState.REQUESTED.value)
         self.active.board.state(GangState.WAITING)
         try:
@@ -73,7 +73,7 @@ class Fit:
 
     @property
     def record(self) -> dict[str, Any]:
-        return dict(json.loads((self.active.directory / "run.json").read()))
+        return dict(json.loads((self.active.directory() / "run.json").read()))
 
 
 def raising(error: BaseException) -> Callable[[], None]:
