@@ -135,8 +135,7 @@ class Router:
         """Implement `ControlServer.listening`."""
         with self._lock:
             self._listener = listener
-            while (event := self._rest.take(0.0)) is not None:
-                listener(event)
+            self._tell_listener()
         try:
             yield
         finally:
@@ -147,17 +146,16 @@ class Router:
         """Pass a message on; wait until there is room for it."""
         message = event.message
         assert message is not None, "it is no end of a connection"
-        with self._lock:
-            if "run_id" in message.fields:
+        if "run_id" in message.fields:
+            with self._lock:
                 boxes = self._boxes[event.peer]
-                queues = [box.events for box in boxes if box.subscription.is_about(message)]
-            elif self._listener is not None:
-                self._listener(event)
-                return
-            else:
-                queues = [self._rest]
-        for queue in queues:
-            await queue.put(event)
+                found = [box.events for box in boxes if box.subscription.is_about(message)]
+            for events in found:
+                await events.put(event)
+            return
+        await self._rest.put(event)
+        with self._lock:
+            self._tell_listener()
 
     def route_end(self, event: Event) -> None:
         """Pass on the end of a connection."""
@@ -165,10 +163,14 @@ class Router:
             self._ends[event.peer] = event
             for box in self._boxes[event.peer]:
                 box.events.put_end(event)
-            if self._listener is not None:
+            self._rest.put_end(event)
+            self._tell_listener()
+
+    def _tell_listener(self) -> None:
+        """Pass what nobody has taken to the listener, if there is one; call it under the lock."""
+        if self._listener is not None:
+            while (event := self._rest.take(0.0)) is not None:
                 self._listener(event)
-            else:
-                self._rest.put_end(event)
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
