@@ -69,11 +69,6 @@ class AttemptWatcher:
         # Ranks that have ended, except that their checkpoints are still uploading, and since when.
         self._saving: dict[int, float] = {}
 
-    @property
-    def has_failed(self) -> bool:
-        """Return whether a failure was seen, so that the other ranks are stopped."""
-        return self._failed_at is not None
-
     def begin(self, now: float) -> None:
         """Record that the ranks were started: the timeout counts from now on."""
         self._overdue_at = None if self._timeout is None else now + self._timeout
