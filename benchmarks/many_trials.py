@@ -27,6 +27,7 @@ from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import search_progress_of
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.linux import allow_descriptors
@@ -35,9 +36,9 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
 from hopsgpu.tuning.scheduler import SearchTerms
+from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_loop import Searching
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions
-from hopsgpu.tuning.status_board import SearchBoard
 
 EXECUTORS = 256
 TRIALS = 10_000
@@ -112,7 +113,8 @@ def _search(
     request = Request("simulated", replace(plan, executors=executors), cancelled, board)
     asker = SamplerThread(study, given.options.space, lambda: searching.wake())
     background = Background("simulated")
-    searching = Searching(given, plan, board, cancelled, background, asker, journal, 0)
+    active = ActiveRun(plan, given.application, board, cancelled, background)
+    searching = Searching(given, active, asker, journal, 0)
     asker.start()
     board.state(GangState.WAITING)
     cpu, began = time.process_time(), time.monotonic()

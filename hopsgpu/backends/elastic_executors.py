@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.backends.agent_registration import register_container
-from hopsgpu.backends.grant import GangAgents, Job, Lease, keep_all, refuse_duplicates
+from hopsgpu.backends.grant import Job, Lease, keep_all, refuse_duplicates
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.channel import Message
-from hopsgpu.control.server import ControlServer, Event
+from hopsgpu.control.events import Event
+from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, Exclusions
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
@@ -176,17 +177,12 @@ class ElasticLease(ABC):
                 f" because {reason}"
             )
 
-    def of(self, keys: Collection[int], wire: GangAgents) -> Lease:
-        """Return the executors of a trial as a gang's lease.
-
-        Args:
-            keys: keys of their agents.
-            wire: channel for the agents' messages about the trial.
-        """
+    def of(self, keys: Collection[int]) -> Lease:
+        """Return the executors of a trial, by the keys of their agents, as a gang's lease."""
         jobs = tuple(self._jobs[key] for key in dict.fromkeys(keys))
         containers = tuple(self.here[key] for key in dict.fromkeys(keys))
         return Lease(
-            wire,
+            self.server,
             containers,
             jobs[0] if len(jobs) == 1 else _Jobs(jobs),
             self._why_lost,

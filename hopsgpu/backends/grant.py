@@ -6,13 +6,13 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from hopsgpu.backends.lease_request import Request
-from hopsgpu.control.events import Event
+from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, Exclusions, GangState, duplicate_gpu
 from hopsgpu.errors import DiscoveryError
 
@@ -30,26 +30,6 @@ class Job(Protocol):
         """Return why the job ended, in words; wait up to `seconds` for its end."""
 
 
-class GangAgents(Protocol):
-    """The agents of a gang, as peers of the control channel."""
-
-    @property
-    def certificate(self) -> bytes | None:
-        """Return the TLS certificate (DER) that agents must see; None if not encrypted."""
-
-    def next_event(self, seconds: float) -> Event | None:
-        """Return the next event, or None if none arrives within `seconds`."""
-
-    def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send a message to a peer; return False if its connection is gone."""
-
-    def keep(self, peer: int, name: str, content: bytes) -> bool:
-        """Make a peer keep some bytes, as `ControlServer.keep` does."""
-
-    def hang_up(self, peers: Iterable[int]) -> None:
-        """Disconnect the given peers."""
-
-
 @dataclass(frozen=True)
 class Lease:
     """All executors of a gang, with one agent on each.
@@ -63,27 +43,24 @@ class Lease:
             the others continue; returns whether the ResourceManager has confirmed that they are
             gone. The gang is then no longer whole.
         tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
-        gone: keys of the agents whose connection is known to have ended.
     """
 
-    server: GangAgents
+    server: ControlServer
     containers: tuple[Container, ...]
     job: Job
     why_lost: Callable[[str, str], str]
     let_go: Callable[[Collection[int]], bool]
     tokens: Callable[[], bytes]
-    gone: set[int] = field(default_factory=set)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Return the keys of the agents that are not connected, or were disconnected."""
+        keys = (container.key for container in self.containers)
+        return frozenset(key for key in keys if not self.server.is_connected(key))
 
     def is_whole(self) -> bool:
-        """Return whether no executor was lost; call it between launches only.
-
-        It takes all pending events from the control channel.
-        """
-        keys = {container.key for container in self.containers}
-        while (event := self.server.next_event(0.0)) is not None:
-            if event.message is None and event.peer in keys:
-                self.gone.add(event.peer)
-        return not self.gone and not self.job.ended.is_set()
+        """Return whether no executor was lost."""
+        return not self.lost and not self.job.ended.is_set()
 
 
 class Owner(ABC):
@@ -100,7 +77,7 @@ class Owner(ABC):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether no executor is known to be lost; use it between launches only."""
+        """Return whether no executor is known to be lost."""
         return self._lease is not None and self._lease.is_whole()
 
     def whole(self, request: Request) -> Lease:

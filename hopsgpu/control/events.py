@@ -62,10 +62,16 @@ class EventQueue:
         self._queued = 0
         self._waiting: deque[_Waiting] = deque()
         self._sent_to: list[int] = []
+        self._closed = False
 
     async def put(self, event: Event) -> None:
-        """Queue an event once there is room for it, after the events that waited before."""
+        """Queue an event once there is room for it, after the events that waited before.
+
+        After `close` the event is dropped.
+        """
         with self._lock:
+            if self._closed:
+                return
             room = self._queued < self._most and not self._waiting
             if room or event.peer in self._sent_to:
                 self._put(event)
@@ -100,6 +106,14 @@ class EventQueue:
                 self._loop.call_soon_threadsafe(self._grant)
         return event
 
+    def close(self) -> None:
+        """Drop the events that wait and all later ones: nobody takes them any more."""
+        with self._lock:
+            self._closed = True
+        # A loop that is closed has nobody who waits.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._grant)
+
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
         """Let a peer add events while something is sent to it; call it in the loop's thread."""
@@ -113,9 +127,9 @@ class EventQueue:
                 self._sent_to.remove(peer)
 
     def _grant(self) -> None:
-        """Admit waiting events while there is room."""
+        """Admit waiting events while there is room; once closed, drop them."""
         with self._lock:
-            while self._waiting and self._queued < self._most:
+            while self._waiting and (self._closed or self._queued < self._most):
                 self._let_in(self._waiting.popleft())
             for waiting in [w for w in self._waiting if w.event.peer in self._sent_to]:
                 self._waiting.remove(waiting)
@@ -127,8 +141,9 @@ class EventQueue:
             waiting.granted.set_result(None)
 
     def _put(self, event: Event) -> None:
-        self._queued += _size(event)
-        self._events.put(event)
+        if not self._closed:
+            self._queued += _size(event)
+            self._events.put(event)
 
 
 def _size(event: Event) -> int:

@@ -11,19 +11,19 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hopsgpu.control.admission import Admission
 from hopsgpu.control.channel import Channel, ChannelError
-from hopsgpu.control.events import Event, EventQueue
+from hopsgpu.control.events import Event
 from hopsgpu.control.handshake import HANDSHAKE_SECONDS, accept
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.control.streams import open_streams
+from hopsgpu.control.subscriptions import Router, Subscription
 from hopsgpu.control.tls import Identity, new_identity
 from hopsgpu.errors import ConfigError, HopsGpuError
-
-__all__ = ["ControlServer", "Event", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class ControlServer:
-    """Accepts the gang's agents and placeholders, and queues their messages.
+    """Accepts the gang's agents and placeholders, routes what they say, and knows who is connected.
 
     Use `serve`, which owns the port and the thread.
     """
@@ -55,11 +55,13 @@ class ControlServer:
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count()
         self._channels: dict[int, Channel] = {}
+        # Peers that are being disconnected.
+        self._leaving: set[int] = set()
         self._kept: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._admission = Admission(self._loop)
         self._stopped = asyncio.Event()
-        self._events = EventQueue(self._loop)
+        self._router = Router(self._loop)
 
     @property
     def port(self) -> int:
@@ -72,14 +74,42 @@ class ControlServer:
         return None if self._identity is None else self._identity.certificate
 
     def next_event(self, seconds: float) -> Event | None:
-        """Return the next event, or None if none arrives within `seconds`.
+        """Return the next event that is about no run, or None if none arrives within `seconds`.
 
-        Unread events fill at most 16 MiB; then the peers' connections are not read.
+        These are introductions, and the ends of connections. Unread events fill at most 16 MiB;
+        then the peers' connections are not read.
         """
-        return self._events.take(seconds)
+        return self._router.next_event(seconds)
+
+    def listening(self, listener: Callable[[Event], None]) -> AbstractContextManager[None]:
+        """Pass the events of `next_event` to a function instead, within the context.
+
+        Args:
+            listener: called in the server's thread as soon as something happens; must return soon.
+        """
+        return self._router.listening(listener)
+
+    def subscribe(
+        self, run_id: str, peers: Collection[int], attempt: int | None = None
+    ) -> AbstractContextManager[Subscription]:
+        """Provide what some peers say about a run, and the ends of their connections.
+
+        The end of a connection that has ended before is among the first events. What peers say
+        about a run without a subscription is dropped.
+
+        Args:
+            run_id: id of the run, as the peers give it.
+            peers: the run's agents.
+            attempt: number of the attempt, if messages of other attempts do not count.
+        """
+        return self._router.subscribed(self, run_id, peers, attempt)
+
+    def is_connected(self, peer: int) -> bool:
+        """Return whether a peer is connected, and not being disconnected."""
+        return peer in self._channels and peer not in self._leaving
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; return False if its connection is gone (see `next_event`)."""
+        """Send to a peer; return False if its connection is gone."""
         return self._done(self._send(peer, kind, payload, fields))
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
@@ -129,7 +159,7 @@ class ControlServer:
         if channel is None:
             return False
         try:
-            with self._events.sending_to(peer):
+            with self._router.sending_to(peer):
                 await channel.send(kind, payload, **fields)
         except OSError:
             return False
@@ -145,6 +175,7 @@ class ControlServer:
         """Disconnect some peers, even unresponsive ones: their tasks end at once."""
         for peer in peers:
             if (channel := self._channels.get(peer)) is not None:
+                self._leaving.add(peer)
                 self._loop.call_soon_threadsafe(channel.abort)
 
     def run(self) -> None:
@@ -228,14 +259,15 @@ class ControlServer:
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
-                await self._events.put(Event(peer, message, opened=opened))
+                await self._router.route(Event(peer, message, opened=opened))
         except ChannelError:
             pass  # the event says it
         finally:
             del self._channels[peer]
+            self._leaving.discard(peer)
             self._kept.pop(peer, None)
             channel.abort()
-            self._events.put_end(Event(peer, None, channel.reason))
+            self._router.route_end(Event(peer, None, channel.reason))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import threading
 from hopsgpu.backends.grant import leased
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import Arguments, arguments, held_arguments
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
@@ -17,7 +18,8 @@ from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.options import HoldOptions, LaunchOptions
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.run import Board, Run
+from hopsgpu.launcher.run import Run
+from hopsgpu.launcher.status_board import Board
 
 log = logging.getLogger(__name__)
 
@@ -103,5 +105,6 @@ def _started(given: Arguments) -> Run:
     cancelled = threading.Event()
     leasing = functools.partial(leased, given.application.lease)
     background = Background(f"hopsgpu-{run_id}-record")
-    work = functools.partial(execute, given, planned, board, cancelled, leasing, background)
+    active = ActiveRun(planned, given.application, board, cancelled, background)
+    work = functools.partial(execute, given, active, leasing)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

@@ -7,28 +7,28 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from hopsgpu.agent import sent_log
 from hopsgpu.backends.agent_registration import check_data
 from hopsgpu.backends.grant import Lease, refuse_duplicates
 from hopsgpu.backends.spark.token_renewal import TokenSender
 from hopsgpu.control.channel import Message
-from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Exclusions, RankPlace, World
-from hopsgpu.core.run_values import RankReport
+from hopsgpu.control.events import Event
+from hopsgpu.control.subscriptions import Subscription
+from hopsgpu.core.gang import RankPlace, World
 from hopsgpu.display.progress import Progress
-from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
-from hopsgpu.launcher import rank_start
+from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.attempt_request import run_messages
+from hopsgpu.launcher.attempt_watcher import AttemptWatcher, Step, WatchBounds
 from hopsgpu.launcher.background import Background, Work
-from hopsgpu.launcher.outcome import RankEnds, ended_rank, odd_end
+from hopsgpu.launcher.failures import EndedRank
+from hopsgpu.launcher.outcome import Conclusion, RankEnds, ended_rank, odd_end
 from hopsgpu.launcher.publisher import Agents, Publisher
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rank_output import Outputs
-from hopsgpu.launcher.rank_start import RankStartListener, RankStarts
+from hopsgpu.launcher.rank_table import Entered, RankTable
 from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value, value_of
@@ -36,37 +36,49 @@ from hopsgpu.launcher.return_values import Value, value_of
 log = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.2
-# Time for SIGTERM, 5 s of grace, SIGKILL, and the agents' messages to the driver.
-_STOP_SECONDS = 15.0
-_QUIET_SECONDS = 2.0
 # Spark asks YARN why a container ended, and only then fails the job.
 _REASON_SECONDS = 5.0
-# After one rank's exception, others get this time to raise the same exception.
-_ALIKE_SECONDS = 0.5
+
+
+class AttemptListener:
+    """Is notified of the progress of an attempt, in its thread; a subclass overrides what it needs.
+
+    The attempt's reports are in its `RankTable`, which `placed` gives.
+    """
+
+    def placed(self, ranks: RankTable) -> None:
+        """Handle the places of the ranks, before any of them starts."""
+
+    def started(self, rank: int) -> None:
+        """Handle the start of a rank's process."""
+
+    def entered(self, entered: Entered) -> None:
+        """Handle that the user's function runs in one more rank."""
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Handle the ranks' last metrics, by rank."""
+
+    def record(self, rank: int, chunk: bytes) -> None:
+        """Handle a chunk of a rank's file of reports, which may begin and end anywhere."""
+
+    def ended(self, end: EndedRank) -> None:
+        """Handle the end of a rank."""
+
+    def warn(self, text: str) -> None:
+        """Handle a warning for people."""
 
 
 @dataclass
 class Trained:
-    """The results of an attempt.
+    """What the ranks of an attempt left.
 
     Attributes:
-        reports: reports of the ranks that have ended, by rank.
         values: values of the ranks that returned, by rank.
-        failure: the first failure by time, or None.
-        fault: whose fault the failure was, if there is one.
-        avoid: the GPU or node to blame for the failure.
-        suspect: the node that may be to blame for a lost executor, or for a rank that failed
-            because of the infrastructure; or None.
-        warnings: warnings for people.
+        conclusion: why the attempt failed, or None.
     """
 
-    reports: dict[int, RankReport] = field(default_factory=dict)
     values: dict[int, Value] = field(default_factory=dict)
-    failure: RankFailed | None = None
-    fault: Fault = Fault.RANK
-    avoid: Exclusions = Exclusions()
-    suspect: str | None = None
-    warnings: list[str] = field(default_factory=list)
+    conclusion: Conclusion | None = None
 
 
 class Training:
@@ -80,27 +92,29 @@ class Training:
     def __init__(
         self,
         lease: Lease,
+        agents: Subscription,
         world: World,
         call: Call,
         outputs: Outputs,
-        told: RankStartListener,
+        listener: AttemptListener,
         cancelled: threading.Event,
+        bounds: WatchBounds,
     ) -> None:
         self._lease = lease
+        self._agents = agents
         self._world = world
         self._call = call
         self._outputs = outputs
-        self._told = told
+        self._listener = listener
         self._cancelled = cancelled
-        self._beginnings = RankStarts(world, told)
+        self._bounds = bounds
+        self._ranks = RankTable(world)
         self._ends = RankEnds(world, call.log_url)
-        self._connected = {container.key for container in lease.containers}
-        self._quiet_since: float | None = None
-        self._failed_at: float | None = None
-        self._stop_until: float | None = None
+        self._watcher = AttemptWatcher(self._ends, call.plan.spec.run_timeout, bounds)
+        self._tokens = TokenSender(lease, call.run_id, listener.warn)
         self.trained = Trained()
         self.meeting: Rendezvous | None = None
-        self._tokens = TokenSender(lease, call.run_id, self.trained.warnings)
+        listener.placed(self._ranks)
 
     def run(self, met: Rendezvous | None = None) -> Trained:
         """Start all ranks, wait for all, and stop them at the first failure.
@@ -119,21 +133,10 @@ class Training:
         if met is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
         meeting = met or rendezvous(
-            self._world, self._call, self._send, self._next_event, self._cancelled
+            self._world, self._call, self._agents.send, self._next_event, self._cancelled
         )
         if isinstance(meeting, RendezvousFailure):
-            log.info(
-                "%s: attempt %d: the ranks cannot meet, by the executor on %s%s",
-                self._call.run_id,
-                self._call.attempt,
-                meeting.failure.host,
-                ", whose agent does not answer" if meeting.silent else "",
-            )
-            self._drop(meeting.silent)
-            self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
-            self.trained.avoid = meeting.avoid
-            self.trained.suspect = None if meeting.avoid.is_any else meeting.failure.host
-            self._outputs.keep_agent_logs()
+            self._conclude_unmet(meeting)
             return self.trained
         self.meeting = meeting
         try:
@@ -151,23 +154,20 @@ class Training:
 
     def _await_ends(self) -> None:
         """Process events until all ranks have ended, and stop the ranks when it is due."""
-        timeout = self._call.plan.spec.run_timeout
-        overdue_at = None if timeout is None else time.monotonic() + timeout
+        self._watcher.begin(time.monotonic())
         while self._ends.pending:
-            if self._stop_until is None:
-                self._stop_where_due(overdue_at)
-            elif time.monotonic() > self._stop_until:
+            step = self._watcher.step(cancelled=self._cancelled.is_set(), now=time.monotonic())
+            if step is Step.GIVE_UP:
                 self._give_up()
                 break
+            if step is not Step.WAIT:
+                self._stop_left(dump_stacks=step is Step.DUMP_AND_STOP)
             self._tokens.look()
             event = self._next_event()
             if event is None:
                 self._outputs.refresh()
                 continue
-            is_sign = self._ends.is_sign_of_life(event.message)
-            if self._stop_until is not None and is_sign:
-                # Much output may still be on its way, and arrives only as fast as it is processed.
-                self._stop_until = time.monotonic() + _STOP_SECONDS
+            self._watcher.heard(event.message, time.monotonic())
             self._take(event)
 
     def grown_logs(self) -> list[tuple[str, Work]]:
@@ -179,15 +179,6 @@ class Training:
         below = self._call.logs.url.removeprefix(f"{self._call.directory.url}/")
         return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
 
-    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
-        """Return, in order, the report of each rank that has started, and whether it has ended."""
-        told = []
-        for rank, pid in sorted(self._beginnings.pids.copy().items()):
-            place, report = self._place(rank), self.trained.reports.get(rank)
-            going_on = RankReport(rank, place.role, place.container.host, place.gpus, pid)
-            told.append((report or going_on, report is not None))
-        return tuple(told)
-
     def keep_logs(self, background: Background) -> None:
         """Have the ranks' output written to the lake in the background."""
         for url, upload in self._outputs.take_over().uploads(self._call.logs):
@@ -196,140 +187,115 @@ class Training:
     def publisher(self, name: str) -> Publisher:
         """Return a publisher of what the workers that returned have left, for this model name."""
         returned = [
-            rank
-            for rank, report in self.trained.reports.items()
-            if rank < self._world.size and not report.stopped
+            report.rank
+            for report in self._ranks.reports
+            if report.rank < self._world.size and not report.stopped
         ]
-        agents = Agents(self._world, self._send, self._next_event, self._connected, self._cancelled)
-        return Publisher(name, agents, returned)
+        agents = Agents(self._world, self._agents, self._next_event, self._cancelled)
+        return Publisher(name, agents, returned, self._listener.warn)
 
     def _place(self, rank: int) -> RankPlace:
         return self._world.processes[rank]
 
-    def _send(self, key: int, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        self._lease.server.send(key, kind, payload, run_id=self._call.run_id, **fields)
-
     def _next_event(self) -> Event | None:
-        """Return the next event of this gang, or None; record lost agents and keep agents' logs."""
-        event = self._event()
-        if event is not None and event.message is None:
-            self._connected.discard(event.peer)
-            self._lease.gone.add(event.peer)
+        """Return the next event, or None; presume lost agents, and keep the agents' own logs."""
+        event = self._agents.next_event(_EVENT_SECONDS)
+        lost = self._watcher.presumed_lost(
+            self._agents.connected,
+            heard=event is not None,
+            job_ended=self._lease.job.ended.is_set(),
+            now=time.monotonic(),
+        )
+        if lost is not None:
+            self._agents.hang_up([lost])
+            return Event(lost, None)
         if event is not None and event.message and event.message.kind == sent_log.KIND:
             index = self._world.of_container(event.peer)[0].node_rank
             self._outputs.take_agent_log(index, event.message.payload)
             return None
         return event
 
-    def _event(self) -> Event | None:
-        """Return the next event; once the barrier job has ended, also report silent agents as lost.
-
-        Spark may detect a lost node, and end the other tasks, while the control channel's
-        connection to that node still seems to be open. So if no event arrives for a while after
-        the end of the job, this returns the loss of a connected agent.
-        """
-        event = self._lease.server.next_event(_EVENT_SECONDS)
-        if event is not None and not self._is_ours(event):
-            return None
-        if event is not None or not self._lease.job.ended.is_set():
-            self._quiet_since = None
-            return event
-        now = time.monotonic()
-        self._quiet_since = self._quiet_since or now
-        if now - self._quiet_since < _QUIET_SECONDS or not self._connected:
-            return None
-        return Event(min(self._connected), None)
-
-    def _is_ours(self, event: Event) -> bool:
-        """Return whether an event is of this gang, and not a late message of an earlier launch."""
-        if event.message is None or event.peer not in self._connected:
-            return event.peer in self._connected
-        said, call = event.message.fields, self._call
-        return (said.get("run_id"), said.get("attempt", call.attempt)) == (
-            call.run_id,
-            call.attempt,
-        )
-
     def _start(self, meeting: Rendezvous) -> None:
         self._world = meeting.world
         modules = self._call.function.modules
         for message in run_messages(self._call, meeting):
-            self._lease.server.keep(message.key, modules.digest, modules.archive)
-            self._send(message.key, "run", message.payload, **message.fields)
+            self._agents.keep(message.key, modules.digest, modules.archive)
+            self._agents.send(message.key, "run", message.payload, **message.fields)
 
-    def _stop_where_due(self, overdue_at: float | None) -> None:
-        """Stop all ranks if one failed, time is up, the run is cancelled, or the chief returned."""
-        now = time.monotonic()
-        if overdue_at is not None and now >= overdue_at and self._failed_at is None:
-            self._ends.run_out_of_time()
+    def _stop_left(self, *, dump_stacks: bool) -> None:
+        """Stop the ranks that have not ended."""
+        if dump_stacks:
             log.info(
                 "%s: ranks %s have not ended within %g s",
                 self._call.run_id,
-                self._ends.overdue,
+                self._watcher.overdue,
                 self._call.plan.spec.run_timeout,
             )
-        failed = self._failed_at is not None and now >= self._failed_at
-        if self._cancelled.is_set() or failed or self._ends.overdue or self._is_done_with_servers():
-            self._stop_until = now + _STOP_SECONDS
-            log.info("%s: ranks that are left are stopped", self._call.run_id)
-            self._stop_all(dump_stacks=bool(self._ends.overdue))
+        log.info("%s: ranks that are left are stopped", self._call.run_id)
+        self._stop_all(dump_stacks=dump_stacks)
 
     def _stop_all(self, *, dump_stacks: bool = False) -> None:
         for container in self._lease.containers:
-            self._send(container.key, "stop", dump_stacks=dump_stacks)
-
-    def _is_done_with_servers(self) -> bool:
-        """Return whether a ParameterServerStrategy's chief has returned; the others never do."""
-        return bool(self._world.servers) and 0 in self.trained.values
+            self._agents.send(container.key, "stop", dump_stacks=dump_stacks)
 
     def _give_up(self) -> None:
         """Drop the agents that do not answer; they serve no further attempt."""
-        silent = {self._place(rank).container.key for rank in self._ends.pending}
-        self._drop(silent)
+        self._drop({self._place(rank).container.key for rank in self._ends.pending})
         for rank in sorted(self._ends.pending):
             self._outputs.lost(rank, "its agent did not answer")
-            self.trained.warnings.append(
-                f"rank {rank} was not seen to end: its agent did not answer for {_STOP_SECONDS:g} s"
+            self._listener.warn(
+                f"rank {rank} was not seen to end: its agent did not answer for"
+                f" {self._bounds.stop:g} s"
             )
 
     def _drop(self, silent: Collection[int]) -> None:
         """Disconnect agents that do not answer."""
         for key in silent:
             log.info("%s: agent %d does not answer, and is hung up on", self._call.run_id, key)
-        self._lease.server.hang_up(silent)
-        self._lease.gone.update(silent)
-        self._connected.difference_update(silent)
+        self._agents.hang_up(silent)
 
     def _take(self, event: Event) -> None:
         message = event.message
         if message is None:
             self._lose(event)
-        elif message.kind in rank_start.KINDS:
-            self._beginnings.take(message)
-        elif message.kind == "output":
-            self._outputs.take(message["rank"], message.payload)
-        elif message.kind == "record":
-            self._outputs.take_record(message["rank"], message.payload)
-        elif message.kind == "reports":
-            self._outputs.take_reports(message["rank"], message.payload)
-            self._told.metrics(self._outputs.metrics())
-        elif message.kind == "warning":
-            self._warn(message["text"])
-        elif message.kind == "kept-tokens":
-            self._tokens.kept(event.peer, message)
-        elif message.kind == "failing" and self._failed_at is None:
-            self._failed_at = time.monotonic() + (_ALIKE_SECONDS if message["raised"] else 0.0)
-        elif message.kind == "ended":
-            self._end(message)
+            return
+        match message.kind:
+            case "started" | "entered":
+                self._take_start(message)
+            case "output" | "record" | "reports":
+                self._take_output(message)
+            case "warning":
+                self._listener.warn(message["text"])
+            case "kept-tokens":
+                self._tokens.kept(event.peer, message)
+            case "failing":
+                self._watcher.failing(time.monotonic(), raised=bool(message["raised"]))
+            case "ended":
+                self._end(message)
 
-    def _warn(self, text: str) -> None:
-        if text not in self.trained.warnings:
-            self.trained.warnings.append(text)
+    def _take_start(self, message: Message) -> None:
+        rank = int(message["rank"])
+        if message.kind == "started":
+            self._ranks.started(rank, message["pid"])
+            self._listener.started(rank)
+        else:
+            self._listener.entered(self._ranks.entered(rank, float(message["time"])))
+
+    def _take_output(self, message: Message) -> None:
+        rank, payload = int(message["rank"]), message.payload
+        if message.kind == "output":
+            self._outputs.take(rank, payload)
+        elif message.kind == "record":
+            self._outputs.take_record(rank, payload)
+            self._listener.record(rank, payload)
+        else:
+            self._outputs.take_reports(rank, payload)
+            self._listener.metrics(self._outputs.metrics())
 
     def _end(self, message: Message) -> None:
         end = ended_rank(self._place(int(message["rank"])), message)
         rank = end.place.rank
-        alike = self._ends.end(end)
+        is_first_failure = self._watcher.ended(end, time.monotonic())
         log.debug(
             "%s: rank %d ended: %s%s",
             self._call.run_id,
@@ -338,24 +304,19 @@ class Training:
             ", stopped" if end.stopped else "",
         )
         self._outputs.ended(rank)
-        self.trained.reports[rank] = RankReport(
-            rank=rank,
-            role=end.place.role,
-            host=end.place.container.host,
-            gpus=end.place.gpus,
-            pid=self._beginnings.pids[rank],
+        self._ranks.ended(
+            rank,
             exit_code=end.exit_code,
             signal=end.signal,
             peak_memory=message["peak_memory"],
             gpu_utilisation=self._outputs.utilisation(rank),
             stopped=end.stopped and not end.has_returned,
         )
-        self.trained.warnings += self._outputs.warnings(rank)
-        if end.has_returned:
-            if rank < self._world.size:
-                self.trained.values[rank] = value_of(message)
-            self.trained.warnings += odd_end(end)
-        elif not end.stopped and self._failed_at is None:
+        for text in (*self._outputs.warnings(rank), *odd_end(end)):
+            self._listener.warn(text)
+        if end.has_returned and rank < self._world.size:
+            self.trained.values[rank] = value_of(message)
+        if is_first_failure:
             log.info(
                 "%s: first failure seen: rank %d on %s (%s)",
                 self._call.run_id,
@@ -363,12 +324,12 @@ class Training:
                 end.place.container.host,
                 end.status or end.signal or f"exit code {end.exit_code}",
             )
-            self._failed_at = time.monotonic() + (_ALIKE_SECONDS if alike else 0.0)
+        self._listener.ended(end)
 
     def _lose(self, event: Event) -> None:
         """Record that an executor was lost, and with it those of its ranks that still ran."""
         for place in self._world.of_container(event.peer):
-            if place.rank in self._ends.pending:
+            if self._watcher.lost(place, event.reason, at=time.time(), now=time.monotonic()):
                 log.info(
                     "%s: rank %d lost with its executor on %s: %s",
                     self._call.run_id,
@@ -376,9 +337,23 @@ class Training:
                     place.container.host,
                     event.reason or "its connection ended",
                 )
-                self._ends.lose(place, event.reason)
                 self._outputs.lost(place.rank, event.reason)
-                self._failed_at = time.monotonic()
+
+    def _conclude_unmet(self, unmet: RendezvousFailure) -> None:
+        """Conclude an attempt whose ranks cannot meet."""
+        log.info(
+            "%s: attempt %d: the ranks cannot meet, by the executor on %s%s",
+            self._call.run_id,
+            self._call.attempt,
+            unmet.failure.host,
+            ", whose agent does not answer" if unmet.silent else "",
+        )
+        self._drop(unmet.silent)
+        suspect = None if unmet.avoid.is_any else unmet.failure.host
+        self.trained.conclusion = Conclusion(
+            unmet.failure, Fault.INFRASTRUCTURE, unmet.avoid, suspect
+        )
+        self._outputs.keep_agent_logs()
 
     def _conclude(self) -> None:
         """Determine the first failure and its fault, or complete the values.
@@ -386,11 +361,11 @@ class Training:
         Raises:
             HopsGpuError: ranks have neither a value nor a failure.
         """
-        conclusion = self._ends.conclude(self._call.plan.spec.run_timeout, self._reason)
+        timeout = self._call.plan.spec.run_timeout
+        conclusion = self._ends.conclude(self._reason, self._watcher.overdue, timeout)
         if conclusion is not None:
             self._outputs.keep_agent_logs()
-            self.trained.failure, self.trained.fault = conclusion.failure, conclusion.fault
-            self.trained.avoid, self.trained.suspect = conclusion.avoid, conclusion.suspect
+            self.trained.conclusion = conclusion
             log.info(
                 "%s: attempt %d failed first by rank %s on %s; fault: %s",
                 self._call.run_id,
@@ -399,7 +374,7 @@ class Training:
                 conclusion.failure.host,
                 conclusion.fault.value,
             )
-        elif self._world.servers and 0 in self.trained.values:
+        elif self._ends.chief_has_returned:
             # The others were stopped as successful; only the chief has a value.
             none = Value(pickle.dumps(None))
             for rank in range(self._world.size):
@@ -421,8 +396,9 @@ def train_on(
     world: World,
     call: Call,
     show: Progress,
-    told: RankStartListener,
+    listener: AttemptListener,
     cancelled: threading.Event,
+    bounds: WatchBounds = WatchBounds(),  # noqa: B008 - frozen
 ) -> Iterator[Training]:
     """Provide the `Training` of one attempt; on exit, discard its output unless taken over.
 
@@ -431,8 +407,9 @@ def train_on(
         world: its ranks.
         call: the call that they run.
         show: displays every line of every rank.
-        told: is notified of the ranks' progress.
+        listener: is notified of the attempt's progress.
         cancelled: event that cancels the run.
+        bounds: how long ranks and agents are waited for.
 
     Raises:
         ConfigError: the executors' Python lacks what ranks with data need.
@@ -440,5 +417,9 @@ def train_on(
     for container in lease.containers:
         # A held gang was requested without knowing whether its launches have data.
         check_data(container, call.needs)
-    with Outputs(world, show) as outputs:
-        yield Training(lease, world, call, outputs, told, cancelled)
+    keys = [container.key for container in lease.containers]
+    with (
+        lease.server.subscribe(call.run_id, keys, call.attempt) as agents,
+        Outputs(world, show) as outputs,
+    ):
+        yield Training(lease, agents, world, call, outputs, listener, cancelled, bounds)

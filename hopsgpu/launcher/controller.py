@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pickle
-import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from hopsgpu.artifacts.manifest import VersionDescription
-from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
-from hopsgpu.core.spec import LaunchPlan
-from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
+from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed, StoreError
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import Arguments
-from hopsgpu.launcher.attempt import Trained, Training, train_on
-from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.attempt import AttemptListener, Trained, Training, train_on
 from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.outcome import Conclusion
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
 from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.launcher.rank_call import Call, script_name
+from hopsgpu.launcher.rank_table import Entered, RankTable
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.retry_policy import avoid_next, may_retry
-from hopsgpu.launcher.run import Board
-from hopsgpu.launcher.run_record import environment
+from hopsgpu.launcher.run_end import run_to_end
+from hopsgpu.launcher.run_record import RunDetails
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow
 from hopsgpu.units import counted
@@ -43,7 +42,6 @@ log = logging.getLogger(__name__)
 # A context that provides a function, which returns the whole gang for a request, without the nodes
 # and GPUs to avoid; a run calls it once for each attempt.
 Leasing = Callable[[Request], AbstractContextManager[Callable[[Exclusions], Lease]]]
-_KEEP_SECONDS = 120.0
 # Those of the packages that are slow to import that can produce a model.
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
@@ -52,14 +50,7 @@ _STEP = "step"
 
 
 def execute(
-    given: Arguments,
-    plan: LaunchPlan,
-    board: Board,
-    cancelled: threading.Event,
-    leasing: Leasing,
-    background: Background,
-    *,
-    keeps: bool = False,
+    given: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool = False
 ) -> GangResult:
     """Run a plan and return its result; the lease has ended before this returns or raises.
 
@@ -69,110 +60,74 @@ def execute(
 
     Args:
         given: the launch's arguments.
-        plan: the launch's plan.
-        board: the run's status board, which is kept up to date.
-        cancelled: event that cancels the run.
+        active: the launch's run.
         leasing: provides the gang.
-        background: writes record and logs to the lake.
         keeps: whether the gang is held for other launches.
 
     Raises:
         HopsGpuError: the error that ended the run, with `error.result`.
     """
-    execution = Execution(given, plan, board, cancelled, leasing, background, keeps=keeps)
-    try:
-        execution.run()
-        result = execution.result(with_values=True)
-    except BaseException as error:
-        ended = state_of_failure(error)
-        log.info("%s: %s by %s", board.run_id, ended.value, type(error).__name__)
-        execution.end(ended, given.application.words_of(error))
-        background.flush(_KEEP_SECONDS)
-        for problem in background.problems():
-            error.add_note(problem)
-        if isinstance(error, HopsGpuError):
-            error.result = execution.result_of_failure(isinstance(error, StoreError))
-        board.state(ended)
-        raise
-    execution.end(GangState.SUCCEEDED, None)
-    if not keeps:
-        background.flush(_KEEP_SECONDS)
-        result = replace(result, warnings=(*result.warnings, *background.problems()))
-    board.state(GangState.SUCCEEDED)
-    return result
+    execution = Execution(given, active, leasing, keeps=keeps)
+    return run_to_end(execution, active, waits=not keeps)
 
 
-def state_of_failure(error: BaseException) -> GangState:
-    """Return the state in which this error ends a run."""
-    return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
-
-
-class _BoardListener:
-    """Writes the progress of a run's ranks to the run's status board."""
+class _OnBoard(AttemptListener):
+    """Writes the progress of an attempt to the run's status board."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
 
-    def entered(self, ranks: int, of: int, at: float) -> None:
-        if ranks < of:
-            self._board.state(GangState.STARTING, why=f"{ranks} of {counted(of, 'rank')} run")
-            return
-        self._board.mark("started", at)
-        self._board.state(GangState.RUNNING)
+    def placed(self, ranks: RankTable) -> None:
+        self._board.placed(ranks)
+
+    def entered(self, entered: Entered) -> None:
+        if entered.all:
+            self._board.mark("started", entered.at)
+            self._board.state(GangState.RUNNING)
+        else:
+            told = f"{entered.ranks} of {counted(entered.of, 'rank')} run"
+            self._board.state(GangState.STARTING, why=told)
 
     def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
         self._board.metrics(metrics)
 
+    def warn(self, text: str) -> None:
+        self._board.warn_of_attempt(text)
+
 
 class Execution:
-    """One run in progress."""
+    """One launch in progress; `Endable` describes its public methods.
+
+    Args:
+        given: the launch's arguments.
+        active: the launch's run.
+        leasing: provides the gang.
+        keeps: whether the gang is held for other launches.
+    """
 
     def __init__(
-        self,
-        given: Arguments,
-        plan: LaunchPlan,
-        board: Board,
-        cancelled: threading.Event,
-        leasing: Leasing,
-        background: Background,
-        *,
-        keeps: bool,
+        self, given: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
     ) -> None:
         self._given = given
+        self._active = active
         self._leasing = leasing
-        self._plan = plan
-        self._board = board
-        self._cancelled = cancelled
-        # Whether the gang is held for other launches.
         self._keeps = keeps
-        self._background = background
-        self._directory = Lake(plan.paths["run"])
+        self._plan = active.plan
+        self._board = active.board
+        self._cancelled = active.cancelled
+        self._directory = active.directory()
         self._trained = Trained()
-        self._model: ModelVersion | None = None
-        self._warnings = list(plan.warnings)
-        self._attempt = 0
+        self._values: tuple[Any, ...] = ()
         self._avoid = Exclusions()
-        self._lost: list[str] = []
-        self._feed = StagedData(given.data, plan, given.application, board, cancelled)
-        self._python_env: PythonEnv | None = None
-        # A strong reference would make a cycle, which would keep connections to the lake open until
-        # a garbage collection.
-        told = weakref.proxy(self)
-        self._recording = Recording(
-            plan,
-            board,
-            self._directory,
-            application=given.application.id,
-            user=given.application.user,
-            environment=functools.partial(environment, given.application),
-            result=lambda: told.result(with_values=False),
-            background=background,
-            cancelled=cancelled,
-            data=lambda: told._feed.reference,
-            python_env=lambda: told._python_env,
+        self._suspects: list[str] = []
+        self._feed = StagedData(
+            given.data, self._plan, given.application, self._board, self._cancelled
         )
+        self._python_env: PythonEnv | None = None
+        for text in self._plan.warnings:
+            self._board.warn(text)
 
-    def run(self) -> None:
+    def work(self, recording: Recording) -> None:
         """Prepare environment and data, acquire the gang, train, publish and release.
 
         Raises:
@@ -185,8 +140,8 @@ class Execution:
         if spec.model is not None:
             # On a held gang, GPUs would be idle while HDFS writes a block.
             check_writable(self._models, spec.model, self._board.run_id, blocks=not self._keeps)
-        self.record(GangState.REQUESTED, None)
-        with self._recording.watching():
+        recording.put(GangState.REQUESTED.value)
+        with recording.watching():
             # The step that fails soonest comes first.
             self._python_env = python_of(
                 self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
@@ -206,11 +161,11 @@ class Execution:
             )
             log.debug("%s: prepared; waits for the gang", self._board.run_id)
             with self._feed.ready(), self._leasing(request) as whole:
-                while not self._attempted(whole(self._avoid)):
-                    self._attempt += 1
-                    self._board.attempt(self._attempt)
+                while not self._attempted(whole(self._avoid), recording):
+                    self._board.retry()
+        self._values = self._unpickled()
 
-    def _attempted(self, lease: Lease) -> bool:
+    def _attempted(self, lease: Lease, recording: Recording) -> bool:
         """Make one attempt; return False if it failed and another one follows."""
         spec = self._plan.spec
         world = assign_ranks(
@@ -221,32 +176,31 @@ class Execution:
             world,
             self._call(),
             self._given.progress,
-            _BoardListener(self._board),
+            _OnBoard(self._board),
             self._cancelled,
         ) as training:
             self._trained = training.trained
             log.info(
                 "%s: attempt %d starts %s on %s",
                 self._board.run_id,
-                self._attempt,
+                self._board.attempt,
                 counted(len(world.processes), "rank"),
                 counted(len(lease.containers), "executor"),
             )
             self._board.state(GangState.STARTING)
             try:
-                with self._recording.following(training):
+                with recording.following(training):
                     training.run()
             finally:
                 self._board.mark("returned")
-                self._board.ranks([report for _, report in sorted(self._trained.reports.items())])
-                training.keep_logs(self._background)
-            failure = self._trained.failure
-            if failure is None:
+                training.keep_logs(self._active.background)
+            failed = self._trained.conclusion
+            if failed is None:
                 if spec.model is not None:
                     self._publish(training, lease, spec.model)
                 return True
-        if not self._is_tried_again(failure):
-            raise failure
+        if not self._is_tried_again(failed):
+            raise failed.failure
         return False
 
     def _call(self) -> Call:
@@ -255,45 +209,46 @@ class Execution:
             self._given.function,
             self._board.run_id,
             self._directory,
-            self._attempt,
+            self._board.attempt,
             interface=self._given.application.interface,
             data=self._feed.parts,
             python_env=self._python_env,
             script=script_name(),
         )
 
-    def _is_tried_again(self, failure: RankFailed) -> bool:
-        fault, retries = self._trained.fault, self._plan.spec.retries
+    def _is_tried_again(self, failed: Conclusion) -> bool:
+        attempt, retries = self._board.attempt, self._plan.spec.retries
+        failure, fault = failed.failure, failed.fault
         code_too = self._given.application.retries_code_too
         if self._cancelled.is_set() or not may_retry(
-            fault, attempt=self._attempt, retries=retries, code_too=code_too
+            fault, attempt=attempt, retries=retries, code_too=code_too
         ):
             log.info(
                 "%s: attempt %d is not tried again: fault %s, %d of %d retries used",
                 self._board.run_id,
-                self._attempt,
+                attempt,
                 fault.value,
-                self._attempt,
+                attempt,
                 retries,
             )
             return False
-        if self._trained.suspect is not None:
-            self._lost.append(self._trained.suspect)
-        self._avoid = avoid_next(self._avoid | self._trained.avoid, self._lost)
+        if failed.suspect is not None:
+            self._suspects.append(failed.suspect)
+        self._avoid = avoid_next(self._avoid | failed.avoid, self._suspects)
         if not self._is_left(failure):
             return False
         log.info(
             "%s: attempt %d is tried again: fault %s of rank %s on %s, without %s",
             self._board.run_id,
-            self._attempt,
+            attempt,
             fault.value,
             failure.rank,
             failure.host,
             self._avoid if self._avoid.is_any else "leaving anything out",
         )
         told = str(failure).splitlines()[0]
-        told = f"attempt {self._attempt} failed ({fault.value}): {told}"
-        self._warnings.append(told)
+        told = f"attempt {attempt} failed ({fault.value}): {told}"
+        self._board.warn(told)
         line = f"hopsgpu: {told}; trying again"
         self._given.progress.line(failure.rank or 0, failure.host or "?", line)
         return True
@@ -312,7 +267,7 @@ class Execution:
             failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
             return False
         except HopsGpuError as error:
-            self._warnings.append(f"whether the gang still fits was not known: {error}")
+            self._board.warn(f"whether the gang still fits was not known: {error}")
         return True
 
     @property
@@ -327,7 +282,7 @@ class Execution:
         self._board.state(GangState.PUBLISHING, staying)
         if not left:
             log.info("%s: no version of %s published: no files", self._board.run_id, name)
-            self._warnings.append(
+            self._board.warn(
                 f"no version of {name!r} was published: the ranks left nothing in"
                 " context().model_dir"
             )
@@ -335,16 +290,15 @@ class Execution:
         if idle and lease.let_go(idle):
             self._board.departed([time.time()] * len(idle))
         began = time.monotonic()
-        self._model = publisher.publish(self._models, left, self._about())
+        model = publisher.publish(self._models, left, self._about())
         log.info(
             "%s: model published: %s version %d after %.1f s",
             self._board.run_id,
             name,
-            self._model.version,
+            model.version,
             time.monotonic() - began,
         )
-        self._warnings += publisher.warnings
-        self._board.mark("published")
+        self._board.published(model)
 
     def _about(self) -> VersionDescription:
         """Return what the manifest says besides the files."""
@@ -366,26 +320,29 @@ class Execution:
             data=self._feed.reference,
         )
 
-    def result(self, *, with_values: bool) -> GangResult:
-        """Return the result, as far as there is one yet."""
-        noted = self._board.result()
-        problem = self._given.progress.problem
-        unseen = () if problem is None else (problem,)
-        return replace(
-            noted,
-            values=self._values() if with_values else (),
-            warnings=(*self._warnings, *self._trained.warnings, *noted.warnings, *unseen),
-            model=self._model,
-        )
+    def details(self) -> RunDetails:
+        return RunDetails(self._feed.reference, self._python_env)
 
-    def result_of_failure(self, with_values: bool) -> GangResult:
-        """Return the partial result of a failed run, without values that cannot be unpickled."""
-        try:
-            return self.result(with_values=with_values)
-        except HopsGpuError:  # a second problem must not hide the first
-            return self.result(with_values=False)
+    def put_rest(self) -> None:
+        tracking, code = self._given.tracking, self._given.provenance
+        if tracking is not None:
+            # It logs what is on the lake, so it comes after all that was put before.
+            self._active.background.put_behind(
+                f"{self._board.run_id} in MLflow",
+                functools.partial(mlflow.log, tracking, self._directory.url, code),
+            )
 
-    def _values(self) -> tuple[Any, ...]:
+    def result(self) -> GangResult:
+        return replace(self._board.result(), values=self._values)
+
+    def result_of_failure(self, error: HopsGpuError) -> GangResult:
+        if isinstance(error, StoreError):
+            # The ranks may have returned before the model could not be published.
+            with contextlib.suppress(HopsGpuError):  # a second problem must not hide the first
+                self._values = self._unpickled()
+        return self.result()
+
+    def _unpickled(self) -> tuple[Any, ...]:
         values = []
         for rank, value in sorted(self._trained.values.items()):
             # Safe to unpickle: it comes from an agent that proved to know the run's secret, and a
@@ -399,18 +356,3 @@ class Execution:
                     f" ({type(error).__name__}: {error}); return plain data"
                 ) from error
         return tuple(values)
-
-    def record(self, state: GangState, error: str | None) -> None:
-        """Have the run's state written to its record, in the background."""
-        self._recording.put(state.value, error)
-
-    def end(self, state: GangState, error: str | None) -> None:
-        """Have the run's final state recorded, and the run logged to MLflow if requested."""
-        self.record(state, error)
-        tracking, code = self._given.tracking, self._given.provenance
-        if tracking is not None:
-            # It logs what is on the lake, so it comes after all that was put before.
-            self._background.put_behind(
-                f"{self._board.run_id} in MLflow",
-                functools.partial(mlflow.log, tracking, self._directory.url, code),
-            )

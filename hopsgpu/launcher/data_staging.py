@@ -18,7 +18,7 @@ from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, columns_of, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.launcher.run import Board
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB, counted

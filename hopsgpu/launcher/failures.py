@@ -110,6 +110,7 @@ class EndedRank:
         oom_kills: number of processes in its container that the kernel killed because memory ran
             out.
         gpu_events: events of its GPUs that the NVIDIA driver reported meanwhile.
+        pruned: whether it ended early because its search had asked for that.
     """
 
     place: RankPlace
@@ -121,6 +122,7 @@ class EndedRank:
     stopped: bool
     oom_kills: int = 0
     gpu_events: Sequence[GpuEvent] = ()
+    pruned: bool = False
 
     @property
     def status(self) -> str | None:

@@ -22,21 +22,23 @@ from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.signatures import check_call, documented_by, signature_of
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import HeldArguments, launch_on
 from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.controller import execute, state_of_failure
+from hopsgpu.launcher.controller import execute
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interruption, interrupts_noted, wait_for
 from hopsgpu.launcher.options import HeldRunOptions
 from hopsgpu.launcher.planner import new_run_id, plan_on
 from hopsgpu.launcher.preflight import python_of
-from hopsgpu.launcher.run import KEPT, Board, Run
+from hopsgpu.launcher.run import Run
+from hopsgpu.launcher.run_end import KEEP_SECONDS, state_of_failure
+from hopsgpu.launcher.status_board import KEPT, Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
-_KEEP_SECONDS = 120.0
 _TURN = "the data is there; another launch has the gang, and this one's turn comes after it"
 
 
@@ -317,7 +319,7 @@ class Gang:
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
             self._keeper.close()
-            self._background.flush(_KEEP_SECONDS)
+            self._background.flush(KEEP_SECONDS)
         for problem in self._background.problems():
             warnings.warn(problem, stacklevel=4)
         if interrupted.is_set():
@@ -356,16 +358,8 @@ class Gang:
                 self._keeper.check_held()
                 leasing = self._keeper.borrowed_later
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
-            work = functools.partial(
-                execute,
-                given,
-                plan,
-                board,
-                cancelled,
-                leasing,
-                self._background,
-                keeps=True,
-            )
+            active = ActiveRun(plan, given.application, board, cancelled, self._background)
+            work = functools.partial(execute, given, active, leasing, keeps=True)
             result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():
             raise interruption(f"{run_id} had ended well, and {board.held}")

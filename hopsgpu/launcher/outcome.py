@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.control.channel import Message
@@ -16,8 +15,6 @@ from hopsgpu.launcher.retry_policy import Fault, fault_of, suspect
 
 # A lost container is a cause; its consequences in other ranks can be reported before the loss.
 _LOST_SECONDS = 1.0
-# When a rank ends, its checkpoints may still be uploading to the lake.
-_SAVING_SECONDS = 120.0
 
 
 def ended_rank(place: RankPlace, message: Message) -> EndedRank:
@@ -32,6 +29,7 @@ def ended_rank(place: RankPlace, message: Message) -> EndedRank:
         stopped=bool(message["stopped"]),
         oom_kills=message["oom_kills"],
         gpu_events=tuple(GpuEvent(**event) for event in message["gpu_events"]),
+        pruned=bool(message.fields.get("pruned")),
     )
 
 
@@ -83,7 +81,6 @@ class RankEnds:
 
     Attributes:
         pending: the ranks that have not ended.
-        overdue: the ranks that had not ended at the timeout.
     """
 
     def __init__(self, world: World, log_url: Callable[[int], str]) -> None:
@@ -91,54 +88,54 @@ class RankEnds:
         self._log_url = log_url
         self._ends: dict[int, EndedRank] = {}
         self._losses: list[_Loss] = []
-        # Ranks that have ended, except that their checkpoints are still uploading, and since when.
-        self._saving: dict[int, float] = {}
         self.pending = {place.rank for place in world.processes}
-        self.overdue: tuple[int, ...] = ()
 
-    def end(self, end: EndedRank) -> bool:
-        """Record an end; return whether other ranks may be about to raise the same exception."""
+    @property
+    def chief_has_returned(self) -> bool:
+        """Return whether rank 0 has returned where there are parameter servers, which never do."""
+        chief = self._ends.get(0)
+        return bool(self._world.servers) and chief is not None and chief.has_returned
+
+    def end(self, end: EndedRank) -> None:
+        """Record an end."""
         self._ends[end.place.rank] = end
         self.pending.discard(end.place.rank)
-        return end.status == "raised" and bool(self.pending)
 
-    def is_sign_of_life(self, message: Message | None) -> bool:
-        """Return whether a message is a reason to wait longer for ranks that are being stopped.
+    def lose(self, place: RankPlace, reason: str, at: float) -> None:
+        """Record that a rank was lost with its executor.
 
-        The message that a rank has ended but still uploads checkpoints is one for two minutes.
+        Args:
+            place: the rank's place.
+            reason: the reason that the control channel gives.
+            at: when the loss was noticed, in seconds since the epoch.
         """
-        if message is None or message.kind != "saving":
-            return True
-        now = time.monotonic()
-        return now - self._saving.setdefault(message["rank"], now) < _SAVING_SECONDS
-
-    def lose(self, place: RankPlace, reason: str) -> None:
-        """Record that a rank was lost with its executor."""
         self.pending.discard(place.rank)
-        self._losses.append(_Loss(place, time.time() - _LOST_SECONDS, reason))
+        self._losses.append(_Loss(place, at - _LOST_SECONDS, reason))
 
-    def run_out_of_time(self) -> None:
-        """Record the timeout of the ranks that still run, except those that only upload."""
-        self.overdue = tuple(sorted(self.pending - self._saving.keys()))
-
-    def conclude(self, timeout: float | None, reason: Callable[[str], str]) -> Conclusion | None:
+    def conclude(
+        self,
+        reason: Callable[[str], str],
+        overdue: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> Conclusion | None:
         """Return why the attempt failed, or None if it did not.
 
         Args:
-            timeout: seconds that the ranks were allowed.
             reason: asks Spark and YARN why the executor on a host was lost, and returns their
                 answer; "" if they do not know.
+            overdue: the ranks that had not ended at the timeout, in order.
+            timeout: seconds that the ranks were allowed.
         """
         ends = list(self._ends.values())
         first, failed_gpus = failures.first_failure(ends), failures.failed_gpus(ends)
         loss = self._losses[0] if self._losses else None
-        chief = self._ends.get(0)
-        if self._world.servers and chief is not None and chief.has_returned:
+        if self.chief_has_returned:
+            chief = self._ends[0]
             # Failures after the chief's return are consequences of it, and do not count.
             first = first if first is not None and first.at < chief.at else None
             loss = loss if loss is not None and loss.at < chief.at else None
-        elif self.overdue:
-            return self._too_late(timeout or 0.0)
+        elif overdue:
+            return self._too_late(overdue, timeout or 0.0)
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason(loss.place.container.host) or loss.reason or "its connection ended"
             url, cause = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
@@ -160,13 +157,13 @@ class RankEnds:
             first.place.container.host if fault is Fault.INFRASTRUCTURE else None,
         )
 
-    def _too_late(self, timeout: float) -> Conclusion:
-        rank, ends = self.overdue[0], list(self._ends.values())
+    def _too_late(self, overdue: Sequence[int], timeout: float) -> Conclusion:
+        rank, ends = overdue[0], list(self._ends.values())
         place = self._world.processes[rank]
         failure = failures.timed_out(
             place,
             timeout,
-            self.overdue,
+            overdue,
             self._ends.get(rank),
             self._log_url(rank),
             failures.likely_cause(place, ends),

@@ -15,7 +15,8 @@ from hopsgpu.artifacts.manifest import VersionDescription, framework_of
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING
 from hopsgpu.control.channel import Message
-from hopsgpu.control.server import Event
+from hopsgpu.control.events import Event
+from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.gang import World
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.digests import FileFacts
@@ -36,16 +37,14 @@ class Agents:
 
     Attributes:
         world: their ranks.
-        send: sends a message to an agent: key, kind, fields.
-        next_event: returns the next event of the gang, or None.
-        connected: keys of the agents that are connected; `next_event` updates it.
+        channel: what they say about the run.
+        next_event: takes the next event from the channel, and returns it, or None.
         cancelled: event that cancels the run.
     """
 
     world: World
-    send: Callable[..., None]
+    channel: Subscription
     next_event: Callable[[], Event | None]
-    connected: Collection[int]
     cancelled: threading.Event
 
     def of(self, ranks: Collection[int]) -> dict[int, list[int]]:
@@ -56,6 +55,14 @@ class Agents:
         return keys
 
 
+@dataclass(frozen=True)
+class _Signed:
+    """The facts for the manifest, and why they lack the signature that a rank left, or None."""
+
+    about: VersionDescription
+    problem: str | None = None
+
+
 class Publisher:
     """Publishes what the ranks of one training left.
 
@@ -63,13 +70,13 @@ class Publisher:
         name: name of the model.
         agents: the agents of the ranks.
         ranks: the ranks that have returned.
-
-    Attributes:
-        warnings: warnings about the version, for people.
+        warn: called with warnings about a version that was published, for people.
     """
 
-    def __init__(self, name: str, agents: Agents, ranks: Collection[int]) -> None:
-        self.warnings: list[str] = []
+    def __init__(
+        self, name: str, agents: Agents, ranks: Collection[int], warn: Callable[[str], None]
+    ) -> None:
+        self._warn = warn
         self._name = name
         self._agents = agents
         self._ranks = agents.of(ranks)
@@ -85,7 +92,7 @@ class Publisher:
         """
         found: dict[int, ModelFiles] = {}
         for key, ranks in self._ranks.items():
-            self._agents.send(key, "left", ranks=ranks)
+            self._agents.channel.send(key, "left", ranks=ranks)
         for message in self._answers("left", set(self._ranks)):
             found |= load_model_files(message.payload)
         return {rank: left for rank, left in sorted(found.items()) if left.files or left.problem}
@@ -121,7 +128,7 @@ class Publisher:
         try:
             for key, ranks in uploading.items():
                 self._busy.add(key)
-                self._agents.send(key, "publish", ranks=ranks, staging_url=staging)
+                self._agents.channel.send(key, "publish", ranks=ranks, staging_url=staging)
             try:
                 for message in self._answers("uploaded", set(uploading)):
                     parts |= load_parts(message.payload)
@@ -132,8 +139,8 @@ class Publisher:
             if any(map(framework_of, parts.values())):
                 # The files tell the framework more reliably than the function's imports.
                 about = replace(about, framework=None)
-            about = self._with_signature(about, Lake(staging), parts)
-            return publication.commit(staging, parts, about)
+            signed = self._signed(about, Lake(staging), parts)
+            version = publication.commit(staging, parts, signed.about)
         except BaseException as error:
             whole = [rank for rank, files in sorted(parts.items()) if files]
             if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
@@ -144,6 +151,9 @@ class Publisher:
                 error.add_note(kept)
                 raise
             raise StoreError(f"{error}. {kept}", getattr(error, "kind", "")) from error
+        if signed.problem is not None:
+            self._warn(signed.problem)
+        return version
 
     def _check(self, left: Mapping[int, ModelFiles]) -> None:
         for rank, one in sorted(left.items()):
@@ -165,24 +175,25 @@ class Publisher:
             f" copy it before {until}, after which a publish of {self._name!r} removes it"
         )
 
-    def _with_signature(
+    def _signed(
         self, about: VersionDescription, staging: Lake, parts: Mapping[int, Mapping[str, FileFacts]]
-    ) -> VersionDescription:
+    ) -> _Signed:
         """Return the facts for the manifest, with the signature if a rank left one."""
         rank = next((rank for rank, files in sorted(parts.items()) if SIGNATURE in files), None)
         if rank is None:
-            return about
+            return _Signed(about)
         try:
             if parts[rank][SIGNATURE].bytes > _MOST_SIGNATURE:
                 raise ValueError(f"it has more than {_MOST_SIGNATURE} bytes")
             content = (staging / str(rank) / SIGNATURE).read()
-            return replace(about, signature=json.loads(content, parse_constant=_refuse))
+            signature = json.loads(content, parse_constant=_refuse)
+            return _Signed(replace(about, signature=signature))
         except (*ODD_JSON, ConfigError) as error:
-            self.warnings.append(
+            return _Signed(
+                about,
                 f"the manifest of {self._name!r} has no signature: {SIGNATURE}, which rank {rank}"
-                f" left, is no JSON for it ({error})"
+                f" left, is no JSON for it ({error})",
             )
-            return about
 
     def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
         """Yield one answer of each of these agents, in order of arrival."""
@@ -190,7 +201,7 @@ class Publisher:
         while waiting:
             if self._agents.cancelled.is_set():
                 raise Cancelled(f"the run was cancelled while it published {self._name!r}")
-            if lost := waiting.difference(self._agents.connected):
+            if lost := waiting.difference(self._agents.channel.connected):
                 raise StoreError(f"{self._name!r} is not published: {self._lost(lost)}")
             event = self._next_event()
             if event is None or event.peer not in waiting or event.message is None:
@@ -220,9 +231,11 @@ class Publisher:
     def _stop(self) -> None:
         """Stop the uploads, so that no agent writes where everything has been removed."""
         for key in self._busy:
-            self._agents.send(key, "stop", dump_stacks=False)
+            self._agents.channel.send(key, "stop", dump_stacks=False)
         deadline = time.monotonic() + _STOP_SECONDS
-        while self._busy.intersection(self._agents.connected) and time.monotonic() < deadline:
+        while (
+            self._busy.intersection(self._agents.channel.connected) and time.monotonic() < deadline
+        ):
             self._next_event()
 
 

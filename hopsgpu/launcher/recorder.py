@@ -7,19 +7,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from hopsgpu.artifacts.runs import CANCEL
-from hopsgpu.core.run_values import RankReport
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import run_record
-from hopsgpu.launcher.background import Background, Work
-from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.active_run import ActiveRun
+from hopsgpu.launcher.background import Work
+from hopsgpu.launcher.run_record import RunDetails
+from hopsgpu.launcher.status_board import StatusBoard
 from hopsgpu.storage.lake import Lake
-
-if TYPE_CHECKING:
-    from hopsgpu.core.spec import LaunchPlan
-    from hopsgpu.packaging.python_env.environment import PythonEnv
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +29,6 @@ _LOG_SECONDS = 3.0
 _MOST_APPENDS = 40
 
 
-def _nothing() -> None:
-    return None
-
-
 class LogSource(Protocol):
     """An attempt whose logs are written to the lake while it runs."""
 
@@ -45,86 +38,22 @@ class LogSource(Protocol):
     def log_sizes(self) -> Mapping[str, int]:
         """Return the bytes of each log so far, by its path in the run's directory."""
 
-    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
-        """Return, in order, the report of each rank that has started, and whether it has ended."""
-
-
-class RecordedRun(Protocol):
-    """The part of a run's status that a record needs.
-
-    Attributes:
-        state: value of a GangState.
-        attempt: number of the latest attempt, from 0.
-    """
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def attempt(self) -> int: ...
-
-
-class RecordKeeper(Protocol):
-    """The part of a run's status board that a record needs."""
-
-    @property
-    def run_id(self) -> str:
-        """The id of the run."""
-
-    def status(self) -> RecordedRun:
-        """Return the run's status now."""
-
 
 class Recording:
     """Keeps a run's record and logs on the lake up to date, without ever waiting for the lake.
 
     Args:
-        plan: the run's plan.
-        board: the run's status board.
-        directory: the run's directory.
-        application: YARN's application id.
-        user: user who submitted the run.
-        environment: returns the result of `run_record.environment`; called in the background.
-        result: returns the result, as far as there is one yet.
-        background: does the writes to the lake.
-        cancelled: set if a cancel request is found on the lake.
-        data: returns the description of the data that the ranks read, or None.
-        python_env: returns the Python environment of the ranks once it is on the lake, or None.
-        search: returns the part of a record that only a search has, or None.
+        run: the run; its `cancelled` is set if a cancel request is found on the lake.
+        details: returns what the record shows and the run's board does not know.
     """
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        board: RecordKeeper,
-        directory: Lake,
-        *,
-        application: str,
-        user: str,
-        environment: Callable[[], Mapping[str, Any]],
-        result: Callable[[], GangResult],
-        background: Background,
-        cancelled: threading.Event,
-        data: Callable[[], Mapping[str, Any] | None] = _nothing,
-        python_env: Callable[[], PythonEnv | None] = _nothing,
-        search: Callable[[], Mapping[str, Any] | None] = _nothing,
-    ) -> None:
-        self._plan = plan
-        self._board = board
-        self._application = application
-        self._user = user
-        self._environment = environment
-        self._result = result
-        self._background = background
-        self._cancelled = cancelled
-        self._data = data
-        self._python_env = python_env
-        self._search = search
-        self._directory = directory
-        self._wish = Lake(directory.url, quick=True) / CANCEL
+    def __init__(self, run: ActiveRun[StatusBoard], details: Callable[[], RunDetails]) -> None:
+        self._run = run
+        self._details = details
+        self._directory = run.directory()
+        self._wish = Lake(self._directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
         self._followed: LogSource | None = None
-        self._ranks: tuple[tuple[RankReport, bool], ...] = ()
         self._logs: dict[str, int] = {}
         self._logs_at = 0.0
         self._turn = 0
@@ -132,13 +61,13 @@ class Recording:
     def put(self, state: str, error: str | None = None) -> None:
         """Have the run's state written to its record."""
         with self._lock:
-            self._background.put(self._key, self._work(state, error))
+            self._run.background.put(self._key, self._work(state, error))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Keep record and logs up to date, and check for a cancel request, until the exit."""
         ended = threading.Event()
-        name = f"hopsgpu-{self._board.run_id}-watch"
+        name = f"hopsgpu-{self._run.run_id}-watch"
         threading.Thread(target=self._watch, args=(ended,), name=name, daemon=True).start()
         try:
             yield
@@ -157,55 +86,50 @@ class Recording:
             yield
         finally:
             with self._lock:
-                self._look_at(attempt)
+                self._logs |= attempt.log_sizes()
                 self._followed = None
 
     @property
     def _key(self) -> str:
-        return f"the record of {self._board.run_id}"
-
-    def _look_at(self, attempt: LogSource) -> None:
-        self._ranks = attempt.ranks()
-        self._logs |= attempt.log_sizes()
+        return f"the record of {self._run.run_id}"
 
     def _work(self, state: str, error: str | None) -> Work:
         if self._followed is not None:
-            self._look_at(self._followed)
+            self._logs |= self._followed.log_sizes()
+        board, application = self._run.board, self._run.application
         standing = run_record.RunSnapshot(
-            plan=self._plan,
-            result=self._result(),
-            application=self._application,
-            user=self._user,
+            plan=self._run.plan,
+            result=board.result(),
+            application=application.id,
+            user=application.user,
             state=state,
-            attempt=self._board.status().attempt,
+            attempt=board.attempt,
             updated=time.time(),
             error=error,
-            ranks=self._ranks,
+            ranks=board.ranks,
             logs=dict(self._logs),
-            data=self._data(),
-            python_env=self._python_env(),
-            search=self._search(),
+            details=self._details(),
         )
         return lambda: run_record.write(
-            self._directory, run_record.content(standing, self._environment())
+            self._directory, run_record.content(standing, run_record.environment(application))
         )
 
     def _watch(self, ended: threading.Event) -> None:
         now = time.monotonic()
         state, record_at, cancel_at = "", now + _RECORD_SECONDS, now + _CANCEL_SECONDS
         while not ended.wait(_LOOK_SECONDS):
-            now, before, state = time.monotonic(), state, self._board.status().state
+            now, before, state = time.monotonic(), state, self._run.board.status().state
             with self._lock:
                 if ended.is_set():
                     return
                 if state != before or now >= record_at:
-                    self._background.offer(self._key, self._work(state, None))
+                    self._run.background.offer(self._key, self._work(state, None))
                     record_at = now + _RECORD_SECONDS
                 if now >= self._logs_at:
                     self._bring_logs(now)
             if now >= cancel_at:
-                key = f"whether {self._board.run_id} is to be cancelled"
-                self._background.offer(key, self._look_for_cancel)
+                key = f"whether {self._run.run_id} is to be cancelled"
+                self._run.background.offer(key, self._look_for_cancel)
                 cancel_at = now + _CANCEL_SECONDS
 
     def _bring_logs(self, now: float) -> None:
@@ -216,7 +140,7 @@ class Recording:
         # Begin where the last call stopped, so that all logs have their turn on a slow lake.
         first = self._turn % len(grown) if grown else 0
         for taken, (url, work) in enumerate([*grown[first:], *grown[:first]]):
-            if not self._background.offer(url, work):
+            if not self._run.background.offer(url, work):
                 self._turn = first + taken
                 return
 
@@ -224,6 +148,6 @@ class Recording:
         # A lake that does not answer must not end the run; the check is soon repeated.
         with contextlib.suppress(StoreError):
             if self._wish.exists():
-                if not self._cancelled.is_set():
-                    log.info("%s: to be cancelled, by a wish on the lake", self._board.run_id)
-                self._cancelled.set()
+                if not self._run.cancelled.is_set():
+                    log.info("%s: to be cancelled, by a wish on the lake", self._run.run_id)
+                self._run.cancelled.set()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.control.channel import Message
-from hopsgpu.control.server import Event
+from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, RankPlace, World
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
@@ -55,7 +55,7 @@ class RendezvousFailure:
 def rendezvous(
     world: World,
     call: Call,
-    send: Callable[..., None],
+    send: Callable[..., bool],
     next_event: Callable[[], Event | None],
     cancelled: threading.Event,
 ) -> Rendezvous | RendezvousFailure:

@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class RunDetails:
+    """What only the run itself knows of what its record shows.
+
+    Attributes:
+        data: description of the data that the ranks read, by its name; None without data.
+        python_env: the Python environment of the ranks, once it is on the lake; or None.
+        search: description of a search and its trials; None if the run is not a search.
+    """
+
+    data: Mapping[str, Any] | None = None
+    python_env: PythonEnv | None = None
+    search: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class RunSnapshot:
     """The state of a run, as its record shows it.
 
@@ -41,9 +56,7 @@ class RunSnapshot:
         error: the error that ended the run, or None.
         ranks: for each rank that has started, its report and whether its end is known.
         logs: bytes of each log so far, by its path in the run's directory.
-        data: description of the data that the ranks read, by its name; None without data.
-        python_env: the Python environment of the ranks, once it is on the lake; or None.
-        search: description of a search and its trials; None if the run is not a search.
+        details: what only the run itself knows.
     """
 
     plan: LaunchPlan
@@ -56,9 +69,7 @@ class RunSnapshot:
     error: str | None = None
     ranks: tuple[tuple[RankReport, bool], ...] = ()
     logs: Mapping[str, int] = field(default_factory=dict)
-    data: Mapping[str, Any] | None = None
-    python_env: PythonEnv | None = None
-    search: Mapping[str, Any] | None = None
+    details: RunDetails = RunDetails()
 
 
 def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
@@ -68,7 +79,7 @@ def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
         standing: the run's state.
         environment: the result of the function `environment`.
     """
-    plan, result = standing.plan, standing.result
+    plan, result, details = standing.plan, standing.result, standing.details
     return json.dumps(
         {
             "schema": SCHEMA,
@@ -83,9 +94,9 @@ def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
             "timeline": asdict(result.timeline),
             "gpu_seconds": asdict(result.gpu_seconds),
             "model": result.model.url if result.model is not None else None,
-            "data": standing.data,
+            "data": details.data,
             "spec": _spec(plan.spec),
-            "python_env": None if standing.python_env is None else standing.python_env.as_fields(),
+            "python_env": None if details.python_env is None else details.python_env.as_fields(),
             "queue": plan.queue,
             "executors": plan.executors,
             "executor": asdict(plan.shape),
@@ -94,7 +105,7 @@ def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
             "logs": standing.logs,
             "warnings": result.warnings,
             "environment": environment,
-            **({} if standing.search is None else {"search": standing.search}),
+            **({} if details.search is None else {"search": details.search}),
         },
         indent=1,
         allow_nan=False,

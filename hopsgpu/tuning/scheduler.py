@@ -167,13 +167,10 @@ class Placement:
         self._executors[key] = _Executor(host, set(range(self.terms.slots)))
         self._changed(now)
 
-    def gone(self, key: int, now: float) -> tuple[int, ...]:
-        """Record that an executor was lost or released; return the trials with a rank there."""
+    def gone(self, key: int, now: float) -> None:
+        """Record that an executor was lost or released."""
         self._executors.pop(key, None)
         self._changed(now)
-        return tuple(
-            t for t, slots in self.running.items() if any(s.executor == key for s in slots)
-        )
 
     def proposed(self, trial: int) -> None:
         """Record that Optuna proposed a trial."""

@@ -6,9 +6,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hopsgpu.artifacts.runs import RECORD, parse
 from hopsgpu.backends.lease_request import Request
@@ -16,19 +15,19 @@ from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.controller import state_of_failure
-from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Handle
-from hopsgpu.launcher.run_record import environment
+from hopsgpu.launcher.run_end import KEEP_SECONDS, run_to_end
+from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.storage.lake import Lake
+from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments
 from hopsgpu.tuning.search_results import SearchResult
-from hopsgpu.tuning.status_board import SearchBoard
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ log = logging.getLogger(__name__)
 
 JOURNAL = "journal.log"
 PAGE = "search.html"
-_KEEP_SECONDS = 120.0
 
 
 @takes(SearchOptions)
@@ -84,7 +82,9 @@ def run_search(given: SearchArguments, interrupted: threading.Event) -> SearchRe
         plan.shape.gpus,
     )
     cancelled = threading.Event()
-    work = _Search(given, plan, board, cancelled).run
+    background = Background(f"hopsgpu-{run_id}-record")
+    active = ActiveRun(plan, given.application, board, cancelled, background)
+    work = functools.partial(run_to_end, _Search(given, active), active)
     start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
     return wait_for(Handle(board, cancelled, work, start), interrupted)
 
@@ -139,51 +139,24 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
 
 
 class _Search:
-    """One run of a search: its study, record and executors."""
+    """One run of a search: its study and executors; `Endable` describes its public methods."""
 
-    def __init__(
-        self,
-        given: SearchArguments,
-        plan: LaunchPlan,
-        board: SearchBoard,
-        cancelled: threading.Event,
-    ) -> None:
+    def __init__(self, given: SearchArguments, active: ActiveRun[SearchBoard]) -> None:
         self._given = given
-        self._plan = plan
-        self._board = board
-        self._cancelled = cancelled
-        self._directory = Lake(plan.paths["run"])
-        self._background = Background(f"hopsgpu-{board.run_id}-record")
+        self._active = active
+        self._board = active.board
+        self._directory = active.directory()
         self._study: optuna.Study | None = None
+        for text in active.plan.warnings:
+            self._board.warn(text)
 
-    def run(self) -> SearchResult:
-        """Run the search; return or raise only after its executors are gone.
+    def work(self, recording: Recording) -> None:
+        """Run the search.
 
         Raises:
-            HopsGpuError: an error ended the search; `error.result` has the results so far.
+            HopsGpuError: an error ended the search.
         """
-        for text in self._plan.warnings:
-            self._board.warn(text)
-        recording = self._recording()
-        try:
-            self._directory.make()
-            self._searched(recording)
-        except BaseException as error:
-            ended = state_of_failure(error)
-            self._end(recording, ended, self._given.application.words_of(error))
-            for problem in self._background.problems():
-                error.add_note(problem)
-            if isinstance(error, HopsGpuError) and self._study is not None:
-                error.result = self._result()
-            self._board.state(ended)
-            raise
-        self._end(recording, GangState.SUCCEEDED, None)
-        for problem in self._background.problems():
-            self._board.warn(problem)
-        self._board.state(GangState.SUCCEEDED)
-        return self._result()
-
-    def _searched(self, recording: Recording) -> None:
+        self._directory.make()
         # Imported here because Optuna takes long to import and is needed only from here on.
         from hopsgpu.tuning.journal import Journal
         from hopsgpu.tuning.sampler_thread import SamplerThread, count_ended, note_code, open_study
@@ -206,16 +179,7 @@ class _Search:
                 f"{search_record} that had ended{other}; another name= begins a new search"
             )
         asker = SamplerThread(study, given.options.space, lambda: searching.wake())
-        searching = Searching(
-            given,
-            self._plan,
-            self._board,
-            self._cancelled,
-            self._background,
-            asker,
-            journal,
-            ended,
-        )
+        searching = Searching(given, self._active, asker, journal, ended)
         recording.put(GangState.REQUESTED.value)
         asker.start()
         try:
@@ -225,15 +189,15 @@ class _Search:
             self._conclude(asker, journal)
 
     def _on_executors(self, searching: Searching) -> None:
-        given, board = self._given, self._board
-        root = self._plan.paths["root"]
-        python_env = python_of(given.python_env, root, board, self._cancelled)
+        given, board, plan = self._given, self._board, self._active.plan
+        cancelled = self._active.cancelled
+        python_env = python_of(given.python_env, plan.paths["root"], board, cancelled)
         imports = asked_of_executors(given.function.needs, python_env, given.application)
         board.state(GangState.WAITING)
         request = Request(
             board.run_id,
-            self._plan,
-            self._cancelled,
+            plan,
+            cancelled,
             board,
             frameworks=given.function.foreseen.imports,
             python_env=python_env,
@@ -245,25 +209,23 @@ class _Search:
 
     def _conclude(self, asker: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
-        if not asker.close(_KEEP_SECONDS):
-            self._board.warn(f"Optuna did not take in all trials within {_KEEP_SECONDS:g} s")
+        if not asker.close(KEEP_SECONDS):
+            self._board.warn(f"Optuna did not take in all trials within {KEEP_SECONDS:g} s")
         try:
             journal.follow()
         except StoreError as error:
             self._board.warn(f"the search's journal did not come to the lake whole: {error}")
 
-    def _end(self, recording: Recording, state: GangState, error: str | None) -> None:
-        recording.put(state.value, error)
+    def put_rest(self) -> None:
         if self._study is not None:
-            self._background.put(f"{PAGE} of {self._board.run_id}", self._write_page)
-        self._background.flush(_KEEP_SECONDS)
+            self._active.background.put(f"{PAGE} of {self._board.run_id}", self._write_page)
 
     def _write_page(self) -> None:
         from hopsgpu.display.search_page import page
 
-        (self._directory / PAGE).replace(page(self._result()).encode())
+        (self._directory / PAGE).replace(page(self.result()).encode())
 
-    def _result(self) -> SearchResult:
+    def result(self) -> SearchResult:
         from hopsgpu.tuning.search_record import reports_of
 
         study, board = self._study, self._board
@@ -281,32 +243,10 @@ class _Search:
             warnings=board.warnings,
         )
 
-    def _recording(self) -> Recording:
-        application, board = self._given.application, self._board
-        return Recording(
-            self._plan,
-            board,
-            self._directory,
-            application=application.id,
-            user=application.user,
-            environment=functools.partial(environment, application),
-            result=self._as_run,
-            background=self._background,
-            cancelled=self._cancelled,
-            search=self._told,
-        )
+    def result_of_failure(self, error: HopsGpuError) -> SearchResult | None:
+        return None if self._study is None else self.result()
 
-    def _as_run(self) -> GangResult:
-        """Return the part of the search's result that the record of any run has."""
-        board = self._board
-        return GangResult(
-            run_id=board.run_id,
-            warnings=board.warnings,
-            timeline=board.timeline,
-            gpu_seconds=board.gpu_seconds(),
-        )
-
-    def _told(self) -> Mapping[str, Any]:
+    def details(self) -> RunDetails:
         from hopsgpu.tuning.search_record import search_record
 
-        return search_record(self._given, self._study, self._board.best)
+        return RunDetails(search=search_record(self._given, self._study, self._board.best))

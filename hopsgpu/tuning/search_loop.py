@@ -8,26 +8,22 @@ import functools
 import logging
 import queue
 import random
-import threading
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Exclusions, GangState, assign_ranks, backoff_seconds
-from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.control.events import Event
+from hopsgpu.core.gang import Exclusions, GangState, backoff_seconds
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank.trial import Trial
-from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.deferred_work import DeferredWork
 from hopsgpu.tuning.journal import Journal
-from hopsgpu.tuning.message_router import MessageRouter, dealing, quick_switching
 from hopsgpu.tuning.sampler_thread import (
     Declined,
     News,
@@ -39,9 +35,9 @@ from hopsgpu.tuning.sampler_thread import (
     as_user_error,
 )
 from hopsgpu.tuning.scheduler import Decision, Placement, Start, TrialEnd
+from hopsgpu.tuning.search_board import SearchBoard, about
 from hopsgpu.tuning.search_options import SearchArguments
-from hopsgpu.tuning.status_board import SearchBoard, about
-from hopsgpu.tuning.trial_run import RendezvousCache, TrialRun
+from hopsgpu.tuning.trial_run import Begun, RendezvousCache, Reported, TrialRun, TrialSetting
 from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
@@ -49,26 +45,30 @@ log = logging.getLogger(__name__)
 # How often the loop checks for what no event announces: that executors can no longer arrive, that
 # the search was cancelled, or that its time is over.
 _LOOK_SECONDS = 0.25
+# A thread that has an event waits one interval for each other thread that computes. Python's
+# default, 5 ms, is several times what the driver needs to start a trial.
+_SWITCH_SECONDS = 0.0005
 _TOLD_SECONDS = 60.0
 _MOST_TAKEN = 256
 _STATES = {TrialEnd.COMPLETE: COMPLETE, TrialEnd.PRUNED: PRUNED, TrialEnd.FAILED: FAILED}
 _MOST_ERROR = 16 * 1024
 
 
-@dataclass(frozen=True)
-class _Reported:
-    number: int
-    values: Sequence[tuple[int, float]]
+# What the search's thread handles: an executor that arrives or leaves, news of a trial (a TrialRun
+# is over), and news of Optuna (None).
+_Item = Event | Begun | Reported | TrialRun | None
 
 
-@dataclass(frozen=True)
-class _Begun:
-    number: int
-
-
-# What the search's thread handles: an executor that arrives or leaves, a trial that has begun, a
-# try that is over, the reports of a trial, an error in routing, and news of Optuna (None).
-_Item = Event | _Begun | TrialRun | _Reported | Exception | None
+@contextlib.contextmanager
+def quick_switching() -> Iterator[None]:
+    """Let threads that start trials interrupt threads that compute sooner, within the context."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        if before > _SWITCH_SECONDS:  # else another search set the interval, and resets it
+            sys.setswitchinterval(before)
 
 
 class Searching:
@@ -76,10 +76,7 @@ class Searching:
 
     Args:
         given: the search's arguments.
-        plan: plan of an executor, with the search's paths on the lake.
-        board: receives the search's state.
-        cancelled: event that cancels the search.
-        background: uploads the journal and the logs to the lake.
+        active: the search's run.
         asker: calls Optuna.
         journal: journal of the study.
         ended: number of the study's trials that ended earlier.
@@ -88,29 +85,24 @@ class Searching:
     def __init__(
         self,
         given: SearchArguments,
-        plan: LaunchPlan,
-        board: SearchBoard,
-        cancelled: threading.Event,
-        background: Background,
+        active: ActiveRun[SearchBoard],
         asker: SamplerThread,
         journal: Journal,
         ended: int,
     ) -> None:
         self._given = given
-        self._plan = plan
-        self._board = board
-        self._cancelled = cancelled
-        self._background = background
+        self._active = active
+        self._board = active.board
+        self._background = active.background
+        self._directory = active.directory()
         self._asker = asker
         self._journal = journal
-        self._directory = Lake(plan.paths["run"])
         # Read once, because Spark takes a millisecond to return it.
         self._interface = given.application.interface
         self._placement = Placement(given.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, PackedFunction] = {}
         self._tries: dict[int, TrialRun] = {}
-        self._meetings = RendezvousCache()
         self._ending: list[TrialRun] = []
         self._later = DeferredWork()
         self._error: BaseException | None = None
@@ -118,6 +110,9 @@ class Searching:
         self._has_begun = False
         self._looked = float("-inf")
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._setting = TrialSetting(
+            self._board, self._background, given.options.metric, RendezvousCache(), self._inbox.put
+        )
         self._deadline: float | None = None
         self._python_env: PythonEnv | None = None
 
@@ -138,11 +133,9 @@ class Searching:
         self._python_env = python_env
         if self._given.timeout is not None:
             self._deadline = time.monotonic() + self._given.timeout
-        switch = MessageRouter(lease.server)
-        name = f"hopsgpu-{self._board.run_id}-events"
-        with quick_switching(), dealing(lease.server, switch, name, self._inbox.put):
+        with quick_switching(), lease.server.listening(self._inbox.put):
             try:
-                while not self._step(lease, switch):
+                while not self._step(lease):
                     pass
             finally:
                 # No trial is left here, unless an error of this loop ended it.
@@ -155,11 +148,11 @@ class Searching:
         if self._error is not None:
             raise self._error
 
-    def _step(self, lease: ElasticLease, switch: MessageRouter) -> bool:
+    def _step(self, lease: ElasticLease) -> bool:
         """Decide, perform the decision, and handle what arrives; return whether all is over."""
         now = time.monotonic()
         decision = self._placement.decide(now)
-        self._perform(decision, lease, switch, now)
+        self._perform(decision, lease, now)
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._look(lease, decision)
@@ -173,12 +166,10 @@ class Searching:
                 self._take(self._inbox.get_nowait(), lease)
         return False
 
-    def _perform(
-        self, decision: Decision, lease: ElasticLease, switch: MessageRouter, now: float
-    ) -> None:
+    def _perform(self, decision: Decision, lease: ElasticLease, now: float) -> None:
         for start in decision.starts:
             self._placement.started(start, now)
-            self._start(start, lease, switch, now)
+            self._start(start, lease, now)
         if decision.release:
             log.info(
                 "%s: executors to be given back: %d; wanted: %d",
@@ -202,26 +193,11 @@ class Searching:
             for running in self._tries.values():
                 running.stop()
 
-    def _start(self, start: Start, lease: ElasticLease, switch: MessageRouter, now: float) -> None:
+    def _start(self, start: Start, lease: ElasticLease, now: float) -> None:
         proposed = self._proposed[start.trial]
-        keys = [slot.executor for slot in start.slots]
-        containers = [lease.here[key] for key in keys]
         call = self._call(proposed, start)
-        running = TrialRun(
-            proposed,
-            start.slots,
-            switch,
-            functools.partial(lease.of, keys),
-            assign_ranks(containers, 1),
-            call,
-            self._meetings,
-            self._given.options.metric,
-            self._board,
-            self._background,
-            lambda number: self._inbox.put(_Begun(number)),
-            lambda number, values: self._inbox.put(_Reported(number, values)),
-            self._inbox.put,
-        )
+        gang = lease.of([slot.executor for slot in start.slots])
+        running = TrialRun(proposed, start.slots, gang, call, self._setting)
         self._tries[start.trial] = running
         self._later.started(start.trial)
         told = functools.partial(self._asker.started, start.trial, call.attempt + 1)
@@ -235,7 +211,7 @@ class Searching:
             "%s: trial %d started on %s (try %d)",
             self._board.run_id,
             start.trial,
-            ", ".join(sorted({container.host for container in containers})),
+            ", ".join(sorted({container.host for container in gang.containers})),
             call.attempt + 1,
         )
         running.start()
@@ -244,7 +220,7 @@ class Searching:
         number = proposed.number
         attempt = proposed.tries + self._placement.tries(number) - 1
         return Call(
-            self._plan,
+            self._active.plan,
             self._calls[number],
             f"{self._board.run_id}-trial-{number}",
             self._directory / "trials" / str(number),
@@ -263,7 +239,7 @@ class Searching:
             lease.check()
         except HopsGpuError as error:
             self._fail(error)
-        if self._cancelled.is_set():
+        if self._active.cancelled.is_set():
             self._fail(Cancelled(f"{self._board.run_id} was cancelled; its trials were stopped"))
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
@@ -288,13 +264,11 @@ class Searching:
         if item is None:
             for news in self._asker.news():
                 self._learn(news, lease)
-        elif isinstance(item, _Begun):
+        elif isinstance(item, Begun):
             self._later.begun(item.number)
         elif isinstance(item, TrialRun):
             self._end(item, lease)
-        elif isinstance(item, Exception):
-            self._fail(item)
-        elif isinstance(item, _Reported):
+        elif isinstance(item, Reported):
             self._judge(item)
         else:
             self._hear(item, lease)
@@ -307,14 +281,14 @@ class Searching:
             self._fail(error)
             return
         if event.message is None:
-            for number in self._placement.gone(event.peer, now):
-                self._tries[number].lost(event)
+            # The trials there hear it themselves.
+            self._placement.gone(event.peer, now)
         if container is not None:
             self._board.mark("granted")
             self._placement.came(container.key, container.host, now)
         self._looked = float("-inf")
 
-    def _judge(self, said: _Reported) -> None:
+    def _judge(self, said: Reported) -> None:
         """Report a trial's metrics to Optuna."""
         step, value = said.values[-1]
         self._board.reported(said.number, step, value)
@@ -350,8 +324,6 @@ class Searching:
         self._later.begun(number)
         self._later.put(running.followed.set, time.monotonic())
         self._ending = [one for one in (*self._ending, running) if one.goes_on]
-        for text in running.warnings:
-            self._board.warn(f"trial {number}: {text}")
         if running.fatal is not None:
             self._fail(running.fatal)
         if running.avoid.is_any:

@@ -9,21 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.backends.grant import Lease
-from hopsgpu.control.channel import Message
-from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Container, Exclusions, World
+from hopsgpu.core.gang import Container, Exclusions, assign_ranks
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import RUNNING, TrialReport
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
-from hopsgpu.launcher.attempt import Trained, train_on
+from hopsgpu.launcher.attempt import AttemptListener, Trained, train_on
 from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.failures import EndedRank
 from hopsgpu.launcher.rank_call import Call
+from hopsgpu.launcher.rank_table import Entered
 from hopsgpu.launcher.rendezvous import Rendezvous
 from hopsgpu.launcher.retry_policy import Fault, suspect
-from hopsgpu.tuning.message_router import MessageRouter, TrialAgents
 from hopsgpu.tuning.sampler_thread import Proposed
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
-from hopsgpu.tuning.status_board import SearchBoard
+from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.trial_outcome import NoMetric, Outcome, Reports, metric_of
 
 _FOLLOWED_SECONDS = 1.0
@@ -67,44 +66,92 @@ class TrialOutput:
         self.board.line(self.number, rank, host, *texts)
 
 
-class _TrialStartListener:
-    """Records on the search's board that a trial runs."""
+@dataclass(frozen=True)
+class Begun:
+    """News of a trial: its first rank has started."""
 
-    def __init__(self, board: SearchBoard) -> None:
-        self._board = board
+    number: int
 
-    def entered(self, ranks: int, of: int, at: float) -> None:
-        if ranks == of:
-            self._board.runs(at)
 
-    def metrics(self, metrics: object) -> None:
-        """Ignore the last metrics of each rank: a search reads every report instead."""
+@dataclass(frozen=True)
+class Reported:
+    """News of a trial: what its first rank has reported, as pairs of step and metric."""
+
+    number: int
+    values: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class TrialSetting:
+    """What all trials of a search have in common.
+
+    Attributes:
+        board: the search's status board.
+        background: uploads the trials' logs to the lake.
+        metric: name of the metric that is optimized, or None.
+        meetings: meetings of earlier trials.
+        tell: called with news of a trial, in the trial's thread; a TrialRun is the news of its own
+            end.
+    """
+
+    board: SearchBoard
+    background: Background
+    metric: str | None
+    meetings: RendezvousCache
+    tell: Callable[[Begun | Reported | TrialRun], None]
+
+
+class _TrialListener(AttemptListener):
+    """Tells the search about a trial's first rank, and collects the trial's warnings.
+
+    Attributes:
+        was_pruned: whether the first rank ended early because the search had asked for that.
+        warnings: warnings for people.
+    """
+
+    def __init__(self, number: int, setting: TrialSetting) -> None:
+        self.was_pruned = False
+        self.warnings: list[str] = []
+        self._number = number
+        self._setting = setting
+        self._reports = Reports(setting.metric)
+
+    def started(self, rank: int) -> None:
+        if rank == 0:
+            self._setting.tell(Begun(self._number))
+
+    def entered(self, entered: Entered) -> None:
+        if entered.all:
+            self._setting.board.runs(entered.at)
+
+    def record(self, rank: int, chunk: bytes) -> None:
+        if rank == 0 and (reported := self._reports.take(chunk)):
+            self._setting.tell(Reported(self._number, reported))
+
+    def ended(self, end: EndedRank) -> None:
+        if end.place.rank == 0:
+            self.was_pruned = end.pruned
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 class TrialRun:
-    """One try of a trial on its slots; `start` starts it, and it calls `over` at its end.
+    """One try of a trial on its slots; `start` starts it, and it tells its end to the search.
 
     Args:
         proposed: the trial.
         slots: slots of its ranks.
-        switch: routes the messages of its agents.
-        lease: returns a lease of its executors, given the wire to them.
-        world: its ranks.
+        lease: lease of its executors.
         call: what the ranks run.
-        meetings: meetings of earlier trials.
-        metric: name of the metric that is optimized, or None.
-        board: shows its output.
-        background: uploads its logs to the lake.
-        begun: called with the trial's number once its first rank has started.
-        reported: called with the trial's number and its first rank's reports: (step, metric) pairs.
-        over: called in its thread at its end.
+        setting: what it has in common with other trials.
 
     Attributes:
-        proposed, slots: as given.
+        proposed, slots, call: as given.
+        world: its ranks.
         outcome: how it ended, once it has.
         avoid: the GPUs and nodes that caused its failure.
         fatal: error that ends the search, or None.
-        warnings: warnings for the user.
         followed: event that the search sets once the next trial on its slots has begun.
     """
 
@@ -112,50 +159,29 @@ class TrialRun:
         self,
         proposed: Proposed,
         slots: tuple[Slot, ...],
-        switch: MessageRouter,
-        lease: Callable[[TrialAgents], Lease],
-        world: World,
+        lease: Lease,
         call: Call,
-        meetings: RendezvousCache,
-        metric: str | None,
-        board: SearchBoard,
-        background: Background,
-        begun: Callable[[int], None],
-        reported: Callable[[int, Sequence[tuple[int, float]]], None],
-        over: Callable[[TrialRun], None],
+        setting: TrialSetting,
     ) -> None:
         self.proposed = proposed
         self.slots = slots
-        self.world = world
         self.call = call
+        containers = {container.key: container for container in lease.containers}
+        self.world = assign_ranks([containers[slot.executor] for slot in slots], 1)
         self.began = time.time()
         self.outcome = Outcome(TrialEnd.STOPPED)
         self.avoid = Exclusions()
         self.fatal: HopsGpuError | None = None
-        self.warnings: tuple[str, ...] = ()
         self.followed = threading.Event()
-        self._reports = Reports(metric)
-        self._was_pruned = False
-        self._switch = switch
-        self._wire = switch.add(call.run_id, self.keys, self._heard)
-        self._lease = lease(self._wire)
-        self._meetings = meetings
-        self._metric = metric
-        self._board = board
-        self._background = background
-        self._begun = begun
-        self._reported = reported
-        self._over = over
+        self._lease = lease
+        self._setting = setting
+        self._listener = _TrialListener(proposed.number, setting)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=call.run_id, daemon=True)
 
     def start(self) -> None:
         """Start the try."""
         self._thread.start()
-
-    def lost(self, event: Event) -> None:
-        """Record that an executor is gone; the event may have been routed before the try began."""
-        self._wire.put(event)
 
     def stop(self) -> None:
         """Stop the try; its trial is put back."""
@@ -193,38 +219,32 @@ class TrialRun:
         """Return the keys of its agents."""
         return frozenset(slot.executor for slot in self.slots)
 
-    def _heard(self, message: Message) -> None:
-        """Handle a message about the first rank, before the try's thread handles it."""
-        if message.kind == "record" and message["rank"] == 0:
-            if reported := self._reports.take(message.payload):
-                self._reported(self.proposed.number, reported)
-        elif message.kind == "started" and message["rank"] == 0:
-            self._begun(self.proposed.number)
-        elif message.kind == "ended" and message["rank"] == 0:
-            self._was_pruned = bool(message["pruned"])
-
     def _run(self) -> None:
+        board, meetings, number = self._setting.board, self._setting.meetings, self.proposed.number
         told = False
         try:
             with train_on(
                 self._lease,
                 self.world,
                 self.call,
-                TrialOutput(self._board, self.proposed.number),
-                _TrialStartListener(self._board),
+                TrialOutput(board, number),
+                self._listener,
                 self._stopped,
             ) as training:
                 try:
-                    trained = training.run(self._meetings.taken(self.slots))
-                    self.outcome, self.avoid = self._outcome(trained), trained.avoid
-                    self.warnings = tuple(training.trained.warnings)
-                    self._meetings.keep(self.slots, training.meeting, self.outcome.how)
+                    trained = training.run(meetings.taken(self.slots))
+                    self.outcome = self._outcome(trained)
+                    if trained.conclusion is not None:
+                        self.avoid = trained.conclusion.avoid
+                    for text in self._listener.warnings:
+                        board.warn(f"trial {number}: {text}")
+                    meetings.keep(self.slots, training.meeting, self.outcome.how)
                     told = True
                     # The upload of the logs can wait; the next trial must not.
-                    self._over(self)
+                    self._setting.tell(self)
                     self.followed.wait(_FOLLOWED_SECONDS)
                 finally:
-                    training.keep_logs(self._background)
+                    training.keep_logs(self._setting.background)
         except Cancelled:
             self.outcome = Outcome(TrialEnd.STOPPED)
         except (ConfigError, DiscoveryError) as error:
@@ -233,22 +253,21 @@ class TrialRun:
             if not told:
                 self.outcome = Outcome(TrialEnd.FAILED, error=f"{type(error).__name__}: {error}")
         finally:
-            self._switch.drop(self.call.run_id, self._wire)
             if not told:
-                self._over(self)
+                self._setting.tell(self)
 
     def _outcome(self, trained: Trained) -> Outcome:
-        failure = trained.failure
-        if failure is not None:
-            if trained.fault is not Fault.INFRASTRUCTURE:
+        if trained.conclusion is not None:
+            failure = trained.conclusion.failure
+            if trained.conclusion.fault is not Fault.INFRASTRUCTURE:
                 return Outcome(TrialEnd.FAILED, error=str(failure))
             taken = suspect(failure.host or "", str(failure)) is None
             return Outcome(TrialEnd.PREEMPTED if taken else TrialEnd.LOST, error=str(failure))
-        if self._was_pruned:
+        if self._listener.was_pruned:
             return Outcome(TrialEnd.PRUNED)
         try:
             pickled = trained.values[0].content(self.call.directory)
-            value, metrics = metric_of(_unpickled(pickled), self._metric)
+            value, metrics = metric_of(_unpickled(pickled), self._setting.metric)
         except (NoMetric, HopsGpuError) as error:
             return Outcome(TrialEnd.FAILED, error=str(error))
         return Outcome(TrialEnd.COMPLETE, value, metrics)

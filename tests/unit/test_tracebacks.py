@@ -22,11 +22,12 @@ import hopsgpu
 from hopsgpu import tracebacks
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import Cancelled, StoreError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
-from hopsgpu.launcher.run import Board, Run
+from hopsgpu.launcher.run import Run
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.sources import with_sources
 
 # Code as if it were hopsgpu's: called within a public function.
@@ -221,7 +222,7 @@ def test_a_fault_of_hopsgpu_in_a_rank_can_be_found() -> None:
 
 
 def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=NoDisplay())
+    return Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
 
 
 def run_of(work: Callable[[], GangResult], on: Board, cancelled: threading.Event) -> Run:
@@ -266,7 +267,10 @@ def test_a_runs_error_does_not_show_where_it_was_asked_for_before() -> None:
 def test_an_interrupt_tells_in_a_line_what_has_become_of_the_run(
     passed: list[GangState], released: bool, gpus: int, words: str
 ) -> None:
-    cancelled, told = threading.Event(), Board("run-1", wanted=2, gpus=gpus, progress=NoDisplay())
+    cancelled, told = (
+        threading.Event(),
+        Board("run-1", wanted=2, gpus=gpus, progress=progress_of("off")),
+    )
 
     def work() -> GangResult:
         signal.raise_signal(signal.SIGINT)

@@ -58,9 +58,10 @@ class GpuLease(Owner):
 
     def acquire(self, request: Request) -> Lease:
         self.request = request
+        # Before the agents are disconnected.
+        aside, self._lease = self._aside(), None
         self.end_jobs()
         began = time.monotonic()
-        aside, self._lease = self._aside(), None
         clock = AcquisitionClock(request)
         given_back = 0
         with queueing(self._application, request, clock) as place:
@@ -104,7 +105,8 @@ class GpuLease(Owner):
         """Return the number of executors of the last lease that are there and get no rank."""
         if self._lease is None:
             return 0
-        there = (c for c in self._lease.containers if c.key not in self._lease.gone)
+        lost = self._lease.lost
+        there = (container for container in self._lease.containers if container.key not in lost)
         return sum(self.request.unwanted(container) is not None for container in there)
 
     def _try(self, place: Queueing, clock: AcquisitionClock) -> Lease | None:
@@ -238,7 +240,6 @@ class GpuLease(Owner):
         """Implement `Lease.let_go`."""
         lease = self._lease
         assert lease is not None, "only a whole gang releases executors"
-        lease.gone.update(keys)
         log.info("%s released early: they have nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
         release = release_part(

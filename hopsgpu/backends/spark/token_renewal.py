@@ -45,7 +45,7 @@ class TokenSender:
     Args:
         lease: the gang.
         run_id: ID of the run.
-        warnings: warnings of the run; each problem is added once.
+        warn: called with each problem, for people.
         clock: returns the time in seconds.
         environment: environment of the driver.
     """
@@ -54,13 +54,13 @@ class TokenSender:
         self,
         lease: Lease,
         run_id: str,
-        warnings: list[str],
+        warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         environment: MutableMapping[str, str] = os.environ,
     ) -> None:
         self._lease = lease
         self._run_id = run_id
-        self._warnings = warnings
+        self._warn = warn
         self._clock = clock
         self._environment = environment
         self._look_at: float | None = None
@@ -111,7 +111,3 @@ class TokenSender:
         for container in self._lease.containers:
             if self._kept.get(container.key) != digest:
                 server.send(container.key, "tokens", tokens, run_id=self._run_id)
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.append(text)

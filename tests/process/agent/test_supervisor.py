@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
@@ -37,8 +38,10 @@ from hopsgpu.agent.rank_environment import (
 from hopsgpu.agent.rank_group import Attempt
 from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, Message, new_secret
+from hopsgpu.control.events import Event
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
@@ -68,12 +71,27 @@ class Gang:
         self.process = process
         self.lake = lake
         self.seen: list[Message] = []
+        self._subscriptions: dict[str, Subscription] = {}
+        self._subscribed = contextlib.ExitStack()
+        self._subscribe("r")
         self.hello = self.wait_for("hello")
+
+    def _subscribe(self, run_id: str) -> None:
+        if run_id not in self._subscriptions:
+            subscribed = self.server.subscribe(run_id, [0])
+            self._subscriptions[run_id] = self._subscribed.enter_context(subscribed)
+
+    def _next_event(self) -> Event | None:
+        """The next event, of whichever run."""
+        for run in self._subscriptions.values():
+            if (event := run.next_event(0.02)) is not None:
+                return event
+        return self.server.next_event(0.0)
 
     def wait_for(self, kind: str) -> Message:
         deadline = time.monotonic() + _TOLD_SECONDS
         while time.monotonic() < deadline:
-            event = self.server.next_event(0.2)
+            event = self._next_event()
             if event is not None and event.message is not None:
                 self.seen.append(event.message)
                 if event.message.kind == kind:
@@ -100,6 +118,7 @@ class Gang:
         named: str | None = None,
         **variables: str,
     ) -> None:
+        self._subscribe(run_id)
         call = pickle_call(function, args, {})
         modules = _modules()
         described = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import pickle
@@ -23,16 +24,15 @@ from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
-from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.core.gang import Container, World, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, StoreError
-from hopsgpu.launcher import attempt as training_module
-from hopsgpu.launcher import outcome
 from hopsgpu.launcher import publisher as publishing
-from hopsgpu.launcher.attempt import Training, train_on
+from hopsgpu.launcher.attempt import AttemptListener, Training, train_on
+from hopsgpu.launcher.attempt_watcher import WatchBounds
 from hopsgpu.launcher.publisher import Publisher
 from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rank_output import Outputs
+from hopsgpu.launcher.rank_table import Entered, RankTable
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value
 from hopsgpu.packaging.python_env.environment import PythonEnv
@@ -58,16 +58,21 @@ class Job:
         return "Container from a bad node: node2"
 
 
-class Told:
+class Told(AttemptListener):
     """Is told how the ranks fare."""
 
     def __init__(self) -> None:
-        self.runs: list[tuple[int, int, float]] = []
+        self.runs: list[Entered] = []
+        self.warnings: list[str] = []
 
-    def entered(self, ranks: int, of: int, at: float) -> None:
-        self.runs.append((ranks, of, at))
+    def placed(self, ranks: RankTable) -> None:
+        self.ranks = ranks
 
-    def metrics(self, metrics: object) -> None: ...
+    def entered(self, entered: Entered) -> None:
+        self.runs.append(entered)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 class Agent(threading.Thread):
@@ -107,66 +112,114 @@ class Agent(threading.Thread):
         await channel.close()
 
 
+@dataclass
+class Server:
+    """The driver's end of the channel, and the attempts on it, which end with the test."""
+
+    control: ControlServer
+    attempts: contextlib.ExitStack
+
+    def joined(self, answers: Callable[[Channel], Any]) -> tuple[Agent, int]:
+        """An agent that is connected, and its key."""
+        agent = Agent(self.control.port, answers)
+        agent.start()
+        event = self.control.next_event(SECONDS)
+        assert event is not None
+        return agent, event.peer
+
+
 @pytest.fixture
-def server() -> Iterator[ControlServer]:
-    with serve(SECRET, "127.0.0.1") as running:
-        yield running
+def server() -> Iterator[Server]:
+    with serve(SECRET, "127.0.0.1") as running, contextlib.ExitStack() as attempts:
+        yield Server(running, attempts)
 
 
 def keep_all(keys: Collection[int]) -> bool:
     raise AssertionError("a training lets nobody go")
 
 
+@dataclass
+class Launched:
+    """An attempt on agents that are connected."""
+
+    server: Server
+    agents: list[Agent]
+    lease: Lease
+    world: World
+    call: Call
+    bounds: WatchBounds
+    job: Job
+    told: Told = field(default_factory=Told)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.training = self.again()
+
+    @property
+    def agent(self) -> Agent:
+        (agent,) = self.agents
+        return agent
+
+    def again(self, **changes: Any) -> Training:
+        """Another attempt on the same agents, with changes to the call."""
+        attempt = train_on(
+            self.lease,
+            self.world,
+            replace(self.call, **changes),
+            NoDisplay(),
+            self.told,
+            self.cancelled,
+            self.bounds,
+        )
+        return self.server.attempts.enter_context(attempt)
+
+
 def launch(
-    server: ControlServer,
+    server: Server,
     answers: Callable[[Channel], Any],
     gpus: tuple[str, ...] = ("g0",),
     timeout: float | None = None,
     nodes: tuple[Node, ...] = (),
     tokens: Callable[[], bytes] = bytes,
-) -> tuple[Training, Agent, Job, threading.Event]:
-    agent = Agent(server.port, answers)
-    agent.start()
-    event = server.next_event(SECONDS)
-    assert event is not None
+    bounds: WatchBounds = WatchBounds(),  # noqa: B008 - frozen
+    **more: Any,
+) -> Launched:
+    agent, key = server.joined(answers)
     containers = tuple(
-        Container(event.peer, f"container_{n}", "node1", "127.0.0.1", (gpu,))
-        for n, gpu in enumerate(gpus)
+        Container(key, f"container_{n}", "node1", "127.0.0.1", (gpu,)) for n, gpu in enumerate(gpus)
     )
-    job, cancelled = Job(), threading.Event()
+    job = Job()
 
     def why(reason: str, host: str) -> str:
         return why_lost(reason, host, lambda: nodes, str)
 
-    lease = Lease(server, containers, cast(GangJob, job), why, keep_all, tokens)
-    call = plans.call(plans.plan(run_timeout=timeout))
-    world = assign_ranks(containers, 1)
-    training = Training(lease, world, call, Outputs(world, NoDisplay()), Told(), cancelled)
-    return training, agent, job, cancelled
+    lease = Lease(server.control, containers, cast(GangJob, job), why, keep_all, tokens)
+    call = plans.call(plans.plan(run_timeout=timeout, **more))
+    return Launched(server, [agent], lease, assign_ranks(containers, 1), call, bounds, job)
 
 
 def launch_two(
-    server: ControlServer, *answers: Callable[[Channel], Any], servers: int = 0
-) -> tuple[Training, list[Agent]]:
+    server: Server,
+    *answers: Callable[[Channel], Any],
+    servers: int = 0,
+    clocks: tuple[float, ...] = (0.0, 0.0),
+) -> Launched:
     """A gang of one rank in each of several containers, each played by an agent of its own."""
     agents, containers = [], []
     for number, answer in enumerate(answers):
-        agents.append(Agent(server.port, answer))
-        agents[-1].start()
-        event = server.next_event(SECONDS)
-        assert event is not None
-        containers.append(
-            Container(event.peer, f"container_{number}", f"node{number}", "127.0.0.1", ())
-        )
+        agent, key = server.joined(answer)
+        agents.append(agent)
+        name, node = f"container_{number}", f"node{number}"
+        containers.append(Container(key, name, node, "127.0.0.1", (), clock=clocks[number]))
 
     def why(reason: str, host: str) -> str:
         return reason
 
-    lease = Lease(server, tuple(containers), cast(GangJob, Job()), why, keep_all, bytes)
+    job = Job()
+    lease = Lease(server.control, tuple(containers), cast(GangJob, job), why, keep_all, bytes)
     call = plans.call()
     world = assign_ranks(containers, 1, servers)
-    cancelled = threading.Event()
-    return Training(lease, world, call, Outputs(world, NoDisplay()), Told(), cancelled), agents
+    return Launched(server, agents, lease, world, call, WatchBounds(), job)
 
 
 async def say_nothing(channel: Channel) -> None: ...
@@ -200,23 +253,22 @@ async def return_late_words_and_a_value(channel: Channel) -> None:
     await return_a_value(channel)
 
 
-def test_late_words_of_an_earlier_launch_do_not_count(server: ControlServer) -> None:
-    training, _, _, _ = launch(server, return_late_words_and_a_value)
-    trained = training.run()
-    assert trained.values == {0: Value(b"value")}
-    assert trained.warnings == []
+def test_late_words_of_an_earlier_launch_do_not_count(server: Server) -> None:
+    launched = launch(server, return_late_words_and_a_value)
+    assert launched.training.run().values == {0: Value(b"value")}
+    assert launched.told.warnings == []
 
 
-def test_a_value_comes_back(server: ControlServer) -> None:
-    training, _, _, _ = launch(server, return_a_value)
-    trained = training.run()
-    assert trained.values == {0: Value(b"value")}
-    assert trained.reports[0].pid == 7
-    assert trained.warnings == []
+def test_a_value_comes_back(server: Server) -> None:
+    launched = launch(server, return_a_value)
+    assert launched.training.run().values == {0: Value(b"value")}
+    (report,) = launched.told.ranks.reports
+    assert report.pid == 7
+    assert launched.told.warnings == []
 
 
 def test_a_gang_runs_once_the_function_does_in_the_last_of_its_ranks(
-    server: ControlServer,
+    server: Server,
 ) -> None:
     def begins(rank: int, at: float) -> Callable[[Channel], Any]:
         async def answer(channel: Channel) -> None:
@@ -226,47 +278,38 @@ def test_a_gang_runs_once_the_function_does_in_the_last_of_its_ranks(
 
         return answer
 
-    training, _ = launch_two(server, begins(0, 30.0), begins(1, 20.0))
     # The second node's clock is 15 s behind the driver's.
-    first, second = training._world.places
-    slow = replace(second.container, clock=15.0)
-    training._beginnings._world = replace(
-        training._world, places=(first, replace(second, container=slow))
-    )
-    assert sorted(training.run().values) == [0, 1]
-    told = training._told.runs  # type: ignore[attr-defined]
-    assert told in ([(1, 2, 30.0), (2, 2, 35.0)], [(1, 2, 35.0), (2, 2, 35.0)])
+    launched = launch_two(server, begins(0, 30.0), begins(1, 20.0), clocks=(0.0, 15.0))
+    assert sorted(launched.training.run().values) == [0, 1]
+    first, last = launched.told.runs
+    assert first in (Entered(1, 2, 30.0), Entered(1, 2, 35.0)) and last == Entered(2, 2, 35.0)
 
 
-def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_module, "_QUIET_SECONDS", 0.2)
+def test_a_lost_node_is_seen_though_its_connection_seems_to_live(server: Server) -> None:
     lost = Node("node1:45454", "node1", "LOST", NOTHING, NOTHING)
 
     async def lose(_: Channel) -> None:
-        job.ended.set()
+        launched.job.ended.set()
 
-    training, _, job, _ = launch(server, lose, nodes=(lost,))
-    trained = training.run()
-    assert trained.failure is not None
-    assert (trained.failure.rank, trained.suspect) == (0, "node1")
-    said = str(trained.failure)
+    launched = launch(server, lose, nodes=(lost,), bounds=WatchBounds(quiet=0.2))
+    conclusion = launched.training.run().conclusion
+    assert conclusion is not None
+    assert (conclusion.failure.rank, conclusion.suspect) == (0, "node1")
+    assert launched.lease.lost == {0}
+    said = str(conclusion.failure)
     assert "was lost (container container_0): its NodeManager was lost: it did not" in said
     assert "Spark says: Container from a bad node: node2. Its log: yarn logs" in said
 
 
-def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_module, "_STOP_SECONDS", 0.3)
-    training, agent, _, _ = launch(server, say_nothing, timeout=0.2)
-    trained = training.run()
-    agent.join(SECONDS)
-    assert not agent.is_alive()
-    assert training._lease.gone == {0}
-    assert "rank 0 was not seen to end: its agent did not answer" in trained.warnings[0]
-    assert "was still running after run_timeout=0.2 s" in str(trained.failure)
+def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(server: Server) -> None:
+    launched = launch(server, say_nothing, timeout=0.2, bounds=WatchBounds(stop=0.3))
+    conclusion = launched.training.run().conclusion
+    launched.agent.join(SECONDS)
+    assert not launched.agent.is_alive()
+    assert launched.lease.lost == {0} and not launched.lease.is_whole()
+    assert "rank 0 was not seen to end: its agent did not answer" in launched.told.warnings[0]
+    assert conclusion is not None
+    assert "was still running after run_timeout=0.2 s" in str(conclusion.failure)
 
 
 async def return_late(channel: Channel) -> None:
@@ -278,12 +321,13 @@ async def return_late(channel: Channel) -> None:
             await end(channel, exit_code=None, signal="SIGTERM", stopped=True, log_tail=tail)
 
 
-def test_ranks_that_run_too_long_are_stopped_with_their_stacks(server: ControlServer) -> None:
-    training, _, _, _ = launch(server, return_late, timeout=0.2)
-    failure = training.run().failure
-    assert failure is not None and failure.signal == "SIGTERM"
-    assert "run_timeout=0.2 s" in str(failure) and "train.py" in str(failure)
-    assert training.trained.reports[0].stopped
+def test_ranks_that_run_too_long_are_stopped_with_their_stacks(server: Server) -> None:
+    launched = launch(server, return_late, timeout=0.2)
+    conclusion = launched.training.run().conclusion
+    assert conclusion is not None and conclusion.failure.signal == "SIGTERM"
+    said = str(conclusion.failure)
+    assert "run_timeout=0.2 s" in said and "train.py" in said
+    assert launched.told.ranks.reports[0].stopped
 
 
 async def raise_an_error(channel: Channel) -> None:
@@ -292,23 +336,22 @@ async def raise_an_error(channel: Channel) -> None:
     await end(channel, outcome=error)
 
 
-def test_a_failure_is_told_with_whose_fault_it_was(server: ControlServer) -> None:
-    training, _, _, _ = launch(server, raise_an_error)
-    trained = training.run()
-    assert "raised ValueError: no" in str(trained.failure)
-    assert trained.fault is Fault.RANK
+def test_a_failure_is_told_with_whose_fault_it_was(server: Server) -> None:
+    trained = launch(server, raise_an_error).training.run()
+    assert trained.conclusion is not None
+    assert "raised ValueError: no" in str(trained.conclusion.failure)
+    assert trained.conclusion.fault is Fault.RANK
     assert trained.values == {}
 
 
-def test_cancel_stops_the_ranks(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_module, "_STOP_SECONDS", 0.3)
-
+def test_cancel_stops_the_ranks(server: Server) -> None:
     async def cancel(_: Channel) -> None:
-        cancelled.set()
+        launched.cancelled.set()
 
-    training, agent, _, cancelled = launch(server, cancel)
+    launched = launch(server, cancel, bounds=WatchBounds(stop=0.3))
     with pytest.raises(Cancelled):
-        training.run()
+        launched.training.run()
+    agent = launched.agent
     assert until(lambda: agent.heard == ["reserve", "keep", "run", "stop"], SECONDS), agent.heard
 
 
@@ -318,33 +361,34 @@ async def returned(channel: Channel, rank: int) -> None:
     await end(channel, b"value", **known)
 
 
-def test_the_log_of_an_agent_whose_rank_failed_is_kept(server: ControlServer) -> None:
+def test_the_log_of_an_agent_whose_rank_failed_is_kept(server: Server) -> None:
     async def fail(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)
         await channel.send("agent-log", b"what it did", run_id="run-1", attempt=0)
         await end(channel)
 
-    training, *_ = launch(server, fail)
-    assert training.run().failure is not None
+    training = launch(server, fail).training
+    assert training.run().conclusion is not None
     assert training.log_sizes() == {"logs/agent-0.log": 11, "logs/rank-0.log": 0}
 
 
 def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishing(
-    server: ControlServer,
+    server: Server,
 ) -> None:
     async def first(channel: Channel) -> None:
         await returned(channel, 0)
         await channel.close()
 
     async def second(channel: Channel) -> None:
-        await asyncio.to_thread(until, lambda: training._lease.gone == {0}, SECONDS)
+        await asyncio.to_thread(until, lambda: launched.lease.lost == {0}, SECONDS)
         await returned(channel, 1)
 
-    training, _ = launch_two(server, first, second)
+    launched = launch_two(server, first, second)
+    training = launched.training
     trained = training.run()
-    assert trained.failure is None
+    assert trained.conclusion is None
     assert trained.values == {0: Value(b"value"), 1: Value(b"value")}
-    assert training._lease.gone == {0}
+    assert launched.lease.lost == {0}
     with pytest.raises(StoreError, match="'net' is not published: rank 0's executor was lost"):
         training.publisher("net").left()
 
@@ -354,20 +398,20 @@ async def leave(channel: Channel, left: dict[int, ModelFiles]) -> None:
 
 
 def two_that_left(
-    server: ControlServer, tmp_path: Path, *facts: dict[str, FileFacts]
-) -> tuple[Training, list[Agent], Publisher]:
+    server: Server, tmp_path: Path, *facts: dict[str, FileFacts]
+) -> tuple[Launched, Publisher]:
     """A gang of two that have returned, with what they say that they have uploaded."""
     ranks = [functools.partial(returned, rank=rank) for rank in range(2)]
-    training, agents = launch_two(server, *ranks)
-    for rank, agent in enumerate(agents):
+    launched = launch_two(server, *ranks)
+    for rank, agent in enumerate(launched.agents):
         told = {rank: facts[rank]} if rank < len(facts) else {}
         left = {rank: ModelFiles(len(facts[rank]), 4)} if told else {rank: ModelFiles(0, 0)}
         agent.further["left"] = functools.partial(leave, left=left)
         agent.further["publish"] = functools.partial(
             Channel.send, kind="uploaded", payload=dump_parts(told), run_id="run-1"
         )
-    assert training.run().failure is None
-    return training, agents, training.publisher("net")
+    assert launched.training.run().conclusion is None
+    return launched, launched.training.publisher("net")
 
 
 def uploaded(store: Path, rank: int, name: str, content: bytes) -> None:
@@ -381,15 +425,15 @@ def facts_of(content: bytes) -> FileFacts:
     return FileFacts(len(content), xxhash.xxh3_128(content).hexdigest())
 
 
-def test_parts_of_several_ranks_become_one_version(server: ControlServer, tmp_path: Path) -> None:
+def test_parts_of_several_ranks_become_one_version(server: Server, tmp_path: Path) -> None:
     parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
-    _, agents, publisher = two_that_left(server, tmp_path, *parts)
+    launched, publisher = two_that_left(server, tmp_path, *parts)
 
     async def upload(channel: Channel, rank: int) -> None:
         uploaded(tmp_path, rank, "ab"[rank], f"from {rank}".encode())
         await channel.send("uploaded", dump_parts({rank: parts[rank]}), run_id="run-1")
 
-    for rank, agent in enumerate(agents):
+    for rank, agent in enumerate(launched.agents):
         agent.further["publish"] = functools.partial(upload, rank=rank)
     left = publisher.left()
     assert set(left) == {0, 1} and publisher.idle(left) == set()
@@ -403,20 +447,21 @@ def test_parts_of_several_ranks_become_one_version(server: ControlServer, tmp_pa
     assert (version.manifest["run_id"], version.manifest["framework"]) == ("run-1", "jax")
 
 
-def test_who_left_nothing_has_no_part_in_it(server: ControlServer, tmp_path: Path) -> None:
-    _, agents, publisher = two_that_left(server, tmp_path, {"a": facts_of(b"from 0")})
+def test_who_left_nothing_has_no_part_in_it(server: Server, tmp_path: Path) -> None:
+    launched, publisher = two_that_left(server, tmp_path, {"a": facts_of(b"from 0")})
     left = publisher.left()
     assert left == {0: ModelFiles(1, 4)}
     assert publisher.idle(left) == {1}
-    assert agents[1].heard[-1] == "left"
+    assert launched.agents[1].heard[-1] == "left"
 
 
 def uploading(
-    server: ControlServer, tmp_path: Path, *contents: tuple[str, bytes]
+    server: Server, tmp_path: Path, *contents: tuple[str, bytes]
 ) -> tuple[list[Agent], Publisher]:
     """A gang of two, each of which uploads a file when it is told to."""
     parts = [{name: facts_of(content)} for name, content in contents]
-    _, agents, publisher = two_that_left(server, tmp_path, *parts)
+    launched, publisher = two_that_left(server, tmp_path, *parts)
+    agents = launched.agents
 
     async def upload(channel: Channel, rank: int) -> None:
         uploaded(tmp_path, rank, *contents[rank])
@@ -428,7 +473,7 @@ def uploading(
 
 
 def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
-    server: ControlServer, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     _, publisher = uploading(server, tmp_path, ("w", b"from 0"), ("w", b"from 1"))
     with pytest.raises(StoreError, match="ranks 0 and 1 wrote different content to 'w'") as refused:
@@ -444,7 +489,7 @@ def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
 
 
 def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
-    server: ControlServer, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
     upload = agents[0].further["publish"]
@@ -461,7 +506,7 @@ def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
 
 
 def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
-    server: ControlServer, tmp_path: Path
+    server: Server, tmp_path: Path
 ) -> None:
     agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
     agents[1].further["left"] = functools.partial(
@@ -476,17 +521,15 @@ def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
     assert (staging / "0" / "a").read_bytes() == b"from 0"
 
 
-def test_nothing_is_uploaded_where_no_rank_left_what_can_be(
-    server: ControlServer, tmp_path: Path
-) -> None:
-    _, _, publisher = two_that_left(server, tmp_path)
+def test_nothing_is_uploaded_where_no_rank_left_what_can_be(server: Server, tmp_path: Path) -> None:
+    _, publisher = two_that_left(server, tmp_path)
     with pytest.raises(StoreError, match="rank 1 left what cannot be: odd$"):
         publisher.publish(f"file://{tmp_path}", {1: ModelFiles(0, 0, "odd")}, VersionDescription())
     assert not (tmp_path / "net").exists()
 
 
 def test_a_run_that_is_cancelled_while_it_publishes_leaves_nothing(
-    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, publisher = uploading(server, tmp_path, ("a", b"from 0"))
 
@@ -500,9 +543,10 @@ def test_a_run_that_is_cancelled_while_it_publishes_leaves_nothing(
     assert not list((tmp_path / "net" / "_staging").iterdir())
 
 
-def test_an_upload_that_fails_stops_the_others(server: ControlServer, tmp_path: Path) -> None:
+def test_an_upload_that_fails_stops_the_others(server: Server, tmp_path: Path) -> None:
     parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
-    _, agents, publisher = two_that_left(server, tmp_path, *parts)
+    launched, publisher = two_that_left(server, tmp_path, *parts)
+    agents = launched.agents
 
     async def refuse(channel: Channel) -> None:
         await channel.send(
@@ -525,11 +569,12 @@ def test_an_upload_that_fails_stops_the_others(server: ControlServer, tmp_path: 
 
 
 def test_an_executor_lost_in_its_upload_or_a_cancelled_run_abandons_it(
-    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publishing, "_STOP_SECONDS", 0.3)
     parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
-    training, agents, publisher = two_that_left(server, tmp_path, *parts)
+    launched, publisher = two_that_left(server, tmp_path, *parts)
+    agents = launched.agents
 
     async def wait(channel: Channel) -> None: ...
 
@@ -538,34 +583,29 @@ def test_an_executor_lost_in_its_upload_or_a_cancelled_run_abandons_it(
     with pytest.raises(StoreError, match="'net' is not published: rank 1's executor was lost"):
         publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert not list((tmp_path / "net" / "_staging").iterdir())
-    training._cancelled.set()
+    launched.cancelled.set()
     with pytest.raises(Cancelled, match="while it published 'net'"):
-        training.publisher("net").left()
+        launched.training.publisher("net").left()
 
 
-def test_only_saves_that_go_up_for_too_long_are_no_reason_to_wait(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_module, "_STOP_SECONDS", 3.5)
-    monkeypatch.setattr(outcome, "_SAVING_SECONDS", 4.0)
-
+def test_only_saves_that_go_up_for_too_long_are_no_reason_to_wait(server: Server) -> None:
     async def save_on(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)
-        cancelled.set()
+        launched.cancelled.set()
         while not channel.reason:
             told.append(time.monotonic())
             await channel.tell("saving", run_id="run-1", rank=0)
             await asyncio.sleep(0.1)
 
     told: list[float] = []
-    training, _, _, cancelled = launch(server, save_on)
+    launched = launch(server, save_on, bounds=WatchBounds(stop=3.5, saving=4.0))
     with pytest.raises(Cancelled):
-        training.run()
+        launched.training.run()
     assert 4.0 < time.monotonic() - told[0] < 20.0
-    assert "did not answer" in training.trained.warnings[0]
+    assert "did not answer" in launched.told.warnings[0]
 
 
-def test_ranks_that_only_save_are_not_too_late(server: ControlServer) -> None:
+def test_ranks_that_only_save_are_not_too_late(server: Server) -> None:
     async def save(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)
         for _ in range(9):
@@ -573,13 +613,13 @@ def test_ranks_that_only_save_are_not_too_late(server: ControlServer) -> None:
             await asyncio.sleep(0.5)
         await end(channel, exit_code=0, outcome={"status": "returned"})
 
-    training, agent, _, _ = launch(server, save, timeout=3.5)
-    trained = training.run()
-    assert trained.failure is None and list(trained.values) == [0]
-    assert "stop" not in agent.heard
+    launched = launch(server, save, timeout=3.5)
+    trained = launched.training.run()
+    assert trained.conclusion is None and list(trained.values) == [0]
+    assert "stop" not in launched.agent.heard
 
 
-def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: ControlServer) -> None:
+def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: Server) -> None:
     stopped = threading.Event()
 
     async def fail(channel: Channel) -> None:
@@ -590,17 +630,16 @@ def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: ControlSe
         stopped.set()
         await end(channel, exit_code=1, signal=None, outcome={})
 
-    training, agent, _, _ = launch(server, fail)
-    agent.further["stop"] = stop
-    training.run()
+    launched = launch(server, fail)
+    launched.agent.further["stop"] = stop
+    launched.training.run()
     assert stopped.is_set()
 
 
-def test_ranks_know_where_to_go_on_from(server: ControlServer) -> None:
-    training, agent, _, _ = launch(server, return_a_value)
-    plan = plans.plan(paths={"resume": "file:///runs/run-0"})
-    training._call = replace(training._call, plan=plan)
-    assert training.run().failure is None
+def test_ranks_know_where_to_go_on_from(server: Server) -> None:
+    launched = launch(server, return_a_value, paths={"resume": "file:///runs/run-0"})
+    agent = launched.agent
+    assert launched.training.run().conclusion is None
     assert agent.run_message is not None
     context = agent.run_message["ranks"][0]["context"]
     assert context["checkpoint_dir"] == "file:///runs/run-1/checkpoints"
@@ -608,7 +647,7 @@ def test_ranks_know_where_to_go_on_from(server: ControlServer) -> None:
     assert context["log_dir_url"] == "file:///runs/run-1/tensorboard"
 
 
-def test_what_follows_from_the_chiefs_return_is_no_failure(server: ControlServer) -> None:
+def test_what_follows_from_the_chiefs_return_is_no_failure(server: Server) -> None:
     async def chief(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=1)
         known = {"exit_code": 0, "outcome": {"status": "returned"}, "time": 5.0}
@@ -621,88 +660,75 @@ def test_what_follows_from_the_chiefs_return_is_no_failure(server: ControlServer
         error = {"status": "raised", "error": "UnavailableError: chief", "traceback": ""}
         await end(channel, rank=1, outcome=error, time=5.1)
 
-    training, _ = launch_two(server, chief, worker, servers=1)
-    trained = training.run()
-    assert trained.failure is None
+    trained = launch_two(server, chief, worker, servers=1).training.run()
+    assert trained.conclusion is None
     assert trained.values == {0: Value(b"value"), 1: Value(pickle.dumps(None))}
 
 
-def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
-    training, agent, _, _ = launch(server, say_nothing)
-    server.end_all()
-    agent.join(SECONDS)
-    trained = training.run()
-    assert "before its ranks were started" in str(trained.failure)
-    assert trained.fault is Fault.INFRASTRUCTURE
-    assert training._lease.gone == {0}
+def test_an_executor_lost_before_the_start(server: Server) -> None:
+    launched = launch(server, say_nothing)
+    server.control.end_all()
+    launched.agent.join(SECONDS)
+    conclusion = launched.training.run().conclusion
+    assert conclusion is not None
+    assert "before its ranks were started" in str(conclusion.failure)
+    assert conclusion.fault is Fault.INFRASTRUCTURE
+    assert launched.lease.lost == {0}
 
 
-def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None:
-    training, agent, _, _ = launch(server, say_nothing, gpus=("g0", "g0"))
+def test_one_gpu_in_two_containers_starts_nothing(server: Server) -> None:
+    launched = launch(server, say_nothing, gpus=("g0", "g0"))
     with pytest.raises(DiscoveryError, match="g0 was assigned to two containers: container_0 on"):
-        training.run()
-    assert agent.heard == []
+        launched.training.run()
+    assert launched.agent.heard == []
 
 
 def test_fresh_tokens_reach_the_agents_before_the_ranks_start(
-    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ControlServer, "certificate", b"of an encrypted channel")
-    training, agent, _, _ = launch(server, return_a_value, tokens=lambda: b"HDTS")
+    launched = launch(server, return_a_value, tokens=lambda: b"HDTS")
+    agent = launched.agent
     digest = hashlib.sha256(b"HDTS").hexdigest()
     agent.further["tokens"] = lambda channel: channel.send(
         "kept-tokens", run_id="run-1", digest=digest
     )
-    assert training.run().failure is None
+    assert launched.training.run().conclusion is None
     assert agent.heard[:4] == ["reserve", "tokens", "keep", "run"]
-    assert set(training._tokens._kept.values()) == {digest}
 
 
-def test_tokens_that_would_go_in_the_clear_are_a_warning_of_the_run(server: ControlServer) -> None:
-    training, agent, _, _ = launch(server, return_a_value, tokens=lambda: b"HDTS")
-    (warning,) = training.run().warnings
+def test_tokens_that_would_go_in_the_clear_are_a_warning_of_the_run(server: Server) -> None:
+    launched = launch(server, return_a_value, tokens=lambda: b"HDTS")
+    launched.training.run()
+    (warning,) = launched.told.warnings
     assert "spark.network.crypto.enabled" in warning
-    assert "tokens" not in agent.heard
+    assert "tokens" not in launched.agent.heard
 
 
-def test_ranks_that_met_before_are_started_without_another_meeting(server: ControlServer) -> None:
-    training, agent, _, _ = launch(server, return_a_value)
-    training.run()
-    assert training.meeting is not None
-    containers, call = training._lease.containers, training._call
-    again = Training(
-        training._lease,
-        assign_ranks(containers, 1),
-        call,
-        Outputs(training._world, NoDisplay()),
-        lambda _: None,
-        threading.Event(),
-    )
-    assert again.run(training.meeting).values.keys() == {0}
+def test_ranks_that_met_before_are_started_without_another_meeting(server: Server) -> None:
+    launched = launch(server, return_a_value)
+    launched.training.run()
+    meeting, agent = launched.training.meeting, launched.agent
+    assert meeting is not None
+    again = launched.again()
+    assert again.run(meeting).values.keys() == {0}
     assert agent.heard == ["reserve", "keep", "run", "run"]
-    assert again.meeting is training.meeting
-    again._cancelled.set()
+    assert again.meeting is meeting
+    launched.cancelled.set()
     with pytest.raises(Cancelled, match="before its ranks started"):
-        again.run(training.meeting)
+        again.run(meeting)
     assert agent.heard == ["reserve", "keep", "run", "run"], "what is not wanted was started"
 
 
-def test_data_on_a_held_gang_whose_python_cannot_read_it(server: ControlServer) -> None:
-    training, agent, _, cancelled = launch(server, say_nothing)
-    lacking = tuple(replace(one, lacks=("pyarrow",)) for one in training._lease.containers)
-    lease = replace(training._lease, containers=lacking)
-    world, show = training._world, NoDisplay()
-    call = replace(training._call, data=(b"shard",))
-
-    def attempt(call: Call) -> None:
-        with train_on(lease, world, call, show, Told(), cancelled):
-            pass
-
+def test_data_on_a_held_gang_whose_python_cannot_read_it(server: Server) -> None:
+    launched = launch(server, say_nothing)
+    lacking = tuple(replace(one, lacks=("pyarrow",)) for one in launched.lease.containers)
+    launched.lease = replace(launched.lease, containers=lacking)
     with pytest.raises(ConfigError, match="node1 lacks pyarrow, which ranks need to read data="):
-        attempt(call)
-    attempt(replace(call, data=()))
+        launched.again(data=(b"shard",))
+    launched.again(data=())
     # It may bring its own.
-    attempt(replace(call, python_env=PythonEnv("x", "hdfs:///x", "", 0)))
+    launched.again(data=(b"shard",), python_env=PythonEnv("x", "hdfs:///x", "", 0))
 
 
 def test_what_data_needs_is_asked_of_executors_unless_an_environment_may_bring_it() -> None:

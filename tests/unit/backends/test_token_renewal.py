@@ -83,7 +83,11 @@ class Driver:
         self.warnings: list[str] = []
         self.keeping = {3, 5}
         gang = cast(Lease, Gang(self.server, self._read))
-        self._handover = TokenSender(gang, "run-1", self.warnings, lambda: self.now, environment)
+        self._handover = TokenSender(gang, "run-1", self._warn, lambda: self.now, environment)
+
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
 
     def _read(self) -> bytes:
         self.looks += 1

@@ -19,8 +19,9 @@ from hopsgpu.backends.spark.barrier_job import reason_of
 from hopsgpu.control import channel as channel_module
 from hopsgpu.control import handshake
 from hopsgpu.control.channel import Channel, ChannelError, new_secret
+from hopsgpu.control.events import Event
 from hopsgpu.control.handshake import UnreachableError, connect
-from hopsgpu.control.server import ControlServer, Event, serve
+from hopsgpu.control.server import ControlServer, serve
 
 SECRET = new_secret()
 SECONDS = 30.0

@@ -146,7 +146,7 @@ def test_output_that_nobody_takes_stays_with_its_rank() -> None:
         assert first is not None and first.message is not None
         # More than the heartbeat in which nothing of it is read: it is not lost for that.
         assert not threading.Event().wait(7.5)
-        assert server._events._queued <= MOST_QUEUED + 2 * FRAME
+        assert server._router._rest._queued <= MOST_QUEUED + 2 * FRAME
         assert resident() - before < 60
         with process("agents", server.port, SECRET, 1, {"heartbeat": 5}):
             numbers = [first.message["number"]]

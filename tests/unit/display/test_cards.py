@@ -12,9 +12,10 @@ from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.progress import progress_of
 from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.run import Board, Run
+from hopsgpu.launcher.run import Run
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 
 NASTY = "<script>alert(1)</script>"
@@ -54,7 +55,7 @@ def result(ranks: int = 2) -> GangResult:
 
 
 def run() -> Run:
-    board = Board("run-1", wanted=2, gpus=1, progress=NoDisplay())
+    board = Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
     board.state(GangState.WAITING, ["node1"], NASTY)
     return Run(board, threading.Event(), result, lambda body: None)
 

@@ -20,11 +20,11 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
 from hopsgpu.data.rank_shards import RankShards
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.launcher.data_staging import StagedData
-from hopsgpu.launcher.run import Board
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local import Local
 
@@ -86,7 +86,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
         shape = ExecutorShape(1, 1, 512, 4608)
         plan = LaunchPlan(GangSpec("fit", workers=workers), workers, 1, shape, "q", {}, paths)
         application = cast(Site, SimpleNamespace(keeps_data=keeps))
-        board = Board("fit-1", workers, 1, told)
+        board = Board("fit-1", workers, 1, Shielded(told))
         return StagedData(datasets, plan, application, board, cancelled or threading.Event())
 
     return make
@@ -252,7 +252,7 @@ def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:
 
 
 def test_states_of_data_come_before_the_wait() -> None:
-    board = Board("fit-1", 1, 1, NoDisplay())
+    board = Board("fit-1", 1, 1, progress_of("off"))
     board.state(GangState.PREPARING, why="writing data: 1 of 2 tasks")
     assert board.status().waiting_for == "writing data: 1 of 2 tasks"
     board.state(GangState.WAITING)

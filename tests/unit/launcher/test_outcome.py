@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -33,11 +33,11 @@ def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_t
     containers = [Container(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
     world = assign_ranks(containers, 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
-    ends.lose(world.processes[1], "closed")
+    ends.lose(world.processes[1], "closed", time.time())
     ends.end(EndedRank(world.processes[0], 1e12, None, "SIGTERM", {}, (), stopped=True))
     assert not ends.pending
     error = f"{LOST} Reason: {reason}\nDriver stacktrace:\n\tat org"
-    conclusion = ends.conclude(None, lambda host: reason_of(error))
+    conclusion = ends.conclude(lambda host: reason_of(error))
     assert conclusion is not None
     assert f"(container container_1): {reason.rstrip('.')}" in str(conclusion.failure)
     assert (conclusion.fault, conclusion.avoid.is_any) == (Fault.INFRASTRUCTURE, False)
@@ -58,33 +58,40 @@ def stopped(world: World, rank: int, *events: GpuEvent) -> EndedRank:
     return EndedRank(world.processes[rank], 13.0, None, "SIGTERM", {}, (), True, 0, events)
 
 
-def a_peer_raises_first(ends: RankEnds, world: World) -> None:
+Happens = Callable[[RankEnds, World], Sequence[int]]
+
+
+def a_peer_raises_first(ends: RankEnds, world: World) -> Sequence[int]:
     ends.end(raised(world, 0))
     ends.end(stopped(world, 1, FELL))
+    return ()
 
 
-def all_raise_alike(ends: RankEnds, world: World) -> None:
+def all_raise_alike(ends: RankEnds, world: World) -> Sequence[int]:
     ends.end(raised(world, 0))
     ends.end(raised(world, 1, 10.2, FELL))
+    return ()
 
 
-def time_is_over(ends: RankEnds, world: World) -> None:
-    ends.run_out_of_time()
+def time_is_over(ends: RankEnds, world: World) -> Sequence[int]:
     ends.end(stopped(world, 0))
     ends.end(stopped(world, 1, FELL))
+    return (0, 1)
 
 
-def a_peers_executor_is_lost(ends: RankEnds, world: World) -> None:
-    ends.lose(world.processes[0], "closed")
+def a_peers_executor_is_lost(ends: RankEnds, world: World) -> Sequence[int]:
+    ends.lose(world.processes[0], "closed", time.time())
     ends.end(EndedRank(world.processes[1], time.time(), None, "SIGTERM", {}, (), True, 0, (FELL,)))
+    return ()
 
 
-def concluded(happens: Callable[[RankEnds, World], None]) -> Conclusion:
+def concluded(happens: Happens) -> Conclusion:
+    """Returns the conclusion from what happens; that returns the ranks that were too late."""
     names = [(f"container_{n}", f"node{n}", "10.0.0.1", (f"GPU-{n}",)) for n in (0, 1)]
     world = assign_ranks([Container(n, *names[n]) for n in (0, 1)], 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
-    happens(ends, world)
-    conclusion = ends.conclude(60.0, lambda host: "")
+    overdue = happens(ends, world)
+    conclusion = ends.conclude(lambda host: "", overdue, 60.0)
     assert conclusion is not None
     return conclusion
 
@@ -98,9 +105,7 @@ def concluded(happens: Callable[[RankEnds, World], None]) -> Conclusion:
         (a_peers_executor_is_lost, Fault.INFRASTRUCTURE),
     ],
 )
-def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
-    happens: Callable[[RankEnds, World], None], fault: Fault
-) -> None:
+def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(happens: Happens, fault: Fault) -> None:
     conclusion = concluded(happens)
     assert (conclusion.failure.rank, conclusion.avoid, conclusion.fault) == (0, BLAMED, fault)
     first_line = str(conclusion.failure).splitlines()[0]
@@ -108,10 +113,11 @@ def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
 
 
 def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
-    def happens(ends: RankEnds, world: World) -> None:
+    def happens(ends: RankEnds, world: World) -> Sequence[int]:
         own = GpuEvent("GPU-0", "bad", "XID 74, NVLink error: reset it")
         ends.end(raised(world, 0, 10.0, own))
         ends.end(stopped(world, 1, FELL))
+        return ()
 
     conclusion = concluded(happens)
     told = str(conclusion.failure)

@@ -33,7 +33,7 @@ def met(**said: Any) -> Rendezvous | RendezvousFailure:
     return rendezvous(
         WORLD,
         CALL,
-        lambda *_, **__: None,
+        lambda *_, **__: True,
         lambda: events.pop() if events else None,
         threading.Event(),
     )
@@ -54,7 +54,7 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
     met = rendezvous(
         world,
         call,
-        lambda key, kind, **fields: asked.append(fields),
+        lambda key, kind, **fields: asked.append(fields) is None,
         lambda: Event(0, told),
         threading.Event(),
     )
@@ -95,7 +95,7 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
     unmet = rendezvous(
         WORLD,
         CALL,
-        lambda *_, **__: None,
+        lambda *_, **__: True,
         lambda: events.pop(0) if events else None,
         threading.Event(),
     )

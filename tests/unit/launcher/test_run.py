@@ -3,24 +3,23 @@ from __future__ import annotations
 import io
 import signal
 import threading
-import time
 import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RunStatus, Timeline
-from hopsgpu.display.progress import NoDisplay, RunLines, Shielded, describe
+from hopsgpu.display.progress import NoDisplay, RunLines, Shielded, describe, progress_of
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
-from hopsgpu.launcher.run import Board, Run, gpu_seconds
+from hopsgpu.launcher.run import Run
+from hopsgpu.launcher.status_board import Board
 
 
 def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=NoDisplay())
+    return Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
 
 
 def started(run_board: Board, work: object, cancelled: threading.Event | None = None) -> Run:
@@ -28,52 +27,6 @@ def started(run_board: Board, work: object, cancelled: threading.Event | None = 
         threading.Thread(target=body, daemon=True).start()  # type: ignore[arg-type]
 
     return Run(run_board, cancelled or threading.Event(), work, start_thread)  # type: ignore[arg-type]
-
-
-def test_status_follows_the_board() -> None:
-    told = board()
-    assert told.status().state == "requested"
-    told.state(GangState.WAITING, ["node1"], "YARN has not granted the other 1")
-    status = told.status()
-    assert (status.state, status.granted, status.wanted) == ("waiting", 1, 2)
-    assert status.granted_hosts == ("node1",)
-    assert "not granted the other 1" in status.waiting_for
-    told.state(GangState.GRANTED, ["node1", "node2"])
-    assert told.status().waiting_for == ""
-    with pytest.raises(HopsGpuError, match="cannot go from"):
-        told.state(GangState.PUBLISHING)
-
-
-def test_gpu_seconds_add_up() -> None:
-    timeline = Timeline(requested=0, granted=10, started=12, returned=22, published=24, released=25)
-    seconds = gpu_seconds(timeline, [5.0, 10.0], 2, now=99)
-    assert seconds.held == (20 + 15) * 2
-    assert seconds.training == 10 * 4
-    assert seconds.publishing == 2 * 4
-    assert seconds.idle == 70 - 40 - 8
-    parted = gpu_seconds(timeline, [5.0, 10.0], 2, now=99, departures=[23.0])
-    assert parted.held == (20 + 15 - 2) * 2
-    assert (parted.training, parted.publishing) == (10 * 4, 2 * 2)
-    assert parted.idle == 66 - 40 - 4
-    in_vain = replace(timeline, published=None)
-    assert gpu_seconds(in_vain, [5.0, 10.0], 2, now=99, uploaded=24).publishing == 2 * 4
-    assert gpu_seconds(in_vain, [5.0, 10.0], 2, now=99).publishing == 0
-    waiting = gpu_seconds(Timeline(requested=0), [5.0], 2, now=7)
-    assert (waiting.held, waiting.training, waiting.idle) == (4, 0, 4)
-    assert gpu_seconds(Timeline(requested=0), [], 2, now=7).held == 0
-
-
-def test_an_upload_that_failed_is_no_idle_time() -> None:
-    told = board()
-    for state in ("WAITING", "GRANTED", "READY", "STARTING", "RUNNING"):
-        told.state(GangState[state], ["node1"])
-    told.arrived([time.time() - 10])
-    told.mark("started")
-    told.mark("returned")
-    told.state(GangState.PUBLISHING, ["node1"])
-    told.state(GangState.RELEASING)
-    assert told.result().gpu_seconds.publishing > 0
-    assert told.result().timeline.published is None
 
 
 def test_a_run_gives_its_result_or_its_error() -> None:
@@ -121,19 +74,6 @@ def test_each_phase_has_its_own_length(
     found = Timeline(requested=0, **passed).phases()
     assert list(found)[: len(phases)] == phases
     assert Timeline(**passed).phases() == ()
-
-
-def test_a_run_that_is_tried_again_begins_anew_with_its_phases() -> None:
-    told = board()
-    told.state(GangState.PREPARING, why="data")
-    for state in (GangState.WAITING, GangState.GRANTED):
-        told.state(state, ["node1"])
-    told.mark("granted")
-    told.mark("started", 1.0)
-    told.attempt(1)
-    timeline = told.status().timeline
-    assert (timeline.granted, timeline.started, timeline.returned) == (None, None, None)
-    assert timeline.requested <= timeline.prepared <= timeline.retried
 
 
 def test_a_runs_error_is_raised() -> None:

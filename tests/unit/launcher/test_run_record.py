@@ -9,23 +9,26 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.runs import parse
-from hopsgpu.core.gang import GangState
+from hopsgpu.core.gang import Container, GangState, assign_ranks
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import recorder as recording_module
+from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background, Work
 from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.rank_table import RankTable
 from hopsgpu.launcher.recorder import Recording
-from hopsgpu.launcher.run import Board
-from hopsgpu.launcher.run_record import RunSnapshot, content, packages, write
+from hopsgpu.launcher.run_record import RunDetails, RunSnapshot, content, packages, write
+from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
 from tests.conftest import until
@@ -62,8 +65,12 @@ def test_a_record_tells_all_but_secrets() -> None:
         ranks=((ended, True), (running, False)),
         logs={"logs/rank-0.log": 12},
         error="boom",
-        data={"train": {"url": "hdfs://nn/x", "rows": 7}},
-        python_env=PythonEnv("requirements.txt", "file:///lake/environments/1/archive", "ab", 7),
+        details=RunDetails(
+            data={"train": {"url": "hdfs://nn/x", "rows": 7}},
+            python_env=PythonEnv(
+                "requirements.txt", "file:///lake/environments/1/archive", "ab", 7
+            ),
+        ),
     )
     written = content(told, ENVIRONMENT)
     assert b"s3cret" not in written
@@ -124,7 +131,6 @@ class Attempt:
     def __init__(self) -> None:
         self.brought: list[str] = []
         self.urls = ["file:///lake/rank-0.log"]
-        self.report = RankReport(0, "worker", "node1", (), 42)
 
     def grown_logs(self) -> Sequence[tuple[str, Work]]:
         return [(url, lambda url=url: self.brought.append(url)) for url in self.urls]  # type: ignore[misc]
@@ -132,31 +138,21 @@ class Attempt:
     def log_sizes(self) -> Mapping[str, int]:
         return {"logs/rank-0.log": 5}
 
-    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
-        return ((self.report, False),)
-
 
 class Recorded:
     """A run of which a record is kept."""
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "run.json"
-        self.board = Board("fit-1", 1, 1, NoDisplay())
+        self.board = Board("fit-1", 1, 1, progress_of("off"))
         self.background = Background("records")
         self.cancelled = threading.Event()
         lake = Lake(f"file://{directory}")
         lake.make()
-        self.recording = Recording(
-            plan_for(GangSpec("fit")),
-            self.board,
-            lake,
-            application="application_1",
-            user="alice",
-            environment=lambda: ENVIRONMENT,
-            result=self.board.result,
-            background=self.background,
-            cancelled=self.cancelled,
-        )
+        site: Any = SimpleNamespace(id="application_1", user="alice", versions={})
+        plan = replace(plan_for(GangSpec("fit")), paths={"run": lake.url})
+        active = ActiveRun(plan, site, self.board, self.cancelled, self.background)
+        self.recording = Recording(active, RunDetails)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -190,6 +186,9 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         assert until(lambda: recorded.told["updated"] > first, SECONDS)
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
+        ranks = RankTable(assign_ranks([Container(0, "c0", "node1", "10.0.0.1", ())], 1))
+        recorded.board.placed(ranks)
+        ranks.started(0, 42)
         with recorded.recording.following(attempt):
             recorded.board.metrics([{"loss": 0.25}])
             assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}], SECONDS)

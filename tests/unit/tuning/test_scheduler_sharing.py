@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from hopsgpu.tuning.scheduler import Decision, Placement, SearchTerms, TrialEnd
+from tests.unit.tuning.test_scheduler import trials_on
 
 # Of simulated time; some hold a part for half a minute, and take turns.
 MOST_SECONDS = 3600.0
@@ -102,7 +103,8 @@ class Cluster:
         if what == "lost" and which in there.executors:
             self._free += 1
             how = self._chance.choice((TrialEnd.LOST, TrialEnd.PREEMPTED))
-            for trial in there.gone(which, self.now):
+            there.gone(which, self.now)
+            for trial in trials_on(there, which):
                 there.left(trial, how, self.now)
         elif what == "ended" and which in there.running and there.tries(which) == tries:
             how = self._chance.choice((TrialEnd.COMPLETE, TrialEnd.PRUNED, TrialEnd.FAILED))

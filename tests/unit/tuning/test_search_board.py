@@ -5,7 +5,7 @@ from __future__ import annotations
 from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import search_progress_of
 from hopsgpu.tuning.scheduler import SearchTerms
-from hopsgpu.tuning.status_board import SearchBoard
+from hopsgpu.tuning.search_board import SearchBoard
 
 
 def board() -> SearchBoard:

@@ -1,20 +1,19 @@
-"""The current state of a search, which the search updates and any thread reads."""
+"""The status board of a search: how its trials and executors are."""
 
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from hopsgpu.core.gang import GangState, may_follow
-from hopsgpu.core.run_values import GpuSeconds, Timeline
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport
 from hopsgpu.display.progress import ShieldedSearch
-from hopsgpu.errors import HopsGpuError
-from hopsgpu.launcher.run import executors_fate
+from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.status_board import StatusBoard
 from hopsgpu.tuning.gpu_accounting import GpuAccount
 from hopsgpu.tuning.scheduler import SearchTerms
 
@@ -33,8 +32,8 @@ class _Executors(Protocol):
         """Return why there are not more executors."""
 
 
-class SearchBoard:
-    """The current state of a search; a `Watcher` of its executors.
+class SearchBoard(StatusBoard):
+    """The status board of a search.
 
     Args:
         run_id: run id of the search.
@@ -54,19 +53,11 @@ class SearchBoard:
         metric: str | None,
         progress: ShieldedSearch,
     ) -> None:
-        self.run_id = run_id
+        super().__init__(run_id, gpus, progress)
         self._terms = terms
-        self._gpus = gpus
         self._direction = direction
         self._metric = metric
         self._progress = progress
-        self._lock = threading.Lock()
-        self._began = time.monotonic()
-        self._took: float | None = None
-        self._state = GangState.REQUESTED
-        self._why = ""
-        self._warnings: list[str] = []
-        self._timeline = Timeline(requested=time.time())
         self._tally = GpuAccount(gpus, terms.slots)
         self._held = self._here = self._most = 0
         self._running: dict[int, TrialReport] = {}
@@ -74,36 +65,20 @@ class SearchBoard:
         self._counts = {COMPLETE: 0, PRUNED: 0, FAILED: 0}
         self._best: Best | None = None
         self._curve: list[tuple[int, float]] = []
-        self._passed: set[GangState] = set()
 
-    def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
-        """Record a state, or the same state again with another reason to wait."""
-        with self._lock:
-            if state is not self._state:
-                if not may_follow(self._state, state):
-                    raise HopsGpuError(f"a search cannot go from {self._state} to {state}")
-                self._state = state
-                self._passed.add(state)
-            self._why = why
-            if state.is_terminal:
-                self._took = time.monotonic() - self._began
-        self.show()
+    def _leave(self, state: GangState) -> None:
+        """Do nothing: a search's preparation has no point in the timeline."""
 
-    def mark(self, point: str, at: float | None = None) -> None:
-        """Record that a point of the timeline was passed, by default now; the first time counts."""
-        with self._lock:
-            if getattr(self._timeline, point) is None:
-                at = time.time() if at is None else at
-                self._timeline = dataclasses.replace(self._timeline, **{point: at})
+    def _granted(self, hosts: Sequence[str]) -> None:
+        """Do nothing: executors arrive one by one, and `executors` records them."""
+
+    def _mark(self, point: str, at: float) -> None:
+        """Record that a point was passed; the first time counts."""
+        if getattr(self._timeline, point) is None:
+            super()._mark(point, at)
 
     def arrived(self, times: Sequence[float]) -> None:
         """Do nothing: executors arrive one by one, and `executors` records them."""
-
-    def warn(self, text: str) -> None:
-        """Record a warning once."""
-        with self._lock:
-            if text not in self._warnings:
-                self._warnings.append(text)
 
     def executors(self, there: _Executors, here: int, most: int) -> None:
         """Record the executors.
@@ -184,20 +159,26 @@ class SearchBoard:
         return value < self._best.value if least else value > self._best.value
 
     def show(self) -> None:
-        """Show the current state."""
         self._progress.status(self.status())
 
     def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
         """Show output of a trial."""
         self._progress.line(trial, rank, host, *texts)
 
+    def result(self) -> GangResult:
+        return GangResult(
+            run_id=self.run_id,
+            warnings=self.warnings,
+            timeline=self.timeline,
+            gpu_seconds=self.gpu_seconds(),
+        )
+
     def status(self) -> SearchStatus:
-        """Return the current state of the search."""
         with self._lock:
             return SearchStatus(
                 run_id=self.run_id,
                 state=self._state.value,
-                elapsed=self._took or time.monotonic() - self._began,
+                elapsed=self._elapsed,
                 wanted=self._terms.trials,
                 complete=self._counts[COMPLETE],
                 pruned=self._counts[PRUNED],
@@ -217,27 +198,9 @@ class SearchBoard:
             )
 
     @property
-    def held(self) -> str:
-        """Return in words what happened to the search's GPUs; meaningful at the search's end."""
-        with self._lock:
-            return executors_fate(self._passed, self._timeline, self._gpus)
-
-    @property
     def best(self) -> Best | None:
         """Return the best trial so far; None if none is complete."""
         return self._best
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Return the warnings so far."""
-        with self._lock:
-            problem = self._progress.problem
-            return (*self._warnings, *(() if problem is None else (problem,)))
-
-    @property
-    def timeline(self) -> Timeline:
-        """Return when each point was passed."""
-        return self._timeline
 
     @property
     def moments(self) -> tuple[Moment, ...]:

@@ -1,0 +1,46 @@
+"""A run that goes on: what its parts have in common, of a launch as of a search."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.status_board import StatusBoard
+from hopsgpu.storage.lake import Lake
+
+B = TypeVar("B", bound=StatusBoard, covariant=True)
+
+
+@dataclass(frozen=True)
+class ActiveRun(Generic[B]):
+    """A run that goes on.
+
+    Attributes:
+        plan: its plan; a search's is that of one executor.
+        application: the application in which it runs.
+        board: its status board.
+        cancelled: event that cancels it.
+        background: writes record, logs and the like to the lake.
+    """
+
+    plan: LaunchPlan
+    application: Site
+    board: B
+    cancelled: threading.Event
+    background: Background
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, which is also the name of its directory on the lake."""
+        return self.board.run_id
+
+    def directory(self) -> Lake:
+        """Return the run's directory on the lake.
+
+        It is new each time: whoever holds a run that has ended shall not keep connections open.
+        """
+        return Lake(self.plan.paths["run"])

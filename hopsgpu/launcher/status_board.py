@@ -1,0 +1,350 @@
+"""The status board of a run: its state, timeline, warnings, attempt, ranks and GPU time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from hopsgpu.core.gang import GangState, may_follow
+from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.trials import SearchStatus
+from hopsgpu.display.progress import Shielded
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.rank_table import RankTable
+
+if TYPE_CHECKING:
+    from hopsgpu.artifacts.models import ModelVersion
+
+log = logging.getLogger(__name__)
+
+# What becomes of the executors if the run's gang is held.
+KEPT = "the gang keeps"
+_WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
+
+
+class _Shown(Protocol):
+    """A display that may have stopped."""
+
+    @property
+    def problem(self) -> str | None:
+        """Return why the display stopped, or None."""
+
+
+class StatusBoard(ABC):
+    """What is known of a run while it goes on: written by the run's threads, read by any thread.
+
+    Whoever learns something about a run tells its board, and whoever wants to know asks it. As the
+    `Watcher` of its executors, a board also hears from the lease.
+
+    Args:
+        run_id: id of the run.
+        gpus: number of GPUs of each executor.
+        shown: the run's display.
+    """
+
+    def __init__(self, run_id: str, gpus: int, shown: _Shown) -> None:
+        self.run_id = run_id
+        self._gpus = gpus
+        self._shown = shown
+        self._lock = threading.Lock()
+        self._state = GangState.REQUESTED
+        self._passed: set[GangState] = set()
+        self._why = ""
+        self._warnings: list[str] = []
+        self._timeline = Timeline(requested=time.time())
+        self._began = time.monotonic()
+        self._took: float | None = None
+
+    def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
+        """Record a state, or the same one again with other hosts or another reason to wait."""
+        with self._lock:
+            if state is not self._state:
+                if not may_follow(self._state, state):
+                    raise HopsGpuError(f"{self.run_id} cannot go from {self._state} to {state}")
+                log.debug("%s: %s after %s", self.run_id, state.value, self._state.value)
+                self._leave(self._state)
+                self._state = state
+                self._passed.add(state)
+            self._why = why
+            self._granted(hosts)
+            if state.is_terminal:
+                self._took = time.monotonic() - self._began
+        self.show()
+
+    @abstractmethod
+    def _leave(self, state: GangState) -> None:
+        """Record that a state is over; called under the lock."""
+
+    @abstractmethod
+    def _granted(self, hosts: Sequence[str]) -> None:
+        """Record the hosts granted so far, in the new state; called under the lock."""
+
+    def mark(self, point: str, at: float | None = None) -> None:
+        """Record that a point of the timeline was passed, now or at this time since the epoch."""
+        with self._lock:
+            self._mark(point, time.time() if at is None else at)
+
+    def _mark(self, point: str, at: float) -> None:
+        self._timeline = dataclasses.replace(self._timeline, **{point: at})
+
+    @abstractmethod
+    def arrived(self, times: Sequence[float]) -> None:
+        """Record when executors arrived."""
+
+    def warn(self, text: str) -> None:
+        """Record a warning; the same text is recorded once."""
+        with self._lock:
+            if text not in self._warnings:
+                self._warnings.append(text)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return the warnings so far; that the display stopped is one."""
+        problem = self._shown.problem
+        with self._lock:
+            return (*self._all_warnings(), *(() if problem is None else (problem,)))
+
+    def _all_warnings(self) -> Sequence[str]:
+        return self._warnings
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of the latest attempt, from 0."""
+        return 0
+
+    @property
+    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
+        """Return the reports of the latest attempt's ranks, as `RankTable.seen` does."""
+        return ()
+
+    @property
+    def timeline(self) -> Timeline:
+        """Return when each point was passed."""
+        return self._timeline
+
+    @property
+    def held(self) -> str:
+        """What has become of the run's executors, in words; read it when the run has ended."""
+        with self._lock:
+            return executors_fate(self._passed, self._timeline, self._gpus)
+
+    @property
+    def _elapsed(self) -> float:
+        return self._took or time.monotonic() - self._began
+
+    @abstractmethod
+    def status(self) -> RunStatus | SearchStatus:
+        """Return the run's status now."""
+
+    @abstractmethod
+    def show(self) -> None:
+        """Show the run's status now."""
+
+    @abstractmethod
+    def result(self) -> GangResult:
+        """Return what the record shows of the run's result so far: all but the values."""
+
+
+class Board(StatusBoard):
+    """The status board of a gang's run.
+
+    Args:
+        run_id: id of the run.
+        wanted: number of executors.
+        gpus: number of GPUs of each executor.
+        progress: the display.
+    """
+
+    def __init__(self, run_id: str, wanted: int, gpus: int, progress: Shielded) -> None:
+        super().__init__(run_id, gpus, progress)
+        self._wanted = wanted
+        self._progress = progress
+        self._hosts: tuple[str, ...] = ()
+        self._arrivals: tuple[float, ...] = ()
+        self._departures: tuple[float, ...] = ()
+        self._uploaded: float | None = None
+        self._model: ModelVersion | None = None
+        self._attempt = 0
+        self._before = GpuSeconds()
+        # Of the latest attempt whose ranks were placed.
+        self._ranks: RankTable | None = None
+        self._attempt_warnings: list[str] = []
+        self._metrics: tuple[Mapping[str, float], ...] = ()
+
+    def _leave(self, state: GangState) -> None:
+        if state is GangState.PUBLISHING:
+            self._uploaded = time.time()
+        if state is GangState.PREPARING:
+            self._mark("prepared", time.time())
+
+    def _granted(self, hosts: Sequence[str]) -> None:
+        if self._state in _WITH_HOSTS:
+            self._hosts = tuple(hosts)
+        if self._state.is_terminal:
+            self._hosts = ()
+
+    def arrived(self, times: Sequence[float]) -> None:
+        with self._lock:
+            self._arrivals = tuple(times)
+
+    def departed(self, times: Sequence[float]) -> None:
+        """Record when executors that were released before the others were seen to be gone."""
+        with self._lock:
+            self._departures = tuple(times)
+
+    def warn_of_attempt(self, text: str) -> None:
+        """Record a warning that only counts if no other attempt follows."""
+        with self._lock:
+            if text not in self._attempt_warnings:
+                self._attempt_warnings.append(text)
+
+    def _all_warnings(self) -> Sequence[str]:
+        return (*self._warnings, *self._attempt_warnings)
+
+    def placed(self, ranks: RankTable) -> None:
+        """Record that the ranks of an attempt have their places, and where their reports are."""
+        with self._lock:
+            self._ranks = ranks
+            self._attempt_warnings = []
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Record the last metrics of each rank."""
+        with self._lock:
+            self._metrics = tuple(metrics)
+        self.show()
+
+    def published(self, model: ModelVersion) -> None:
+        """Record that the model is on the lake."""
+        with self._lock:
+            self._model = model
+            self._mark("published", time.time())
+
+    def retry(self) -> None:
+        """Record that the gang starts again; add up the GPU seconds until now separately."""
+        now = time.time()
+        with self._lock:
+            self._attempt += 1
+            self._before = self._seconds(now)
+            self._arrivals = (now,) * len(self._arrivals)
+            self._timeline = dataclasses.replace(
+                self._timeline, retried=now, granted=None, started=None, returned=None
+            )
+            self._metrics = ()
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
+        return () if self._ranks is None else self._ranks.seen
+
+    def status(self) -> RunStatus:
+        with self._lock:
+            return RunStatus(
+                run_id=self.run_id,
+                state=self._state.value,
+                attempt=self._attempt,
+                granted=len(self._hosts),
+                wanted=self._wanted,
+                granted_hosts=self._hosts,
+                waiting_for=self._why,
+                elapsed=self._elapsed,
+                ranks=self._reports,
+                metrics=self._metrics,
+                timeline=self._timeline,
+            )
+
+    def show(self) -> None:
+        self._progress.status(self.status())
+
+    def result(self) -> GangResult:
+        warnings = self.warnings
+        with self._lock:
+            return GangResult(
+                run_id=self.run_id,
+                metrics=self._metrics,
+                warnings=warnings,
+                ranks=self._reports,
+                model=self._model,
+                timeline=self._timeline,
+                gpu_seconds=self._seconds(time.time()),
+            )
+
+    @property
+    def _reports(self) -> tuple[RankReport, ...]:
+        """The reports of this attempt's ranks once all ranks have ended."""
+        if self._ranks is None or self._timeline.returned is None:
+            return ()
+        return self._ranks.reports
+
+    def _seconds(self, now: float) -> GpuSeconds:
+        return gpu_seconds(
+            self._timeline,
+            self._arrivals,
+            self._gpus,
+            now,
+            self._before,
+            self._departures,
+            self._uploaded,
+        )
+
+
+def gpu_seconds(
+    timeline: Timeline,
+    arrivals: Sequence[float],
+    gpus: int,
+    now: float,
+    before: GpuSeconds = GpuSeconds(),  # noqa: B008 - frozen
+    departures: Sequence[float] = (),
+    uploaded: float | None = None,
+) -> GpuSeconds:
+    """Return how a run's GPU time was spent.
+
+    Args:
+        timeline: the run's timeline.
+        arrivals: when each executor arrived, in seconds since the epoch.
+        gpus: number of GPUs of each executor.
+        now: the current time; stands for points that have not been passed yet.
+        before: GPU seconds of earlier attempts, which are added.
+        departures: when the executors without files to publish were seen to be gone; the others
+            stay until the release.
+        uploaded: when the upload of a model ended, whether or not it became a version.
+    """
+    end = timeline.released or now
+    held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
+    held -= sum(max(end - departure, 0.0) for departure in departures) * gpus
+    all_gpus = len(arrivals) * gpus
+    training = publishing = 0.0
+    if timeline.started is not None:
+        training = ((timeline.returned or end) - timeline.started) * all_gpus
+    uploaded = timeline.published or uploaded
+    if timeline.returned is not None and uploaded is not None:
+        stayed = all_gpus - len(departures) * gpus
+        publishing = (uploaded - timeline.returned) * stayed
+    held, training = before.held + held, before.training + training
+    return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
+
+
+def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
+    """Return what has become of the executors of a run that has ended, in words.
+
+    Args:
+        passed: the states that the run passed.
+        timeline: the run's timeline.
+        gpus: number of GPUs of each executor.
+    """
+    what = "GPUs" if gpus else "executors"
+    if GangState.RELEASING in passed:
+        if timeline.released is None:
+            return f"it could not be confirmed that its {what} are back: `hopsgpu gpus` shows them"
+        return f"its {what} are back"
+    if GangState.FINISHING in passed:
+        return f"{KEPT} its {what}"
+    return f"it held no {what}"
