@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from hopsgpu.backends.local.lease import LocalLease
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.spec import ExecutorShape
 from tests.conftest import until
+from tests.unit import plans
 
 SECONDS = 60
 
@@ -47,8 +48,8 @@ def watcher() -> Watcher:
 @pytest.fixture
 def request_(watcher: Watcher) -> Request:
     """A request for executors without GPUs."""
-    shape = ExecutorShape(1, 0, 0, 512)
-    return Request("run-1", shape, 2, None, SECONDS, threading.Event(), watcher)
+    plan = replace(plans.plan(2, acquire_timeout=SECONDS), shape=ExecutorShape(1, 0, 0, 512))
+    return plans.request(watcher, plan=plan)
 
 
 @pytest.fixture
