@@ -348,7 +348,7 @@ def test_a_driver_in_yarn_sets_what_is_not_too_late() -> None:
         ({}, {"spark.driver.memory": "8g"}, "spark.driver.memory=8g"),
         ({}, {"spark.pyspark.python": "x"}, "hopsgpu submit --deploy-mode cluster"),
         ({"spark.yarn.maxAppAttempts": None}, {}, "maxAppAttempts=1.*--conf NAME=VALUE"),
-        ({ARCHIVES: None}, {}, "start it by `hopsgpu submit --deploy-mode cluster`"),
+        ({ARCHIVES: None}, {}, "start it with `hopsgpu submit --deploy-mode cluster`"),
     ],
 )
 def test_what_a_driver_in_yarn_can_no_longer_have_is_refused(
