@@ -151,7 +151,7 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
     """
     alone = start_script(cluster_env, script, HOPSGPU_LOCKS="hdfs://127.0.0.1:1/none")
     out, error = alone.communicate(timeout=200)
-    assert "did not join the line" in out and "spark.hopsgpu.locks" in out, (out, error)
+    assert "did not join the queue" in out and "spark.hopsgpu.locks" in out, (out, error)
     assert "could not be killed" in out and "killExecutors does not exist" in out
     assert "idle timeout has released them" in out
     assert 3 < float(out.split()[-1]) < 60
