@@ -34,7 +34,12 @@ def ended_rank(place: RankPlace, message: Message) -> EndedRank:
 
 
 def odd_end(end: EndedRank) -> list[str]:
-    """Return warnings about a rank that returned a value but whose process ended unusually."""
+    """Return warnings about a rank that returned a value but whose process ended unusually.
+
+    There are none about a rank that returned no value, because that is a failure.
+    """
+    if not end.has_returned:
+        return []
     warnings = []
     rank = end.place.rank
     if end.status == "exited normally":

@@ -337,8 +337,9 @@ async def raise_an_error(channel: Channel) -> None:
 
 
 def test_a_failure_is_told_with_whose_fault_it_was(server: Server) -> None:
-    trained = launch(server, raise_an_error).training.run()
-    assert trained.conclusion is not None
+    launched = launch(server, raise_an_error)
+    trained = launched.training.run()
+    assert trained.conclusion is not None and launched.told.warnings == []
     assert "raised ValueError: no" in str(trained.conclusion.failure)
     assert trained.conclusion.fault is Fault.RANK
     assert trained.values == {}
