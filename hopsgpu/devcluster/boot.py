@@ -12,7 +12,15 @@ from contextlib import contextmanager
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.config_files import container_environ
-from hopsgpu.devcluster.daemons import MARKER, last_lines, marker, members, spawn, stop
+from hopsgpu.devcluster.daemons import (
+    MARKER,
+    last_lines,
+    marker,
+    members,
+    spawn,
+    stop,
+    uninterrupted,
+)
 from hopsgpu.devcluster.hadoop_jars import DaemonJars
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
@@ -75,8 +83,11 @@ class DaemonStarter:
         try:
             yield self
         except BaseException:
-            # Found by their marker, as a daemon may have been started but not be recorded yet.
-            stop([m for d in self.started for m in members(self._layout.root, d)], GRACE_S)
+            # The marker also finds a daemon's containers, but no process that is in its exec(2): its
+            # environment cannot be read then.
+            ours = [self.state.processes[daemon] for daemon in self.started]
+            marked = [m for daemon in self.started for m in members(self._layout.root, daemon)]
+            stop({*ours, *marked}, GRACE_S)
             save(self._layout, self._before)
             raise
 
@@ -89,9 +100,11 @@ class DaemonStarter:
         home = layout.root if daemon in MASTERS else layout.node(daemon)
         for directory in (home, layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
-        self.started[daemon] = time.time()
-        process = spawn(argv, self._environ(daemon), home, layout.log(daemon))
-        self.state = self.state.with_process(daemon, process)
+        environ = self._environ(daemon)
+        with uninterrupted():
+            process = spawn(argv, environ, home, layout.log(daemon))
+            self.state = self.state.with_process(daemon, process)
+            self.started[daemon] = time.time()
         save(layout, self.state)
 
     def format_namenode(self) -> None:

@@ -7,8 +7,8 @@ import re
 import select
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class Process:
 
 
 def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> Process:
-    """Start a command in its own session, with its output in a new log.
+    """Start a command in its own session, with its output in a new log, and no signal blocked.
 
     The previous log is kept beside it, with the suffix `.previous`.
     """
@@ -58,10 +58,21 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
+        setsigmask=(),
     )
     # It is our child and not yet reaped, so its entry in /proc exists even if it has ended.
     stat = _stat(pid)
     return Process(pid, stat[1] if stat else "ended")
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Keep SIGINT and SIGTERM waiting while inside, so that what is started is recorded too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stop(processes: Iterable[Process], grace: float) -> None:

@@ -23,11 +23,10 @@ from hopsgpu.agent.memory import (
     tree,
 )
 from hopsgpu.control.channel import Channel
-from hopsgpu.control.server import serve
 from hopsgpu.errors import RankFailed
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
-from tests.process.launcher.test_attempt import SECRET, launch
+from tests.process.launcher.test_attempt import launch, running_server
 
 Start = Callable[[str], int]
 
@@ -309,11 +308,10 @@ def failure_of(*ends: tuple[dict[str, str], bool, float]) -> RankFailed:
             rank, (outcome, stopped, time) = pending.pop(0)
             await end(channel, rank, outcome, stopped=stopped, time=time)
 
-    with serve(SECRET, "127.0.0.1") as server:
-        training, _, _, _ = launch(server, answers, gpus=gpus)
-        failure = training.run().failure
-    assert failure is not None
-    return failure
+    with running_server() as server:
+        conclusion = launch(server, answers, gpus=gpus).training.run().conclusion
+    assert conclusion is not None
+    return conclusion.failure
 
 
 def test_the_rank_that_is_over_is_the_failure_though_its_neighbour_is_told_of_first() -> None:

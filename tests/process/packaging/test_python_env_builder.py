@@ -95,7 +95,7 @@ def test_what_is_built_or_reused_is_logged(
     begun, built, uploaded = caplog.messages
     assert begun == f"Python environment {key} ({directory}): built, as the lake has none"
     assert re.fullmatch(rf"Python environment {key}: built in \d+\.\d s, {env.bytes} bytes", built)
-    assert re.match(rf"upload to \S+: 1 files, {env.bytes} bytes, done after ", uploaded)
+    assert uploaded == f"put the Python environment {env.url.rpartition('/')[0]} on the lake"
     caplog.clear()
     assert ready(recipe_for(str(directory)), root, NEVER) == env
     (reused,) = caplog.messages
@@ -238,7 +238,7 @@ def test_what_is_no_environment_on_the_lake(root: Lake, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
     env = ready(recipe_for(given), root, NEVER)
     described = Lake(env.url.rpartition("/")[0]) / "environment.json"
-    for content, words in ((b"{", "no JSON"), (b'{"schema": 9}', "of a schema")):
+    for content, words in ((b"{", "is not JSON"), (b'{"schema": 9}', "has a schema that")):
         described.write(content)
         with pytest.raises(StoreError, match=words):
             ready(recipe_for(given), root, NEVER)
