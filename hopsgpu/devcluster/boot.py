@@ -83,8 +83,8 @@ class DaemonStarter:
         try:
             yield self
         except BaseException:
-            # The marker also finds a daemon's containers, but no process that is in its exec(2): its
-            # environment cannot be read then.
+            # The marker also finds a daemon's containers. It misses a process that is in its
+            # exec(2), when its environment cannot be read.
             ours = [self.state.processes[daemon] for daemon in self.started]
             marked = [m for daemon in self.started for m in members(self._layout.root, daemon)]
             stop({*ours, *marked}, GRACE_S)
