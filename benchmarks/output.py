@@ -34,7 +34,7 @@ _EVENT_SECONDS = 30.0
 # Neither this process's memory nor its modules are to count.
 _SPAWN = multiprocessing.get_context("spawn")
 
-_PREPARED = "from hopsgpu.rank.main import prepare_output; prepare_output()\n"
+_PREPARED = "from hopsgpu.rank.entry import prepare_output; prepare_output()\n"
 # Lines of 64 bytes, each printed by itself, and what a rank notices of it.
 _FAST_RANK = (
     _PREPARED

@@ -37,8 +37,8 @@ from hopsgpu import linux
 from hopsgpu.agent import fork_protocol, fork_safety, forked_child, spare_child
 from hopsgpu.agent.json_lines import JsonLineSocket, error_fields
 from hopsgpu.agent.reaper import Reaper
+from hopsgpu.rank import entry as rank
 from hopsgpu.rank import exit as exiting
-from hopsgpu.rank import main as rank
 
 # A spare is forked once there was nothing to do for so long: not beside a rank that begins.
 _SPARE_MS = 50

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hopsgpu import linux
 from hopsgpu.agent.rank_environment import as_bytes
-from hopsgpu.rank import main as rank
+from hopsgpu.rank import entry as rank
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def write_to(log: Path) -> None:
 
 
 def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerState) -> None:
-    """Make this forked child's interpreter like that of `python -m hopsgpu.rank.main`.
+    """Make this forked child's interpreter like that of `python -m hopsgpu.rank.entry`.
 
     Args:
         directory: the rank's.

@@ -46,7 +46,7 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus, Reaper
 from hopsgpu.agent.tmpdir_links import Links, links
 from hopsgpu.core import own_log
-from hopsgpu.rank import main as rank
+from hopsgpu.rank import entry as rank
 from hopsgpu.tracebacks import VARIABLE
 
 # Not by __name__: it runs as __main__.

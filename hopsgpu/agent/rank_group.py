@@ -40,7 +40,7 @@ from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.sampling import NOT_INSTALLED, sampling
 from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.context import DATA, KEPT, Context
-from hopsgpu.rank.main import PRUNED, WELL, reserve
+from hopsgpu.rank.entry import PRUNED, WELL, reserve
 from hopsgpu.rank.trial import ask_to_end, has_seen_end
 from hopsgpu.storage.lake import Lake
 

@@ -19,7 +19,7 @@ from hopsgpu.agent.memory import MemoryWatch
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.stack_filter import context_of_failure, end_of, last_lines
 from hopsgpu.linux import handles
-from hopsgpu.rank import main as rank_module
+from hopsgpu.rank import entry as rank_module
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.tracebacks import shows_all
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from hopsgpu import linux
 from hopsgpu.agent import fork_protocol, forked_child
+from hopsgpu.rank import entry as rank
 from hopsgpu.rank import exit as exiting
-from hopsgpu.rank import main as rank
 
 # Its command (proc(5), comm), by which it is told from ranks.
 NAME = "hopsgpu-spare"

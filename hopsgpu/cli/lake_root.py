@@ -91,6 +91,6 @@ def default_root(environ: Mapping[str, str]) -> str:
 
 def _named(environ: Mapping[str, str]) -> str | None:
     """Return the root that an administrator or the user has set, or None."""
-    from hopsgpu.backends.spark.submission import spark_defaults
+    from hopsgpu.backends.spark.submit_arguments import spark_defaults
 
     return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")

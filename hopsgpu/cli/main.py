@@ -14,8 +14,8 @@ from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.doctor import doctor
 from hopsgpu.cli.gpus import gpus
 from hopsgpu.cli.logs import logs
-from hopsgpu.cli.models import models
-from hopsgpu.cli.runs import runs
+from hopsgpu.cli.model_commands import models
+from hopsgpu.cli.run_commands import runs
 from hopsgpu.cli.submit import submit
 from hopsgpu.cli.tensorboard import tensorboard
 from hopsgpu.core.version import __version__

@@ -87,7 +87,7 @@ def submit(
 
 
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
-    from hopsgpu.backends.spark.submission import ship, spark_defaults, submit_arguments
+    from hopsgpu.backends.spark.submit_arguments import ship, spark_defaults, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.yarn.hadoop_conf import HadoopConf

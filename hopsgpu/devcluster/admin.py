@@ -9,7 +9,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from hopsgpu.backends.spark.submission import read_properties
+from hopsgpu.backends.spark.submit_arguments import read_properties
 from hopsgpu.errors import ConfigError
 
 HOME = Path(__file__).parent / "admin_files"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
-from hopsgpu.backends.spark.submission import spark_defaults
+from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.doctor import (
     facts as gather,
 )

@@ -16,7 +16,7 @@ from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.node.health import HEALTHY
 from hopsgpu.launcher.native_failures import why_aborted
 from hopsgpu.packaging.sources import with_sources
-from hopsgpu.rank.main import WELL
+from hopsgpu.rank.entry import WELL
 
 # A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
 # may be reported earlier.

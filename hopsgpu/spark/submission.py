@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hopsgpu.backends.spark.submission import main
+from hopsgpu.backends.spark.submit_arguments import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ import pytest
 
 from hopsgpu import ModelStore
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.backends.spark.submission import pack
+from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.backends.spark.submit_command import find_spark_submit
 from hopsgpu.cli.lake_root import default_root
 from hopsgpu.storage.lake import Lake

@@ -12,7 +12,7 @@ import pytest
 
 import hopsgpu
 from hopsgpu import devcluster
-from hopsgpu.backends.spark.submission import pack
+from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.devcluster import admin
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.hadoop_conf import HadoopConf

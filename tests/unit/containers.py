@@ -20,7 +20,7 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.linux import comm
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.rank import main as rank
+from hopsgpu.rank import entry as rank
 from tests.conftest import gone, until
 
 SECONDS = 60.0

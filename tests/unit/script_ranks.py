@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.rank import main as rank
+from hopsgpu.rank import entry as rank
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
@@ -41,7 +41,7 @@ def run(call: bytes) -> Any:
         (directory / rank.WORK).mkdir()
         (directory / rank.CALL).write_bytes(call)
         ran = subprocess.run(
-            [sys.executable, "-m", "hopsgpu.rank.main", name, str(os.getpid())],
+            [sys.executable, "-m", "hopsgpu.rank.entry", name, str(os.getpid())],
             cwd=directory / rank.WORK,
             env={"PYTHONPATH": str(ROOT), **os.environ},
             stdout=subprocess.PIPE,

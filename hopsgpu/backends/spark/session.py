@@ -27,7 +27,7 @@ from hopsgpu.backends.spark.settings import (
     check_submitted,
     in_cluster_mode,
 )
-from hopsgpu.backends.spark.submission import spark_defaults
+from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.own_log import level_of, show

@@ -23,7 +23,7 @@ import pytest
 from hopsgpu.agent import fork_safety
 from hopsgpu.agent.spare_child import SpareChild
 from hopsgpu.linux import parent_of
-from hopsgpu.rank.main import LOG, OUTCOME, VALUE, WORK
+from hopsgpu.rank.entry import LOG, OUTCOME, VALUE, WORK
 from tests.process.agent.test_supervisor import Gang, gang, reserve  # noqa: F401
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until

@@ -14,7 +14,7 @@ from pathlib import Path
 from hopsgpu.agent.rank_logs import LineSplitter, follow
 
 MIB = 2**20
-PREPARED = "from hopsgpu.rank.main import prepare_output; prepare_output()\n"
+PREPARED = "from hopsgpu.rank.entry import prepare_output; prepare_output()\n"
 
 
 class Clock:

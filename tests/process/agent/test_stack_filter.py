@@ -25,7 +25,7 @@ Thread 0x00007f68f0860b80 (most recent call first):
 Current thread 0x00007f9fd360cb80 (most recent call first):
   File "/home/ann/train.py", line 4 in step
   File "/home/ann/train.py", line 9 in train
-  File "hopsgpu/rank/main.py", line 89 in _run
+  File "hopsgpu/rank/entry.py", line 89 in _run
   File "{HOME}/agent/fork_server.py", line 217 in _child
   File "hopsgpu/agent/fork_server.py", line 285 in <module>
   File "<frozen runpy>", line 88 in _run_code
@@ -146,7 +146,7 @@ def test_a_deep_stack_is_cut_and_one_of_hopsgpu_alone_is_left_out() -> None:
     deep = "".join(f'  File "/home/ann/deep.py", line {n} in f\n' for n in range(99)) + "  ...\n"
     kept = last_lines(f"one\n\nCurrent thread 0x1 [main] (most recent call first):\n{deep}")
     assert len(kept) == 1 + 1 + 12 + 1 and kept[-1] == "  ... (88 more)"
-    ours = '  File "hopsgpu/rank/main.py", line 1 in run\n'
+    ours = '  File "hopsgpu/rank/entry.py", line 1 in run\n'
     assert last_lines(f"one\n\nCurrent thread 0x1 (most recent call first):\n{ours}\ntwo") == (
         "one",
         "two",
@@ -174,7 +174,7 @@ def streamed(data: bytes, *cuts: int) -> bytes:
 
 
 def test_own_frames_are_left_out_of_a_stream_wherever_it_is_cut() -> None:
-    data = b"step 1\n" + STACKS.encode() + b'no end:   File "hopsgpu/rank/main.py", line 1 in x'
+    data = b"step 1\n" + STACKS.encode() + b'no end:   File "hopsgpu/rank/entry.py", line 1 in x'
     lines = data.splitlines(keepends=True)
     expected = b"".join(
         line for line in lines if not line.startswith((b'  File "hopsgpu', b'  File "<frozen'))
@@ -192,8 +192,8 @@ def test_own_frames_are_left_out_of_a_stream_wherever_it_is_cut() -> None:
         b"",
         b"  ",
         b'  File "',
-        b'  File "hopsgpu/rank/main.py", line 1, in run\n    of a traceback\n',
-        b'  File "/home/ann/hopsgpu/rank/main.py", line 1 in run\n',
+        b'  File "hopsgpu/rank/entry.py", line 1, in run\n    of a traceback\n',
+        b'  File "/home/ann/hopsgpu/rank/entry.py", line 1 in run\n',
         b'  File "<frozen runpy>", line 88 in _run_code\n',
         b"\xff\xfe\n\r 10%\r 20%\n",
     ],

@@ -355,7 +355,7 @@ def test_an_exception_comes_with_the_users_frames_only(gang: Gang) -> None:
     assert ended["outcome"]["status"] == "raised"
     assert ended["outcome"]["error"] == "LookupError: nothing here"
     trace = ended["outcome"]["traceback"]
-    assert "in inner" in trace and "rank/main.py" not in trace
+    assert "in inner" in trace and "rank/entry.py" not in trace
     assert "LookupError: nothing here" in "\n".join(ended["log_tail"])
 
 
@@ -631,9 +631,9 @@ def test_debug_keeps_hopsgpus_frames_in_ranks(gang: Gang) -> None:
     gang.run(aborts, "throw", HOPSGPU_LOG="debug")
     tail = "\n".join(gang.wait_for("ended")["log_tail"])
     for told in (tail, gang.output().decode()):
-        assert "in aborts" in told and "rank/main.py" in told
+        assert "in aborts" in told and "rank/entry.py" in told
     gang.run(fails_in_user_code, HOPSGPU_LOG="debug")
-    assert "rank/main.py" in gang.wait_for("ended")["outcome"]["traceback"]
+    assert "rank/entry.py" in gang.wait_for("ended")["outcome"]["traceback"]
 
 
 def test_the_crash_of_what_a_rank_had_started_is_told_beside_its_exception(gang: Gang) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.backends.spark.job_file import job_file
-from hopsgpu.backends.spark.submission import pack
+from hopsgpu.backends.spark.submit_arguments import pack
 
 SHOWS = """
 import json, os, sys, __main__

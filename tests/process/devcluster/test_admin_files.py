@@ -16,7 +16,7 @@ import pytest
 
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
-from hopsgpu.backends.spark.submission import (
+from hopsgpu.backends.spark.submit_arguments import (
     Shipped,
     read_properties,
     spark_defaults,

@@ -273,7 +273,7 @@ def test_two_million_lines_are_shown_in_order() -> None:
 
 PRINTS = """
 import ctypes, sys
-from hopsgpu.rank.main import prepare_output
+from hopsgpu.rank.entry import prepare_output
 prepare_output()
 libc = ctypes.CDLL(None)
 for number in range(20_000):

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
-from hopsgpu.backends.spark.submission import Shipped, modules_beside, pack, submit_arguments
+from hopsgpu.backends.spark.submit_arguments import Shipped, modules_beside, pack, submit_arguments
 from hopsgpu.backends.spark.submit_command import Job, find_spark_submit, parse_conf, planned
 from hopsgpu.backends.spark.yarn_driver import settings_inside
 from hopsgpu.cli.main import main
@@ -284,11 +284,11 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
     """And what fails in it is shown with its source, by its name in the zip."""
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
     code = (
-        "import sys, traceback, hopsgpu.rank.main\n"
+        "import sys, traceback, hopsgpu.rank.entry\n"
         "import hopsgpu.agent.process_daemon, hopsgpu.agent.supervisor\n"
         "ours = [m for n, m in sys.modules.items() if n.partition('.')[0] == 'hopsgpu']\n"
         "print(*(m.__file__ for m in ours))\n"
-        "try:\n  hopsgpu.rank.main.run(None)\n"
+        "try:\n  hopsgpu.rank.entry.run(None)\n"
         "except TypeError:\n  print(traceback.format_exc())\n"
     )
     ran = subprocess.run(
@@ -303,7 +303,7 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
     assert len(files.split()) > 20
     assert all(file.startswith(str(package)) for file in files.split())
     assert all(file.endswith(".pyc") for file in files.split())
-    (at,) = [n for n, line in enumerate(told) if 'File "hopsgpu/rank/main.py"' in line]
+    (at,) = [n for n, line in enumerate(told) if 'File "hopsgpu/rank/entry.py"' in line]
     assert "(directory / CALL).rename" in told[at + 1]
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from hopsgpu.artifacts import runs as stored_runs
 from hopsgpu.cli import logs as logs_module
-from hopsgpu.cli import runs as runs_module
+from hopsgpu.cli import run_commands as runs_module
 from hopsgpu.cli.formats import duration, local_time, size
 from hopsgpu.cli.lake_root import default_root
 from hopsgpu.cli.main import main

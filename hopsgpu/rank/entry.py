@@ -1,6 +1,6 @@
 """A rank: the process that runs the user's function.
 
-A fork server forks it, or the process daemon starts it as `python -m hopsgpu.rank.main DIRECTORY
+A fork server forks it, or the process daemon starts it as `python -m hopsgpu.rank.entry DIRECTORY
 DAEMON_PID`, with the rank's environment, in the rank's own session. It makes the file of its call
 read-only when the function starts to run. It leaves `outcome.json`, and `value.pickle` if the
 function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h) if it cannot write them.
