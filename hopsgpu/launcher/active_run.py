@@ -1,4 +1,4 @@
-"""A run that goes on: what its parts have in common, of a launch as of a search."""
+"""A run in progress: what its parts have in common, for a launch and for a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ B = TypeVar("B", bound=StatusBoard, covariant=True)
 
 @dataclass(frozen=True)
 class ActiveRun(Generic[B]):
-    """A run that goes on.
+    """A run in progress.
 
     Attributes:
         plan: its plan; a search's is that of one executor.

@@ -93,7 +93,7 @@ def _started(given: Arguments) -> Run:
     planned = plan_of(given, run_id, given.data)
     shape = planned.shape
     log.info(
-        "launch asked for: %s of %d workers on %d executors, each of %d GPUs, %d cores and %d MiB",
+        "%s: launch of %d workers on %d executors, each with %d GPUs, %d cores and %d MiB",
         run_id,
         planned.spec.workers,
         planned.executors,

@@ -72,7 +72,7 @@ class Background:
             while left := [*self._running, *self._waiting]:
                 if not self._changed.wait(seconds):
                     self._problems.append(
-                        f"not on the lake after {seconds:g} s: {', '.join(left[:3])}"
+                        f"not written to the lake within {seconds:g} s: {', '.join(left[:3])}"
                         f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}"
                     )
                     return
@@ -80,8 +80,8 @@ class Background:
     def problems(self) -> tuple[str, ...]:
         """Return the problems since the last call."""
         with self._changed:
-            found, self._problems = tuple(self._problems), []
-        return found
+            problems, self._problems = tuple(self._problems), []
+        return problems
 
     def _begin(self, key: str, work: Work) -> None:
         self._waiting[key] = work

@@ -85,8 +85,8 @@ class _OnBoard(AttemptListener):
             self._board.mark("started", entered.at)
             self._board.state(GangState.RUNNING)
         else:
-            told = f"{entered.ranks} of {counted(entered.of, 'rank')} run"
-            self._board.state(GangState.STARTING, why=told)
+            why = f"{entered.ranks} of {counted(entered.of, 'rank')} run"
+            self._board.state(GangState.STARTING, why=why)
 
     def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
         self._board.metrics(metrics)
@@ -159,7 +159,7 @@ class Execution:
                 imports=imports,
                 has_data=self._given.data is not None,
             )
-            log.debug("%s: prepared; waits for the gang", self._board.run_id)
+            log.debug("%s: prepared; waits for its executors", self._board.run_id)
             with self._feed.ready(), self._leasing(request) as whole:
                 while not self._attempted(whole(self._avoid), recording):
                     self._board.retry()
@@ -194,13 +194,13 @@ class Execution:
             finally:
                 self._board.mark("returned")
                 training.keep_logs(self._active.background)
-            failed = self._trained.conclusion
-            if failed is None:
+            conclusion = self._trained.conclusion
+            if conclusion is None:
                 if spec.model is not None:
                     self._publish(training, lease, spec.model)
                 return True
-        if not self._is_tried_again(failed):
-            raise failed.failure
+        if not self._is_retried(conclusion):
+            raise conclusion.failure
         return False
 
     def _call(self) -> Call:
@@ -216,15 +216,15 @@ class Execution:
             script=script_name(),
         )
 
-    def _is_tried_again(self, failed: Conclusion) -> bool:
+    def _is_retried(self, conclusion: Conclusion) -> bool:
         attempt, retries = self._board.attempt, self._plan.spec.retries
-        failure, fault = failed.failure, failed.fault
+        failure, fault = conclusion.failure, conclusion.fault
         code_too = self._given.application.retries_code_too
         if self._cancelled.is_set() or not may_retry(
             fault, attempt=attempt, retries=retries, code_too=code_too
         ):
             log.info(
-                "%s: attempt %d is not tried again: fault %s, %d of %d retries used",
+                "%s: attempt %d is not retried: fault: %s; %d of %d retries used",
                 self._board.run_id,
                 attempt,
                 fault.value,
@@ -232,42 +232,43 @@ class Execution:
                 retries,
             )
             return False
-        if failed.suspect is not None:
-            self._suspects.append(failed.suspect)
-        self._avoid = avoid_next(self._avoid | failed.avoid, self._suspects)
-        if not self._is_left(failure):
+        if conclusion.suspect is not None:
+            self._suspects.append(conclusion.suspect)
+        self._avoid = avoid_next(self._avoid | conclusion.avoid, self._suspects)
+        if not self._still_fits(failure):
             return False
         log.info(
-            "%s: attempt %d is tried again: fault %s of rank %s on %s, without %s",
+            "%s: retries after attempt %d: fault: %s, rank %s on %s; excludes: %s",
             self._board.run_id,
             attempt,
             fault.value,
             failure.rank,
             failure.host,
-            self._avoid if self._avoid.is_any else "leaving anything out",
+            self._avoid if self._avoid.is_any else "nothing",
         )
-        told = str(failure).splitlines()[0]
-        told = f"attempt {attempt} failed ({fault.value}): {told}"
-        self._board.warn(told)
-        line = f"hopsgpu: {told}; trying again"
+        problem = f"attempt {attempt} failed ({fault.value}): {str(failure).splitlines()[0]}"
+        self._board.warn(problem)
+        line = f"hopsgpu: {problem}; the gang starts again"
         self._given.progress.line(failure.rank or 0, failure.host or "?", line)
         return True
 
-    def _is_left(self, failure: RankFailed) -> bool:
-        """Return whether the gang still fits without what is to blame; if not, note why."""
+    def _still_fits(self, failure: RankFailed) -> bool:
+        """Return whether the gang still fits without what caused the failure; if not, note why."""
         try:
             if self._avoid.is_any:
                 self._given.application.check_again(self._plan, self._avoid)
         except CapacityError as error:
             log.info(
-                "%s: not tried again: the gang does not fit without %s",
+                "%s: not retried: the gang does not fit without %s",
                 self._board.run_id,
                 self._avoid,
             )
-            failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
+            failure.add_note(
+                f"not retried without {self._avoid}, which caused the failure: {error}"
+            )
             return False
         except HopsGpuError as error:
-            self._board.warn(f"whether the gang still fits was not known: {error}")
+            self._board.warn(f"cannot determine whether the gang still fits: {error}")
         return True
 
     @property
@@ -281,7 +282,9 @@ class Execution:
         staying = [c.host for c in lease.containers if c.key not in idle]
         self._board.state(GangState.PUBLISHING, staying)
         if not left:
-            log.info("%s: no version of %s published: no files", self._board.run_id, name)
+            log.info(
+                "%s: publishes no version of %s: the ranks left no files", self._board.run_id, name
+            )
             self._board.warn(
                 f"no version of {name!r} was published: the ranks left nothing in"
                 " context().model_dir"
@@ -303,7 +306,7 @@ class Execution:
     def _about(self) -> VersionDescription:
         """Return what the manifest says besides the files."""
         application, provenance = self._given.application, self._given.provenance
-        assert provenance is not None, "there is one where a model is to be published"
+        assert provenance is not None, "a launch with a model has one"
         reported = next(iter(self._board.status().metrics), {})
         return VersionDescription(
             metrics={

@@ -26,7 +26,7 @@ from hopsgpu.units import MIB, counted
 _OWNERS_ONLY = 0o700
 _LOOK_SECONDS = 0.2
 # Footers that are read between two progress reports.
-_TOLD_FILES = 100
+_REPORT_FILES = 100
 # Columns that a record names; a table of features can have thousands.
 _MOST_COLUMNS = 200
 
@@ -122,26 +122,26 @@ class StagedData:
         label = datasets.label(name)
 
         lake = Lake(self._places[label], stop=self._cancelled)
-        gone = f"the run was cancelled while the footers of {label} were read"
+        cancellation = f"the run was cancelled while the footers of {label} were read"
 
-        def told(done: int, files: int) -> None:
+        def progressed(done: int, files: int) -> None:
             if self._cancelled.is_set():
-                raise Cancelled(gone)
-            if done % _TOLD_FILES == 0:
+                raise Cancelled(cancellation)
+            if done % _REPORT_FILES == 0:
                 self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
 
         self._tell(f"reading the footers of {label}")
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = BoundedCall(
-            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, told)
+            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, progressed)
         )
         while not reading.wait(_LOOK_SECONDS):
             if self._cancelled.is_set():
-                raise Cancelled(gone)
+                raise Cancelled(cancellation)
         try:
             return reading.result(0)
         except Cancelled as error:
-            raise Cancelled(gone) from error
+            raise Cancelled(cancellation) from error
 
     def _tell(self, text: str) -> None:
         self._board.state(GangState.PREPARING, why=text)
@@ -152,12 +152,14 @@ class StagedData:
         try:
             home.remove()
         except StoreError as error:
-            self._board.warn(f"the run's data is still there, until its run is pruned: {error}")
+            self._board.warn(
+                f"the run's data stays on the lake until `hopsgpu runs prune` removes it: {error}"
+            )
 
     def _reference(self, data: Data, source: Source) -> dict[str, Any]:
         written = source.url.startswith(f"{self._home.url}/")
         columns = columns_of(source)
-        more = len(columns) - _MOST_COLUMNS
+        unnamed = len(columns) - _MOST_COLUMNS
         return {
             "url": source.url,
             "written": written,
@@ -166,7 +168,7 @@ class StagedData:
             "bytes": source.num_bytes,
             "files": len(source.files),
             "schema": dict([*columns.items()][:_MOST_COLUMNS]),
-            "more_columns": max(more, 0),
+            "more_columns": max(unnamed, 0),
             "remainder": data.remainder,
             "seed": data.seed,
         }
@@ -194,8 +196,8 @@ def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple
         if size > MOST_DEALT:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)
             raise ConfigError(
-                f"data has {counted(groups, 'row group')}, whose plan for"
-                f" {counted(ranks, 'rank')} is over {MOST_DEALT // MIB} MiB:"
-                " write it anew with fewer, of about 8 MB each"
+                f"data has {counted(groups, 'row group')}, whose shard plan for"
+                f" {counted(ranks, 'rank')} is larger than {MOST_DEALT // MIB} MiB:"
+                " rewrite the data with fewer row groups, of about 8 MB each"
             )
     return tuple(dealt)

@@ -39,7 +39,7 @@ from hopsgpu.packaging.python_env.environment import PythonEnv
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
-_TURN = "the data is there; another launch has the gang, and this one's turn comes after it"
+_TURN = "the data is ready; another launch uses the gang, and this one runs after it"
 
 
 class LeaseThread:
@@ -80,9 +80,11 @@ class LeaseThread:
         """
         with self._lock:
             if self._open or self._ended.is_set():
-                raise ConfigError("this gang was entered before: make a new one by hopsgpu.hold()")
+                raise ConfigError(
+                    "a gang can be entered only once: create a new one with hopsgpu.hold()"
+                )
             self._open = True
-        start_daemon("hopsgpu-keeper", self._run)
+        start_daemon("hopsgpu-lease", self._run)
 
     def put(self, work: Callable[[], None]) -> None:
         """Queue some work for the thread, which does it in order.
@@ -123,7 +125,7 @@ class LeaseThread:
     def borrowed(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
         """Provide a function that returns the whole gang for an attempt of one launch.
 
-        Use it only in the keeper's thread, or in a thread for whose end the keeper waits. Nodes
+        Use it only in the lease thread, or in a thread for whose end the lease thread waits. Nodes
         and GPUs that are excluded have no part in the gang.
 
         Raises:
@@ -142,7 +144,7 @@ class LeaseThread:
 
     @contextlib.contextmanager
     def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
-        """Provide the same as `borrowed` in a launch's own thread; the keeper waits for its end.
+        """Provide what `borrowed` does, in a launch's own thread, for which the lease thread waits.
 
         While another launch uses the gang, this launch's watcher is notified that it is still
         preparing, and why.
@@ -225,7 +227,7 @@ class LeaseThread:
             if self._idle_timeout is not None:
                 left = idle_since + self._idle_timeout - time.monotonic()
             if left is not None and left <= 0:
-                log.info("held gang let go: no launch for %g s", self._idle_timeout)
+                log.info("releases the held gang: no launch for %g s", self._idle_timeout)
                 self._let_go_unasked()
             elif not self._owner.is_whole:
                 self._replace_lost(self._owner, left)
@@ -236,7 +238,7 @@ class LeaseThread:
         A launch that starts meanwhile ends this, and acquires them itself, with its own timeout.
         """
         own = self._own()
-        log.info("%s: executors of the held gang were lost; others are asked for", own.run_id)
+        log.info("%s: executors of the held gang were lost; requests replacements", own.run_id)
         bounds = [bound for bound in (own.plan.spec.acquire_timeout, seconds) if bound is not None]
         request = replace(own.within(min(bounds, default=None)), cancelled=self._wanted)
         try:
@@ -247,8 +249,10 @@ class LeaseThread:
                 # uses them.
                 owner.end_jobs()
         except Exception as error:  # noqa: BLE001 - the next launch reports it, and asks again
-            log.info("%s: they did not come (%s): all let go", own.run_id, type(error).__name__)
-            self._problem = f"what the gang had lost could not be replaced at once: {error}"
+            log.info(
+                "%s: no replacements (%s): releases all executors", own.run_id, type(error).__name__
+            )
+            self._problem = f"the gang could not replace lost executors while it was idle: {error}"
             self._let_go(request)
             request.watcher.state(GangState.RELEASED, ())
         else:
@@ -297,7 +301,9 @@ class Gang:
             with interrupts_noted() as interrupted:
                 wait_for(Run(board, cancelled, acquire, self._keeper.put), interrupted)
             if interrupted.is_set():
-                raise interruption(f"{board.run_id} was cancelled once it was whole")
+                raise interruption(
+                    f"{board.run_id} was cancelled when all its executors had been granted"
+                )
         except BaseException:
             self._close()
             raise
@@ -313,8 +319,8 @@ class Gang:
         self._close()
         if isinstance(error, KeyboardInterrupt):
             # Its message says that the gang keeps the executors, which is no longer true.
-            said = str(error).partition(f", and {KEPT}")[0]
-            error.args = ("; ".join(filter(None, (said, self._how_closed))),)
+            message = str(error).partition(f", and {KEPT}")[0]
+            error.args = ("; ".join(filter(None, (message, self._how_closed))),)
 
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
@@ -362,7 +368,7 @@ class Gang:
             work = functools.partial(execute, given, active, leasing, keeps=True)
             result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():
-            raise interruption(f"{run_id} had ended well, and {board.held}")
+            raise interruption(f"{run_id} had succeeded, and {board.held}")
         return result
 
     @property

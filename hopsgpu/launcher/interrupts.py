@@ -81,8 +81,8 @@ def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
             pass
     except KeyboardInterrupt:
         raise interruption(
-            f"{run.run_id} is being cancelled; this was interrupted again before it was seen that"
-            " what it held is back"
+            f"{run.run_id} is being cancelled; a second Ctrl-C ended the wait for the release of"
+            " its executors: `hopsgpu gpus` shows who has them"
         ) from None
     return interruption(run.end)
 

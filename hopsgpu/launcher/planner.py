@@ -68,12 +68,12 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
 
 
 def _environment(
-    spec: GangSpec, containers: LaunchPlan, more: Mapping[str, str]
+    spec: GangSpec, containers: LaunchPlan, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
     cores = containers.shape.cores // containers.ranks_per_executor
     # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
     of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
-    return {**of_cores, **_OF_MEMORY, **inherited(), **more, **spec.env_vars}
+    return {**of_cores, **_OF_MEMORY, **inherited(), **variables, **spec.env_vars}
 
 
 def _paths(
@@ -103,7 +103,7 @@ def _check_there(label: str, lake: Lake) -> None:
     try:
         lake.stat()
     except StoreError as error:
-        why = f"there is nothing at {lake.url}" if error.kind == ABSENT else str(error)
+        why = f"{lake.url} does not exist" if error.kind == ABSENT else str(error)
         raise StoreError(f"{label} cannot be read: {why}", error.kind) from error
 
 
@@ -138,24 +138,24 @@ def _has_checkpoint(run: Lake) -> bool:
 def _resumed_by(run: Lake) -> str | None:
     """Return the run from which a run was resumed, by its record; None if there is none."""
     try:
-        told = json.loads((run / RECORD).read())["spec"]["resume"]
+        resumed = json.loads((run / RECORD).read())["spec"]["resume"]
     except (KeyError, TypeError, ValueError):
         return None
     except StoreError as error:
         if error.kind == ABSENT:
             return None
         raise
-    return told if isinstance(told, str) else None
+    return resumed if isinstance(resumed, str) else None
 
 
 def _unknown(runs: Lake, run_id: str) -> ConfigError:
-    there = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
-    known = [entry.name for entry in there if entry.is_directory]
+    entries = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
+    known = [entry.name for entry in entries if entry.is_directory]
     listed = ", ".join(known[:_MOST_LISTED]) or "none"
-    more = len(known) - _MOST_LISTED
+    unlisted = len(known) - _MOST_LISTED
     return ConfigError(
-        f"resume={run_id!r}: there is no such run in {runs.url}; the latest there:"
-        f" {listed}{f' and {more} more' if more > 0 else ''}"
+        f"resume={run_id!r}: there is no such run in {runs.url}; the latest runs:"
+        f" {listed}{f' and {unlisted} more' if unlisted > 0 else ''}"
     )
 
 

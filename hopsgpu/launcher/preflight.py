@@ -24,7 +24,7 @@ def python_of(
     """
     if wanted is None or isinstance(wanted, PythonEnv):
         return wanted
-    why = f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be"
+    why = f"preparing the Python environment ({wanted.name}), which is built if the lake lacks it"
     board.state(GangState.PREPARING, (), why)
     return ready(wanted, Lake(root), cancelled)
 
@@ -51,7 +51,7 @@ def asked_of_executors(
         if left:
             raise lacking_error(left, f"python_env={name}", name)
         return ()
-    lacks = () if application is None else application.lacking(left)
-    if lacks:
-        raise lacking_error(lacks, "the executors' Python", name)
+    missing = () if application is None else application.lacking(left)
+    if missing:
+        raise lacking_error(missing, "the executors' Python", name)
     return left

@@ -117,7 +117,7 @@ def rendezvous(
             if event.message.kind == "reserved":
                 answer = answers[event.peer] = event.message
                 log.debug(
-                    "%s: agent %d has answered after %.2f s (%d of %d)",
+                    "%s: agent %d answered after %.2f s (%d of %d)",
                     call.run_id,
                     event.peer,
                     time.monotonic() - began,
@@ -152,8 +152,8 @@ def _unmet(place: RankPlace, answer: Message) -> RendezvousFailure:
         ConfigError: the node lacks something that was configured.
     """
     host, closed = place.container.host, answer.fields.get("unopened", {})
-    said = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]
-    problem = "; ".join(said) or answer["problem"]
+    problems = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]
+    problem = "; ".join(problems) or answer["problem"]
     if not closed and answer["configured"]:
         raise ConfigError(f"{host}: {problem}")
     outcome = {"status": "not started", "error": problem}
@@ -164,12 +164,13 @@ def _unmet(place: RankPlace, answer: Message) -> RendezvousFailure:
 
 def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:
     def located(place: RankPlace) -> RankPlace:
-        told = answers[place.container.key]
-        container = replace(place.container, address=told["address"], interface=told["interface"])
+        answer = answers[place.container.key]
+        address, interface = answer["address"], answer["interface"]
+        container = replace(place.container, address=address, interface=interface)
         return replace(place, container=container)
 
     places = tuple(map(located, world.places))
     servers = tuple(map(located, world.servers))
-    there = replace(world, places=places, servers=servers)
+    located_world = replace(world, places=places, servers=servers)
     ports = {key: message["ports"] for key, message in answers.items()}
-    return Rendezvous(there, endpoints_of(there, ports, answers[first]["store"]))
+    return Rendezvous(located_world, endpoints_of(located_world, ports, answers[first]["store"]))

@@ -61,7 +61,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
         run.work(recording)
     except BaseException as error:
         ended = state_of_failure(error)
-        log.info("%s: %s by %s", active.run_id, ended.value, type(error).__name__)
+        log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
         recording.put(ended.value, active.application.words_of(error))
         run.put_rest()
         background.flush(KEEP_SECONDS)
@@ -71,6 +71,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
             error.result = run.result_of_failure(error)
         board.state(ended)
         raise
+    log.info("%s: succeeded", active.run_id)
     recording.put(GangState.SUCCEEDED.value)
     run.put_rest()
     if waits:

@@ -75,7 +75,7 @@ def run_search(given: SearchArguments, interrupted: threading.Event) -> SearchRe
         run_id, given.terms, plan.shape.gpus, options.direction, options.metric, given.progress
     )
     log.info(
-        "search asked for: %s of %d trials, %d at a time at most, on executors of %d GPUs",
+        "%s: search of %d trials, at most %d at a time, on executors with %d GPUs",
         run_id,
         given.terms.trials,
         given.terms.most,
@@ -113,11 +113,13 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
     if not (run / JOURNAL).exists():
         if given.resume is not None:
             raise ConfigError(
-                f"resume={run_id!r}: there is no search in {run.url}; `hopsgpu runs` lists what"
-                " there is, and name= begins one that can be resumed"
+                f"resume={run_id!r}: the search to resume does not exist: {run.url}; `hopsgpu runs`"
+                " lists the runs, and name= starts a search that can be resumed"
             )
         if (run / RECORD).exists():
-            raise ConfigError(f"name={run_id!r}: {run.url} is a run that is no search")
+            raise ConfigError(
+                f"name={run_id!r}: {run.url} is a run, but not a search; use another name"
+            )
         return
     try:
         record = parse((run / RECORD).read(), (run / RECORD).url)
@@ -128,13 +130,13 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
     if not record.goes_on(time.time()) or other == own:
         return
     try:
-        goes_on = given.application.goes_on(other)
+        is_running = given.application.goes_on(other)
     except HopsGpuError:  # YARN no longer knows the application
-        goes_on = False
-    if goes_on:
+        is_running = False
+    if is_running:
         raise ConfigError(
-            f"the search {run_id!r} goes on in {other}: wait for its end, or end it with"
-            f" `hopsgpu runs cancel {run_id}`"
+            f"the search {run_id!r} is still running in {other}: wait for its end, or cancel it"
+            f" with `hopsgpu runs cancel {run_id}`"
         )
 
 
@@ -171,12 +173,10 @@ class _Search:
         self._board.before(r for r in reports_of(study) if r.ended is not None)
         ended, is_other = count_ended(study), note_code(study, given.code)
         if ended and (is_other or given.named):
-            search_record = (
-                f"the search {self._board.run_id!r} goes on with {counted(ended, 'trial')}"
-            )
-            other = ", of other code or with other modules" if is_other else ""
+            other = ", whose code or modules were different" if is_other else ""
             self._board.warn(
-                f"{search_record} that had ended{other}; another name= begins a new search"
+                f"the search {self._board.run_id!r} resumes after {counted(ended, 'ended trial')}"
+                f"{other}; use another name= for a new search"
             )
         asker = SamplerThread(study, given.options.space, lambda: searching.wake())
         searching = Searching(given, self._active, asker, journal, ended)
@@ -210,11 +210,11 @@ class _Search:
     def _conclude(self, asker: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
         if not asker.close(KEEP_SECONDS):
-            self._board.warn(f"Optuna did not take in all trials within {KEEP_SECONDS:g} s")
+            self._board.warn(f"Optuna did not record all trials within {KEEP_SECONDS:g} s")
         try:
             journal.follow()
         except StoreError as error:
-            self._board.warn(f"the search's journal did not come to the lake whole: {error}")
+            self._board.warn(f"the search's journal on the lake is incomplete: {error}")
 
     def put_rest(self) -> None:
         if self._study is not None:
@@ -229,7 +229,7 @@ class _Search:
         from hopsgpu.tuning.search_record import reports_of
 
         study, board = self._study, self._board
-        assert study is not None, "it was opened"
+        assert study is not None, "work() opened it"
         return SearchResult(
             run_id=board.run_id,
             best=board.best,

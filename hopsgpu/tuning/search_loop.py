@@ -48,7 +48,7 @@ _LOOK_SECONDS = 0.25
 # A thread that has an event waits one interval for each other thread that computes. Python's
 # default, 5 ms, is several times what the driver needs to start a trial.
 _SWITCH_SECONDS = 0.0005
-_TOLD_SECONDS = 60.0
+_LOGS_SECONDS = 60.0
 _MOST_TAKEN = 256
 _STATES = {TrialEnd.COMPLETE: COMPLETE, TrialEnd.PRUNED: PRUNED, TrialEnd.FAILED: FAILED}
 _MOST_ERROR = 16 * 1024
@@ -143,7 +143,7 @@ class Searching:
                     running.stop()
                 self._do_later(time.monotonic(), hurry=True)
         for ending in self._ending:
-            ending.join(_TOLD_SECONDS)
+            ending.join(_LOGS_SECONDS)
         self._board.mark("returned")
         if self._error is not None:
             raise self._error
@@ -172,7 +172,7 @@ class Searching:
             self._start(start, lease, now)
         if decision.release:
             log.info(
-                "%s: executors to be given back: %d; wanted: %d",
+                "%s: gives back %d executors; needs %d",
                 self._board.run_id,
                 len(decision.release),
                 decision.wanted,
@@ -185,6 +185,7 @@ class Searching:
         else:
             lease.want(decision.wanted, decision.at_once)
         if decision.ask:
+            log.debug("%s: requests %d proposals from Optuna", self._board.run_id, decision.ask)
             self._placement.asking += decision.ask
             # Queued behind the results that Optuna should know before it proposes.
             self._later.put(functools.partial(self._asker.ask, decision.ask), now)
@@ -200,8 +201,8 @@ class Searching:
         running = TrialRun(proposed, start.slots, gang, call, self._setting)
         self._tries[start.trial] = running
         self._later.started(start.trial)
-        told = functools.partial(self._asker.started, start.trial, call.attempt + 1)
-        self._later.put(told, now)
+        record_start = functools.partial(self._asker.started, start.trial, call.attempt + 1)
+        self._later.put(record_start, now)
         self._board.started(running.report(), len(start.slots))
         if not self._has_begun:
             self._has_begun = True
@@ -244,10 +245,10 @@ class Searching:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self._placement.closing = True
-            log.info("%s: the search's time is over", self._board.run_id)
+            log.info("%s: search_timeout has passed: stops the trials", self._board.run_id)
             self._board.warn(
-                f"the search took {self._given.timeout:g} s, and its time was over: trials that ran"
-                " were stopped; resume= continues the search"
+                f"search_timeout={self._given.timeout:g} s has passed: the running trials were"
+                " stopped; resume= continues the search"
             )
         self._board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
@@ -256,7 +257,7 @@ class Searching:
     def _fail(self, error: BaseException) -> None:
         """End the search by an error; only the first error counts."""
         if self._error is None:
-            log.info("%s: the search is ended by %s", self._board.run_id, type(error).__name__)
+            log.info("%s: ends the search: %s", self._board.run_id, type(error).__name__)
             self._error = error
         self._placement.closing = True
 
@@ -269,7 +270,7 @@ class Searching:
         elif isinstance(item, TrialRun):
             self._end(item, lease)
         elif isinstance(item, Reported):
-            self._judge(item)
+            self._report(item)
         else:
             self._hear(item, lease)
 
@@ -281,20 +282,20 @@ class Searching:
             self._fail(error)
             return
         if event.message is None:
-            # The trials there hear it themselves.
+            # The trials there get this event themselves.
             self._placement.gone(event.peer, now)
         if container is not None:
             self._board.mark("granted")
             self._placement.came(container.key, container.host, now)
         self._looked = float("-inf")
 
-    def _judge(self, said: Reported) -> None:
+    def _report(self, reported: Reported) -> None:
         """Report a trial's metrics to Optuna."""
-        step, value = said.values[-1]
-        self._board.reported(said.number, step, value)
+        step, value = reported.values[-1]
+        self._board.reported(reported.number, step, value)
         # Queued behind the ends of other trials, which the pruner compares with.
-        told = functools.partial(self._asker.report, said.number, said.values)
-        self._later.put(told, time.monotonic())
+        report = functools.partial(self._asker.report, reported.number, reported.values)
+        self._later.put(report, time.monotonic())
 
     def _learn(self, news: News, lease: ElasticLease) -> None:
         if isinstance(news, Proposed):
@@ -303,17 +304,20 @@ class Searching:
             except HopsGpuError as error:
                 self._fail(error)
                 return
+            log.debug("%s: Optuna proposed trial %d", self._board.run_id, news.number)
             self._proposed[news.number] = news
             self._placement.proposed(news.number)
         elif isinstance(news, Declined):
+            log.info("%s: the space rejected trial %d", self._board.run_id, news.number)
             self._placement.declined()
         elif isinstance(news, SamplerExhausted):
+            log.info("%s: the sampler has no more trials", self._board.run_id)
             self._placement.unproposed()
         elif isinstance(news, SamplerFailed):
             self._fail(as_user_error(news.error))
         elif isinstance(news, PruneRequested) and news.number in self._tries:
             running = self._tries[news.number]
-            log.info("%s: trial %d is to be pruned", self._board.run_id, news.number)
+            log.info("%s: the pruner ends trial %d", self._board.run_id, news.number)
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
@@ -335,14 +339,14 @@ class Searching:
             number,
             ", ".join(sorted({container.host for container in running.containers})),
             outcome.how.value,
-            "" if how in _STATES else ", and is put back",
+            "" if how in _STATES else "; it is put back and will start again",
         )
         if how not in _STATES:
             self._board.left(number, len(running.slots), None)
             return
         del self._calls[number], self._proposed[number]
         last = self._board.running(number)
-        assert last is not None, "it was started"
+        assert last is not None, "_start recorded it"
         value = {TrialEnd.COMPLETE: outcome.value, TrialEnd.PRUNED: last.value}.get(how)
         report = dataclasses.replace(
             last,
@@ -357,11 +361,13 @@ class Searching:
             failed = counted(self._placement.failures, "trial")
             bound = self._given.terms.max_failures
             self._fail(
-                HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
+                HopsGpuError(
+                    f"{failed} failed, but max_failures={bound}; the last error: {report.error}"
+                )
             )
-        kept = value if how is TrialEnd.COMPLETE else None
-        told = functools.partial(self._asker.tell, number, how, kept, about(report))
-        self._later.put(told, time.monotonic())
+        result = value if how is TrialEnd.COMPLETE else None
+        record_end = functools.partial(self._asker.tell, number, how, result, about(report))
+        self._later.put(record_end, time.monotonic())
 
     def _do_later(self, now: float, *, hurry: bool) -> None:
         if works := self._later.due(now, hurry=hurry):
@@ -371,11 +377,12 @@ class Searching:
 
     def _avoid(self, blamed: Exclusions, lease: ElasticLease) -> None:
         """Start no more trials on a GPU or node that failed, where they would fail too."""
+        log.info("%s: excludes %s", self._board.run_id, blamed)
         try:
-            aside = lease.avoid(blamed)
+            excluded = lease.avoid(blamed)
         except HopsGpuError as error:
             self._fail(error)
             return
-        for key in aside:
+        for key in excluded:
             # Running trials that share the executor are not stopped.
             self._placement.gone(key, time.monotonic())

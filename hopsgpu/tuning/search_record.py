@@ -35,12 +35,12 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
     value = trial.value if state == COMPLETE else None
     if state == PRUNED and trial.intermediate_values:
         value = trial.intermediate_values[max(trial.intermediate_values)]
-    kept = dict(trial.user_attrs.get(ATTRIBUTE, {}))
-    if kept.get("ended") is None and state != RUNNING and trial.datetime_complete is not None:
+    recorded = dict(trial.user_attrs.get(ATTRIBUTE, {}))
+    if recorded.get("ended") is None and state != RUNNING and trial.datetime_complete is not None:
         # The user's space declined the trial, which never ran.
-        kept |= {"ended": trial.datetime_complete.timestamp(), "tries": 0}
+        recorded |= {"ended": trial.datetime_complete.timestamp(), "tries": 0}
     return TrialReport(
-        number=trial.number, params=dict(trial.params), state=state, value=value, **kept
+        number=trial.number, params=dict(trial.params), state=state, value=value, **recorded
     )
 
 
@@ -67,7 +67,7 @@ def search_record(
         "sampler": type(given.sampler).__name__,
         "pruner": type(given.pruner).__name__,
         "seed": options.seed,
-        "space": {name: str(one) for name, one in options.space.items()}
+        "space": {name: str(distribution) for name, distribution in options.space.items()}
         if isinstance(options.space, Mapping)
         else repr(options.space),
         "best": None if best is None else _plain(best),
@@ -79,7 +79,7 @@ def _plain(value: Best | TrialReport) -> dict[str, Any]:
     fields = asdict(value)
     for name in ("params", "metrics"):
         if name in fields:
-            fields[name] = {key: _number(one) for key, one in fields[name].items()}
+            fields[name] = {key: _number(item) for key, item in fields[name].items()}
     return {**fields, "value": _number(fields["value"])}
 
 

@@ -40,8 +40,8 @@ class RendezvousCache:
 
     def taken(self, slots: Sequence[Slot]) -> Rendezvous | None:
         """Remove and return the last meeting on a slot; None if these ranks must meet anew."""
-        left = [self._left.pop(slot, None) for slot in slots]
-        return left[0] if len(left) == 1 else None
+        meetings = [self._left.pop(slot, None) for slot in slots]
+        return meetings[0] if len(meetings) == 1 else None
 
     def keep(self, slots: Sequence[Slot], meeting: Rendezvous | None, how: TrialEnd) -> None:
         """Keep a meeting for the next trial, if this trial has one rank and ended well.
@@ -221,7 +221,7 @@ class TrialRun:
 
     def _run(self) -> None:
         board, meetings, number = self._setting.board, self._setting.meetings, self.proposed.number
-        told = False
+        has_told = False
         try:
             with train_on(
                 self._lease,
@@ -239,7 +239,7 @@ class TrialRun:
                     for text in self._listener.warnings:
                         board.warn(f"trial {number}: {text}")
                     meetings.keep(self.slots, training.meeting, self.outcome.how)
-                    told = True
+                    has_told = True
                     # The upload of the logs can wait; the next trial must not.
                     self._setting.tell(self)
                     self.followed.wait(_FOLLOWED_SECONDS)
@@ -250,10 +250,10 @@ class TrialRun:
         except (ConfigError, DiscoveryError) as error:
             self.fatal = error
         except Exception as error:  # noqa: BLE001 - becomes the trial's own failure, and is told
-            if not told:
+            if not has_told:
                 self.outcome = Outcome(TrialEnd.FAILED, error=f"{type(error).__name__}: {error}")
         finally:
-            if not told:
+            if not has_told:
                 self._setting.tell(self)
 
     def _outcome(self, trained: Trained) -> Outcome:
@@ -261,8 +261,8 @@ class TrialRun:
             failure = trained.conclusion.failure
             if trained.conclusion.fault is not Fault.INFRASTRUCTURE:
                 return Outcome(TrialEnd.FAILED, error=str(failure))
-            taken = suspect(failure.host or "", str(failure)) is None
-            return Outcome(TrialEnd.PREEMPTED if taken else TrialEnd.LOST, error=str(failure))
+            is_excused = suspect(failure.host or "", str(failure)) is None
+            return Outcome(TrialEnd.PREEMPTED if is_excused else TrialEnd.LOST, error=str(failure))
         if self._listener.was_pruned:
             return Outcome(TrialEnd.PRUNED)
         try:
@@ -286,7 +286,7 @@ def _unpickled(pickled: bytes) -> object:
         value: object = pickle.loads(pickled)
     except Exception as error:
         raise NoMetric(
-            "what the function returned cannot be unpickled at the driver"
+            "the function's return value cannot be unpickled at the driver"
             f" ({type(error).__name__}: {error}); return numbers"
         ) from error
     return value

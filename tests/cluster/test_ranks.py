@@ -298,7 +298,7 @@ def test_a_value_that_cannot_be_pickled_names_its_rank(gang: hopsgpu.Gang) -> No
         ("raise RuntimeError('CUDA out of memory. Tried')", "memory of GPU .* is full", 1),
         (
             "raise RuntimeError('The NVIDIA driver on your system is too old (found 11040)')",
-            "the NVIDIA driver or GPU of node. does not serve the CUDA",
+            "the NVIDIA driver or GPU of node. does not support the CUDA",
             1,
         ),
         ("import os; os._exit(9)", "exit code 9 and without a value or an exception", 9),

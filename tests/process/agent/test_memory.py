@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -27,7 +28,7 @@ from hopsgpu.control.server import serve
 from hopsgpu.errors import RankFailed
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
-from tests.process.launcher.test_attempt import SECRET, launch
+from tests.process.launcher.test_attempt import SECRET, Server, launch
 
 Start = Callable[[str], int]
 
@@ -309,17 +310,16 @@ def failure_of(*ends: tuple[dict[str, str], bool, float]) -> RankFailed:
             rank, (outcome, stopped, time) = pending.pop(0)
             await end(channel, rank, outcome, stopped=stopped, time=time)
 
-    with serve(SECRET, "127.0.0.1") as server:
-        training, _, _, _ = launch(server, answers, gpus=gpus)
-        failure = training.run().failure
-    assert failure is not None
-    return failure
+    with serve(SECRET, "127.0.0.1") as control, contextlib.ExitStack() as attempts:
+        conclusion = launch(Server(control, attempts), answers, gpus=gpus).training.run().conclusion
+    assert conclusion is not None
+    return conclusion.failure
 
 
 def test_the_rank_that_is_over_is_the_failure_though_its_neighbour_is_told_of_first() -> None:
     failure = failure_of((RESET, False, 7.0), (OVER, False, 6.9), (RESET, False, 7.1))
     assert failure.rank == 1
-    assert "used more memory than it may: 1.3 GiB of 1.0 GiB (memory_per_worker); …" in str(failure)
+    assert "exceeded its memory limit: 1.3 GiB of 1.0 GiB (memory_per_worker); …" in str(failure)
 
 
 def test_one_that_is_over_while_it_is_stopped_is_not_the_failure() -> None:

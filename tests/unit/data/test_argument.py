@@ -155,7 +155,7 @@ def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
     # JSON is tens of bytes for each row group and each file.
     assert sum(map(len, dealt)) < 20 * 10_000
     monkeypatch.setattr(data_staging, "MOST_DEALT", 1000)
-    with pytest.raises(ConfigError, match="data has 10000 row groups.*write it anew with fewer"):
+    with pytest.raises(ConfigError, match="data has 10000 row groups.*rewrite the data with fewer"):
         data_staging.deal(given("/x"), {"data": many}, 4)
 
 
