@@ -50,7 +50,7 @@ _STEP = "step"
 
 
 def execute(
-    given: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool = False
+    arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool = False
 ) -> GangResult:
     """Run a plan and return its result; the lease has ended before this returns or raises.
 
@@ -59,7 +59,7 @@ def execute(
     them.
 
     Args:
-        given: the launch's arguments.
+        arguments: the launch's arguments.
         active: the launch's run.
         leasing: provides the gang.
         keeps: whether the gang is held for other launches.
@@ -67,7 +67,7 @@ def execute(
     Raises:
         HopsGpuError: the error that ended the run, with `error.result`.
     """
-    execution = Execution(given, active, leasing, keeps=keeps)
+    execution = Execution(arguments, active, leasing, keeps=keeps)
     return run_to_end(execution, active, waits=not keeps)
 
 
@@ -99,16 +99,16 @@ class Execution:
     """One launch in progress; `Endable` describes its public methods.
 
     Args:
-        given: the launch's arguments.
+        arguments: the launch's arguments.
         active: the launch's run.
         leasing: provides the gang.
         keeps: whether the gang is held for other launches.
     """
 
     def __init__(
-        self, given: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
+        self, arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
     ) -> None:
-        self._given = given
+        self._arguments = arguments
         self._active = active
         self._leasing = leasing
         self._keeps = keeps
@@ -121,7 +121,7 @@ class Execution:
         self._avoid = Exclusions()
         self._suspects: list[str] = []
         self._feed = StagedData(
-            given.data, self._plan, given.application, self._board, self._cancelled
+            arguments.data, self._plan, arguments.application, self._board, self._cancelled
         )
         self._python_env: PythonEnv | None = None
         for text in self._plan.warnings:
@@ -144,20 +144,20 @@ class Execution:
         with recording.watching():
             # The step that fails soonest comes first.
             self._python_env = python_of(
-                self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
+                self._arguments.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
             # The agents of a held gang already run, and report missing modules themselves.
-            asked = None if self._keeps else self._given.application
-            imports = asked_of_executors(self._given.function.needs, self._python_env, asked)
+            asked = None if self._keeps else self._arguments.application
+            imports = asked_of_executors(self._arguments.function.needs, self._python_env, asked)
             request = Request(
                 self._board.run_id,
                 self._plan,
                 self._cancelled,
                 self._board,
-                frameworks=self._given.function.foreseen.imports,
+                frameworks=self._arguments.function.foreseen.imports,
                 python_env=self._python_env,
                 imports=imports,
-                has_data=self._given.data is not None,
+                has_data=self._arguments.data is not None,
             )
             log.debug("%s: prepared; waits for its executors", self._board.run_id)
             with self._feed.ready(), self._leasing(request) as whole:
@@ -175,7 +175,7 @@ class Execution:
             lease,
             world,
             self._call(),
-            self._given.progress,
+            self._arguments.progress,
             _OnBoard(self._board),
             self._cancelled,
         ) as training:
@@ -206,11 +206,11 @@ class Execution:
     def _call(self) -> Call:
         return Call(
             self._plan,
-            self._given.function,
+            self._arguments.function,
             self._board.run_id,
             self._directory,
             self._board.attempt,
-            interface=self._given.application.interface,
+            interface=self._arguments.application.interface,
             data=self._feed.parts,
             python_env=self._python_env,
             script=script_name(),
@@ -219,7 +219,7 @@ class Execution:
     def _is_retried(self, conclusion: Conclusion) -> bool:
         attempt, retries = self._board.attempt, self._plan.spec.retries
         failure, fault = conclusion.failure, conclusion.fault
-        code_too = self._given.application.retries_code_too
+        code_too = self._arguments.application.retries_code_too
         if self._cancelled.is_set() or not may_retry(
             fault, attempt=attempt, retries=retries, code_too=code_too
         ):
@@ -249,14 +249,14 @@ class Execution:
         problem = f"attempt {attempt} failed ({fault.value}): {str(failure).splitlines()[0]}"
         self._board.warn(problem)
         line = f"hopsgpu: {problem}; the gang starts again"
-        self._given.progress.line(failure.rank or 0, failure.host or "?", line)
+        self._arguments.progress.line(failure.rank or 0, failure.host or "?", line)
         return True
 
     def _still_fits(self, failure: RankFailed) -> bool:
         """Return whether the gang still fits without what caused the failure; if not, note why."""
         try:
             if self._avoid.is_any:
-                self._given.application.check_again(self._plan, self._avoid)
+                self._arguments.application.check_again(self._plan, self._avoid)
         except CapacityError as error:
             log.info(
                 "%s: not retried: the gang does not fit without %s",
@@ -305,7 +305,7 @@ class Execution:
 
     def _about(self) -> VersionDescription:
         """Return what the manifest says besides the files."""
-        application, provenance = self._given.application, self._given.provenance
+        application, provenance = self._arguments.application, self._arguments.provenance
         assert provenance is not None, "a launch with a model has one"
         reported = next(iter(self._board.status().metrics), {})
         return VersionDescription(
@@ -316,7 +316,7 @@ class Execution:
             application=application.id,
             user=application.user,
             framework=next(
-                (f for f in self._given.function.foreseen.imports if f in _FRAMEWORKS), None
+                (f for f in self._arguments.function.foreseen.imports if f in _FRAMEWORKS), None
             ),
             code_digest=provenance.code_digest,
             parameters=provenance.parameters,
@@ -327,7 +327,7 @@ class Execution:
         return RunDetails(self._feed.reference, self._python_env)
 
     def put_rest(self) -> None:
-        tracking, code = self._given.tracking, self._given.provenance
+        tracking, code = self._arguments.tracking, self._arguments.provenance
         if tracking is not None:
             # It logs what is on the lake, so it comes after all that was put before.
             self._active.background.put_behind(

@@ -270,15 +270,17 @@ class Gang:
 
     __module__ = "hopsgpu"
 
-    def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
-        self._given = given
+    def __init__(self, arguments: HeldArguments, plan: LaunchPlan) -> None:
+        self._arguments = arguments
         self._plan = plan
         # Set once it is on the lake; used by all launches.
         self._python_env: PythonEnv | None = None
-        self._background = Background(f"hopsgpu-{given.spec.name}-records")
+        self._background = Background(f"hopsgpu-{arguments.spec.name}-records")
         # The latest status board of what the gang did outside launches.
         self._own: Board | None = None
-        self._keeper = LeaseThread(given.application.lease, given.idle_timeout, self._own_request)
+        self._lease_thread = LeaseThread(
+            arguments.application.lease, arguments.idle_timeout, self._own_request
+        )
 
     @public
     def __enter__(self) -> Gang:
@@ -287,8 +289,8 @@ class Gang:
         def acquire() -> GangResult:
             try:
                 root = self._plan.paths["root"]
-                self._python_env = python_of(self._given.python_env, root, board, cancelled)
-                with self._keeper.borrowed(self._request(board, cancelled)) as whole:
+                self._python_env = python_of(self._arguments.python_env, root, board, cancelled)
+                with self._lease_thread.borrowed(self._request(board, cancelled)) as whole:
                     whole(Exclusions())
             except BaseException as error:
                 board.state(state_of_failure(error))
@@ -296,10 +298,10 @@ class Gang:
             board.state(GangState.HELD)
             return board.result()
 
-        self._keeper.start()
+        self._lease_thread.start()
         try:
             with interrupts_noted() as interrupted:
-                wait_for(Run(board, cancelled, acquire, self._keeper.put), interrupted)
+                wait_for(Run(board, cancelled, acquire, self._lease_thread.put), interrupted)
             if interrupted.is_set():
                 raise interruption(
                     f"{board.run_id} was cancelled when all its executors had been granted"
@@ -324,7 +326,7 @@ class Gang:
 
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
-            self._keeper.close()
+            self._lease_thread.close()
             self._background.flush(KEEP_SECONDS)
         for problem in self._background.problems():
             warnings.warn(problem, stacklevel=4)
@@ -349,23 +351,23 @@ class Gang:
         """
         with interrupts_noted() as interrupted:
             check_call("Gang.launch", signature_of(HeldRunOptions), args, kwargs)
-            given = launch_on(self._given, HeldRunOptions(*args, **kwargs))
-            given = replace(given, python_env=self._python_env)
-            run_id = new_run_id(given.spec.name)
-            plan = plan_on(self._plan, given, run_id)
+            arguments = launch_on(self._arguments, HeldRunOptions(*args, **kwargs))
+            arguments = replace(arguments, python_env=self._python_env)
+            run_id = new_run_id(arguments.spec.name)
+            plan = plan_on(self._plan, arguments, run_id)
             log.info("launch on a held gang: %s of %d workers", run_id, plan.spec.workers)
-            board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
+            board = Board(run_id, plan.executors, plan.shape.gpus, arguments.progress)
             cancelled = threading.Event()
             for problem in self._background.problems():
                 board.warn(problem)
-            leasing, start = self._keeper.borrowed, self._keeper.put
-            if given.data is not None:
+            leasing, start = self._lease_thread.borrowed, self._lease_thread.put
+            if arguments.data is not None:
                 # Other launches may train while the data is written.
-                self._keeper.check_held()
-                leasing = self._keeper.borrowed_later
+                self._lease_thread.check_held()
+                leasing = self._lease_thread.borrowed_later
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
-            active = ActiveRun(plan, given.application, board, cancelled, self._background)
-            work = functools.partial(execute, given, active, leasing, keeps=True)
+            active = ActiveRun(plan, arguments.application, board, cancelled, self._background)
+            work = functools.partial(execute, arguments, active, leasing, keeps=True)
             result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():
             raise interruption(f"{run_id} had succeeded, and {board.held}")
@@ -382,7 +384,7 @@ class Gang:
 
     def _board(self) -> Board:
         plan = self._plan
-        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
+        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._arguments.progress)
 
     def _request(self, board: Board, cancelled: threading.Event) -> Request:
         return Request(
@@ -390,6 +392,6 @@ class Gang:
             self._plan,
             cancelled,
             board,
-            frameworks=self._given.frameworks,
+            frameworks=self._arguments.frameworks,
             python_env=self._python_env,
         )

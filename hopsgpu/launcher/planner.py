@@ -25,11 +25,11 @@ _MOST_LISTED = 5
 _OF_MEMORY = {"MIMALLOC_PURGE_DELAY": "0"}
 
 
-def plan_of(given: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
+def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
     """Return the plan of a launch.
 
     Args:
-        given: the arguments of its gang.
+        arguments: the arguments of its gang.
         run_id: id of the run.
         data: the data that the ranks read, or None.
 
@@ -40,16 +40,16 @@ def plan_of(given: GangArguments, run_id: str, data: Datasets | None = None) -> 
         StoreError: the run to resume from cannot be read on the lake, or data that is to be read
             in place does not exist.
     """
-    fitting = given.application.fit(given.spec)
+    fitting = arguments.application.fit(arguments.spec)
     return replace(
         fitting,
-        environment=_environment(given.spec, fitting, given.environment),
-        paths=_paths(Lake(given.application.root).url, given, run_id, data),
-        warnings=(*given.warnings, *fitting.warnings),
+        environment=_environment(arguments.spec, fitting, arguments.environment),
+        paths=_paths(Lake(arguments.application.root).url, arguments, run_id, data),
+        warnings=(*arguments.warnings, *fitting.warnings),
     )
 
 
-def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
+def plan_on(held: LaunchPlan, arguments: Arguments, run_id: str) -> LaunchPlan:
     """Return the plan of a launch on a held gang.
 
     Raises:
@@ -57,13 +57,13 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
     # As the gang was found to fit: a machine without GPUs has none for a later launch either.
-    spec = replace(given.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
+    spec = replace(arguments.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
     return replace(
         held,
         spec=spec,
-        environment=_environment(spec, held, given.environment),
-        paths=_paths(held.paths["root"], given, run_id, given.data),
-        warnings=(*held.warnings, *given.warnings),
+        environment=_environment(spec, held, arguments.environment),
+        paths=_paths(held.paths["root"], arguments, run_id, arguments.data),
+        warnings=(*held.warnings, *arguments.warnings),
     )
 
 
@@ -77,7 +77,7 @@ def _environment(
 
 
 def _paths(
-    root: str, given: GangArguments, run_id: str, data: Datasets | None
+    root: str, arguments: GangArguments, run_id: str, data: Datasets | None
 ) -> Mapping[str, str]:
     """Return where on the lake the run's directory, its inputs and its outputs are, by purpose.
 
@@ -85,14 +85,14 @@ def _paths(
         ConfigError: the run to resume from does not exist.
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
-    spec, runs = given.spec, join_url(root, "runs")
+    spec, runs = arguments.spec, join_url(root, "runs")
     paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
         paths["model"] = join_url(root, f"models/{spec.model}")
     if spec.resume is not None:
         paths["resume"] = _run_there(Lake(runs), spec.resume)
     if data is not None:
-        places = data.places(paths["run"], given.application.files)
+        places = data.places(paths["run"], arguments.application.files)
         for name, _ in data.paths:
             _check_there(data.label(name), Lake(places[name]))
         paths |= {data.label(name): url for name, url in places.items()}

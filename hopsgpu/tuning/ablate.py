@@ -112,11 +112,11 @@ def ablate(options: AblateOptions, interrupted: threading.Event) -> AblationResu
         ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as for
             `search`.
     """
-    given = ablation(options)
-    result = run_search(given.search, interrupted)
+    arguments = ablation(options)
+    result = run_search(arguments.search, interrupted)
     return AblationResult(
         run_id=result.run_id,
-        rows=rows_of(given.components, result.trials),
+        rows=rows_of(arguments.components, result.trials),
         direction=result.direction,
         metric=result.metric,
         search=result,

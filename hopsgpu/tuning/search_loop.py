@@ -75,31 +75,31 @@ class Searching:
     """A running search.
 
     Args:
-        given: the search's arguments.
+        arguments: the search's arguments.
         active: the search's run.
-        asker: calls Optuna.
+        sampler_thread: calls Optuna.
         journal: journal of the study.
         ended: number of the study's trials that ended earlier.
     """
 
     def __init__(
         self,
-        given: SearchArguments,
+        arguments: SearchArguments,
         active: ActiveRun[SearchBoard],
-        asker: SamplerThread,
+        sampler_thread: SamplerThread,
         journal: Journal,
         ended: int,
     ) -> None:
-        self._given = given
+        self._arguments = arguments
         self._active = active
         self._board = active.board
         self._background = active.background
         self._directory = active.directory()
-        self._asker = asker
+        self._sampler_thread = sampler_thread
         self._journal = journal
         # Read once, because Spark takes a millisecond to return it.
-        self._interface = given.application.interface
-        self._placement = Placement(given.terms, ended=ended)
+        self._interface = arguments.application.interface
+        self._placement = Placement(arguments.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, PackedFunction] = {}
         self._tries: dict[int, TrialRun] = {}
@@ -111,7 +111,11 @@ class Searching:
         self._looked = float("-inf")
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._setting = TrialSetting(
-            self._board, self._background, given.options.metric, RendezvousCache(), self._inbox.put
+            self._board,
+            self._background,
+            arguments.options.metric,
+            RendezvousCache(),
+            self._inbox.put,
         )
         self._deadline: float | None = None
         self._python_env: PythonEnv | None = None
@@ -131,8 +135,8 @@ class Searching:
             HopsGpuError: an error ended the search; raised once no trial runs.
         """
         self._python_env = python_env
-        if self._given.timeout is not None:
-            self._deadline = time.monotonic() + self._given.timeout
+        if self._arguments.timeout is not None:
+            self._deadline = time.monotonic() + self._arguments.timeout
         with quick_switching(), lease.server.listening(self._inbox.put):
             try:
                 while not self._step(lease):
@@ -188,7 +192,7 @@ class Searching:
             log.debug("%s: requests %d proposals from Optuna", self._board.run_id, decision.ask)
             self._placement.asking += decision.ask
             # Queued behind the results that Optuna should know before it proposes.
-            self._later.put(functools.partial(self._asker.ask, decision.ask), now)
+            self._later.put(functools.partial(self._sampler_thread.ask, decision.ask), now)
         self._do_later(now, hurry=not self._placement.waiting)
         if decision.stop:
             for running in self._tries.values():
@@ -201,7 +205,9 @@ class Searching:
         running = TrialRun(proposed, start.slots, gang, call, self._setting)
         self._tries[start.trial] = running
         self._later.started(start.trial)
-        record_start = functools.partial(self._asker.started, start.trial, call.attempt + 1)
+        record_start = functools.partial(
+            self._sampler_thread.started, start.trial, call.attempt + 1
+        )
         self._later.put(record_start, now)
         self._board.started(running.report(), len(start.slots))
         if not self._has_begun:
@@ -230,7 +236,7 @@ class Searching:
             python_env=self._python_env,
             slots={slot.executor: slot.index for slot in start.slots},
             trial=Trial(number, proposed.params),
-            memory_share=self._given.memory_share,
+            memory_share=self._arguments.memory_share,
             script=script_name(),
         )
 
@@ -247,7 +253,7 @@ class Searching:
             self._placement.closing = True
             log.info("%s: search_timeout has passed: stops the trials", self._board.run_id)
             self._board.warn(
-                f"search_timeout={self._given.timeout:g} s has passed: the running trials were"
+                f"search_timeout={self._arguments.timeout:g} s has passed: the running trials were"
                 " stopped; resume= continues the search"
             )
         self._board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
@@ -263,7 +269,7 @@ class Searching:
 
     def _take(self, item: _Item, lease: ElasticLease) -> None:
         if item is None:
-            for news in self._asker.news():
+            for news in self._sampler_thread.news():
                 self._learn(news, lease)
         elif isinstance(item, Begun):
             self._later.begun(item.number)
@@ -294,13 +300,13 @@ class Searching:
         step, value = reported.values[-1]
         self._board.reported(reported.number, step, value)
         # Queued behind the ends of other trials, which the pruner compares with.
-        report = functools.partial(self._asker.report, reported.number, reported.values)
+        report = functools.partial(self._sampler_thread.report, reported.number, reported.values)
         self._later.put(report, time.monotonic())
 
     def _learn(self, news: News, lease: ElasticLease) -> None:
         if isinstance(news, Proposed):
             try:
-                self._calls[news.number] = self._given.function_with(news.arguments)
+                self._calls[news.number] = self._arguments.function_with(news.arguments)
             except HopsGpuError as error:
                 self._fail(error)
                 return
@@ -359,14 +365,16 @@ class Searching:
         self._board.left(number, len(running.slots), report)
         if self._placement.has_failed:
             failed = counted(self._placement.failures, "trial")
-            bound = self._given.terms.max_failures
+            bound = self._arguments.terms.max_failures
             self._fail(
                 HopsGpuError(
                     f"{failed} failed, but max_failures={bound}; the last error: {report.error}"
                 )
             )
         result = value if how is TrialEnd.COMPLETE else None
-        record_end = functools.partial(self._asker.tell, number, how, result, about(report))
+        record_end = functools.partial(
+            self._sampler_thread.tell, number, how, result, about(report)
+        )
         self._later.put(record_end, time.monotonic())
 
     def _do_later(self, now: float, *, hurry: bool) -> None:

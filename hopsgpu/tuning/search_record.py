@@ -45,27 +45,27 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
 
 
 def search_record(
-    given: SearchArguments, study: optuna.Study | None, best: Best | None
+    arguments: SearchArguments, study: optuna.Study | None, best: Best | None
 ) -> Mapping[str, Any]:
     """Return what the record contains about a search and its trials; JSON.
 
     Args:
-        given: arguments of the search.
+        arguments: arguments of the search.
         study: Optuna's study, or None if it is not open yet.
         best: the best trial so far, or None.
     """
-    terms, options = given.terms, given.options
+    terms, options = arguments.terms, arguments.options
     return {
         "trials_wanted": terms.trials,
         "max_concurrent": terms.most,
         "min_concurrent": terms.least,
         "workers_per_trial": terms.workers,
-        "gpus_per_trial": given.spec.gpus.per_worker,
+        "gpus_per_trial": arguments.spec.gpus.per_worker,
         "max_failures": terms.max_failures,
         "direction": options.direction,
         "metric": options.metric,
-        "sampler": type(given.sampler).__name__,
-        "pruner": type(given.pruner).__name__,
+        "sampler": type(arguments.sampler).__name__,
+        "pruner": type(arguments.pruner).__name__,
         "seed": options.seed,
         "space": {name: str(distribution) for name, distribution in options.space.items()}
         if isinstance(options.space, Mapping)
