@@ -29,7 +29,7 @@ from hopsgpu.launcher.publisher import Agents, Publisher
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.launcher.rank_table import Entered, RankTable
-from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
+from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value, value_of
 
@@ -87,7 +87,7 @@ class Training:
 
     Attributes:
         trained: the results so far.
-        meeting: where the ranks meet, once it is known.
+        rendezvous: where the ranks meet, once it is known.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class Training:
         self._watcher = AttemptWatcher(self._ends, call.plan.spec.run_timeout, bounds)
         self._tokens = TokenSender(lease, call.run_id, listener.warn)
         self.trained = Trained()
-        self.meeting: Rendezvous | None = None
+        self.rendezvous: Rendezvous | None = None
         self._pending_logged_at = time.monotonic()
         listener.placed(self._ranks)
 
-    def run(self, met: Rendezvous | None = None) -> Trained:
+    def run(self, known: Rendezvous | None = None) -> Trained:
         """Start all ranks, wait for all, and stop them at the first failure.
 
         Args:
-            met: the meeting of an earlier rank in the same slot, which saves a round trip to the
-                agent. It is for a single rank only: several ranks meet in a store that serves one
-                attempt.
+            known: the rendezvous of an earlier rank in the same slot, which saves a round trip to
+                the agent. It is for a single rank only: several ranks meet in a store that serves
+                one attempt.
 
         Raises:
             DiscoveryError: two containers were given the same GPU; nothing was started.
@@ -132,18 +132,18 @@ class Training:
             ConfigError: a node lacks the configured interface, or modules that the call needs.
         """
         refuse_duplicates(self._lease.containers)
-        if met is not None and self._cancelled.is_set():
+        if known is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
-        meeting = met or rendezvous(
+        rendezvous = known or arrange_rendezvous(
             self._world, self._call, self._agents.send, self._next_event, self._cancelled
         )
-        if isinstance(meeting, RendezvousFailure):
-            self._conclude_unmet(meeting)
+        if isinstance(rendezvous, RendezvousFailure):
+            self._conclude_without_rendezvous(rendezvous)
             return self.trained
-        self.meeting = meeting
+        self.rendezvous = rendezvous
         try:
             self._tokens.look()
-            self._start(meeting)
+            self._start(rendezvous)
             self._await_ends()
         except BaseException:
             # On a held gang the ranks would continue otherwise.
@@ -226,10 +226,10 @@ class Training:
             return None
         return event
 
-    def _start(self, meeting: Rendezvous) -> None:
-        self._world = meeting.world
+    def _start(self, rendezvous: Rendezvous) -> None:
+        self._world = rendezvous.world
         modules = self._call.function.modules
-        for message in run_messages(self._call, meeting):
+        for message in run_messages(self._call, rendezvous):
             self._agents.keep(message.key, modules.digest, modules.archive)
             log.debug(
                 "%s: sends agent %d its ranks, %d bytes",
@@ -357,19 +357,19 @@ class Training:
                 )
                 self._outputs.lost(place.rank, event.reason)
 
-    def _conclude_unmet(self, unmet: RendezvousFailure) -> None:
+    def _conclude_without_rendezvous(self, failed: RendezvousFailure) -> None:
         """Conclude an attempt whose ranks cannot meet."""
         log.info(
             "%s: attempt %d: the rendezvous failed at the executor on %s%s",
             self._call.run_id,
             self._call.attempt,
-            unmet.failure.host,
-            ", whose agent does not answer" if unmet.silent else "",
+            failed.failure.host,
+            ", whose agent does not answer" if failed.silent else "",
         )
-        self._drop(unmet.silent)
-        suspect = None if unmet.avoid.is_any else unmet.failure.host
+        self._drop(failed.silent)
+        suspect = None if failed.avoid.is_any else failed.failure.host
         self.trained.conclusion = Conclusion(
-            unmet.failure, Fault.INFRASTRUCTURE, unmet.avoid, suspect
+            failed.failure, Fault.INFRASTRUCTURE, failed.avoid, suspect
         )
         self._outputs.keep_agent_logs()
 

@@ -13,7 +13,7 @@ from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.data.argument import ONLY, Data, Datasets
-from hopsgpu.data.rank_shards import MOST_DEALT, RankShards
+from hopsgpu.data.rank_shards import MOST_SHARD_BYTES, RankShards
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, columns_of, read_source
@@ -85,7 +85,7 @@ class StagedData:
                 name: self._reference(data, sources[name])
                 for name, data in self._datasets.named.items()
             }
-            self.parts = deal(self._datasets, sources, self._ranks)
+            self.parts = serialized_shards(self._datasets, sources, self._ranks)
             yield
 
     @contextlib.contextmanager
@@ -174,7 +174,9 @@ class StagedData:
         }
 
 
-def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple[bytes, ...]:
+def serialized_shards(
+    datasets: Datasets, sources: Mapping[str, Source], ranks: int
+) -> tuple[bytes, ...]:
     """Return for each rank its shards of all datasets, serialized.
 
     Raises:
@@ -183,21 +185,21 @@ def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple
     """
     shards: dict[str, tuple[Shard, ...]] = {}
     for name, data in datasets.named.items():
-        deal_one = functools.partial(plan_shards, remainder=data.remainder, seed=data.seed)
+        plan_one = functools.partial(plan_shards, remainder=data.remainder, seed=data.seed)
         try:
-            shards[name] = deal_one(sources[name], ranks)
+            shards[name] = plan_one(sources[name], ranks)
         except ConfigError as error:
             raise ConfigError(f"{datasets.label(name)} ({sources[name].url}): {error}") from None
-    dealt, size = [], 0
+    serialized, size = [], 0
     for rank in range(ranks):
         mine = {name: of_ranks[rank] for name, of_ranks in shards.items()}
-        dealt.append(RankShards(mine, datasets.single).dump())
-        size += len(dealt[-1])
-        if size > MOST_DEALT:
+        serialized.append(RankShards(mine, datasets.single).dump())
+        size += len(serialized[-1])
+        if size > MOST_SHARD_BYTES:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)
             raise ConfigError(
                 f"data has {counted(groups, 'row group')}, whose shard plan for"
-                f" {counted(ranks, 'rank')} is larger than {MOST_DEALT // MIB} MiB:"
+                f" {counted(ranks, 'rank')} is larger than {MOST_SHARD_BYTES // MIB} MiB:"
                 " rewrite the data with fewer row groups, of about 8 MB each"
             )
-    return tuple(dealt)
+    return tuple(serialized)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hopsgpu.backends.backend import Site
 from hopsgpu.control.channel import MOST_PAYLOAD
-from hopsgpu.data.rank_shards import MOST_DEALT
+from hopsgpu.data.rank_shards import MOST_SHARD_BYTES
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.module_finder import MAINS, THERE
@@ -19,7 +19,7 @@ from hopsgpu.packaging.pickling import name_of, pickle_call
 from hopsgpu.packaging.preload import StaticFindings, scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
-_MOST_CALL = MOST_PAYLOAD - MOST_DEALT
+_MOST_CALL = MOST_PAYLOAD - MOST_SHARD_BYTES
 
 
 @dataclass(frozen=True)

@@ -151,11 +151,11 @@ class Publisher:
             if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
                 _abandon(staging, error)
                 raise
-            kept = self._kept(staging, whole)
+            note = self._kept_note(staging, whole)
             if not isinstance(error, HopsGpuError):
-                error.add_note(kept)
+                error.add_note(note)
                 raise
-            raise StoreError(f"{error}. {kept}", getattr(error, "kind", "")) from error
+            raise StoreError(f"{error}. {note}", getattr(error, "kind", "")) from error
         if signed.problem is not None:
             self._warn(signed.problem)
         return version
@@ -169,7 +169,7 @@ class Publisher:
                     files.trouble,
                 )
 
-    def _kept(self, staging: str, ranks: Sequence[int]) -> str:
+    def _kept_note(self, staging: str, ranks: Sequence[int]) -> str:
         """Return a sentence for people about uploaded parts that did not become a version."""
         whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         until = time.strftime(

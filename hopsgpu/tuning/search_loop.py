@@ -333,7 +333,7 @@ class Searching:
         del self._tries[number]
         self._later.begun(number)
         self._later.put(running.followed.set, time.monotonic())
-        self._ending = [one for one in (*self._ending, running) if one.goes_on]
+        self._ending = [trial for trial in (*self._ending, running) if trial.goes_on]
         if running.fatal is not None:
             self._fail(running.fatal)
         if running.avoid.is_any:

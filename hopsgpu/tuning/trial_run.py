@@ -30,7 +30,7 @@ _CLEAN = frozenset({TrialEnd.COMPLETE, TrialEnd.PRUNED})
 
 
 class RendezvousCache:
-    """The meetings of single-rank trials that ended well, for the next trial on the same slot.
+    """The rendezvous of single-rank trials that ended well, for the next trial on the same slot.
 
     Several threads may use it at the same time, because only one trial has a slot.
     """
@@ -39,17 +39,17 @@ class RendezvousCache:
         self._left: dict[Slot, Rendezvous] = {}
 
     def taken(self, slots: Sequence[Slot]) -> Rendezvous | None:
-        """Remove and return the last meeting on a slot; None if these ranks must meet anew."""
-        meetings = [self._left.pop(slot, None) for slot in slots]
-        return meetings[0] if len(meetings) == 1 else None
+        """Remove and return the last rendezvous on a slot; None if these ranks need a new one."""
+        last = [self._left.pop(slot, None) for slot in slots]
+        return last[0] if len(last) == 1 else None
 
-    def keep(self, slots: Sequence[Slot], meeting: Rendezvous | None, how: TrialEnd) -> None:
-        """Keep a meeting for the next trial, if this trial has one rank and ended well.
+    def keep(self, slots: Sequence[Slot], rendezvous: Rendezvous | None, how: TrialEnd) -> None:
+        """Keep a rendezvous for the next trial, if this trial has one rank and ended well.
 
         After another end, something of the trial may be left.
         """
-        if meeting is not None and len(slots) == 1 and how in _CLEAN:
-            self._left[slots[0]] = meeting
+        if rendezvous is not None and len(slots) == 1 and how in _CLEAN:
+            self._left[slots[0]] = rendezvous
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TrialSetting:
         board: the search's status board.
         background: uploads the trials' logs to the lake.
         metric: name of the metric that is optimized, or None.
-        meetings: meetings of earlier trials.
+        rendezvous_cache: the rendezvous of earlier trials.
         tell: called with news of a trial, in the trial's thread; a TrialRun is the news of its own
             end.
     """
@@ -97,7 +97,7 @@ class TrialSetting:
     board: SearchBoard
     background: Background
     metric: str | None
-    meetings: RendezvousCache
+    rendezvous_cache: RendezvousCache
     tell: Callable[[Begun | Reported | TrialRun], None]
 
 
@@ -220,7 +220,11 @@ class TrialRun:
         return frozenset(slot.executor for slot in self.slots)
 
     def _run(self) -> None:
-        board, meetings, number = self._setting.board, self._setting.meetings, self.proposed.number
+        board, cache, number = (
+            self._setting.board,
+            self._setting.rendezvous_cache,
+            self.proposed.number,
+        )
         has_told = False
         try:
             with train_on(
@@ -232,13 +236,13 @@ class TrialRun:
                 self._stopped,
             ) as training:
                 try:
-                    trained = training.run(meetings.taken(self.slots))
+                    trained = training.run(cache.taken(self.slots))
                     self.outcome = self._outcome(trained)
                     if trained.conclusion is not None:
                         self.avoid = trained.conclusion.avoid
                     for text in self._listener.warnings:
                         board.warn(f"trial {number}: {text}")
-                    meetings.keep(self.slots, training.meeting, self.outcome.how)
+                    cache.keep(self.slots, training.rendezvous, self.outcome.how)
                     has_told = True
                     # The upload of the logs can wait; the next trial must not.
                     self._setting.tell(self)

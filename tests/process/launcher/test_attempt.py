@@ -715,15 +715,15 @@ def test_tokens_that_would_go_in_the_clear_are_a_warning_of_the_run(server: Serv
 def test_ranks_that_met_before_are_started_without_another_meeting(server: Server) -> None:
     launched = launch(server, return_a_value)
     launched.training.run()
-    meeting, agent = launched.training.meeting, launched.agent
-    assert meeting is not None
+    rendezvous, agent = launched.training.rendezvous, launched.agent
+    assert rendezvous is not None
     again = launched.again()
-    assert again.run(meeting).values.keys() == {0}
+    assert again.run(rendezvous).values.keys() == {0}
     assert agent.heard == ["reserve", "keep", "run", "run"]
-    assert again.meeting is meeting
+    assert again.rendezvous is rendezvous
     launched.cancelled.set()
     with pytest.raises(Cancelled, match="before its ranks started"):
-        again.run(meeting)
+        again.run(rendezvous)
     assert agent.heard == ["reserve", "keep", "run", "run"], "what is not wanted was started"
 
 
