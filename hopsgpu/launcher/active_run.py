@@ -41,6 +41,6 @@ class ActiveRun(Generic[B]):
     def directory(self) -> Lake:
         """Return the run's directory on the lake.
 
-        It is new each time: whoever holds a run that has ended shall not keep connections open.
+        It is new each time, so that a run that has ended keeps no connections open.
         """
         return Lake(self.plan.paths["run"])

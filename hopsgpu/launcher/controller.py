@@ -23,7 +23,7 @@ from hopsgpu.launcher.attempt import AttemptListener, Trained, Training, train_o
 from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.outcome import Conclusion
-from hopsgpu.launcher.preflight import asked_of_executors, python_of
+from hopsgpu.launcher.preflight import modules_to_check, python_of
 from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.launcher.rank_table import Entered, RankTable
@@ -147,8 +147,10 @@ class Execution:
                 self._arguments.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
             # The agents of a held gang already run, and report missing modules themselves.
-            asked = None if self._keeps else self._arguments.application
-            imports = asked_of_executors(self._arguments.function.needs, self._python_env, asked)
+            application = None if self._keeps else self._arguments.application
+            imports = modules_to_check(
+                self._arguments.function.needs, self._python_env, application
+            )
             request = Request(
                 self._board.run_id,
                 self._plan,

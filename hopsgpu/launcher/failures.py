@@ -26,7 +26,7 @@ _EXIT_LINES = 10
 
 
 class Blame(Enum):
-    """What besides the code is to blame for a failure; it gets no rank in the next attempt."""
+    """The cause of a failure outside the code; it gets no rank in the next attempt."""
 
     NOTHING = "nothing"
     GPU = "GPU"
@@ -36,7 +36,7 @@ class Blame(Enum):
 _NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
 _UUIDS = "CUDA_VISIBLE_DEVICES contains UUIDs: use range(torch.cuda.device_count()) instead"
 _NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
-# A pattern of an error's text, the most specific first; what to do about it; what is to blame.
+# A pattern of an error's text, the most specific first; what to do about it; its cause.
 _ADVICE = (
     (
         r"driver on your system is too old|CUDA driver version is insufficient"

@@ -51,22 +51,23 @@ class LeaseThread:
     Args:
         lease: provides the owner that acquires the gang.
         idle_timeout: seconds without a launch after which the gang is released, or None.
-        own: returns a request of the gang itself, for acquisitions and releases outside launches.
+        own_request: returns a request of the gang itself, for acquisitions and releases outside
+            launches.
     """
 
     def __init__(
         self,
         lease: Leasing,
         idle_timeout: float | None,
-        own: Callable[[], Request],
+        own_request: Callable[[], Request],
     ) -> None:
         self._lease = lease
         self._idle_timeout = idle_timeout
-        self._own = own
+        self._own_request = own_request
         self._lock = threading.Lock()
         self._open = False
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._wanted = threading.Event()
+        self._work_queued = threading.Event()
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
         self._owner: Owner | None = None
@@ -94,7 +95,7 @@ class LeaseThread:
         """
         with self._lock:
             self._check_open()
-            self._wanted.set()
+            self._work_queued.set()
             self._works.put(work)
 
     def check_held(self) -> None:
@@ -117,7 +118,7 @@ class LeaseThread:
         """Release the gang once all queued work is done; return when it is released."""
         with self._lock:
             self._open = False
-            self._wanted.set()
+            self._work_queued.set()
             self._works.put(None)
         self._ended.wait()
 
@@ -194,9 +195,9 @@ class LeaseThread:
     def _let_go_unasked(self) -> None:
         """Release all executors outside of a launch, and notify the gang's own watcher."""
         if self._owner is not None:
-            own = self._own()
-            self._let_go(own)
-            own.watcher.state(GangState.RELEASED, ())
+            request = self._own_request()
+            self._let_go(request)
+            request.watcher.state(GangState.RELEASED, ())
 
     def _run(self) -> None:
         try:
@@ -219,7 +220,7 @@ class LeaseThread:
             except queue.Empty:
                 pass
             else:
-                self._wanted.clear()
+                self._work_queued.clear()
                 return work
             if self._owner is None:
                 continue
@@ -237,10 +238,10 @@ class LeaseThread:
 
         A launch that starts meanwhile ends this, and acquires them itself, with its own timeout.
         """
-        own = self._own()
+        own = self._own_request()
         log.info("%s: executors of the held gang were lost; requests replacements", own.run_id)
         bounds = [bound for bound in (own.plan.spec.acquire_timeout, seconds) if bound is not None]
-        request = replace(own.within(min(bounds, default=None)), cancelled=self._wanted)
+        request = replace(own.within(min(bounds, default=None)), cancelled=self._work_queued)
         try:
             try:
                 owner.acquire(request)
@@ -277,7 +278,7 @@ class Gang:
         self._python_env: PythonEnv | None = None
         self._background = Background(f"hopsgpu-{arguments.spec.name}-records")
         # The latest status board of what the gang did outside launches.
-        self._own: Board | None = None
+        self._own_board: Board | None = None
         self._lease_thread = LeaseThread(
             arguments.application.lease, arguments.idle_timeout, self._own_request
         )
@@ -375,12 +376,12 @@ class Gang:
 
     @property
     def _how_closed(self) -> str:
-        held = "it held nothing" if self._own is None else self._own.held
+        held = "it held nothing" if self._own_board is None else self._own_board.held
         return f"the gang was closed, and {held}"
 
     def _own_request(self) -> Request:
-        self._own = self._board()
-        return self._request(self._own, threading.Event())
+        self._own_board = self._board()
+        return self._request(self._own_board, threading.Event())
 
     def _board(self) -> Board:
         plan = self._plan

@@ -15,21 +15,23 @@ from hopsgpu.storage.lake import Lake
 
 
 def python_of(
-    wanted: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
+    python_env: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
 ) -> PythonEnv | None:
     """Return the Python environment of the ranks, once it is on the lake; build it if needed.
 
     Raises:
         ConfigError, StoreError, Cancelled: as `python_env.builder.ready`.
     """
-    if wanted is None or isinstance(wanted, PythonEnv):
-        return wanted
-    why = f"preparing the Python environment ({wanted.name}), which is built if the lake lacks it"
+    if python_env is None or isinstance(python_env, PythonEnv):
+        return python_env
+    why = (
+        f"preparing the Python environment ({python_env.name}), which is built if the lake lacks it"
+    )
     board.state(GangState.PREPARING, (), why)
-    return ready(wanted, Lake(root), cancelled)
+    return ready(python_env, Lake(root), cancelled)
 
 
-def asked_of_executors(
+def modules_to_check(
     needs: Collection[str], env: PythonEnv | None, application: Site | None
 ) -> tuple[str, ...]:
     """Return the top-level modules that the executors' Python must have to unpickle a call.

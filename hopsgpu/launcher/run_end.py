@@ -40,7 +40,7 @@ class Endable(Protocol[R]):
 
 
 def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool = True) -> R:
-    """Do a run's work, and end the run, whatever comes of the work.
+    """Do a run's work, and end the run, whether the work succeeds or fails.
 
     When this returns or raises, the executors are released (`StatusBoard.held` says what is known
     of that), record and logs are on the lake, and problems with these are warnings of the result,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """What only the run itself knows of what its record shows.
+    """The part of a run's record that only the run itself knows.
 
     Attributes:
         data: description of the data that the ranks read, by its name; None without data.

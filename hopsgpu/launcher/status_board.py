@@ -37,7 +37,7 @@ class _Shown(Protocol):
 
 
 class StatusBoard(ABC):
-    """What is known of a run while it goes on: written by the run's threads, read by any thread.
+    """The known state of a run in progress: written by the run's threads, read by any thread.
 
     All parts of a run record here what they learn about it, and read here what others learned. The
     lease records too: a board is the `Watcher` of its executors.

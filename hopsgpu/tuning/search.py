@@ -19,7 +19,7 @@ from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.preflight import asked_of_executors, python_of
+from hopsgpu.launcher.preflight import modules_to_check, python_of
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Handle
 from hopsgpu.launcher.run_end import KEEP_SECONDS, run_to_end
@@ -201,7 +201,7 @@ class _Search:
         arguments, board, plan = self._arguments, self._board, self._active.plan
         cancelled = self._active.cancelled
         python_env = python_of(arguments.python_env, plan.paths["root"], board, cancelled)
-        imports = asked_of_executors(arguments.function.needs, python_env, arguments.application)
+        imports = modules_to_check(arguments.function.needs, python_env, arguments.application)
         board.state(GangState.WAITING)
         request = Request(
             board.run_id,

@@ -166,7 +166,7 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
         raise ConfigError(
             f"name={name!r} and resume={resume!r}: each can resume a search; give only one of them"
         )
-    wanted = options.recipe()
+    python_env = options.recipe()
     spec = options.gang_of(
         name=options.run_name,
         workers=terms.slots,
@@ -182,7 +182,7 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     application = application_of(options.spark)
     function = packed(Packer(), train_fn, call, imported, application)
     return SearchArguments(
-        **vars(gang_in(application, spec, wanted)),
+        **vars(gang_in(application, spec, python_env)),
         function=function,
         options=options,
         terms=terms,
