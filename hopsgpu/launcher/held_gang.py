@@ -271,16 +271,16 @@ class Gang:
 
     __module__ = "hopsgpu"
 
-    def __init__(self, arguments: HeldArguments, plan: LaunchPlan) -> None:
-        self._arguments = arguments
+    def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
+        self._arguments = given
         self._plan = plan
         # Set once it is on the lake; used by all launches.
         self._python_env: PythonEnv | None = None
-        self._background = Background(f"hopsgpu-{arguments.spec.name}-records")
+        self._background = Background(f"hopsgpu-{given.spec.name}-records")
         # The latest status board of what the gang did outside launches.
         self._own_board: Board | None = None
         self._lease_thread = LeaseThread(
-            arguments.application.lease, arguments.idle_timeout, self._own_request
+            given.application.lease, given.idle_timeout, self._own_request
         )
 
     @public

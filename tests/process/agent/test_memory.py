@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import subprocess
@@ -24,11 +23,10 @@ from hopsgpu.agent.memory import (
     tree,
 )
 from hopsgpu.control.channel import Channel
-from hopsgpu.control.server import serve
 from hopsgpu.errors import RankFailed
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
-from tests.process.launcher.test_attempt import SECRET, Server, launch
+from tests.process.launcher.test_attempt import launch, running_server
 
 Start = Callable[[str], int]
 
@@ -310,8 +308,8 @@ def failure_of(*ends: tuple[dict[str, str], bool, float]) -> RankFailed:
             rank, (outcome, stopped, time) = pending.pop(0)
             await end(channel, rank, outcome, stopped=stopped, time=time)
 
-    with serve(SECRET, "127.0.0.1") as control, contextlib.ExitStack() as attempts:
-        conclusion = launch(Server(control, attempts), answers, gpus=gpus).training.run().conclusion
+    with running_server() as server:
+        conclusion = launch(server, answers, gpus=gpus).training.run().conclusion
     assert conclusion is not None
     return conclusion.failure
 

@@ -128,10 +128,16 @@ class Server:
         return agent, event.peer
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextlib.contextmanager
+def running_server() -> Iterator[Server]:
     with serve(SECRET, "127.0.0.1") as running, contextlib.ExitStack() as attempts:
         yield Server(running, attempts)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with running_server() as running:
+        yield running
 
 
 def keep_all(keys: Collection[int]) -> bool:
