@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,8 @@ from hopsgpu.launcher.status_board import Board
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB, counted
+
+log = logging.getLogger(__name__)
 
 _OWNERS_ONLY = 0o700
 _LOOK_SECONDS = 0.2
@@ -79,6 +83,7 @@ class StagedData:
         if self._datasets is None:
             yield
             return
+        began = time.monotonic()
         with self._written(self._datasets):
             sources = {name: self._read(self._datasets, name) for name in self._datasets.named}
             self.reference = {
@@ -86,6 +91,13 @@ class StagedData:
                 for name, data in self._datasets.named.items()
             }
             self.parts = serialized_shards(self._datasets, sources, self._ranks)
+            log.info(
+                "%s: data is ready after %.1f s: %d rows in %d files",
+                self._board.run_id,
+                time.monotonic() - began,
+                sum(source.num_rows for source in sources.values()),
+                sum(len(source.files) for source in sources.values()),
+            )
             yield
 
     @contextlib.contextmanager
@@ -105,6 +117,8 @@ class StagedData:
                 self._remove()
 
     def _write(self, label: str, frame: Any) -> None:
+        log.debug("%s: writes %s to %s", self._board.run_id, label, self._places[label])
+
         def report(written: WriteProgress) -> None:
             self._tell(f"writing {label}: {written}")
 
@@ -131,6 +145,7 @@ class StagedData:
                 self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
 
         self._tell(f"reading the footers of {label}")
+        log.debug("%s: reads the footers of %s", self._board.run_id, label)
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = BoundedCall(
             f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, progressed)

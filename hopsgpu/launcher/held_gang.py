@@ -162,6 +162,7 @@ class LeaseThread:
 
         self.put(lend)
         try:
+            log.debug("%s: waits for its turn on the held gang", request.run_id)
             if not turn.wait(_LOOK_SECONDS):
                 request.watcher.state(GangState.PREPARING, (), _TURN)
             while not turn.wait(_LOOK_SECONDS) and not request.cancelled.is_set():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from hopsgpu import tracebacks
 from hopsgpu.core.boundary import public
 from hopsgpu.core.signatures import check_call, documented_by, signature_of
 from hopsgpu.launcher.run import Handle, Run
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -75,6 +78,7 @@ def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed again.
     """
+    log.info("%s: cancelled by Ctrl-C; waits for the end of the run", run.run_id)
     run.cancel()
     try:
         while not run.wait(_SLICE_SECONDS):

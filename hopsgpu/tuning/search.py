@@ -218,6 +218,7 @@ class _Search:
 
     def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
+        log.debug("%s: waits until Optuna has recorded all trials", self._board.run_id)
         if not sampler_thread.close(KEEP_SECONDS):
             self._board.warn(f"Optuna did not record all trials within {KEEP_SECONDS:g} s")
         try:
