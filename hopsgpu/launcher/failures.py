@@ -67,7 +67,7 @@ _ADVICE = (
     ),
     (
         r"^MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate",
-        "the node has no memory left for it: raise memory_per_worker, or use less memory",
+        "the system refused it more memory: raise memory_per_worker, or use less memory",
         Blame.NOTHING,
     ),
     (
@@ -204,7 +204,7 @@ def timed_out(
         cause: the result of `likely_cause`.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
-    others = f" ({len(running)} ranks were: {which})" if len(running) > 1 else ""
+    others = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
     parts = [
         f"{where(place)} was still running after run_timeout={seconds:g} s{others}{_likely(cause)};"
         " the stacks of all threads are at the end of the logs"

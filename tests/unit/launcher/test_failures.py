@@ -171,7 +171,9 @@ def test_an_error_of_many_lines_is_told_once() -> None:
 def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() -> None:
     end = ended(stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
     failure = timed_out(place(1), 90.0, list(range(1, 31)), end, URL)
-    assert "was still running after run_timeout=90 s (30 ranks were: 1, 2," in str(failure)
+    assert "was still running after run_timeout=90 s; 30 ranks were still running (1, 2," in str(
+        failure
+    )
     assert ", 20, ...)" in str(failure)
     assert "File x in wait" in str(failure)
     assert failure.signal == "SIGKILL"
