@@ -15,7 +15,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.units import MIB
 
 # The most bytes of all ranks' shards, which the driver has in memory: some millions of row groups.
-MOST_DEALT = 64 * MIB
+MOST_SHARD_BYTES = 64 * MIB
 # File names differ in little, so more effort saves little.
 _EFFORT = 1
 

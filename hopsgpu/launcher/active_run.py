@@ -1,4 +1,4 @@
-"""A run that goes on: what its parts have in common, of a launch as of a search."""
+"""A run in progress: what its parts have in common, for a launch and for a search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ B = TypeVar("B", bound=StatusBoard, covariant=True)
 
 @dataclass(frozen=True)
 class ActiveRun(Generic[B]):
-    """A run that goes on.
+    """A run in progress.
 
     Attributes:
         plan: its plan; a search's is that of one executor.
@@ -41,6 +41,6 @@ class ActiveRun(Generic[B]):
     def directory(self) -> Lake:
         """Return the run's directory on the lake.
 
-        It is new each time: whoever holds a run that has ended shall not keep connections open.
+        It is new each time, so that a run that has ended keeps no connections open.
         """
         return Lake(self.plan.paths["run"])

@@ -33,8 +33,8 @@ def plan(options: LaunchOptions, interrupted: threading.Event) -> LaunchPlan:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    given = arguments(options)
-    return plan_of(given, "<run_id>", given.data)
+    checked = arguments(options)
+    return plan_of(checked, "<run_id>", checked.data)
 
 
 @takes(LaunchOptions, documented=False)
@@ -84,16 +84,16 @@ def hold(options: HoldOptions, interrupted: threading.Event) -> Gang:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    given = held_arguments(options)
-    return Gang(given, plan_of(given, "<run_id>"))
+    checked = held_arguments(options)
+    return Gang(checked, plan_of(checked, "<run_id>"))
 
 
-def _started(given: Arguments) -> Run:
-    run_id = new_run_id(given.spec.name)
-    planned = plan_of(given, run_id, given.data)
+def _started(checked: Arguments) -> Run:
+    run_id = new_run_id(checked.spec.name)
+    planned = plan_of(checked, run_id, checked.data)
     shape = planned.shape
     log.info(
-        "launch asked for: %s of %d workers on %d executors, each of %d GPUs, %d cores and %d MiB",
+        "%s: launch of %d workers on %d executors, each with %d GPUs, %d cores and %d MiB",
         run_id,
         planned.spec.workers,
         planned.executors,
@@ -101,10 +101,10 @@ def _started(given: Arguments) -> Run:
         shape.cores,
         shape.heap_mib + shape.overhead_mib,
     )
-    board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
+    board = Board(run_id, planned.executors, planned.shape.gpus, checked.progress)
     cancelled = threading.Event()
-    leasing = functools.partial(leased, given.application.lease)
+    leasing = functools.partial(leased, checked.application.lease)
     background = Background(f"hopsgpu-{run_id}-record")
-    active = ActiveRun(planned, given.application, board, cancelled, background)
-    work = functools.partial(execute, given, active, leasing)
+    active = ActiveRun(planned, checked.application, board, cancelled, background)
+    work = functools.partial(execute, checked, active, leasing)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

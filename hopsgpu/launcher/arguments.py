@@ -121,10 +121,10 @@ def arguments(options: LaunchOptions) -> Arguments:
         ConfigError: an option is wrong; the message names it, its value and what is accepted.
     """
     refuse_nested()
-    of_run, wanted = options.of_run(), options.recipe()
+    of_run, python_env = options.of_run(), options.recipe()
     spec = options.gang_of(**of_run)
     return _arguments(
-        options, lambda: gang_in(application_of(options.spark), spec, wanted), Packer()
+        options, lambda: gang_in(application_of(options.spark), spec, python_env), Packer()
     )
 
 
@@ -170,28 +170,28 @@ def held_arguments(options: HoldOptions) -> HeldArguments:
         ConfigError: an option is wrong; the message names it, its value and what is accepted.
     """
     refuse_nested()
-    wanted = options.recipe()
+    python_env = options.recipe()
     spec = options.gang_of(name="gang" if options.name is None else options.name)
     idle = parse_duration(options.idle_timeout, "idle_timeout")
     progress, application = progress_of(options.progress), application_of(options.spark)
     # A wrong setting is refused before the gang is acquired, not only at its first launch.
     _tracking(application)
-    gang = gang_in(application, spec, wanted)
+    gang = gang_in(application, spec, python_env)
     return HeldArguments(
         **vars(gang), idle_timeout=idle, frameworks=likely_preloads(), progress=progress
     )
 
 
-def gang_in(application: Site, spec: GangSpec, wanted: Wanted | None) -> GangArguments:
+def gang_in(application: Site, spec: GangSpec, python_env: Wanted | None) -> GangArguments:
     """Return a gang with the requested Python environment, else with the application's.
 
     `hopsgpu submit` can set an environment for the application.
     """
     default = application.option("python_env")
-    if wanted is None and default:
-        wanted = recipe_for(default)
-    spec = replace(spec, python_env=None if wanted is None else wanted.name)
-    return GangArguments(spec=spec, application=application, python_env=wanted)
+    if python_env is None and default:
+        python_env = recipe_for(default)
+    spec = replace(spec, python_env=None if python_env is None else python_env.name)
+    return GangArguments(spec=spec, application=application, python_env=python_env)
 
 
 def refuse_nested() -> None:

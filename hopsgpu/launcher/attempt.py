@@ -29,7 +29,7 @@ from hopsgpu.launcher.publisher import Agents, Publisher
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.launcher.rank_table import Entered, RankTable
-from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
+from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value, value_of
 
@@ -38,10 +38,11 @@ log = logging.getLogger(__name__)
 _EVENT_SECONDS = 0.2
 # Spark asks YARN why a container ended, and only then fails the job.
 _REASON_SECONDS = 5.0
+_PENDING_SECONDS = 30.0
 
 
 class AttemptListener:
-    """Is notified of the progress of an attempt, in its thread; a subclass overrides what it needs.
+    """A listener to the progress of an attempt, in its thread; a subclass overrides what it needs.
 
     The attempt's reports are in its `RankTable`, which `placed` gives.
     """
@@ -86,7 +87,7 @@ class Training:
 
     Attributes:
         trained: the results so far.
-        meeting: where the ranks meet, once it is known.
+        rendezvous: where the ranks meet, once it is known.
     """
 
     def __init__(
@@ -113,16 +114,17 @@ class Training:
         self._watcher = AttemptWatcher(self._ends, call.plan.spec.run_timeout, bounds)
         self._tokens = TokenSender(lease, call.run_id, listener.warn)
         self.trained = Trained()
-        self.meeting: Rendezvous | None = None
+        self.rendezvous: Rendezvous | None = None
+        self._pending_logged_at = time.monotonic()
         listener.placed(self._ranks)
 
-    def run(self, met: Rendezvous | None = None) -> Trained:
+    def run(self, known: Rendezvous | None = None) -> Trained:
         """Start all ranks, wait for all, and stop them at the first failure.
 
         Args:
-            met: the meeting of an earlier rank in the same slot, which saves a round trip to the
-                agent. It is for a single rank only: several ranks meet in a store that serves one
-                attempt.
+            known: the rendezvous of an earlier rank in the same slot, which saves a round trip to
+                the agent. It is for a single rank only: several ranks meet in a store that serves
+                one attempt.
 
         Raises:
             DiscoveryError: two containers were given the same GPU; nothing was started.
@@ -130,18 +132,18 @@ class Training:
             ConfigError: a node lacks the configured interface, or modules that the call needs.
         """
         refuse_duplicates(self._lease.containers)
-        if met is not None and self._cancelled.is_set():
+        if known is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
-        meeting = met or rendezvous(
+        rendezvous = known or arrange_rendezvous(
             self._world, self._call, self._agents.send, self._next_event, self._cancelled
         )
-        if isinstance(meeting, RendezvousFailure):
-            self._conclude_unmet(meeting)
+        if isinstance(rendezvous, RendezvousFailure):
+            self._conclude_without_rendezvous(rendezvous)
             return self.trained
-        self.meeting = meeting
+        self.rendezvous = rendezvous
         try:
             self._tokens.look()
-            self._start(meeting)
+            self._start(rendezvous)
             self._await_ends()
         except BaseException:
             # On a held gang the ranks would continue otherwise.
@@ -166,9 +168,17 @@ class Training:
             event = self._next_event()
             if event is None:
                 self._outputs.refresh()
+                self._log_pending()
                 continue
             self._watcher.heard(event.message, time.monotonic())
             self._take(event)
+
+    def _log_pending(self) -> None:
+        """Log from time to time which ranks have not ended, as a hang shows in nothing else."""
+        now = time.monotonic()
+        if now >= self._pending_logged_at + _PENDING_SECONDS:
+            self._pending_logged_at = now
+            log.debug("%s: waits for ranks %s", self._call.run_id, sorted(self._ends.pending))
 
     def grown_logs(self) -> list[tuple[str, Work]]:
         """Return for each log that has grown its URL, and a function that appends the new part."""
@@ -207,6 +217,7 @@ class Training:
             now=time.monotonic(),
         )
         if lost is not None:
+            log.info("%s: presumes agent %d lost: its job has ended", self._call.run_id, lost)
             self._agents.hang_up([lost])
             return Event(lost, None)
         if event is not None and event.message and event.message.kind == sent_log.KIND:
@@ -215,11 +226,17 @@ class Training:
             return None
         return event
 
-    def _start(self, meeting: Rendezvous) -> None:
-        self._world = meeting.world
+    def _start(self, rendezvous: Rendezvous) -> None:
+        self._world = rendezvous.world
         modules = self._call.function.modules
-        for message in run_messages(self._call, meeting):
+        for message in run_messages(self._call, rendezvous):
             self._agents.keep(message.key, modules.digest, modules.archive)
+            log.debug(
+                "%s: sends agent %d its ranks, %d bytes",
+                self._call.run_id,
+                message.key,
+                len(message.payload),
+            )
             self._agents.send(message.key, "run", message.payload, **message.fields)
 
     def _stop_left(self, *, dump_stacks: bool) -> None:
@@ -231,7 +248,7 @@ class Training:
                 self._watcher.overdue,
                 self._call.plan.spec.run_timeout,
             )
-        log.info("%s: ranks that are left are stopped", self._call.run_id)
+        log.info("%s: stops ranks %s", self._call.run_id, sorted(self._ends.pending))
         self._stop_all(dump_stacks=dump_stacks)
 
     def _stop_all(self, *, dump_stacks: bool = False) -> None:
@@ -244,14 +261,14 @@ class Training:
         for rank in sorted(self._ends.pending):
             self._outputs.lost(rank, "its agent did not answer")
             self._listener.warn(
-                f"rank {rank} was not seen to end: its agent did not answer for"
+                f"the end of rank {rank} is unknown: its agent did not answer for"
                 f" {self._bounds.stop:g} s"
             )
 
     def _drop(self, silent: Collection[int]) -> None:
         """Disconnect agents that do not answer."""
         for key in silent:
-            log.info("%s: agent %d does not answer, and is hung up on", self._call.run_id, key)
+            log.info("%s: agent %d does not answer: closes its connection", self._call.run_id, key)
         self._agents.hang_up(silent)
 
     def _take(self, event: Event) -> None:
@@ -275,6 +292,7 @@ class Training:
 
     def _take_start(self, message: Message) -> None:
         rank = int(message["rank"])
+        log.debug("%s: rank %d has %s", self._call.run_id, rank, message.kind)
         if message.kind == "started":
             self._ranks.started(rank, message["pid"])
             self._listener.started(rank)
@@ -318,7 +336,7 @@ class Training:
             self.trained.values[rank] = value_of(message)
         if is_first_failure:
             log.info(
-                "%s: first failure seen: rank %d on %s (%s)",
+                "%s: first failure: rank %d on %s (%s)",
                 self._call.run_id,
                 rank,
                 end.place.container.host,
@@ -331,7 +349,7 @@ class Training:
         for place in self._world.of_container(event.peer):
             if self._watcher.lost(place, event.reason, at=time.time(), now=time.monotonic()):
                 log.info(
-                    "%s: rank %d lost with its executor on %s: %s",
+                    "%s: rank %d and its executor on %s were lost: %s",
                     self._call.run_id,
                     place.rank,
                     place.container.host,
@@ -339,19 +357,19 @@ class Training:
                 )
                 self._outputs.lost(place.rank, event.reason)
 
-    def _conclude_unmet(self, unmet: RendezvousFailure) -> None:
+    def _conclude_without_rendezvous(self, failed: RendezvousFailure) -> None:
         """Conclude an attempt whose ranks cannot meet."""
         log.info(
-            "%s: attempt %d: the ranks cannot meet, by the executor on %s%s",
+            "%s: attempt %d: the rendezvous failed at the executor on %s%s",
             self._call.run_id,
             self._call.attempt,
-            unmet.failure.host,
-            ", whose agent does not answer" if unmet.silent else "",
+            failed.failure.host,
+            ", whose agent does not answer" if failed.silent else "",
         )
-        self._drop(unmet.silent)
-        suspect = None if unmet.avoid.is_any else unmet.failure.host
+        self._drop(failed.silent)
+        suspect = None if failed.avoid.is_any else failed.failure.host
         self.trained.conclusion = Conclusion(
-            unmet.failure, Fault.INFRASTRUCTURE, unmet.avoid, suspect
+            failed.failure, Fault.INFRASTRUCTURE, failed.avoid, suspect
         )
         self._outputs.keep_agent_logs()
 
@@ -367,7 +385,7 @@ class Training:
             self._outputs.keep_agent_logs()
             self.trained.conclusion = conclusion
             log.info(
-                "%s: attempt %d failed first by rank %s on %s; fault: %s",
+                "%s: attempt %d failed: rank %s on %s failed first; fault: %s",
                 self._call.run_id,
                 self._call.attempt,
                 conclusion.failure.rank,

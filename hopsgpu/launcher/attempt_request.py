@@ -32,14 +32,14 @@ class RunMessage:
     fields: dict[str, Any]
 
 
-def run_messages(call: Call, meeting: Rendezvous) -> Iterator[RunMessage]:
+def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
     """Yield the messages that start all ranks of an attempt.
 
     Args:
         call: the call that the ranks run.
-        meeting: the addresses and ports that their agents have reserved.
+        rendezvous: the addresses and ports that their agents have reserved.
     """
-    world, spec, function = meeting.world, call.plan.spec, call.function
+    world, spec, function = rendezvous.world, call.plan.spec, call.function
     restarts = Restarts(call.run_id, call.attempt, spec.retries)
     direct = direct_hosts(world)
     on_hosts = Counter(place.container.host for place in world.places)
@@ -49,7 +49,7 @@ def run_messages(call: Call, meeting: Rendezvous) -> Iterator[RunMessage]:
         ranks = [
             {
                 "environment": environment(
-                    world, place, meeting.endpoints, restarts, spec.visible, call.memory_share
+                    world, place, rendezvous.endpoints, restarts, spec.visible, call.memory_share
                 ),
                 "context": _context(place, world, call, on_hosts[place.container.host]),
                 "data_bytes": len(part),

@@ -1,4 +1,4 @@
-"""The watcher of an attempt: when its ranks are stopped, given up, or taken for lost.
+"""The watcher of an attempt: when its ranks are stopped, given up, or presumed lost.
 
 It is pure: the clock's reading is a parameter, and `launcher.attempt` does what it decides.
 """
@@ -23,7 +23,7 @@ class WatchBounds:
         stop: from the order to stop until ranks are given up: time for SIGTERM, 5 s of grace,
             SIGKILL, and the agents' messages to the driver.
         alike: after one rank's exception, for others to raise the same exception.
-        quiet: without an event after the end of the gang's job, until an agent is taken for lost.
+        quiet: without an event after the end of the gang's job, until an agent is presumed lost.
         saving: for the upload of a checkpoint by a rank that has ended.
     """
 
@@ -143,11 +143,11 @@ class AttemptWatcher:
     def presumed_lost(
         self, connected: Collection[int], *, heard: bool, job_ended: bool, now: float
     ) -> int | None:
-        """Return the key of an agent that is to be taken for lost, or None.
+        """Return the key of an agent to presume lost, or None.
 
         Spark may detect a lost node, and end the other tasks, while the control channel's
         connection to that node still seems to be open. So if no event arrives for a while after
-        the end of the job, an agent that is connected is taken for lost.
+        the end of the job, an agent that is connected is presumed lost.
 
         Args:
             connected: keys of the agents that are connected.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from hopsgpu.errors import HopsGpuError
+
+log = logging.getLogger(__name__)
 
 Work = Callable[[], None]
 # A small file takes HDFS half a second, nearly all of it waiting.
@@ -70,9 +73,10 @@ class Background:
         """
         with self._changed:
             while left := [*self._running, *self._waiting]:
+                log.debug("%s: waits for %d writes, first: %s", self._name, len(left), left[0])
                 if not self._changed.wait(seconds):
                     self._problems.append(
-                        f"not on the lake after {seconds:g} s: {', '.join(left[:3])}"
+                        f"not written to the lake within {seconds:g} s: {', '.join(left[:3])}"
                         f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}"
                     )
                     return
@@ -80,8 +84,8 @@ class Background:
     def problems(self) -> tuple[str, ...]:
         """Return the problems since the last call."""
         with self._changed:
-            found, self._problems = tuple(self._problems), []
-        return found
+            problems, self._problems = tuple(self._problems), []
+        return problems
 
     def _begin(self, key: str, work: Work) -> None:
         self._waiting[key] = work
@@ -105,6 +109,7 @@ class Background:
             with self._changed:
                 self._running.discard(key)
                 if problem is not None:
+                    log.info("%s: %s failed: %s", self._name, key, problem)
                     self._problems.append(problem)
                 self._changed.notify_all()
 

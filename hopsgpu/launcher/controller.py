@@ -23,7 +23,7 @@ from hopsgpu.launcher.attempt import AttemptListener, Trained, Training, train_o
 from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.outcome import Conclusion
-from hopsgpu.launcher.preflight import asked_of_executors, python_of
+from hopsgpu.launcher.preflight import modules_to_check, python_of
 from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.launcher.rank_table import Entered, RankTable
@@ -50,7 +50,7 @@ _STEP = "step"
 
 
 def execute(
-    given: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool = False
+    arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool = False
 ) -> GangResult:
     """Run a plan and return its result; the lease has ended before this returns or raises.
 
@@ -59,7 +59,7 @@ def execute(
     them.
 
     Args:
-        given: the launch's arguments.
+        arguments: the launch's arguments.
         active: the launch's run.
         leasing: provides the gang.
         keeps: whether the gang is held for other launches.
@@ -67,7 +67,7 @@ def execute(
     Raises:
         HopsGpuError: the error that ended the run, with `error.result`.
     """
-    execution = Execution(given, active, leasing, keeps=keeps)
+    execution = Execution(arguments, active, leasing, keeps=keeps)
     return run_to_end(execution, active, waits=not keeps)
 
 
@@ -85,8 +85,8 @@ class _OnBoard(AttemptListener):
             self._board.mark("started", entered.at)
             self._board.state(GangState.RUNNING)
         else:
-            told = f"{entered.ranks} of {counted(entered.of, 'rank')} run"
-            self._board.state(GangState.STARTING, why=told)
+            why = f"{entered.ranks} of {counted(entered.of, 'rank')} run"
+            self._board.state(GangState.STARTING, why=why)
 
     def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
         self._board.metrics(metrics)
@@ -99,16 +99,16 @@ class Execution:
     """One launch in progress; `Endable` describes its public methods.
 
     Args:
-        given: the launch's arguments.
+        arguments: the launch's arguments.
         active: the launch's run.
         leasing: provides the gang.
         keeps: whether the gang is held for other launches.
     """
 
     def __init__(
-        self, given: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
+        self, arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
     ) -> None:
-        self._given = given
+        self._arguments = arguments
         self._active = active
         self._leasing = leasing
         self._keeps = keeps
@@ -121,7 +121,7 @@ class Execution:
         self._avoid = Exclusions()
         self._suspects: list[str] = []
         self._feed = StagedData(
-            given.data, self._plan, given.application, self._board, self._cancelled
+            arguments.data, self._plan, arguments.application, self._board, self._cancelled
         )
         self._python_env: PythonEnv | None = None
         for text in self._plan.warnings:
@@ -144,22 +144,24 @@ class Execution:
         with recording.watching():
             # The step that fails soonest comes first.
             self._python_env = python_of(
-                self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
+                self._arguments.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
             # The agents of a held gang already run, and report missing modules themselves.
-            asked = None if self._keeps else self._given.application
-            imports = asked_of_executors(self._given.function.needs, self._python_env, asked)
+            application = None if self._keeps else self._arguments.application
+            imports = modules_to_check(
+                self._arguments.function.needs, self._python_env, application
+            )
             request = Request(
                 self._board.run_id,
                 self._plan,
                 self._cancelled,
                 self._board,
-                frameworks=self._given.function.foreseen.imports,
+                frameworks=self._arguments.function.foreseen.imports,
                 python_env=self._python_env,
                 imports=imports,
-                has_data=self._given.data is not None,
+                has_data=self._arguments.data is not None,
             )
-            log.debug("%s: prepared; waits for the gang", self._board.run_id)
+            log.debug("%s: prepared; waits for its executors", self._board.run_id)
             with self._feed.ready(), self._leasing(request) as whole:
                 while not self._attempted(whole(self._avoid), recording):
                     self._board.retry()
@@ -175,7 +177,7 @@ class Execution:
             lease,
             world,
             self._call(),
-            self._given.progress,
+            self._arguments.progress,
             _OnBoard(self._board),
             self._cancelled,
         ) as training:
@@ -194,37 +196,37 @@ class Execution:
             finally:
                 self._board.mark("returned")
                 training.keep_logs(self._active.background)
-            failed = self._trained.conclusion
-            if failed is None:
+            conclusion = self._trained.conclusion
+            if conclusion is None:
                 if spec.model is not None:
                     self._publish(training, lease, spec.model)
                 return True
-        if not self._is_tried_again(failed):
-            raise failed.failure
+        if not self._is_retried(conclusion):
+            raise conclusion.failure
         return False
 
     def _call(self) -> Call:
         return Call(
             self._plan,
-            self._given.function,
+            self._arguments.function,
             self._board.run_id,
             self._directory,
             self._board.attempt,
-            interface=self._given.application.interface,
+            interface=self._arguments.application.interface,
             data=self._feed.parts,
             python_env=self._python_env,
             script=script_name(),
         )
 
-    def _is_tried_again(self, failed: Conclusion) -> bool:
+    def _is_retried(self, conclusion: Conclusion) -> bool:
         attempt, retries = self._board.attempt, self._plan.spec.retries
-        failure, fault = failed.failure, failed.fault
-        code_too = self._given.application.retries_code_too
+        failure, fault = conclusion.failure, conclusion.fault
+        code_too = self._arguments.application.retries_code_too
         if self._cancelled.is_set() or not may_retry(
             fault, attempt=attempt, retries=retries, code_too=code_too
         ):
             log.info(
-                "%s: attempt %d is not tried again: fault %s, %d of %d retries used",
+                "%s: attempt %d is not retried: fault: %s; %d of %d retries used",
                 self._board.run_id,
                 attempt,
                 fault.value,
@@ -232,42 +234,43 @@ class Execution:
                 retries,
             )
             return False
-        if failed.suspect is not None:
-            self._suspects.append(failed.suspect)
-        self._avoid = avoid_next(self._avoid | failed.avoid, self._suspects)
-        if not self._is_left(failure):
+        if conclusion.suspect is not None:
+            self._suspects.append(conclusion.suspect)
+        self._avoid = avoid_next(self._avoid | conclusion.avoid, self._suspects)
+        if not self._still_fits(failure):
             return False
         log.info(
-            "%s: attempt %d is tried again: fault %s of rank %s on %s, without %s",
+            "%s: retries after attempt %d: fault: %s, rank %s on %s; excludes: %s",
             self._board.run_id,
             attempt,
             fault.value,
             failure.rank,
             failure.host,
-            self._avoid if self._avoid.is_any else "leaving anything out",
+            self._avoid if self._avoid.is_any else "nothing",
         )
-        told = str(failure).splitlines()[0]
-        told = f"attempt {attempt} failed ({fault.value}): {told}"
-        self._board.warn(told)
-        line = f"hopsgpu: {told}; trying again"
-        self._given.progress.line(failure.rank or 0, failure.host or "?", line)
+        problem = f"attempt {attempt} failed ({fault.value}): {str(failure).splitlines()[0]}"
+        self._board.warn(problem)
+        line = f"hopsgpu: {problem}; the gang starts again"
+        self._arguments.progress.line(failure.rank or 0, failure.host or "?", line)
         return True
 
-    def _is_left(self, failure: RankFailed) -> bool:
-        """Return whether the gang still fits without what is to blame; if not, note why."""
+    def _still_fits(self, failure: RankFailed) -> bool:
+        """Return whether the gang still fits without what caused the failure; if not, note why."""
         try:
             if self._avoid.is_any:
-                self._given.application.check_again(self._plan, self._avoid)
+                self._arguments.application.check_again(self._plan, self._avoid)
         except CapacityError as error:
             log.info(
-                "%s: not tried again: the gang does not fit without %s",
+                "%s: not retried: the gang does not fit without %s",
                 self._board.run_id,
                 self._avoid,
             )
-            failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
+            failure.add_note(
+                f"not retried without {self._avoid}, which caused the failure: {error}"
+            )
             return False
         except HopsGpuError as error:
-            self._board.warn(f"whether the gang still fits was not known: {error}")
+            self._board.warn(f"cannot determine whether the gang still fits: {error}")
         return True
 
     @property
@@ -281,7 +284,9 @@ class Execution:
         staying = [c.host for c in lease.containers if c.key not in idle]
         self._board.state(GangState.PUBLISHING, staying)
         if not left:
-            log.info("%s: no version of %s published: no files", self._board.run_id, name)
+            log.info(
+                "%s: publishes no version of %s: the ranks left no files", self._board.run_id, name
+            )
             self._board.warn(
                 f"no version of {name!r} was published: the ranks left nothing in"
                 " context().model_dir"
@@ -302,8 +307,8 @@ class Execution:
 
     def _about(self) -> VersionDescription:
         """Return what the manifest says besides the files."""
-        application, provenance = self._given.application, self._given.provenance
-        assert provenance is not None, "there is one where a model is to be published"
+        application, provenance = self._arguments.application, self._arguments.provenance
+        assert provenance is not None, "a launch with a model has one"
         reported = next(iter(self._board.status().metrics), {})
         return VersionDescription(
             metrics={
@@ -313,7 +318,7 @@ class Execution:
             application=application.id,
             user=application.user,
             framework=next(
-                (f for f in self._given.function.foreseen.imports if f in _FRAMEWORKS), None
+                (f for f in self._arguments.function.foreseen.imports if f in _FRAMEWORKS), None
             ),
             code_digest=provenance.code_digest,
             parameters=provenance.parameters,
@@ -324,7 +329,7 @@ class Execution:
         return RunDetails(self._feed.reference, self._python_env)
 
     def put_rest(self) -> None:
-        tracking, code = self._given.tracking, self._given.provenance
+        tracking, code = self._arguments.tracking, self._arguments.provenance
         if tracking is not None:
             # It logs what is on the lake, so it comes after all that was put before.
             self._active.background.put_behind(

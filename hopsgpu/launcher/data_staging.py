@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.data.argument import ONLY, Data, Datasets
-from hopsgpu.data.rank_shards import MOST_DEALT, RankShards
+from hopsgpu.data.rank_shards import MOST_SHARD_BYTES, RankShards
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, columns_of, read_source
@@ -23,10 +25,12 @@ from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB, counted
 
+log = logging.getLogger(__name__)
+
 _OWNERS_ONLY = 0o700
 _LOOK_SECONDS = 0.2
 # Footers that are read between two progress reports.
-_TOLD_FILES = 100
+_REPORT_FILES = 100
 # Columns that a record names; a table of features can have thousands.
 _MOST_COLUMNS = 200
 
@@ -79,13 +83,21 @@ class StagedData:
         if self._datasets is None:
             yield
             return
+        began = time.monotonic()
         with self._written(self._datasets):
             sources = {name: self._read(self._datasets, name) for name in self._datasets.named}
             self.reference = {
                 name: self._reference(data, sources[name])
                 for name, data in self._datasets.named.items()
             }
-            self.parts = deal(self._datasets, sources, self._ranks)
+            self.parts = serialized_shards(self._datasets, sources, self._ranks)
+            log.info(
+                "%s: data is ready after %.1f s: %d rows in %d files",
+                self._board.run_id,
+                time.monotonic() - began,
+                sum(source.num_rows for source in sources.values()),
+                sum(len(source.files) for source in sources.values()),
+            )
             yield
 
     @contextlib.contextmanager
@@ -105,6 +117,8 @@ class StagedData:
                 self._remove()
 
     def _write(self, label: str, frame: Any) -> None:
+        log.debug("%s: writes %s to %s", self._board.run_id, label, self._places[label])
+
         def report(written: WriteProgress) -> None:
             self._tell(f"writing {label}: {written}")
 
@@ -122,26 +136,27 @@ class StagedData:
         label = datasets.label(name)
 
         lake = Lake(self._places[label], stop=self._cancelled)
-        gone = f"the run was cancelled while the footers of {label} were read"
+        cancellation = f"the run was cancelled while the footers of {label} were read"
 
-        def told(done: int, files: int) -> None:
+        def progressed(done: int, files: int) -> None:
             if self._cancelled.is_set():
-                raise Cancelled(gone)
-            if done % _TOLD_FILES == 0:
+                raise Cancelled(cancellation)
+            if done % _REPORT_FILES == 0:
                 self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
 
         self._tell(f"reading the footers of {label}")
+        log.debug("%s: reads the footers of %s", self._board.run_id, label)
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = BoundedCall(
-            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, told)
+            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, progressed)
         )
         while not reading.wait(_LOOK_SECONDS):
             if self._cancelled.is_set():
-                raise Cancelled(gone)
+                raise Cancelled(cancellation)
         try:
             return reading.result(0)
         except Cancelled as error:
-            raise Cancelled(gone) from error
+            raise Cancelled(cancellation) from error
 
     def _tell(self, text: str) -> None:
         self._board.state(GangState.PREPARING, why=text)
@@ -152,12 +167,14 @@ class StagedData:
         try:
             home.remove()
         except StoreError as error:
-            self._board.warn(f"the run's data is still there, until its run is pruned: {error}")
+            self._board.warn(
+                f"the run's data stays on the lake until `hopsgpu runs prune` removes it: {error}"
+            )
 
     def _reference(self, data: Data, source: Source) -> dict[str, Any]:
         written = source.url.startswith(f"{self._home.url}/")
         columns = columns_of(source)
-        more = len(columns) - _MOST_COLUMNS
+        unnamed = len(columns) - _MOST_COLUMNS
         return {
             "url": source.url,
             "written": written,
@@ -166,13 +183,15 @@ class StagedData:
             "bytes": source.num_bytes,
             "files": len(source.files),
             "schema": dict([*columns.items()][:_MOST_COLUMNS]),
-            "more_columns": max(more, 0),
+            "more_columns": max(unnamed, 0),
             "remainder": data.remainder,
             "seed": data.seed,
         }
 
 
-def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple[bytes, ...]:
+def serialized_shards(
+    datasets: Datasets, sources: Mapping[str, Source], ranks: int
+) -> tuple[bytes, ...]:
     """Return for each rank its shards of all datasets, serialized.
 
     Raises:
@@ -181,21 +200,21 @@ def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple
     """
     shards: dict[str, tuple[Shard, ...]] = {}
     for name, data in datasets.named.items():
-        deal_one = functools.partial(plan_shards, remainder=data.remainder, seed=data.seed)
+        plan_one = functools.partial(plan_shards, remainder=data.remainder, seed=data.seed)
         try:
-            shards[name] = deal_one(sources[name], ranks)
+            shards[name] = plan_one(sources[name], ranks)
         except ConfigError as error:
             raise ConfigError(f"{datasets.label(name)} ({sources[name].url}): {error}") from None
-    dealt, size = [], 0
+    serialized, size = [], 0
     for rank in range(ranks):
         mine = {name: of_ranks[rank] for name, of_ranks in shards.items()}
-        dealt.append(RankShards(mine, datasets.single).dump())
-        size += len(dealt[-1])
-        if size > MOST_DEALT:
+        serialized.append(RankShards(mine, datasets.single).dump())
+        size += len(serialized[-1])
+        if size > MOST_SHARD_BYTES:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)
             raise ConfigError(
-                f"data has {counted(groups, 'row group')}, whose plan for"
-                f" {counted(ranks, 'rank')} is over {MOST_DEALT // MIB} MiB:"
-                " write it anew with fewer, of about 8 MB each"
+                f"data has {counted(groups, 'row group')}, whose shard plan for"
+                f" {counted(ranks, 'rank')} is larger than {MOST_SHARD_BYTES // MIB} MiB:"
+                " rewrite the data with fewer row groups, of about 8 MB each"
             )
-    return tuple(dealt)
+    return tuple(serialized)

@@ -20,13 +20,13 @@ from hopsgpu.rank.entry import WELL
 
 # A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
 # may be reported earlier.
-_WITHOUT_A_WORD_SECONDS = 0.05
+_SILENT_END_SECONDS = 0.05
 # Lines of the log in the error of a rank that called sys.exit: usage messages have several lines.
 _EXIT_LINES = 10
 
 
 class Blame(Enum):
-    """What besides the code is to blame for a failure; it gets no rank in the next attempt."""
+    """The cause of a failure outside the code; it gets no rank in the next attempt."""
 
     NOTHING = "nothing"
     GPU = "GPU"
@@ -34,29 +34,29 @@ class Blame(Enum):
 
 
 _NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
-_UUIDS = "CUDA_VISIBLE_DEVICES holds UUIDs: count GPUs by range(torch.cuda.device_count())"
+_UUIDS = "CUDA_VISIBLE_DEVICES contains UUIDs: use range(torch.cuda.device_count()) instead"
 _NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
-# A pattern of an error's text, the most specific first; what to do about it; what is to blame.
+# A pattern of an error's text, the most specific first; what to do about it; its cause.
 _ADVICE = (
     (
         r"driver on your system is too old|CUDA driver version is insufficient"
         r"|cudaErrorInsufficientDriver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|no kernel image is avail",
-        "the NVIDIA driver or GPU of {host} does not serve the CUDA that the ranks' Python"
-        " environment was built for: take an environment for its CUDA, or have the driver of that"
-        " node renewed",
+        "the NVIDIA driver or GPU of {host} does not support the CUDA version of the ranks' Python"
+        " environment: use an environment for a CUDA version that they support, or ask an"
+        " administrator to update the driver of that node",
         Blame.HOST,
     ),
     (
         r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
         r"|OutOfMemoryError: CUDA|OOM when allocating tensor",
-        "the memory of GPU {gpus} is full: take smaller batches or a smaller model, and see by"
-        " nvidia-smi on {host} whether another process is on that GPU",
+        "the memory of GPU {gpus} is full: use smaller batches or a smaller model, and check with"
+        " nvidia-smi on {host} whether another process uses that GPU",
         Blame.NOTHING,
     ),
     (
         r"uncorrectable ECC|cudaErrorECCUncorrectable|GPU is lost|fallen off the bus"
         r"|cudaErrorHardwareStackError|CUDA_ERROR_ECC_UNCORRECTABLE|unknown error.*nvml",
-        "GPU {gpus} of {host} is broken or lost: have an administrator look at it",
+        "GPU {gpus} of {host} is broken or lost: ask an administrator to check it",
         Blame.GPU,
     ),
     (
@@ -67,18 +67,19 @@ _ADVICE = (
     ),
     (
         r"^MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate",
-        "the node gave it no more memory: raise memory_per_worker, or use less",
+        "the system refused it more memory: raise memory_per_worker, or use less memory",
         Blame.NOTHING,
     ),
     (
         r"No space left on device|Disk quota exceeded",
-        "the disk of {host}, or a quota on it, is full: write less there, or have it cleared",
+        "the disk of {host} is full, or a quota on it is exhausted: write less there, or ask an"
+        " administrator to free space",
         Blame.NOTHING,
     ),
     (
         r"^(ModuleNotFoundError|ImportError)",
-        "the ranks' Python (spark.pyspark.python) lacks it, and it is none of your modules that"
-        " travelled: python_env= can bring it",
+        "the ranks' Python (spark.pyspark.python) lacks it, and it is not one of your own modules"
+        " that hopsgpu sent: install it with python_env=",
         Blame.NOTHING,
     ),
     (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, Blame.NOTHING),
@@ -86,11 +87,11 @@ _ADVICE = (
     (r"Gloo connectFullMesh failed", _NO_STORE, Blame.NOTHING),
 )
 _NO_GPU = (
-    "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
-    " keep the function to the CPU"
+    "this process has no GPU, because it is a parameter server or gpus_per_worker=0: request GPUs,"
+    " or use only the CPU"
 )
 # Lines of an exception's message that are shown before its traceback.
-_MOST_SAID = 3
+_MOST_LINES = 3
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
@@ -147,7 +148,7 @@ def first_failure(ends: Sequence[EndedRank]) -> EndedRank | None:
 
 
 def _when(end: EndedRank) -> float:
-    return end.at - (0.0 if end.status == "raised" else _WITHOUT_A_WORD_SECONDS)
+    return end.at - (0.0 if end.status == "raised" else _SILENT_END_SECONDS)
 
 
 def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
@@ -203,7 +204,7 @@ def timed_out(
         cause: the result of `likely_cause`.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
-    others = f", as were {len(running)} in all (ranks {which})" if len(running) > 1 else ""
+    others = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
     parts = [
         f"{where(place)} was still running after run_timeout={seconds:g} s{others}{_likely(cause)};"
         " the stacks of all threads are at the end of the logs"
@@ -232,15 +233,15 @@ def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") 
         cause: the result of `likely_cause`.
     """
     container = place.container
-    logs = f"Its log: yarn logs -containerId {container.container_id}; the rank's"
+    logs = f"The executor's log: yarn logs -containerId {container.container_id}. "
     if container.container_id.startswith("local-"):
-        logs = "The rank's log"
-    advice = "; memory_per_worker is what to raise" if "memory limit" in reason else ""
+        logs = ""
+    advice = "; raise memory_per_worker" if "memory limit" in reason else ""
     return _error(
         place,
         f"the executor of rank {place.rank} on {container.host} was lost (container"
-        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. {logs},"
-        f" as far as it came: {log_url}",
+        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. {logs}The"
+        f" rank's log, as far as it arrived: {log_url}",
         log_url=log_url,
     )
 
@@ -288,8 +289,10 @@ def _tail(lines: Sequence[str]) -> str:
     return _below("the last lines of its log:", *lines)
 
 
-def _below(what: str, *lines: str) -> str:
-    return "\n".join([what, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())])
+def _below(heading: str, *lines: str) -> str:
+    return "\n".join(
+        [heading, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())]
+    )
 
 
 def _how(end: EndedRank) -> str:
@@ -298,31 +301,31 @@ def _how(end: EndedRank) -> str:
         case "raised":
             # The traceback has the whole message, and any tracebacks that the message contains.
             lines = outcome["error"].strip().splitlines()
-            return f"raised {outcome['error'] if len(lines) <= _MOST_SAID else lines[0] + ' ...'}"
+            return f"raised {outcome['error'] if len(lines) <= _MOST_LINES else lines[0] + ' ...'}"
         case "exited":
             how = f"called sys.exit: exit code {end.exit_code}"
             # Its last line mostly says why: for instance argparse's error, below the usage.
             last = next(filter(str.strip, reversed(end.log_tail)), "")
-            said = outcome.get("error", last).strip()
-            return f"{how}: {said}" if said else how
+            reason = outcome.get("error", last).strip()
+            return f"{how}: {reason}" if reason else how
         case "unpicklable":
             return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
         case "too large":
             return f"returned a value of {outcome['error']}; leave large results in model_dir"
         case "value lost":
-            return f"returned a value that could not be kept: {outcome['error']}"
+            return f"returned a value that could not be stored: {outcome['error']}"
         case "over memory":
-            return f"used more memory than it may: {outcome['error']}"
+            return f"exceeded its memory limit: {outcome['error']}"
         case "gpu failed":
-            return "was ended by hopsgpu: its GPU has failed, and it did not end by itself"
+            return "was stopped by hopsgpu: its GPU has failed, and it did not end by itself"
         case "files lost":
-            return f"could not read or write its files, as on a full disk: {outcome['error']}"
+            return f"could not read or write its files (is the disk full?): {outcome['error']}"
         case "not started":
             return f"could not be started: {outcome['error']}"
-    return _how_without_a_word(end)
+    return _how_silent(end)
 
 
-def _how_without_a_word(end: EndedRank) -> str:
+def _how_silent(end: EndedRank) -> str:
     if end.signal is None:
         return (
             f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
@@ -330,22 +333,22 @@ def _how_without_a_word(end: EndedRank) -> str:
         )
     if end.signal == "SIGBUS":
         return (
-            "was ended by SIGBUS: memory that it had mapped could not be had, most often because"
+            "was ended by SIGBUS: memory that it had mapped was not available, most often because"
             f" /dev/shm on {end.place.container.host} is full (df -h /dev/shm), which DataLoader"
             " workers and NCCL use; the Python stack of its threads is in its log"
         )
     if end.signal in _CRASHES:
-        why = why_aborted(end.log_tail) or "native code crashed or gave up"
+        why = why_aborted(end.log_tail) or "native code crashed or aborted"
         return f"was ended by {end.signal}: {why}; the Python stack of its threads is in its log"
     if end.signal == "SIGKILL" and end.oom_kills:
         return (
             "was ended by SIGKILL: the kernel killed it because its container, or the node, had no"
-            " memory left; raise memory_per_worker, or use less"
+            " memory left; raise memory_per_worker, or use less memory"
         )
     if end.signal == "SIGKILL":
         return (
-            "was ended by SIGKILL, which hopsgpu did not send: somebody's kill -9, or the kernel"
-            f" for want of memory (dmesg on {end.place.container.host} tells)"
+            "was ended by SIGKILL, which hopsgpu did not send: somebody ran kill -9, or the kernel"
+            f" had no memory left (see dmesg on {end.place.container.host})"
         )
     return f"was ended by {end.signal}, which hopsgpu did not send"
 
@@ -360,23 +363,23 @@ def _known(end: EndedRank) -> tuple[str | None, Blame]:
     faults = [event for event in end.gpu_events if event.state != HEALTHY]
     if faults:
         fatal = any(event.is_fatal for event in faults)
-        return _told_of(faults, end), Blame.GPU if fatal else Blame.NOTHING
-    told = end.outcome.get("error") if end.status == "raised" else None
-    if told is None and (end.status is not None or end.signal == "SIGKILL"):
+        return _reported(faults, end), Blame.GPU if fatal else Blame.NOTHING
+    raised = end.outcome.get("error") if end.status == "raised" else None
+    if raised is None and (end.status is not None or end.signal == "SIGKILL"):
         return None, Blame.NOTHING
     for pattern, advice, blame in _ADVICE:
-        if re.search(pattern, "\n".join(end.log_tail) if told is None else told, re.MULTILINE):
+        if re.search(pattern, "\n".join(end.log_tail) if raised is None else raised, re.MULTILINE):
             if not end.place.gpus and "{gpus}" in advice:
                 return _NO_GPU, Blame.NOTHING
             gpus, host = ", ".join(end.place.gpus), end.place.container.host
-            return advice.format(host=host, gpus=gpus), Blame.NOTHING if told is None else blame
-    return _told_of(end.gpu_events, end) if end.gpu_events else None, Blame.NOTHING
+            return advice.format(host=host, gpus=gpus), Blame.NOTHING if raised is None else blame
+    return _reported(end.gpu_events, end) if end.gpu_events else None, Blame.NOTHING
 
 
-def _told_of(events: Sequence[GpuEvent], end: EndedRank) -> str:
+def _reported(events: Sequence[GpuEvent], end: EndedRank) -> str:
     host = end.place.container.host
-    said = dict.fromkeys(f"{event.gpu} of {host}: {event.reason}" for event in events)
-    return f"the driver told of {'; '.join(said)}"
+    reports = dict.fromkeys(f"{event.gpu} of {host}: {event.reason}" for event in events)
+    return f"the NVIDIA driver reported {'; '.join(reports)}"
 
 
 def to_avoid(end: EndedRank) -> Exclusions:
@@ -417,4 +420,4 @@ def likely_cause(place: RankPlace, ends: Iterable[EndedRank]) -> str:
     ]
     if any(end.place.rank == place.rank for end, _ in failed):
         return ""
-    return "; ".join(f"{_told_of(events, end)} (rank {end.place.rank})" for end, events in failed)
+    return "; ".join(f"{_reported(events, end)} (rank {end.place.rank})" for end, events in failed)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hopsgpu.backends.backend import Site
 from hopsgpu.control.channel import MOST_PAYLOAD
-from hopsgpu.data.rank_shards import MOST_DEALT
+from hopsgpu.data.rank_shards import MOST_SHARD_BYTES
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.module_finder import MAINS, THERE
@@ -19,7 +19,7 @@ from hopsgpu.packaging.pickling import name_of, pickle_call
 from hopsgpu.packaging.preload import StaticFindings, scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
-_MOST_CALL = MOST_PAYLOAD - MOST_DEALT
+_MOST_CALL = MOST_PAYLOAD - MOST_SHARD_BYTES
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def check_callable(train_fn: object) -> None:
     """Raise ConfigError if this is not callable, or if a call would not run its body."""
     if not callable(train_fn):
         raise ConfigError(f"train_fn={train_fn!r}: must be a function or another callable")
-    for one in (train_fn, type(train_fn).__call__):
-        if inspect.iscoroutinefunction(one):
-            problem = "is an async function: give one that calls asyncio.run() on it"
-        elif inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+    for function in (train_fn, type(train_fn).__call__):
+        if inspect.iscoroutinefunction(function):
+            problem = "is an async function: pass a function that calls asyncio.run() on it"
+        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             problem = "is a generator function (it has a yield), which a call does not run"
         else:
             continue
@@ -100,7 +100,8 @@ def check_accepts(
         (signature.bind if all_known else signature.bind_partial)(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(
-            f"train_fn={name_of(train_fn)}{signature} does not take these args and kwargs: {error}"
+            f"train_fn={name_of(train_fn)}{signature} does not accept these args and kwargs:"
+            f" {error}"
         ) from error
 
 
@@ -157,6 +158,7 @@ def _check_size(call: int, modules: int) -> None:
     """Raise ConfigError if a pickled call and modules of these sizes (bytes) are too large."""
     if call + modules > _MOST_CALL:
         raise ConfigError(
-            f"train_fn with its arguments is {call} bytes pickled, its modules are {modules}; at"
-            f" most {_MOST_CALL} together are accepted. Give data by data=, or read it in the ranks"
+            f"train_fn and its arguments are {call} bytes pickled, and its modules {modules} bytes;"
+            f" at most {_MOST_CALL} bytes together are accepted. Pass data with data=, or read it"
+            " in the ranks"
         )

@@ -39,7 +39,7 @@ from hopsgpu.packaging.python_env.environment import PythonEnv
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
-_TURN = "the data is there; another launch has the gang, and this one's turn comes after it"
+_TURN = "the data is ready; another launch uses the gang, and this one runs after it"
 
 
 class LeaseThread:
@@ -51,22 +51,23 @@ class LeaseThread:
     Args:
         lease: provides the owner that acquires the gang.
         idle_timeout: seconds without a launch after which the gang is released, or None.
-        own: returns a request of the gang itself, for acquisitions and releases outside launches.
+        own_request: returns a request of the gang itself, for acquisitions and releases outside
+            launches.
     """
 
     def __init__(
         self,
         lease: Leasing,
         idle_timeout: float | None,
-        own: Callable[[], Request],
+        own_request: Callable[[], Request],
     ) -> None:
         self._lease = lease
         self._idle_timeout = idle_timeout
-        self._own = own
+        self._own_request = own_request
         self._lock = threading.Lock()
         self._open = False
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._wanted = threading.Event()
+        self._work_queued = threading.Event()
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
         self._owner: Owner | None = None
@@ -80,9 +81,11 @@ class LeaseThread:
         """
         with self._lock:
             if self._open or self._ended.is_set():
-                raise ConfigError("this gang was entered before: make a new one by hopsgpu.hold()")
+                raise ConfigError(
+                    "a gang can be entered only once: create a new one with hopsgpu.hold()"
+                )
             self._open = True
-        start_daemon("hopsgpu-keeper", self._run)
+        start_daemon("hopsgpu-lease", self._run)
 
     def put(self, work: Callable[[], None]) -> None:
         """Queue some work for the thread, which does it in order.
@@ -92,7 +95,7 @@ class LeaseThread:
         """
         with self._lock:
             self._check_open()
-            self._wanted.set()
+            self._work_queued.set()
             self._works.put(work)
 
     def check_held(self) -> None:
@@ -115,7 +118,7 @@ class LeaseThread:
         """Release the gang once all queued work is done; return when it is released."""
         with self._lock:
             self._open = False
-            self._wanted.set()
+            self._work_queued.set()
             self._works.put(None)
         self._ended.wait()
 
@@ -123,7 +126,7 @@ class LeaseThread:
     def borrowed(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
         """Provide a function that returns the whole gang for an attempt of one launch.
 
-        Use it only in the keeper's thread, or in a thread for whose end the keeper waits. Nodes
+        Use it only in the lease thread, or in a thread for whose end the lease thread waits. Nodes
         and GPUs that are excluded have no part in the gang.
 
         Raises:
@@ -142,7 +145,7 @@ class LeaseThread:
 
     @contextlib.contextmanager
     def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
-        """Provide the same as `borrowed` in a launch's own thread; the keeper waits for its end.
+        """Provide what `borrowed` does, in a launch's own thread, for which the lease thread waits.
 
         While another launch uses the gang, this launch's watcher is notified that it is still
         preparing, and why.
@@ -159,6 +162,7 @@ class LeaseThread:
 
         self.put(lend)
         try:
+            log.debug("%s: waits for its turn on the held gang", request.run_id)
             if not turn.wait(_LOOK_SECONDS):
                 request.watcher.state(GangState.PREPARING, (), _TURN)
             while not turn.wait(_LOOK_SECONDS) and not request.cancelled.is_set():
@@ -192,9 +196,9 @@ class LeaseThread:
     def _let_go_unasked(self) -> None:
         """Release all executors outside of a launch, and notify the gang's own watcher."""
         if self._owner is not None:
-            own = self._own()
-            self._let_go(own)
-            own.watcher.state(GangState.RELEASED, ())
+            request = self._own_request()
+            self._let_go(request)
+            request.watcher.state(GangState.RELEASED, ())
 
     def _run(self) -> None:
         try:
@@ -217,7 +221,7 @@ class LeaseThread:
             except queue.Empty:
                 pass
             else:
-                self._wanted.clear()
+                self._work_queued.clear()
                 return work
             if self._owner is None:
                 continue
@@ -225,7 +229,7 @@ class LeaseThread:
             if self._idle_timeout is not None:
                 left = idle_since + self._idle_timeout - time.monotonic()
             if left is not None and left <= 0:
-                log.info("held gang let go: no launch for %g s", self._idle_timeout)
+                log.info("releases the held gang: no launch for %g s", self._idle_timeout)
                 self._let_go_unasked()
             elif not self._owner.is_whole:
                 self._replace_lost(self._owner, left)
@@ -235,10 +239,10 @@ class LeaseThread:
 
         A launch that starts meanwhile ends this, and acquires them itself, with its own timeout.
         """
-        own = self._own()
-        log.info("%s: executors of the held gang were lost; others are asked for", own.run_id)
+        own = self._own_request()
+        log.info("%s: executors of the held gang were lost; requests replacements", own.run_id)
         bounds = [bound for bound in (own.plan.spec.acquire_timeout, seconds) if bound is not None]
-        request = replace(own.within(min(bounds, default=None)), cancelled=self._wanted)
+        request = replace(own.within(min(bounds, default=None)), cancelled=self._work_queued)
         try:
             try:
                 owner.acquire(request)
@@ -247,8 +251,10 @@ class LeaseThread:
                 # uses them.
                 owner.end_jobs()
         except Exception as error:  # noqa: BLE001 - the next launch reports it, and asks again
-            log.info("%s: they did not come (%s): all let go", own.run_id, type(error).__name__)
-            self._problem = f"what the gang had lost could not be replaced at once: {error}"
+            log.info(
+                "%s: no replacements (%s): releases all executors", own.run_id, type(error).__name__
+            )
+            self._problem = f"the gang could not replace lost executors while it was idle: {error}"
             self._let_go(request)
             request.watcher.state(GangState.RELEASED, ())
         else:
@@ -267,14 +273,16 @@ class Gang:
     __module__ = "hopsgpu"
 
     def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
-        self._given = given
+        self._arguments = given
         self._plan = plan
         # Set once it is on the lake; used by all launches.
         self._python_env: PythonEnv | None = None
         self._background = Background(f"hopsgpu-{given.spec.name}-records")
         # The latest status board of what the gang did outside launches.
-        self._own: Board | None = None
-        self._keeper = LeaseThread(given.application.lease, given.idle_timeout, self._own_request)
+        self._own_board: Board | None = None
+        self._lease_thread = LeaseThread(
+            given.application.lease, given.idle_timeout, self._own_request
+        )
 
     @public
     def __enter__(self) -> Gang:
@@ -283,8 +291,8 @@ class Gang:
         def acquire() -> GangResult:
             try:
                 root = self._plan.paths["root"]
-                self._python_env = python_of(self._given.python_env, root, board, cancelled)
-                with self._keeper.borrowed(self._request(board, cancelled)) as whole:
+                self._python_env = python_of(self._arguments.python_env, root, board, cancelled)
+                with self._lease_thread.borrowed(self._request(board, cancelled)) as whole:
                     whole(Exclusions())
             except BaseException as error:
                 board.state(state_of_failure(error))
@@ -292,12 +300,14 @@ class Gang:
             board.state(GangState.HELD)
             return board.result()
 
-        self._keeper.start()
+        self._lease_thread.start()
         try:
             with interrupts_noted() as interrupted:
-                wait_for(Run(board, cancelled, acquire, self._keeper.put), interrupted)
+                wait_for(Run(board, cancelled, acquire, self._lease_thread.put), interrupted)
             if interrupted.is_set():
-                raise interruption(f"{board.run_id} was cancelled once it was whole")
+                raise interruption(
+                    f"{board.run_id} was cancelled when all its executors had been granted"
+                )
         except BaseException:
             self._close()
             raise
@@ -313,12 +323,12 @@ class Gang:
         self._close()
         if isinstance(error, KeyboardInterrupt):
             # Its message says that the gang keeps the executors, which is no longer true.
-            said = str(error).partition(f", and {KEPT}")[0]
-            error.args = ("; ".join(filter(None, (said, self._how_closed))),)
+            message = str(error).partition(f", and {KEPT}")[0]
+            error.args = ("; ".join(filter(None, (message, self._how_closed))),)
 
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
-            self._keeper.close()
+            self._lease_thread.close()
             self._background.flush(KEEP_SECONDS)
         for problem in self._background.problems():
             warnings.warn(problem, stacklevel=4)
@@ -343,40 +353,40 @@ class Gang:
         """
         with interrupts_noted() as interrupted:
             check_call("Gang.launch", signature_of(HeldRunOptions), args, kwargs)
-            given = launch_on(self._given, HeldRunOptions(*args, **kwargs))
-            given = replace(given, python_env=self._python_env)
-            run_id = new_run_id(given.spec.name)
-            plan = plan_on(self._plan, given, run_id)
+            arguments = launch_on(self._arguments, HeldRunOptions(*args, **kwargs))
+            arguments = replace(arguments, python_env=self._python_env)
+            run_id = new_run_id(arguments.spec.name)
+            plan = plan_on(self._plan, arguments, run_id)
             log.info("launch on a held gang: %s of %d workers", run_id, plan.spec.workers)
-            board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
+            board = Board(run_id, plan.executors, plan.shape.gpus, arguments.progress)
             cancelled = threading.Event()
             for problem in self._background.problems():
                 board.warn(problem)
-            leasing, start = self._keeper.borrowed, self._keeper.put
-            if given.data is not None:
+            leasing, start = self._lease_thread.borrowed, self._lease_thread.put
+            if arguments.data is not None:
                 # Other launches may train while the data is written.
-                self._keeper.check_held()
-                leasing = self._keeper.borrowed_later
+                self._lease_thread.check_held()
+                leasing = self._lease_thread.borrowed_later
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
-            active = ActiveRun(plan, given.application, board, cancelled, self._background)
-            work = functools.partial(execute, given, active, leasing, keeps=True)
+            active = ActiveRun(plan, arguments.application, board, cancelled, self._background)
+            work = functools.partial(execute, arguments, active, leasing, keeps=True)
             result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():
-            raise interruption(f"{run_id} had ended well, and {board.held}")
+            raise interruption(f"{run_id} had succeeded, and {board.held}")
         return result
 
     @property
     def _how_closed(self) -> str:
-        held = "it held nothing" if self._own is None else self._own.held
+        held = "it held nothing" if self._own_board is None else self._own_board.held
         return f"the gang was closed, and {held}"
 
     def _own_request(self) -> Request:
-        self._own = self._board()
-        return self._request(self._own, threading.Event())
+        self._own_board = self._board()
+        return self._request(self._own_board, threading.Event())
 
     def _board(self) -> Board:
         plan = self._plan
-        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
+        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._arguments.progress)
 
     def _request(self, board: Board, cancelled: threading.Event) -> Request:
         return Request(
@@ -384,6 +394,6 @@ class Gang:
             self._plan,
             cancelled,
             board,
-            frameworks=self._given.frameworks,
+            frameworks=self._arguments.frameworks,
             python_env=self._python_env,
         )

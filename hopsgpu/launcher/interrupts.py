@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from hopsgpu import tracebacks
 from hopsgpu.core.boundary import public
 from hopsgpu.core.signatures import check_call, documented_by, signature_of
 from hopsgpu.launcher.run import Handle, Run
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -75,14 +78,15 @@ def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed again.
     """
+    log.info("%s: cancelled by Ctrl-C; waits for the end of the run", run.run_id)
     run.cancel()
     try:
         while not run.wait(_SLICE_SECONDS):
             pass
     except KeyboardInterrupt:
         raise interruption(
-            f"{run.run_id} is being cancelled; this was interrupted again before it was seen that"
-            " what it held is back"
+            f"{run.run_id} is being cancelled; a second Ctrl-C ended the wait for the release of"
+            " its executors: `hopsgpu gpus` shows who has them"
         ) from None
     return interruption(run.end)
 

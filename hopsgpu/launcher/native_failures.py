@@ -12,7 +12,7 @@ _FATAL = "Fatal Python error: "
 # faulthandler's names of signals, which say no more than the signal itself.
 _SIGNALS = ("Aborted", "Segmentation fault", "Bus error", "Illegal instruction", "Floating-point")
 # The most specific first; if several lines match a pattern, the last one counts.
-_SAID = (
+_PATTERNS = (
     # absl and glog, of TensorFlow, JAX and others: F0000 00:00:00.0  123 file.cc:80] why
     re.compile(r"F\d{4}(?:\d{4})? [\d:.]+ +\d+ (?P<why>\S+:\d+\] .+)"),
     re.compile(r"(?P<why>\[libprotobuf FATAL .+)"),
@@ -40,10 +40,10 @@ def why_aborted(lines: Sequence[str]) -> str:
     before = list(lines[: at[-1]] if at else lines)
     if thrown := _thrown(before):
         return _short(thrown)
-    for said in _SAID:
-        found = [match["why"] for line in before if (match := said.fullmatch(line.strip()))]
-        if found:
-            return _short(found[-1])
+    for pattern in _PATTERNS:
+        reasons = [match["why"] for line in before if (match := pattern.fullmatch(line.strip()))]
+        if reasons:
+            return _short(reasons[-1])
     own = lines[at[-1]].removeprefix(_FATAL) if at else ""
     return "" if own.startswith(_SIGNALS) else _short(own)
 

@@ -27,7 +27,7 @@ Duration = str | float | datetime.timedelta | None
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOptions:
-    """The options of whatever is shown while it goes on.
+    """The options of everything that has a name and a display.
 
     Attributes:
         name: name of the run; by default the function's name.
@@ -42,7 +42,7 @@ class CommonOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorOptions(CommonOptions):
-    """The options of whatever acquires executors.
+    """The options of everything that acquires executors.
 
     Attributes:
         cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU, less one.
@@ -144,7 +144,7 @@ class HoldOptions(GangOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionOptions(CommonOptions):
-    """The options of whatever runs a function in ranks.
+    """The options of everything that runs a function in ranks.
 
     Attributes:
         train_fn: any callable that cloudpickle can pickle; every rank runs it.

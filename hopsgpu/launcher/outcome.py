@@ -47,7 +47,7 @@ def odd_end(end: EndedRank) -> list[str]:
     if (end.signal or end.exit_code) and not end.stopped:
         how = end.signal or f"exit code {end.exit_code}"
         over = end.outcome.get("error")
-        why = f": it used more memory than it may: {over}" if over else ""
+        why = f": it exceeded its memory limit: {over}" if over else ""
         warnings.append(f"rank {rank} returned, and then its process ended with {how}{why}")
     return warnings
 

@@ -25,11 +25,11 @@ _MOST_LISTED = 5
 _OF_MEMORY = {"MIMALLOC_PURGE_DELAY": "0"}
 
 
-def plan_of(given: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
+def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
     """Return the plan of a launch.
 
     Args:
-        given: the arguments of its gang.
+        arguments: the arguments of its gang.
         run_id: id of the run.
         data: the data that the ranks read, or None.
 
@@ -40,16 +40,16 @@ def plan_of(given: GangArguments, run_id: str, data: Datasets | None = None) -> 
         StoreError: the run to resume from cannot be read on the lake, or data that is to be read
             in place does not exist.
     """
-    fitting = given.application.fit(given.spec)
+    fitting = arguments.application.fit(arguments.spec)
     return replace(
         fitting,
-        environment=_environment(given.spec, fitting, given.environment),
-        paths=_paths(Lake(given.application.root).url, given, run_id, data),
-        warnings=(*given.warnings, *fitting.warnings),
+        environment=_environment(arguments.spec, fitting, arguments.environment),
+        paths=_paths(Lake(arguments.application.root).url, arguments, run_id, data),
+        warnings=(*arguments.warnings, *fitting.warnings),
     )
 
 
-def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
+def plan_on(held: LaunchPlan, arguments: Arguments, run_id: str) -> LaunchPlan:
     """Return the plan of a launch on a held gang.
 
     Raises:
@@ -57,27 +57,27 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
     # As the gang was found to fit: a machine without GPUs has none for a later launch either.
-    spec = replace(given.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
+    spec = replace(arguments.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
     return replace(
         held,
         spec=spec,
-        environment=_environment(spec, held, given.environment),
-        paths=_paths(held.paths["root"], given, run_id, given.data),
-        warnings=(*held.warnings, *given.warnings),
+        environment=_environment(spec, held, arguments.environment),
+        paths=_paths(held.paths["root"], arguments, run_id, arguments.data),
+        warnings=(*held.warnings, *arguments.warnings),
     )
 
 
 def _environment(
-    spec: GangSpec, containers: LaunchPlan, more: Mapping[str, str]
+    spec: GangSpec, containers: LaunchPlan, variables: Mapping[str, str]
 ) -> Mapping[str, str]:
     cores = containers.shape.cores // containers.ranks_per_executor
     # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
     of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
-    return {**of_cores, **_OF_MEMORY, **inherited(), **more, **spec.env_vars}
+    return {**of_cores, **_OF_MEMORY, **inherited(), **variables, **spec.env_vars}
 
 
 def _paths(
-    root: str, given: GangArguments, run_id: str, data: Datasets | None
+    root: str, arguments: GangArguments, run_id: str, data: Datasets | None
 ) -> Mapping[str, str]:
     """Return where on the lake the run's directory, its inputs and its outputs are, by purpose.
 
@@ -85,14 +85,14 @@ def _paths(
         ConfigError: the run to resume from does not exist.
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
-    spec, runs = given.spec, join_url(root, "runs")
+    spec, runs = arguments.spec, join_url(root, "runs")
     paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
         paths["model"] = join_url(root, f"models/{spec.model}")
     if spec.resume is not None:
         paths["resume"] = _run_there(Lake(runs), spec.resume)
     if data is not None:
-        places = data.places(paths["run"], given.application.files)
+        places = data.places(paths["run"], arguments.application.files)
         for name, _ in data.paths:
             _check_there(data.label(name), Lake(places[name]))
         paths |= {data.label(name): url for name, url in places.items()}
@@ -103,7 +103,7 @@ def _check_there(label: str, lake: Lake) -> None:
     try:
         lake.stat()
     except StoreError as error:
-        why = f"there is nothing at {lake.url}" if error.kind == ABSENT else str(error)
+        why = f"{lake.url} does not exist" if error.kind == ABSENT else str(error)
         raise StoreError(f"{label} cannot be read: {why}", error.kind) from error
 
 
@@ -138,24 +138,24 @@ def _has_checkpoint(run: Lake) -> bool:
 def _resumed_by(run: Lake) -> str | None:
     """Return the run from which a run was resumed, by its record; None if there is none."""
     try:
-        told = json.loads((run / RECORD).read())["spec"]["resume"]
+        resumed = json.loads((run / RECORD).read())["spec"]["resume"]
     except (KeyError, TypeError, ValueError):
         return None
     except StoreError as error:
         if error.kind == ABSENT:
             return None
         raise
-    return told if isinstance(told, str) else None
+    return resumed if isinstance(resumed, str) else None
 
 
 def _unknown(runs: Lake, run_id: str) -> ConfigError:
-    there = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
-    known = [entry.name for entry in there if entry.is_directory]
+    entries = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
+    known = [entry.name for entry in entries if entry.is_directory]
     listed = ", ".join(known[:_MOST_LISTED]) or "none"
-    more = len(known) - _MOST_LISTED
+    unlisted = len(known) - _MOST_LISTED
     return ConfigError(
-        f"resume={run_id!r}: there is no such run in {runs.url}; the latest there:"
-        f" {listed}{f' and {more} more' if more > 0 else ''}"
+        f"resume={run_id!r}: there is no such run in {runs.url}; the latest runs:"
+        f" {listed}{f' and {unlisted} more' if unlisted > 0 else ''}"
     )
 
 

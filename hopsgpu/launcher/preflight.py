@@ -15,21 +15,23 @@ from hopsgpu.storage.lake import Lake
 
 
 def python_of(
-    wanted: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
+    python_env: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
 ) -> PythonEnv | None:
     """Return the Python environment of the ranks, once it is on the lake; build it if needed.
 
     Raises:
         ConfigError, StoreError, Cancelled: as `python_env.builder.ready`.
     """
-    if wanted is None or isinstance(wanted, PythonEnv):
-        return wanted
-    why = f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be"
+    if python_env is None or isinstance(python_env, PythonEnv):
+        return python_env
+    why = (
+        f"preparing the Python environment ({python_env.name}), which is built if the lake lacks it"
+    )
     board.state(GangState.PREPARING, (), why)
-    return ready(wanted, Lake(root), cancelled)
+    return ready(python_env, Lake(root), cancelled)
 
 
-def asked_of_executors(
+def modules_to_check(
     needs: Collection[str], env: PythonEnv | None, application: Site | None
 ) -> tuple[str, ...]:
     """Return the top-level modules that the executors' Python must have to unpickle a call.
@@ -51,7 +53,7 @@ def asked_of_executors(
         if left:
             raise lacking_error(left, f"python_env={name}", name)
         return ()
-    lacks = () if application is None else application.lacking(left)
-    if lacks:
-        raise lacking_error(lacks, "the executors' Python", name)
+    missing = () if application is None else application.lacking(left)
+    if missing:
+        raise lacking_error(missing, "the executors' Python", name)
     return left

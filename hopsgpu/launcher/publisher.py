@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
 
 # The file, among those that the ranks left, with the model's inputs and outputs, in JSON.
 SIGNATURE = "signature.json"
@@ -90,12 +93,13 @@ class Publisher:
             StoreError: an agent was lost.
             Cancelled: the run was cancelled meanwhile.
         """
-        found: dict[int, ModelFiles] = {}
+        files: dict[int, ModelFiles] = {}
+        log.debug("%s: asks %d agents for the files of their ranks", self._name, len(self._ranks))
         for key, ranks in self._ranks.items():
             self._agents.channel.send(key, "left", ranks=ranks)
         for message in self._answers("left", set(self._ranks)):
-            found |= load_model_files(message.payload)
-        return {rank: left for rank, left in sorted(found.items()) if left.files or left.problem}
+            files |= load_model_files(message.payload)
+        return {rank: left for rank, left in sorted(files.items()) if left.files or left.problem}
 
     def idle(self, left: Mapping[int, ModelFiles]) -> set[int]:
         """Return the keys of the agents that take no part in the upload."""
@@ -120,10 +124,11 @@ class Publisher:
             Cancelled: the run was cancelled meanwhile; the upload has been removed from the lake
                 as far as possible.
         """
-        uploading = self._agents.of({rank for rank, one in left.items() if not one.problem})
+        uploading = self._agents.of({rank for rank, files in left.items() if not files.problem})
         if not uploading:
             self._check(left)
         staging = publication.begin(models_url, self._name)
+        log.info("%s: %d agents upload to %s", self._name, len(uploading), staging)
         parts: dict[int, dict[str, FileFacts]] = {}
         try:
             for key, ranks in uploading.items():
@@ -146,33 +151,34 @@ class Publisher:
             if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
                 _abandon(staging, error)
                 raise
-            kept = self._kept(staging, whole)
+            note = self._kept_note(staging, whole)
             if not isinstance(error, HopsGpuError):
-                error.add_note(kept)
+                error.add_note(note)
                 raise
-            raise StoreError(f"{error}. {kept}", getattr(error, "kind", "")) from error
+            raise StoreError(f"{error}. {note}", getattr(error, "kind", "")) from error
         if signed.problem is not None:
             self._warn(signed.problem)
         return version
 
     def _check(self, left: Mapping[int, ModelFiles]) -> None:
-        for rank, one in sorted(left.items()):
-            if one.problem:
+        for rank, files in sorted(left.items()):
+            if files.problem:
                 raise StoreError(
-                    f"{self._name!r} is not published: rank {rank} left what cannot be:"
-                    f" {one.problem}",
-                    one.trouble,
+                    f"{self._name!r} is not published: rank {rank} left files that cannot be"
+                    f" published: {files.problem}",
+                    files.trouble,
                 )
 
-    def _kept(self, staging: str, ranks: Sequence[int]) -> str:
+    def _kept_note(self, staging: str, ranks: Sequence[int]) -> str:
         """Return a sentence for people about uploaded parts that did not become a version."""
         whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         until = time.strftime(
             "%Y-%m-%d %H:%M %Z", time.localtime(time.time() + stale_uploads.AGE_MILLISECONDS / 1000)
         )
         return (
-            f"What {whose} uploaded is kept in {staging}/<rank>, or all in one of these, for a day:"
-            f" copy it before {until}, after which a publish of {self._name!r} removes it"
+            f"The files that {whose} uploaded are kept for a day in {staging}/<rank>, or all in one"
+            f" of these: copy them before {until}, after which a publish of {self._name!r} removes"
+            " them"
         )
 
     def _signed(
@@ -192,7 +198,7 @@ class Publisher:
             return _Signed(
                 about,
                 f"the manifest of {self._name!r} has no signature: {SIGNATURE}, which rank {rank}"
-                f" left, is no JSON for it ({error})",
+                f" left, is not valid JSON ({error})",
             )
 
     def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
@@ -202,6 +208,7 @@ class Publisher:
             if self._agents.cancelled.is_set():
                 raise Cancelled(f"the run was cancelled while it published {self._name!r}")
             if lost := waiting.difference(self._agents.channel.connected):
+                log.info("%s: agents %s were lost during %r", self._name, sorted(lost), kind)
                 raise StoreError(f"{self._name!r} is not published: {self._lost(lost)}")
             event = self._next_event()
             if event is None or event.peer not in waiting or event.message is None:
@@ -213,6 +220,7 @@ class Publisher:
                 )
             if event.message.kind == kind:
                 waiting.discard(event.peer)
+                log.debug("%s: agent %d: %s; %d left", self._name, event.peer, kind, len(waiting))
                 yield event.message
 
     def _lost(self, keys: Collection[int]) -> str:
@@ -223,8 +231,8 @@ class Publisher:
 
     def _next_event(self) -> Event | None:
         event = self._agents.next_event()
-        told = None if event is None else event.message
-        if event is not None and told and told.kind in ("uploaded", "publish-failed"):
+        message = None if event is None else event.message
+        if event is not None and message and message.kind in ("uploaded", "publish-failed"):
             self._busy.discard(event.peer)
         return event
 
@@ -240,14 +248,16 @@ class Publisher:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _abandon(staging: str, error: BaseException) -> None:
     try:
         publication.abandon(staging)
     except HopsGpuError as problem:
-        error.add_note(f"what was uploaded is still there and goes with a later publish: {problem}")
+        error.add_note(
+            f"the uploaded files stay on the lake until a later publish removes them: {problem}"
+        )
 
 
 def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> None:

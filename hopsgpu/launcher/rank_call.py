@@ -25,7 +25,8 @@ class Call:
         directory: the run's directory on the lake.
         attempt: number of the attempt, from 0.
         interface: the network interface that an administrator configured, or None.
-        data: the shards of each worker, as `data.rank_shards.Dealt` dumps them; empty without data.
+        data: the shards of each worker, as `data.rank_shards.RankShards` dumps them; empty without
+            data.
         python_env: the Python environment of the ranks, or None.
         slots: the slot of each container's agent in which the call runs, by the container's key; 0
             for a container that is not listed. A run in one slot does not affect other slots.

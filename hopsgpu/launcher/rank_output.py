@@ -24,9 +24,9 @@ from hopsgpu.storage.lake import Lake
 
 # Bytes of a large output that are in memory, and appended, at a time.
 _CHUNK = 4 * 2**20
-# Kinds of error after which a file on the lake must be written anew: its length is not what was
+# Kinds of error after which a file on the lake must be rewritten: its length is not what was
 # appended before, or the lake cannot append at all.
-_MADE_ANEW = frozenset({DAMAGED, UNSUPPORTED})
+_REWRITE_KINDS = frozenset({DAMAGED, UNSUPPORTED})
 
 
 class OutputSpool:
@@ -128,7 +128,7 @@ class OutputSpool:
         try:
             self.follow(target)
         except StoreError as error:
-            if error.kind not in _MADE_ANEW or self._file is None:
+            if error.kind not in _REWRITE_KINDS or self._file is None:
                 raise
             target.replace_with(self._path(self._file))
             self._there = self._size
@@ -187,7 +187,7 @@ class RankOutput:
         why = " ".join(reason.split()) or "its connection ended"
         text = (
             f"the executor of rank {self._rank} on {self._host} was lost ({why});"
-            " what it wrote last may be missing"
+            " the end of its output may be missing"
         )
         self.spool.note(text)
         self._line([f"hopsgpu: {text}"])
@@ -218,7 +218,7 @@ class Logs:
         """
         for name, spool in self._spools.items():
             target = directory / name
-            yield target.url, functools.partial(_bring, spool, directory, target)
+            yield target.url, functools.partial(_upload, spool, directory, target)
 
 
 def _follow(spool: OutputSpool, directory: Lake, target: Lake) -> None:
@@ -229,7 +229,7 @@ def _follow(spool: OutputSpool, directory: Lake, target: Lake) -> None:
         spool.follow(target)
 
 
-def _bring(spool: OutputSpool, directory: Lake, target: Lake) -> None:
+def _upload(spool: OutputSpool, directory: Lake, target: Lake) -> None:
     with contextlib.closing(spool):
         if not spool.is_on_lake:
             directory.make()
@@ -361,5 +361,5 @@ class Outputs:
         records = {
             record_name(rank): spool for rank, spool in self._records.items() if not spool.is_empty
         }
-        kept = self._agents.copy() if self._keeps_agents else {}
-        return logs | records | {f"agent-{index}.log": spool for index, spool in kept.items()}
+        agents = self._agents.copy() if self._keeps_agents else {}
+        return logs | records | {f"agent-{index}.log": spool for index, spool in agents.items()}

@@ -51,7 +51,7 @@ class Recording:
         self._run = run
         self._details = details
         self._directory = run.directory()
-        self._wish = Lake(self._directory.url, quick=True) / CANCEL
+        self._cancel_request = Lake(self._directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
         self._followed: LogSource | None = None
         self._logs: dict[str, int] = {}
@@ -97,7 +97,7 @@ class Recording:
         if self._followed is not None:
             self._logs |= self._followed.log_sizes()
         board, application = self._run.board, self._run.application
-        standing = run_record.RunSnapshot(
+        snapshot = run_record.RunSnapshot(
             plan=self._run.plan,
             result=board.result(),
             application=application.id,
@@ -111,7 +111,7 @@ class Recording:
             details=self._details(),
         )
         return lambda: run_record.write(
-            self._directory, run_record.content(standing, run_record.environment(application))
+            self._directory, run_record.content(snapshot, run_record.environment(application))
         )
 
     def _watch(self, ended: threading.Event) -> None:
@@ -126,13 +126,13 @@ class Recording:
                     self._run.background.offer(self._key, self._work(state, None))
                     record_at = now + _RECORD_SECONDS
                 if now >= self._logs_at:
-                    self._bring_logs(now)
+                    self._append_logs(now)
             if now >= cancel_at:
-                key = f"whether {self._run.run_id} is to be cancelled"
+                key = f"the check for a cancel request of {self._run.run_id}"
                 self._run.background.offer(key, self._look_for_cancel)
                 cancel_at = now + _CANCEL_SECONDS
 
-    def _bring_logs(self, now: float) -> None:
+    def _append_logs(self, now: float) -> None:
         if self._followed is None:
             return
         grown = list(self._followed.grown_logs())
@@ -147,7 +147,7 @@ class Recording:
     def _look_for_cancel(self) -> None:
         # A lake that does not answer must not end the run; the check is soon repeated.
         with contextlib.suppress(StoreError):
-            if self._wish.exists():
+            if self._cancel_request.exists():
                 if not self._run.cancelled.is_set():
-                    log.info("%s: to be cancelled, by a wish on the lake", self._run.run_id)
+                    log.info("%s: the lake has a request to cancel the run", self._run.run_id)
                 self._run.cancelled.set()

@@ -39,7 +39,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class RendezvousFailure:
-    """Why a gang could not meet.
+    """Why the ranks of a gang cannot meet.
 
     Attributes:
         failure: the error: an executor was lost, did not answer, or could not prepare.
@@ -52,7 +52,7 @@ class RendezvousFailure:
     avoid: Exclusions = Exclusions()
 
 
-def rendezvous(
+def arrange_rendezvous(
     world: World,
     call: Call,
     send: Callable[..., bool],
@@ -69,7 +69,7 @@ def rendezvous(
         cancelled: event that cancels the run.
 
     Returns:
-        The meeting, or why there is none.
+        The rendezvous, or why there is none.
 
     Raises:
         Cancelled: the run was cancelled.
@@ -117,7 +117,7 @@ def rendezvous(
             if event.message.kind == "reserved":
                 answer = answers[event.peer] = event.message
                 log.debug(
-                    "%s: agent %d has answered after %.2f s (%d of %d)",
+                    "%s: agent %d answered after %.2f s (%d of %d)",
                     call.run_id,
                     event.peer,
                     time.monotonic() - began,
@@ -125,13 +125,13 @@ def rendezvous(
                     len(containers),
                 )
                 if not answer.fields.keys().isdisjoint(("problem", "unopened")):
-                    return _unmet(containers[event.peer], answer)
+                    return _failure_reported(containers[event.peer], answer)
                 _check_modules(containers[event.peer].container.host, answer, call)
         elif time.monotonic() > deadline:
             silent = tuple(key for key in containers if key not in answers)
             why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
             return RendezvousFailure(_failure(containers[silent[0]], why), silent)
-    return _meeting(world, first, answers)
+    return _rendezvous_of(world, first, answers)
 
 
 def _check_modules(host: str, answer: Message, call: Call) -> None:
@@ -145,15 +145,15 @@ def _failure(place: RankPlace, why: str) -> RankFailed:
     return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
 
 
-def _unmet(place: RankPlace, answer: Message) -> RendezvousFailure:
+def _failure_reported(place: RankPlace, answer: Message) -> RendezvousFailure:
     """Return the failure that an agent reports: no access to its GPUs, or no ports or store.
 
     Raises:
         ConfigError: the node lacks something that was configured.
     """
     host, closed = place.container.host, answer.fields.get("unopened", {})
-    said = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]
-    problem = "; ".join(said) or answer["problem"]
+    problems = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]
+    problem = "; ".join(problems) or answer["problem"]
     if not closed and answer["configured"]:
         raise ConfigError(f"{host}: {problem}")
     outcome = {"status": "not started", "error": problem}
@@ -162,14 +162,15 @@ def _unmet(place: RankPlace, answer: Message) -> RendezvousFailure:
     return RendezvousFailure(failures.rank_failed(end, "(none)"), avoid=avoid)
 
 
-def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:
+def _rendezvous_of(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:
     def located(place: RankPlace) -> RankPlace:
-        told = answers[place.container.key]
-        container = replace(place.container, address=told["address"], interface=told["interface"])
+        answer = answers[place.container.key]
+        address, interface = answer["address"], answer["interface"]
+        container = replace(place.container, address=address, interface=interface)
         return replace(place, container=container)
 
     places = tuple(map(located, world.places))
     servers = tuple(map(located, world.servers))
-    there = replace(world, places=places, servers=servers)
+    located_world = replace(world, places=places, servers=servers)
     ports = {key: message["ports"] for key, message in answers.items()}
-    return Rendezvous(there, endpoints_of(there, ports, answers[first]["store"]))
+    return Rendezvous(located_world, endpoints_of(located_world, ports, answers[first]["store"]))

@@ -32,14 +32,15 @@ class Value:
         """
         if not self.file:
             return self.inline
-        place = directory / self.file
-        found = place.read()
-        if hashlib.sha256(found).hexdigest() != self.digest:
+        file = directory / self.file
+        content = file.read()
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != self.digest:
             raise StoreError(
-                f"{place.url} is not what the rank wrote: digest mismatch. It was"
-                " not unpickled; who else can write to the run's directory?"
+                f"{file.url}: SHA-256 mismatch: the rank wrote {self.digest}, found {digest}. The"
+                " value was not unpickled; check who else can write to the run's directory"
             )
-        return found
+        return content
 
 
 def value_of(ended: Message) -> Value:

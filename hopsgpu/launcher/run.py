@@ -60,7 +60,7 @@ class Handle(Generic[R]):
 
         The method returns at once; `wait` waits for the end.
         """
-        log.info("%s: to be cancelled", self.run_id)
+        log.info("%s: cancel() was called", self.run_id)
         self._cancelled.set()
 
     @property
@@ -69,7 +69,7 @@ class Handle(Generic[R]):
         if isinstance(self._error, Cancelled):
             how = "was cancelled"
         else:
-            how = "had ended well" if self._error is None else "had failed"
+            how = "had succeeded" if self._error is None else "had failed"
         return f"{self.run_id} {how}, and {self._board.held}"
 
     @public

@@ -40,7 +40,7 @@ class Endable(Protocol[R]):
 
 
 def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool = True) -> R:
-    """Do a run's work, and end the run, whatever comes of the work.
+    """Do a run's work, and end the run, whether the work succeeds or fails.
 
     When this returns or raises, the executors are released (`StatusBoard.held` says what is known
     of that), record and logs are on the lake, and problems with these are warnings of the result,
@@ -61,7 +61,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
         run.work(recording)
     except BaseException as error:
         ended = state_of_failure(error)
-        log.info("%s: %s by %s", active.run_id, ended.value, type(error).__name__)
+        log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
         recording.put(ended.value, active.application.words_of(error))
         run.put_rest()
         background.flush(KEEP_SECONDS)
@@ -71,6 +71,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
             error.result = run.result_of_failure(error)
         board.state(ended)
         raise
+    log.info("%s: succeeded", active.run_id)
     recording.put(GangState.SUCCEEDED.value)
     run.put_rest()
     if waits:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunDetails:
-    """What only the run itself knows of what its record shows.
+    """The part of a run's record that only the run itself knows.
 
     Attributes:
         data: description of the data that the ranks read, by its name; None without data.
@@ -72,25 +72,25 @@ class RunSnapshot:
     details: RunDetails = RunDetails()
 
 
-def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
+def content(snapshot: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
     """Return the record as JSON (RFC 8259), schema 2; metrics are encoded by `metrics.for_json`.
 
     Args:
-        standing: the run's state.
+        snapshot: the run's state.
         environment: the result of the function `environment`.
     """
-    plan, result, details = standing.plan, standing.result, standing.details
+    plan, result, details = snapshot.plan, snapshot.result, snapshot.details
     return json.dumps(
         {
             "schema": SCHEMA,
             "run_id": result.run_id,
             "name": plan.spec.name,
-            "user": standing.user,
-            "application": standing.application,
-            "state": standing.state,
-            "attempt": standing.attempt,
-            "error": standing.error,
-            "updated": standing.updated,
+            "user": snapshot.user,
+            "application": snapshot.application,
+            "state": snapshot.state,
+            "attempt": snapshot.attempt,
+            "error": snapshot.error,
+            "updated": snapshot.updated,
             "timeline": asdict(result.timeline),
             "gpu_seconds": asdict(result.gpu_seconds),
             "model": result.model.url if result.model is not None else None,
@@ -100,9 +100,9 @@ def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
             "queue": plan.queue,
             "executors": plan.executors,
             "executor": asdict(plan.shape),
-            "ranks": [{**asdict(rank), "ended": ended} for rank, ended in standing.ranks],
+            "ranks": [{**asdict(rank), "ended": ended} for rank, ended in snapshot.ranks],
             "metrics": [{n: for_json(v) for n, v in last.items()} for last in result.metrics],
-            "logs": standing.logs,
+            "logs": snapshot.logs,
             "warnings": result.warnings,
             "environment": environment,
             **({} if details.search is None else {"search": details.search}),
@@ -139,14 +139,14 @@ def environment(application: Site) -> dict[str, Any]:
 @functools.cache
 def packages() -> dict[str, str]:
     """Return the versions of the packages that are installed at the driver, by name."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # A package that was removed incompletely has no name.
         name = distribution.metadata["Name"] if distribution.metadata is not None else None
         if name is not None:
             # Of several with one name, Python imports the first.
-            found.setdefault(name, distribution.version)
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+            versions.setdefault(name, distribution.version)
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def write(directory: Lake, record: bytes) -> None:
@@ -158,4 +158,4 @@ def write(directory: Lake, record: bytes) -> None:
     try:
         (directory / RECORD).replace(record)
     except StoreError as error:
-        raise StoreError(f"the run's record is not on the lake: {error}") from error
+        raise StoreError(f"the run's record was not written to the lake: {error}") from error

@@ -37,10 +37,10 @@ class _Shown(Protocol):
 
 
 class StatusBoard(ABC):
-    """What is known of a run while it goes on: written by the run's threads, read by any thread.
+    """The known state of a run in progress: written by the run's threads, read by any thread.
 
-    Whoever learns something about a run tells its board, and whoever wants to know asks it. As the
-    `Watcher` of its executors, a board also hears from the lease.
+    All parts of a run record here what they learn about it, and read here what others learned. The
+    lease records too: a board is the `Watcher` of its executors.
 
     Args:
         run_id: id of the run.
@@ -340,11 +340,11 @@ def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int)
         timeline: the run's timeline.
         gpus: number of GPUs of each executor.
     """
-    what = "GPUs" if gpus else "executors"
+    noun = "GPUs" if gpus else "executors"
     if GangState.RELEASING in passed:
         if timeline.released is None:
-            return f"it could not be confirmed that its {what} are back: `hopsgpu gpus` shows them"
-        return f"its {what} are back"
+            return f"the release of its {noun} was not confirmed: `hopsgpu gpus` shows who has them"
+        return f"its {noun} are back"
     if GangState.FINISHING in passed:
-        return f"{KEPT} its {what}"
-    return f"it held no {what}"
+        return f"{KEPT} its {noun}"
+    return f"it held no {noun}"

@@ -80,8 +80,8 @@ def ablation(options: AblateOptions) -> Ablation:
     seeded = _takes_seed(train_fn)
     if seeds > 1 and not seeded:
         raise ConfigError(
-            f"seeds={seeds}: train_fn takes no argument `seed`, so that all trials of a component"
-            " would be the same; give it one, or seeds=1"
+            f"seeds={seeds}: train_fn has no argument `seed`, so all trials of a component would be"
+            " identical; add the argument, or use seeds=1"
         )
     fixed = keywords(options.kwargs)
     for without in left_out.values():
@@ -94,7 +94,7 @@ def ablation(options: AblateOptions) -> Ablation:
         # A component's keyword arguments override those that all trials get.
         return {**left_out.get(component, {}), **({_SEED: seed} if seeded else {})}
 
-    shared = {one.name: getattr(options, one.name) for one in dataclasses.fields(TrialOptions)}
+    shared = {f.name: getattr(options, f.name) for f in dataclasses.fields(TrialOptions)}
     of_search = SearchOptions(
         **shared, space=space, trials=len(names) * seeds, sampler=_grid(names, seeds)
     )
@@ -112,11 +112,11 @@ def ablate(options: AblateOptions, interrupted: threading.Event) -> AblationResu
         ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as for
             `search`.
     """
-    given = ablation(options)
-    result = run_search(given.search, interrupted)
+    arguments = ablation(options)
+    result = run_search(arguments.search, interrupted)
     return AblationResult(
         run_id=result.run_id,
-        rows=rows_of(given.components, result.trials),
+        rows=rows_of(arguments.components, result.trials),
         direction=result.direction,
         metric=result.metric,
         search=result,
@@ -167,7 +167,9 @@ def _checked(components: object) -> dict[str, Mapping[str, Any]]:
         )
     for name, without in components.items():
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"components: {name!r} is no name of a component")
+            raise ConfigError(
+                f"components: {name!r}: a component's name must be a non-empty string"
+            )
         if not isinstance(without, Mapping) or not without:
             raise ConfigError(
                 f"components[{name!r}]={without!r:.200}: must be a dict of the keyword arguments"
@@ -178,7 +180,7 @@ def _checked(components: object) -> dict[str, Mapping[str, Any]]:
 
 def _takes_seed(train_fn: Callable[..., Any]) -> bool:
     try:
-        taken = inspect.signature(train_fn).parameters
+        parameters = inspect.signature(train_fn).parameters
     except (TypeError, ValueError):  # some built-in functions have no signature
         return False
-    return _SEED in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    return _SEED in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

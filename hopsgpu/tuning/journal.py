@@ -16,7 +16,7 @@ from hopsgpu.storage.error_messages import DAMAGED, UNSUPPORTED
 from hopsgpu.storage.lake import Lake
 
 _CHUNK = 4 * 2**20
-_OTHER = "does another driver go on with the same study?"
+_OTHER = "is another driver running the same study?"
 
 
 class Journal(BaseJournalBackend):
@@ -37,11 +37,11 @@ class Journal(BaseJournalBackend):
         self._lock = threading.Lock()
         # Only one thread at a time may append to the file.
         self._following = threading.Lock()
-        there = target.read() if target.exists() else b""
-        whole = there[: there.rfind(b"\n") + 1]
+        content = target.read() if target.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
         # Parsed first, so that a file that is no journal stays unchanged.
         self._unread = deque(_entries(whole, target.url))
-        if whole != there:
+        if whole != content:
             # The driver died in the middle of a line, which no reader accepts.
             target.replace(whole)
         self._there = len(whole)
@@ -95,7 +95,7 @@ class Journal(BaseJournalBackend):
     def _append(self, content: bytes, at: int) -> int:
         # An append that failed may have written a part, so the size is not checked after one.
         if not self._unsure and (self._target.stat().size if at else 0) != at:
-            raise StoreError(f"{self._target.url} has grown by itself: {_OTHER}", DAMAGED)
+            raise StoreError(f"{self._target.url} has an unexpected size: {_OTHER}", DAMAGED)
         self._unsure = True
         end = self._appended(content, at)
         self._unsure = False
@@ -106,7 +106,7 @@ class Journal(BaseJournalBackend):
             return self._target.append(content, at)
         except StoreError as error:
             if error.kind == DAMAGED:
-                text = f"{self._target.url} has become another one: {_OTHER} ({error})"
+                text = f"{self._target.url} was changed by another writer: {_OTHER} ({error})"
                 raise StoreError(text, error.kind) from error
             if error.kind != UNSUPPORTED:
                 raise
@@ -127,7 +127,7 @@ def _entries(content: bytes, url: str) -> list[dict[str, Any]]:
     Raises:
         StoreError: a line is no entry of a journal.
     """
-    found = []
+    entries = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
             entry = json.loads(line)
@@ -135,9 +135,9 @@ def _entries(content: bytes, url: str) -> list[dict[str, Any]]:
             entry = None
         if not isinstance(entry, dict):
             raise StoreError(
-                f"{url} is no journal of an Optuna study: line {number} is {line[:80]!r}; put back"
-                " what was there, or give another name for a new study",
+                f"{url} is not the journal of an Optuna study: line {number} is {line[:80]!r};"
+                " restore the file, or use another name for a new study",
                 DAMAGED,
             )
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries

@@ -97,7 +97,7 @@ def open_study(
         ConfigError: the existing study has another direction.
     """
     storage = optuna.storages.JournalStorage(journal)
-    logged = optuna.logging.get_verbosity()
+    verbosity = optuna.logging.get_verbosity()
     try:
         # Suppresses "A new study created": the search has messages of its own.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -110,11 +110,11 @@ def open_study(
             load_if_exists=True,
         )
     finally:
-        optuna.logging.set_verbosity(logged)
+        optuna.logging.set_verbosity(verbosity)
     if study.direction.name.lower() != direction:
         raise ConfigError(
-            f"direction={direction!r}: the study {name!r} to resume is to"
-            f" {study.direction.name.lower()}; give another name for a new one"
+            f"direction={direction!r}: the study {name!r} to resume has direction"
+            f" {study.direction.name.lower()!r}; use another name for a new study"
         )
     return study
 
@@ -212,15 +212,15 @@ class SamplerThread:
                     steps.add(step)
                     trial.report(value, step)
             if trial.should_prune():
-                self._tell_news(PruneRequested(number))
+                self._publish(PruneRequested(number))
 
         self._put(work)
 
     def news(self) -> list[News]:
         """Return the news since the last call."""
         with self._changed:
-            found, self._news = list(self._news), deque()
-        return found
+            news, self._news = list(self._news), deque()
+        return news
 
     def close(self, seconds: float) -> bool:
         """End the thread once Optuna has recorded all; return whether it ended in time.
@@ -241,7 +241,7 @@ class SamplerThread:
             self._works.append(work)
             self._changed.notify()
 
-    def _tell_news(self, news: News) -> None:
+    def _publish(self, news: News) -> None:
         with self._changed:
             self._news.append(news)
         self._wake()
@@ -251,7 +251,7 @@ class SamplerThread:
             while (work := self._next()) is not None:
                 work()
         except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
-            self._tell_news(SamplerFailed(error))
+            self._publish(SamplerFailed(error))
         finally:
             self._over.set()
 
@@ -281,7 +281,7 @@ class SamplerThread:
             with self._changed:
                 # Optuna still records trials that end before the search does: none is lost.
                 self._broken = True
-        self._tell_news(news)
+        self._publish(news)
 
     def _proposal(self) -> News:
         reported: set[int] = set()
@@ -339,6 +339,6 @@ def as_user_error(error: Exception) -> HopsGpuError:
     """Return the error to raise for an error of Optuna or of the user's space."""
     if isinstance(error, HopsGpuError):
         return error
-    told = HopsGpuError(f"Optuna could not go on: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    failure = HopsGpuError(f"Optuna failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -306,8 +306,8 @@ class Placement:
     def _unasked(self) -> int:
         if self.exhausted:
             return 0
-        there = self.ended + len(self.running) + len(self.waiting) + self.asking
-        return max(self.terms.trials - there, 0)
+        known = self.ended + len(self.running) + len(self.waiting) + self.asking
+        return max(self.terms.trials - known, 0)
 
     def _ready_wanted(self) -> int:
         """Return how many proposals to have ready: for free slots, and for trials that end soon."""

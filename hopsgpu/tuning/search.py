@@ -19,7 +19,7 @@ from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.preflight import asked_of_executors, python_of
+from hopsgpu.launcher.preflight import modules_to_check, python_of
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Handle
 from hopsgpu.launcher.run_end import KEEP_SECONDS, run_to_end
@@ -65,45 +65,50 @@ def search(options: SearchOptions, interrupted: threading.Event) -> SearchResult
     return run_search(search_arguments(options), interrupted)
 
 
-def run_search(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
+def run_search(arguments: SearchArguments, interrupted: threading.Event) -> SearchResult:
     """Run a search, as `search` does, with checked arguments."""
-    run_id = given.resume or given.named or new_run_id(given.spec.name)
-    plan = _plan(given, run_id)
-    _check_before(given, Lake(plan.paths["run"]), run_id)
-    options = given.options
+    run_id = arguments.resume or arguments.named or new_run_id(arguments.spec.name)
+    plan = _plan(arguments, run_id)
+    _check_before(arguments, Lake(plan.paths["run"]), run_id)
+    options = arguments.options
     board = SearchBoard(
-        run_id, given.terms, plan.shape.gpus, options.direction, options.metric, given.progress
+        run_id,
+        arguments.terms,
+        plan.shape.gpus,
+        options.direction,
+        options.metric,
+        arguments.progress,
     )
     log.info(
-        "search asked for: %s of %d trials, %d at a time at most, on executors of %d GPUs",
+        "%s: search of %d trials, at most %d at a time, on executors with %d GPUs",
         run_id,
-        given.terms.trials,
-        given.terms.most,
+        arguments.terms.trials,
+        arguments.terms.most,
         plan.shape.gpus,
     )
     cancelled = threading.Event()
     background = Background(f"hopsgpu-{run_id}-record")
-    active = ActiveRun(plan, given.application, board, cancelled, background)
-    work = functools.partial(run_to_end, _Search(given, active), active)
+    active = ActiveRun(plan, arguments.application, board, cancelled, background)
+    work = functools.partial(run_to_end, _Search(arguments, active), active)
     start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
     return wait_for(Handle(board, cancelled, work, start), interrupted)
 
 
-def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
+def _plan(arguments: SearchArguments, run_id: str) -> LaunchPlan:
     """Return the plan of an executor, if enough executors for `min_concurrent` trials can fit.
 
     Raises:
         ConfigError, CapacityError: as `planner.plan_of` raises them.
     """
-    terms = given.terms
+    terms = arguments.terms
     least = terms.executors(terms.least) * terms.slots
-    fitting = given.application.fit(replace(given.spec, workers=least))
-    plan = plan_of(given, run_id)
-    warnings = dict.fromkeys((*given.warnings, *fitting.warnings, *plan.warnings))
+    fitting = arguments.application.fit(replace(arguments.spec, workers=least))
+    plan = plan_of(arguments, run_id)
+    warnings = dict.fromkeys((*arguments.warnings, *fitting.warnings, *plan.warnings))
     return replace(plan, warnings=tuple(warnings))
 
 
-def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
+def _check_before(arguments: SearchArguments, run: Lake, run_id: str) -> None:
     """Check that a search can begin in its directory, or can be resumed from it.
 
     Raises:
@@ -111,38 +116,40 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
             running.
     """
     if not (run / JOURNAL).exists():
-        if given.resume is not None:
+        if arguments.resume is not None:
             raise ConfigError(
-                f"resume={run_id!r}: there is no search in {run.url}; `hopsgpu runs` lists what"
-                " there is, and name= begins one that can be resumed"
+                f"resume={run_id!r}: the search to resume does not exist: {run.url}; `hopsgpu runs`"
+                " lists the runs, and name= starts a search that can be resumed"
             )
         if (run / RECORD).exists():
-            raise ConfigError(f"name={run_id!r}: {run.url} is a run that is no search")
+            raise ConfigError(
+                f"name={run_id!r}: {run.url} is a run, but not a search; use another name"
+            )
         return
     try:
         record = parse((run / RECORD).read(), (run / RECORD).url)
     except StoreError:  # the driver died before it wrote a record
         return
-    own = given.application.id
+    own = arguments.application.id
     other = str(record.content.get("application") or "")
     if not record.goes_on(time.time()) or other == own:
         return
     try:
-        goes_on = given.application.goes_on(other)
+        is_running = arguments.application.goes_on(other)
     except HopsGpuError:  # YARN no longer knows the application
-        goes_on = False
-    if goes_on:
+        is_running = False
+    if is_running:
         raise ConfigError(
-            f"the search {run_id!r} goes on in {other}: wait for its end, or end it with"
-            f" `hopsgpu runs cancel {run_id}`"
+            f"the search {run_id!r} is still running in {other}: wait for its end, or cancel it"
+            f" with `hopsgpu runs cancel {run_id}`"
         )
 
 
 class _Search:
     """One run of a search: its study and executors; `Endable` describes its public methods."""
 
-    def __init__(self, given: SearchArguments, active: ActiveRun[SearchBoard]) -> None:
-        self._given = given
+    def __init__(self, arguments: SearchArguments, active: ActiveRun[SearchBoard]) -> None:
+        self._arguments = arguments
         self._active = active
         self._board = active.board
         self._directory = active.directory()
@@ -163,58 +170,61 @@ class _Search:
         from hopsgpu.tuning.search_loop import Searching
         from hopsgpu.tuning.search_record import reports_of
 
-        given = self._given
+        arguments = self._arguments
         journal = Journal(self._directory / JOURNAL)
         study = self._study = open_study(
-            journal, self._board.run_id, given.options.direction, given.sampler, given.pruner
+            journal,
+            self._board.run_id,
+            arguments.options.direction,
+            arguments.sampler,
+            arguments.pruner,
         )
         self._board.before(r for r in reports_of(study) if r.ended is not None)
-        ended, is_other = count_ended(study), note_code(study, given.code)
-        if ended and (is_other or given.named):
-            search_record = (
-                f"the search {self._board.run_id!r} goes on with {counted(ended, 'trial')}"
-            )
-            other = ", of other code or with other modules" if is_other else ""
+        ended, is_other = count_ended(study), note_code(study, arguments.code)
+        if ended and (is_other or arguments.named):
+            other = ", whose code or modules were different" if is_other else ""
             self._board.warn(
-                f"{search_record} that had ended{other}; another name= begins a new search"
+                f"the search {self._board.run_id!r} resumes after {counted(ended, 'ended trial')}"
+                f"{other}; use another name= for a new search"
             )
-        asker = SamplerThread(study, given.options.space, lambda: searching.wake())
-        searching = Searching(given, self._active, asker, journal, ended)
+        sampler_thread = SamplerThread(study, arguments.options.space, lambda: searching.wake())
+        searching = Searching(arguments, self._active, sampler_thread, journal, ended)
         recording.put(GangState.REQUESTED.value)
-        asker.start()
+        sampler_thread.start()
         try:
             with recording.watching():
                 self._on_executors(searching)
         finally:
-            self._conclude(asker, journal)
+            self._conclude(sampler_thread, journal)
 
     def _on_executors(self, searching: Searching) -> None:
-        given, board, plan = self._given, self._board, self._active.plan
+        arguments, board, plan = self._arguments, self._board, self._active.plan
         cancelled = self._active.cancelled
-        python_env = python_of(given.python_env, plan.paths["root"], board, cancelled)
-        imports = asked_of_executors(given.function.needs, python_env, given.application)
+        python_env = python_of(arguments.python_env, plan.paths["root"], board, cancelled)
+        imports = modules_to_check(arguments.function.needs, python_env, arguments.application)
         board.state(GangState.WAITING)
         request = Request(
             board.run_id,
             plan,
             cancelled,
             board,
-            frameworks=given.function.foreseen.imports,
+            frameworks=arguments.function.foreseen.imports,
             python_env=python_env,
             imports=imports,
         )
-        most = given.terms.executors(given.terms.most)
-        with given.application.elastic(request.of_executors(most)) as lease:
+        most = arguments.terms.executors(arguments.terms.most)
+        with arguments.application.elastic(request.of_executors(most)) as lease:
             searching.run(lease, python_env)
 
-    def _conclude(self, asker: SamplerThread, journal: Journal) -> None:
+    def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
-        if not asker.close(KEEP_SECONDS):
-            self._board.warn(f"Optuna did not take in all trials within {KEEP_SECONDS:g} s")
+        log.debug("%s: waits until Optuna has recorded all trials", self._board.run_id)
+        if not sampler_thread.close(KEEP_SECONDS):
+            self._board.warn(f"Optuna did not record all trials within {KEEP_SECONDS:g} s")
         try:
             journal.follow()
         except StoreError as error:
-            self._board.warn(f"the search's journal did not come to the lake whole: {error}")
+            self._board.warn(f"the search's journal on the lake is incomplete: {error}")
 
     def put_rest(self) -> None:
         if self._study is not None:
@@ -229,14 +239,14 @@ class _Search:
         from hopsgpu.tuning.search_record import reports_of
 
         study, board = self._study, self._board
-        assert study is not None, "it was opened"
+        assert study is not None, "work() opened it"
         return SearchResult(
             run_id=board.run_id,
             best=board.best,
             trials=tuple(reports_of(study)),
             study=study,
-            direction=self._given.options.direction,
-            metric=self._given.options.metric,
+            direction=self._arguments.options.direction,
+            metric=self._arguments.options.metric,
             gpu_seconds=board.gpu_seconds(),
             timeline=board.timeline,
             moments=board.moments,
@@ -249,4 +259,4 @@ class _Search:
     def details(self) -> RunDetails:
         from hopsgpu.tuning.search_record import search_record
 
-        return RunDetails(search=search_record(self._given, self._study, self._board.best))
+        return RunDetails(search=search_record(self._arguments, self._study, self._board.best))

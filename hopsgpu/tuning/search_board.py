@@ -80,15 +80,15 @@ class SearchBoard(StatusBoard):
     def arrived(self, times: Sequence[float]) -> None:
         """Do nothing: executors arrive one by one, and `executors` records them."""
 
-    def executors(self, there: _Executors, here: int, most: int) -> None:
+    def executors(self, lease: _Executors, here: int, most: int) -> None:
         """Record the executors.
 
         Args:
-            there: the lease, which acquires them.
+            lease: acquires them.
             here: number of executors that are ready.
             most: number of executors that the search would use now.
         """
-        held, why = there.held, there.waiting_for
+        held, why = lease.held, lease.waiting_for
         with self._lock:
             if held != self._held:
                 self._tally.executors(held - self._held, time.time())

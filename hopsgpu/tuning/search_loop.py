@@ -48,7 +48,7 @@ _LOOK_SECONDS = 0.25
 # A thread that has an event waits one interval for each other thread that computes. Python's
 # default, 5 ms, is several times what the driver needs to start a trial.
 _SWITCH_SECONDS = 0.0005
-_TOLD_SECONDS = 60.0
+_LOGS_SECONDS = 60.0
 _MOST_TAKEN = 256
 _STATES = {TrialEnd.COMPLETE: COMPLETE, TrialEnd.PRUNED: PRUNED, TrialEnd.FAILED: FAILED}
 _MOST_ERROR = 16 * 1024
@@ -75,31 +75,31 @@ class Searching:
     """A running search.
 
     Args:
-        given: the search's arguments.
+        arguments: the search's arguments.
         active: the search's run.
-        asker: calls Optuna.
+        sampler_thread: calls Optuna.
         journal: journal of the study.
         ended: number of the study's trials that ended earlier.
     """
 
     def __init__(
         self,
-        given: SearchArguments,
+        arguments: SearchArguments,
         active: ActiveRun[SearchBoard],
-        asker: SamplerThread,
+        sampler_thread: SamplerThread,
         journal: Journal,
         ended: int,
     ) -> None:
-        self._given = given
+        self._arguments = arguments
         self._active = active
         self._board = active.board
         self._background = active.background
         self._directory = active.directory()
-        self._asker = asker
+        self._sampler_thread = sampler_thread
         self._journal = journal
         # Read once, because Spark takes a millisecond to return it.
-        self._interface = given.application.interface
-        self._placement = Placement(given.terms, ended=ended)
+        self._interface = arguments.application.interface
+        self._placement = Placement(arguments.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, PackedFunction] = {}
         self._tries: dict[int, TrialRun] = {}
@@ -111,7 +111,11 @@ class Searching:
         self._looked = float("-inf")
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._setting = TrialSetting(
-            self._board, self._background, given.options.metric, RendezvousCache(), self._inbox.put
+            self._board,
+            self._background,
+            arguments.options.metric,
+            RendezvousCache(),
+            self._inbox.put,
         )
         self._deadline: float | None = None
         self._python_env: PythonEnv | None = None
@@ -131,8 +135,8 @@ class Searching:
             HopsGpuError: an error ended the search; raised once no trial runs.
         """
         self._python_env = python_env
-        if self._given.timeout is not None:
-            self._deadline = time.monotonic() + self._given.timeout
+        if self._arguments.timeout is not None:
+            self._deadline = time.monotonic() + self._arguments.timeout
         with quick_switching(), lease.server.listening(self._inbox.put):
             try:
                 while not self._step(lease):
@@ -143,7 +147,7 @@ class Searching:
                     running.stop()
                 self._do_later(time.monotonic(), hurry=True)
         for ending in self._ending:
-            ending.join(_TOLD_SECONDS)
+            ending.join(_LOGS_SECONDS)
         self._board.mark("returned")
         if self._error is not None:
             raise self._error
@@ -172,7 +176,7 @@ class Searching:
             self._start(start, lease, now)
         if decision.release:
             log.info(
-                "%s: executors to be given back: %d; wanted: %d",
+                "%s: gives back %d executors; needs %d",
                 self._board.run_id,
                 len(decision.release),
                 decision.wanted,
@@ -185,9 +189,10 @@ class Searching:
         else:
             lease.want(decision.wanted, decision.at_once)
         if decision.ask:
+            log.debug("%s: requests %d proposals from Optuna", self._board.run_id, decision.ask)
             self._placement.asking += decision.ask
             # Queued behind the results that Optuna should know before it proposes.
-            self._later.put(functools.partial(self._asker.ask, decision.ask), now)
+            self._later.put(functools.partial(self._sampler_thread.ask, decision.ask), now)
         self._do_later(now, hurry=not self._placement.waiting)
         if decision.stop:
             for running in self._tries.values():
@@ -200,8 +205,10 @@ class Searching:
         running = TrialRun(proposed, start.slots, gang, call, self._setting)
         self._tries[start.trial] = running
         self._later.started(start.trial)
-        told = functools.partial(self._asker.started, start.trial, call.attempt + 1)
-        self._later.put(told, now)
+        record_start = functools.partial(
+            self._sampler_thread.started, start.trial, call.attempt + 1
+        )
+        self._later.put(record_start, now)
         self._board.started(running.report(), len(start.slots))
         if not self._has_begun:
             self._has_begun = True
@@ -229,7 +236,7 @@ class Searching:
             python_env=self._python_env,
             slots={slot.executor: slot.index for slot in start.slots},
             trial=Trial(number, proposed.params),
-            memory_share=self._given.memory_share,
+            memory_share=self._arguments.memory_share,
             script=script_name(),
         )
 
@@ -244,10 +251,10 @@ class Searching:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self._placement.closing = True
-            log.info("%s: the search's time is over", self._board.run_id)
+            log.info("%s: search_timeout has passed: stops the trials", self._board.run_id)
             self._board.warn(
-                f"the search took {self._given.timeout:g} s, and its time was over: trials that ran"
-                " were stopped; resume= continues the search"
+                f"search_timeout={self._arguments.timeout:g} s has passed: the running trials were"
+                " stopped; resume= continues the search"
             )
         self._board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
@@ -256,20 +263,20 @@ class Searching:
     def _fail(self, error: BaseException) -> None:
         """End the search by an error; only the first error counts."""
         if self._error is None:
-            log.info("%s: the search is ended by %s", self._board.run_id, type(error).__name__)
+            log.info("%s: ends the search: %s", self._board.run_id, type(error).__name__)
             self._error = error
         self._placement.closing = True
 
     def _take(self, item: _Item, lease: ElasticLease) -> None:
         if item is None:
-            for news in self._asker.news():
+            for news in self._sampler_thread.news():
                 self._learn(news, lease)
         elif isinstance(item, Begun):
             self._later.begun(item.number)
         elif isinstance(item, TrialRun):
             self._end(item, lease)
         elif isinstance(item, Reported):
-            self._judge(item)
+            self._report(item)
         else:
             self._hear(item, lease)
 
@@ -281,39 +288,42 @@ class Searching:
             self._fail(error)
             return
         if event.message is None:
-            # The trials there hear it themselves.
+            # The trials there get this event themselves.
             self._placement.gone(event.peer, now)
         if container is not None:
             self._board.mark("granted")
             self._placement.came(container.key, container.host, now)
         self._looked = float("-inf")
 
-    def _judge(self, said: Reported) -> None:
+    def _report(self, reported: Reported) -> None:
         """Report a trial's metrics to Optuna."""
-        step, value = said.values[-1]
-        self._board.reported(said.number, step, value)
+        step, value = reported.values[-1]
+        self._board.reported(reported.number, step, value)
         # Queued behind the ends of other trials, which the pruner compares with.
-        told = functools.partial(self._asker.report, said.number, said.values)
-        self._later.put(told, time.monotonic())
+        report = functools.partial(self._sampler_thread.report, reported.number, reported.values)
+        self._later.put(report, time.monotonic())
 
     def _learn(self, news: News, lease: ElasticLease) -> None:
         if isinstance(news, Proposed):
             try:
-                self._calls[news.number] = self._given.function_with(news.arguments)
+                self._calls[news.number] = self._arguments.function_with(news.arguments)
             except HopsGpuError as error:
                 self._fail(error)
                 return
+            log.debug("%s: Optuna proposed trial %d", self._board.run_id, news.number)
             self._proposed[news.number] = news
             self._placement.proposed(news.number)
         elif isinstance(news, Declined):
+            log.info("%s: the space rejected trial %d", self._board.run_id, news.number)
             self._placement.declined()
         elif isinstance(news, SamplerExhausted):
+            log.info("%s: the sampler has no more trials", self._board.run_id)
             self._placement.unproposed()
         elif isinstance(news, SamplerFailed):
             self._fail(as_user_error(news.error))
         elif isinstance(news, PruneRequested) and news.number in self._tries:
             running = self._tries[news.number]
-            log.info("%s: trial %d is to be pruned", self._board.run_id, news.number)
+            log.info("%s: the pruner ends trial %d", self._board.run_id, news.number)
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
@@ -323,7 +333,7 @@ class Searching:
         del self._tries[number]
         self._later.begun(number)
         self._later.put(running.followed.set, time.monotonic())
-        self._ending = [one for one in (*self._ending, running) if one.goes_on]
+        self._ending = [trial for trial in (*self._ending, running) if trial.goes_on]
         if running.fatal is not None:
             self._fail(running.fatal)
         if running.avoid.is_any:
@@ -335,14 +345,14 @@ class Searching:
             number,
             ", ".join(sorted({container.host for container in running.containers})),
             outcome.how.value,
-            "" if how in _STATES else ", and is put back",
+            "" if how in _STATES else "; it is put back and will start again",
         )
         if how not in _STATES:
             self._board.left(number, len(running.slots), None)
             return
         del self._calls[number], self._proposed[number]
         last = self._board.running(number)
-        assert last is not None, "it was started"
+        assert last is not None, "_start recorded it"
         value = {TrialEnd.COMPLETE: outcome.value, TrialEnd.PRUNED: last.value}.get(how)
         report = dataclasses.replace(
             last,
@@ -355,13 +365,17 @@ class Searching:
         self._board.left(number, len(running.slots), report)
         if self._placement.has_failed:
             failed = counted(self._placement.failures, "trial")
-            bound = self._given.terms.max_failures
+            bound = self._arguments.terms.max_failures
             self._fail(
-                HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
+                HopsGpuError(
+                    f"{failed} failed, but max_failures={bound}; the last error: {report.error}"
+                )
             )
-        kept = value if how is TrialEnd.COMPLETE else None
-        told = functools.partial(self._asker.tell, number, how, kept, about(report))
-        self._later.put(told, time.monotonic())
+        result = value if how is TrialEnd.COMPLETE else None
+        record_end = functools.partial(
+            self._sampler_thread.tell, number, how, result, about(report)
+        )
+        self._later.put(record_end, time.monotonic())
 
     def _do_later(self, now: float, *, hurry: bool) -> None:
         if works := self._later.due(now, hurry=hurry):
@@ -371,11 +385,12 @@ class Searching:
 
     def _avoid(self, blamed: Exclusions, lease: ElasticLease) -> None:
         """Start no more trials on a GPU or node that failed, where they would fail too."""
+        log.info("%s: excludes %s", self._board.run_id, blamed)
         try:
-            aside = lease.avoid(blamed)
+            excluded = lease.avoid(blamed)
         except HopsGpuError as error:
             self._fail(error)
             return
-        for key in aside:
+        for key in excluded:
             # Running trials that share the executor are not stopped.
             self._placement.gone(key, time.monotonic())

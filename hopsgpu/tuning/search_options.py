@@ -40,7 +40,7 @@ _DIRECTIONS = ("minimize", "maximize")
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOptions(FunctionOptions, ExecutorOptions):
-    """The options of whatever runs trials; `SearchOptions` and `AblateOptions` have all of them.
+    """The options of everything that runs trials: of `search` and of `ablate`.
 
     Attributes:
         train_fn: any callable that cloudpickle can pickle. It returns the metric, a number, or a
@@ -164,9 +164,9 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
         raise ConfigError(f"metric={metric!r}: must be the name of a metric or None")
     if name is not None and resume is not None:
         raise ConfigError(
-            f"name={name!r} and resume={resume!r}: a search goes on by either, give one of them"
+            f"name={name!r} and resume={resume!r}: each can resume a search; give only one of them"
         )
-    wanted = options.recipe()
+    python_env = options.recipe()
     spec = options.gang_of(
         name=options.run_name,
         workers=terms.slots,
@@ -182,7 +182,7 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     application = application_of(options.spark)
     function = packed(Packer(), train_fn, call, imported, application)
     return SearchArguments(
-        **vars(gang_in(application, spec, wanted)),
+        **vars(gang_in(application, spec, python_env)),
         function=function,
         options=options,
         terms=terms,
@@ -205,8 +205,8 @@ def _terms(options: SearchOptions) -> SearchTerms:
     check_count(workers, "workers_per_trial", 1)
     if least > most:
         raise ConfigError(
-            f"min_concurrent={least} with max_concurrent={most}: min_concurrent must be at"
-            f" most {most}, as no more trials run at a time"
+            f"min_concurrent={least} with max_concurrent={most}: min_concurrent must not"
+            " exceed max_concurrent"
         )
     if options.max_failures is not None:
         check_count(options.max_failures, "max_failures", 0)
@@ -214,15 +214,15 @@ def _terms(options: SearchOptions) -> SearchTerms:
     if slots > 1 and workers > 1:
         raise ConfigError(
             f"gpus_per_trial={options.gpus_per_trial!r} with workers_per_trial={workers}: trials"
-            " that share a GPU have one worker each, since NCCL connects no ranks on one GPU; ask"
-            " for whole GPUs, which each worker of a trial gets"
+            " that share a GPU have one worker each, because NCCL does not connect ranks on the"
+            " same GPU; use whole GPUs, or workers_per_trial=1"
         )
     return SearchTerms(options.trials, most, least, workers, slots, options.max_failures)
 
 
-def _gpus(given: float) -> GpuRequest:
+def _gpus(gpus_per_trial: float) -> GpuRequest:
     try:
-        return GpuRequest(given)
+        return GpuRequest(gpus_per_trial)
     except ConfigError as error:
         raise ConfigError(str(error).replace("gpus_per_worker", "gpus_per_trial")) from None
 
@@ -234,7 +234,7 @@ def _function(
     if isinstance(space, Mapping):
         if twice := sorted(fixed.keys() & space.keys()):
             raise ConfigError(
-                f"kwargs and space both give {', '.join(twice)}: leave it out of one of them"
+                f"kwargs and space both contain {', '.join(twice)}: remove it from one of them"
             )
         check_accepts(train_fn, (), {**fixed, **space})
     else:

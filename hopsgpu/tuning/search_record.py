@@ -35,39 +35,39 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
     value = trial.value if state == COMPLETE else None
     if state == PRUNED and trial.intermediate_values:
         value = trial.intermediate_values[max(trial.intermediate_values)]
-    kept = dict(trial.user_attrs.get(ATTRIBUTE, {}))
-    if kept.get("ended") is None and state != RUNNING and trial.datetime_complete is not None:
+    recorded = dict(trial.user_attrs.get(ATTRIBUTE, {}))
+    if recorded.get("ended") is None and state != RUNNING and trial.datetime_complete is not None:
         # The user's space declined the trial, which never ran.
-        kept |= {"ended": trial.datetime_complete.timestamp(), "tries": 0}
+        recorded |= {"ended": trial.datetime_complete.timestamp(), "tries": 0}
     return TrialReport(
-        number=trial.number, params=dict(trial.params), state=state, value=value, **kept
+        number=trial.number, params=dict(trial.params), state=state, value=value, **recorded
     )
 
 
 def search_record(
-    given: SearchArguments, study: optuna.Study | None, best: Best | None
+    arguments: SearchArguments, study: optuna.Study | None, best: Best | None
 ) -> Mapping[str, Any]:
     """Return what the record contains about a search and its trials; JSON.
 
     Args:
-        given: arguments of the search.
+        arguments: arguments of the search.
         study: Optuna's study, or None if it is not open yet.
         best: the best trial so far, or None.
     """
-    terms, options = given.terms, given.options
+    terms, options = arguments.terms, arguments.options
     return {
         "trials_wanted": terms.trials,
         "max_concurrent": terms.most,
         "min_concurrent": terms.least,
         "workers_per_trial": terms.workers,
-        "gpus_per_trial": given.spec.gpus.per_worker,
+        "gpus_per_trial": arguments.spec.gpus.per_worker,
         "max_failures": terms.max_failures,
         "direction": options.direction,
         "metric": options.metric,
-        "sampler": type(given.sampler).__name__,
-        "pruner": type(given.pruner).__name__,
+        "sampler": type(arguments.sampler).__name__,
+        "pruner": type(arguments.pruner).__name__,
         "seed": options.seed,
-        "space": {name: str(one) for name, one in options.space.items()}
+        "space": {name: str(distribution) for name, distribution in options.space.items()}
         if isinstance(options.space, Mapping)
         else repr(options.space),
         "best": None if best is None else _plain(best),
@@ -79,7 +79,7 @@ def _plain(value: Best | TrialReport) -> dict[str, Any]:
     fields = asdict(value)
     for name in ("params", "metrics"):
         if name in fields:
-            fields[name] = {key: _number(one) for key, one in fields[name].items()}
+            fields[name] = {key: _number(item) for key, item in fields[name].items()}
     return {**fields, "value": _number(fields["value"])}
 
 

@@ -36,14 +36,15 @@ def check_space(space: object) -> None:
     for name, distribution in space.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(
-                f"space: {name!r} is no name of a parameter: trials get them as keyword arguments"
+                f"space: {name!r}: a parameter's name must be a Python identifier, because trials"
+                " get parameters as keyword arguments"
             )
         known = optuna.distributions
         kinds = known.FloatDistribution, known.IntDistribution, known.CategoricalDistribution
         if not isinstance(distribution, kinds):
             raise ConfigError(
                 f"space[{name!r}]={distribution!r:.200}: must be a Float-, Int- or"
-                " CategoricalDistribution, as"
+                " CategoricalDistribution, for example"
                 " optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True)"
             )
 
@@ -60,30 +61,30 @@ def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
         optuna.TrialPruned: the function rejects these parameters.
     """
     if isinstance(space, Mapping):
-        return {name: _suggested(trial, name, given) for name, given in space.items()}
-    given = space(trial)
-    if given is None:
+        return {name: _suggested(trial, name, kind) for name, kind in space.items()}
+    arguments = space(trial)
+    if arguments is None:
         return dict(trial.params)
-    if not isinstance(given, Mapping) or not all(
-        isinstance(name, str) and name.isidentifier() for name in given
+    if not isinstance(arguments, Mapping) or not all(
+        isinstance(name, str) and name.isidentifier() for name in arguments
     ):
         raise ConfigError(
-            f"space(trial) returned {given!r:.200}: must be a mapping of names to keyword"
-            " arguments, or None for what was suggested"
+            f"space(trial) returned {arguments!r:.200}: it must return a mapping of keyword"
+            " arguments by name, or None for the suggested parameters"
         )
-    return dict(given)
+    return dict(arguments)
 
 
-def _suggested(trial: optuna.Trial, name: str, given: optuna.distributions.BaseDistribution) -> Any:
+def _suggested(trial: optuna.Trial, name: str, kind: optuna.distributions.BaseDistribution) -> Any:
     """Return a parameter of a trial; the same value again if the trial already has it."""
     from optuna import distributions as known
 
-    if isinstance(given, known.CategoricalDistribution):
-        return trial.suggest_categorical(name, given.choices)
-    if isinstance(given, known.IntDistribution):
-        return trial.suggest_int(name, given.low, given.high, step=given.step, log=given.log)
-    assert isinstance(given, known.FloatDistribution), "check_space takes no other"
-    return trial.suggest_float(name, given.low, given.high, step=given.step, log=given.log)
+    if isinstance(kind, known.CategoricalDistribution):
+        return trial.suggest_categorical(name, kind.choices)
+    if isinstance(kind, known.IntDistribution):
+        return trial.suggest_int(name, kind.low, kind.high, step=kind.step, log=kind.log)
+    assert isinstance(kind, known.FloatDistribution), "check_space accepts no other"
+    return trial.suggest_float(name, kind.low, kind.high, step=kind.step, log=kind.log)
 
 
 def values_of(space: Space) -> list[Any]:
@@ -92,8 +93,8 @@ def values_of(space: Space) -> list[Any]:
 
     if not isinstance(space, Mapping):
         return [space]
-    given = [d for d in space.values() if isinstance(d, known.CategoricalDistribution)]
-    return [choice for distribution in given for choice in distribution.choices]
+    categorical = [d for d in space.values() if isinstance(d, known.CategoricalDistribution)]
+    return [choice for distribution in categorical for choice in distribution.choices]
 
 
 def grid_of(space: Space) -> dict[str, Sequence[Any]]:
@@ -122,8 +123,8 @@ def grid_of(space: Space) -> dict[str, Sequence[Any]]:
             grid[name] = [min(value, distribution.high) for value in values]
         else:
             raise ConfigError(
-                f"sampler='grid': {name!r} ({distribution}) has no list of values: give it a step,"
-                " or a CategoricalDistribution"
+                f"sampler='grid': {name!r} ({distribution}) has values that cannot be listed: give"
+                " it a step, or use a CategoricalDistribution"
             )
     return grid
 
@@ -151,11 +152,11 @@ def _pruners() -> dict[str, Callable[[], optuna.pruners.BasePruner]]:
     }
 
 
-def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers.BaseSampler:
+def sampler_of(sampler: object, space: Space, seed: int | None) -> optuna.samplers.BaseSampler:
     """Return the sampler that `sampler=` names, or is.
 
     Args:
-        given: None for "tpe"; a name; or a sampler of Optuna.
+        sampler: None for "tpe"; a name; or a sampler of Optuna.
         space: space of the search.
         seed: seed of a sampler given by name.
 
@@ -165,17 +166,17 @@ def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers
     """
     import optuna
 
-    if isinstance(given, optuna.samplers.BaseSampler):
+    if isinstance(sampler, optuna.samplers.BaseSampler):
         if seed is not None:
             raise ConfigError(
-                f"seed={seed!r} with sampler={given!r:.100}: give the seed to the sampler itself"
+                f"seed={seed!r} with sampler={sampler!r:.100}: give the seed to the sampler itself"
             )
-        return given
+        return sampler
     named = _samplers()
-    name = "tpe" if given is None else given
+    name = "tpe" if sampler is None else sampler
     if not isinstance(name, str) or name not in named:
         raise ConfigError(
-            f"sampler={given!r:.200}: must be {', '.join(map(repr, named))} or a sampler of"
+            f"sampler={sampler!r:.200}: must be {', '.join(map(repr, named))} or a sampler of"
             " optuna.samplers"
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
@@ -186,7 +187,7 @@ def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers
         raise ConfigError(f"sampler={name!r} needs a package: {error}; {INSTALL}") from error
 
 
-def pruner_of(given: object) -> optuna.pruners.BasePruner:
+def pruner_of(pruner: object) -> optuna.pruners.BasePruner:
     """Return the pruner that `pruner=` names, or is; for None a pruner that ends no trial.
 
     Raises:
@@ -194,13 +195,13 @@ def pruner_of(given: object) -> optuna.pruners.BasePruner:
     """
     import optuna
 
-    if isinstance(given, optuna.pruners.BasePruner):
-        return given
+    if isinstance(pruner, optuna.pruners.BasePruner):
+        return pruner
     named = _pruners()
-    name = "none" if given is None else given
+    name = "none" if pruner is None else pruner
     if not isinstance(name, str) or name not in named:
         raise ConfigError(
-            f"pruner={given!r:.200}: must be {', '.join(map(repr, named))} or a pruner of"
+            f"pruner={pruner!r:.200}: must be {', '.join(map(repr, named))} or a pruner of"
             " optuna.pruners"
         )
     return named[name]()

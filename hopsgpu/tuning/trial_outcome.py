@@ -48,13 +48,18 @@ def metric_of(returned: object, metric: str | None) -> tuple[float, dict[str, fl
         name = metric if metric is not None or len(returned) != 1 else next(iter(returned))
         if name is None:
             listed = ", ".join(map(str, returned))
-            raise NoMetric(f"the function returned several ({listed:.{_SHOWN}}): name one, metric=")
+            raise NoMetric(
+                f"the function returned several numbers ({listed:.{_SHOWN}}): name the metric with"
+                " metric="
+            )
         if name not in returned:
             listed = ", ".join(map(str, returned)) or "nothing"
-            raise NoMetric(f"the function returned no {name!r}; it returned {listed:.{_SHOWN}}")
+            raise NoMetric(
+                f"the function returned no metric {name!r}; it returned {listed:.{_SHOWN}}"
+            )
         value = _number(returned[name])
-        others = {str(key): _number_or_none(one) for key, one in returned.items()}
-        numbers = {key: one for key, one in others.items() if one is not None}
+        converted = {str(key): _number_or_none(item) for key, item in returned.items()}
+        numbers = {key: number for key, number in converted.items() if number is not None}
     else:
         value = _number(returned)
         numbers = {metric: value} if metric is not None else {}
@@ -64,12 +69,10 @@ def metric_of(returned: object, metric: str | None) -> tuple[float, dict[str, fl
 
 
 def _number(value: Any) -> float:
-    found = _number_or_none(value)
-    if found is None:
-        raise NoMetric(
-            f"the function returned {value!r:.{_SHOWN}}, where the metric, a number, is expected"
-        )
-    return found
+    number = _number_or_none(value)
+    if number is None:
+        raise NoMetric(f"the function returned {value!r:.{_SHOWN}}; the metric must be a number")
+    return number
 
 
 def _number_or_none(value: Any) -> float | None:
@@ -100,8 +103,8 @@ class Reports:
     def take(self, chunk: bytes) -> list[tuple[int, float]]:
         """Return pairs (step, metric), one for each report that the chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        found = (self._read(line) for line in lines)
-        return [one for one in found if one is not None]
+        reports = (self._read(line) for line in lines)
+        return [report for report in reports if report is not None]
 
     def _read(self, line: bytes) -> tuple[int, float] | None:
         try:

@@ -30,7 +30,7 @@ _CLEAN = frozenset({TrialEnd.COMPLETE, TrialEnd.PRUNED})
 
 
 class RendezvousCache:
-    """The meetings of single-rank trials that ended well, for the next trial on the same slot.
+    """The rendezvous of single-rank trials that ended well, for the next trial on the same slot.
 
     Several threads may use it at the same time, because only one trial has a slot.
     """
@@ -39,17 +39,17 @@ class RendezvousCache:
         self._left: dict[Slot, Rendezvous] = {}
 
     def taken(self, slots: Sequence[Slot]) -> Rendezvous | None:
-        """Remove and return the last meeting on a slot; None if these ranks must meet anew."""
-        left = [self._left.pop(slot, None) for slot in slots]
-        return left[0] if len(left) == 1 else None
+        """Remove and return the last rendezvous on a slot; None if these ranks need a new one."""
+        last = [self._left.pop(slot, None) for slot in slots]
+        return last[0] if len(last) == 1 else None
 
-    def keep(self, slots: Sequence[Slot], meeting: Rendezvous | None, how: TrialEnd) -> None:
-        """Keep a meeting for the next trial, if this trial has one rank and ended well.
+    def keep(self, slots: Sequence[Slot], rendezvous: Rendezvous | None, how: TrialEnd) -> None:
+        """Keep a rendezvous for the next trial, if this trial has one rank and ended well.
 
         After another end, something of the trial may be left.
         """
-        if meeting is not None and len(slots) == 1 and how in _CLEAN:
-            self._left[slots[0]] = meeting
+        if rendezvous is not None and len(slots) == 1 and how in _CLEAN:
+            self._left[slots[0]] = rendezvous
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class TrialSetting:
         board: the search's status board.
         background: uploads the trials' logs to the lake.
         metric: name of the metric that is optimized, or None.
-        meetings: meetings of earlier trials.
+        rendezvous_cache: the rendezvous of earlier trials.
         tell: called with news of a trial, in the trial's thread; a TrialRun is the news of its own
             end.
     """
@@ -97,7 +97,7 @@ class TrialSetting:
     board: SearchBoard
     background: Background
     metric: str | None
-    meetings: RendezvousCache
+    rendezvous_cache: RendezvousCache
     tell: Callable[[Begun | Reported | TrialRun], None]
 
 
@@ -220,8 +220,12 @@ class TrialRun:
         return frozenset(slot.executor for slot in self.slots)
 
     def _run(self) -> None:
-        board, meetings, number = self._setting.board, self._setting.meetings, self.proposed.number
-        told = False
+        board, cache, number = (
+            self._setting.board,
+            self._setting.rendezvous_cache,
+            self.proposed.number,
+        )
+        has_told = False
         try:
             with train_on(
                 self._lease,
@@ -232,14 +236,14 @@ class TrialRun:
                 self._stopped,
             ) as training:
                 try:
-                    trained = training.run(meetings.taken(self.slots))
+                    trained = training.run(cache.taken(self.slots))
                     self.outcome = self._outcome(trained)
                     if trained.conclusion is not None:
                         self.avoid = trained.conclusion.avoid
                     for text in self._listener.warnings:
                         board.warn(f"trial {number}: {text}")
-                    meetings.keep(self.slots, training.meeting, self.outcome.how)
-                    told = True
+                    cache.keep(self.slots, training.rendezvous, self.outcome.how)
+                    has_told = True
                     # The upload of the logs can wait; the next trial must not.
                     self._setting.tell(self)
                     self.followed.wait(_FOLLOWED_SECONDS)
@@ -250,10 +254,10 @@ class TrialRun:
         except (ConfigError, DiscoveryError) as error:
             self.fatal = error
         except Exception as error:  # noqa: BLE001 - becomes the trial's own failure, and is told
-            if not told:
+            if not has_told:
                 self.outcome = Outcome(TrialEnd.FAILED, error=f"{type(error).__name__}: {error}")
         finally:
-            if not told:
+            if not has_told:
                 self._setting.tell(self)
 
     def _outcome(self, trained: Trained) -> Outcome:
@@ -261,8 +265,8 @@ class TrialRun:
             failure = trained.conclusion.failure
             if trained.conclusion.fault is not Fault.INFRASTRUCTURE:
                 return Outcome(TrialEnd.FAILED, error=str(failure))
-            taken = suspect(failure.host or "", str(failure)) is None
-            return Outcome(TrialEnd.PREEMPTED if taken else TrialEnd.LOST, error=str(failure))
+            is_excused = suspect(failure.host or "", str(failure)) is None
+            return Outcome(TrialEnd.PREEMPTED if is_excused else TrialEnd.LOST, error=str(failure))
         if self._listener.was_pruned:
             return Outcome(TrialEnd.PRUNED)
         try:
@@ -286,7 +290,7 @@ def _unpickled(pickled: bytes) -> object:
         value: object = pickle.loads(pickled)
     except Exception as error:
         raise NoMetric(
-            "what the function returned cannot be unpickled at the driver"
+            "the function's return value cannot be unpickled at the driver"
             f" ({type(error).__name__}: {error}); return numbers"
         ) from error
     return value

@@ -91,7 +91,7 @@ def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(
     with pytest.raises(hopsgpu.RankFailed, match="uncorrectable ECC") as raised:
         hopsgpu.launch(breaks, workers=4, retries=1, progress="off")
     (note,) = raised.value.__notes__
-    assert "not tried again without GPU-" in note and "can never fit" in note
+    assert "not retried without GPU-" in note and "can never fit" in note
 
 
 def test_the_first_executor_that_cannot_reach_the_driver_ends_the_launch(

@@ -429,7 +429,7 @@ def test_a_rank_over_its_memory_is_the_failure_with_numbers(
         quiet(hog, workers=2, memory_per_worker="256m", placement="pack")
     assert failed.value.rank == 1
     assert failed.value.signal == "SIGKILL"
-    assert "used more memory than it may" in str(failed.value)
+    assert "exceeded its memory limit" in str(failed.value)
     assert "of 256 MiB (the limit is memory_per_worker" in str(failed.value)
     assert failed.value.result.ranks[0].stopped
 

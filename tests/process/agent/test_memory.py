@@ -317,7 +317,7 @@ def failure_of(*ends: tuple[dict[str, str], bool, float]) -> RankFailed:
 def test_the_rank_that_is_over_is_the_failure_though_its_neighbour_is_told_of_first() -> None:
     failure = failure_of((RESET, False, 7.0), (OVER, False, 6.9), (RESET, False, 7.1))
     assert failure.rank == 1
-    assert "used more memory than it may: 1.3 GiB of 1.0 GiB (memory_per_worker); …" in str(failure)
+    assert "exceeded its memory limit: 1.3 GiB of 1.0 GiB (memory_per_worker); …" in str(failure)
 
 
 def test_one_that_is_over_while_it_is_stopped_is_not_the_failure() -> None:

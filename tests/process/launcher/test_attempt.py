@@ -304,7 +304,7 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(server: Server)
     assert launched.lease.lost == {0}
     said = str(conclusion.failure)
     assert "was lost (container container_0): its NodeManager was lost: it did not" in said
-    assert "Spark says: Container from a bad node: node2. Its log: yarn logs" in said
+    assert "Spark says: Container from a bad node: node2. The executor's log: yarn logs" in said
 
 
 def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(server: Server) -> None:
@@ -313,7 +313,7 @@ def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(server: 
     launched.agent.join(SECONDS)
     assert not launched.agent.is_alive()
     assert launched.lease.lost == {0} and not launched.lease.is_whole()
-    assert "rank 0 was not seen to end: its agent did not answer" in launched.told.warnings[0]
+    assert "the end of rank 0 is unknown: its agent did not answer" in launched.told.warnings[0]
     assert conclusion is not None
     assert "was still running after run_timeout=0.2 s" in str(conclusion.failure)
 
@@ -487,9 +487,12 @@ def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
         publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert not [path for path in (tmp_path / "net").iterdir() if path.name.isdigit()]
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
-    assert f"What ranks 0, 1 uploaded is kept in file://{staging}/<rank>" in str(refused.value)
     assert (
-        f" {time.tzname[time.localtime().tm_isdst]}, after which a publish of 'net' removes it"
+        f"The files that ranks 0, 1 uploaded are kept for a day in file://{staging}/<rank>"
+        in str(refused.value)
+    )
+    assert (
+        f" {time.tzname[time.localtime().tm_isdst]}, after which a publish of 'net' removes them"
         in str(refused.value)
     )
     assert [(staging / str(rank) / "w").read_bytes() for rank in range(2)] == [b"from 0", b"from 1"]
@@ -506,7 +509,9 @@ def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
         await upload(channel)
 
     agents[0].further["publish"] = upload_and_stand_in_the_way
-    with pytest.raises(StoreError, match=r"_claims.* What rank 0 uploaded is kept in "):
+    with pytest.raises(
+        StoreError, match=r"_claims.* The files that rank 0 uploaded are kept for a day in "
+    ):
         publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert (staging / "0" / "a").read_bytes() == b"from 0"
@@ -520,7 +525,8 @@ def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
         leave, left={1: ModelFiles(0, 0, "file='b:1': no")}
     )
     with pytest.raises(
-        StoreError, match=r"'net' is not published: rank 1 left .* file='b:1': no\. What rank 0 "
+        StoreError,
+        match=r"'net' is not published: rank 1 left .* file='b:1': no\. The files that rank 0 ",
     ):
         publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert "publish" not in agents[1].heard
@@ -530,7 +536,7 @@ def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
 
 def test_nothing_is_uploaded_where_no_rank_left_what_can_be(server: Server, tmp_path: Path) -> None:
     _, publisher = two_that_left(server, tmp_path)
-    with pytest.raises(StoreError, match="rank 1 left what cannot be: odd$"):
+    with pytest.raises(StoreError, match="rank 1 left files that cannot be published: odd$"):
         publisher.publish(f"file://{tmp_path}", {1: ModelFiles(0, 0, "odd")}, VersionDescription())
     assert not (tmp_path / "net").exists()
 
@@ -715,15 +721,15 @@ def test_tokens_that_would_go_in_the_clear_are_a_warning_of_the_run(server: Serv
 def test_ranks_that_met_before_are_started_without_another_meeting(server: Server) -> None:
     launched = launch(server, return_a_value)
     launched.training.run()
-    meeting, agent = launched.training.meeting, launched.agent
-    assert meeting is not None
+    rendezvous, agent = launched.training.rendezvous, launched.agent
+    assert rendezvous is not None
     again = launched.again()
-    assert again.run(meeting).values.keys() == {0}
+    assert again.run(rendezvous).values.keys() == {0}
     assert agent.heard == ["reserve", "keep", "run", "run"]
-    assert again.meeting is meeting
+    assert again.rendezvous is rendezvous
     launched.cancelled.set()
     with pytest.raises(Cancelled, match="before its ranks started"):
-        again.run(meeting)
+        again.run(rendezvous)
     assert agent.heard == ["reserve", "keep", "run", "run"], "what is not wanted was started"
 
 

@@ -128,42 +128,46 @@ def source(*rows: int, groups: int = 1) -> Source:
     return Source("hdfs://nn/x", files, 8, pa.schema({"n": pa.int64()}).serialize().to_pybytes())
 
 
-def rows_of(dealt: bytes, name: str = "data") -> int:
-    return RankShards.load(dealt).shards[name].num_rows
+def rows_of(serialized: bytes, name: str = "data") -> int:
+    return RankShards.load(serialized).shards[name].num_rows
 
 
 def test_each_rank_is_dealt_its_shard_of_all_data() -> None:
     datasets = given({"train": Data("/x", "keep"), "test": "/y"})
-    dealt = data_staging.deal(datasets, {"train": source(5, 6), "test": source(7)}, 2)
-    assert sorted(rows_of(d, "train") for d in dealt) == [5, 6]
-    assert [rows_of(d, "test") for d in dealt] == [3, 3]
-    assert not RankShards.load(dealt[0]).single
-    assert RankShards.load(data_staging.deal(given("/x"), {"data": source(5)}, 1)[0]).single
+    serialized = data_staging.serialized_shards(
+        datasets, {"train": source(5, 6), "test": source(7)}, 2
+    )
+    assert sorted(rows_of(d, "train") for d in serialized) == [5, 6]
+    assert [rows_of(d, "test") for d in serialized] == [3, 3]
+    assert not RankShards.load(serialized[0]).single
+    assert RankShards.load(
+        data_staging.serialized_shards(given("/x"), {"data": source(5)}, 1)[0]
+    ).single
 
 
 def test_fewer_rows_than_ranks_names_the_data() -> None:
     with pytest.raises(ConfigError, match=r"data\.test \(hdfs://nn/x\): 2 rows for 3 ranks"):
-        data_staging.deal(given({"test": "/y"}), {"test": source(2)}, 3)
+        data_staging.serialized_shards(given({"test": "/y"}), {"test": source(2)}, 3)
 
 
 def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many = source(*[100] * 5_000, groups=2)
-    dealt = data_staging.deal(given("/x"), {"data": many}, 4)
-    assert sum(map(rows_of, dealt)) == 1_000_000
+    serialized = data_staging.serialized_shards(given("/x"), {"data": many}, 4)
+    assert sum(map(rows_of, serialized)) == 1_000_000
     # JSON is tens of bytes for each row group and each file.
-    assert sum(map(len, dealt)) < 20 * 10_000
-    monkeypatch.setattr(data_staging, "MOST_DEALT", 1000)
-    with pytest.raises(ConfigError, match="data has 10000 row groups.*write it anew with fewer"):
-        data_staging.deal(given("/x"), {"data": many}, 4)
+    assert sum(map(len, serialized)) < 20 * 10_000
+    monkeypatch.setattr(data_staging, "MOST_SHARD_BYTES", 1000)
+    with pytest.raises(ConfigError, match="data has 10000 row groups.*rewrite the data with fewer"):
+        data_staging.serialized_shards(given("/x"), {"data": many}, 4)
 
 
 def test_what_is_dealt_comes_whole_or_is_refused() -> None:
     shard = Shard("file:///x", (ShardFile("a", 9),), (Slice(0, 1, 2, 3),), 8, b"schema")
-    dealt = RankShards({"a": shard, "b": shard}, single=False)
-    assert RankShards.load(dealt.dump()) == dealt
-    for damaged in (b"", b"x", dealt.dump()[:-9]):
+    serialized = RankShards({"a": shard, "b": shard}, single=False)
+    assert RankShards.load(serialized.dump()) == serialized
+    for damaged in (b"", b"x", serialized.dump()[:-9]):
         with pytest.raises(StoreError, match="shards are of another version of hopsgpu"):
             RankShards.load(damaged)
 

@@ -62,8 +62,8 @@ def test_a_trial_runs_in_a_slot_of_each_agent_with_its_share(slots: dict[int, in
     world = assign_ranks([Container(n, f"c{n}", "node", "a", (f"g{n}",)) for n in range(2)], 1)
     trial = Trial(5, {"lr": 0.1, "kind": Path("x")})
     call = plans.call(slots=slots, trial=trial, memory_share=0.5)
-    meeting = Rendezvous(world, endpoints_of(world, {0: range(3), 1: range(1)}))
-    told = {message.key: message.fields for message in run_messages(call, meeting)}
+    rendezvous = Rendezvous(world, endpoints_of(world, {0: range(3), 1: range(1)}))
+    told = {message.key: message.fields for message in run_messages(call, rendezvous)}
     assert {key: fields["slot"] for key, fields in told.items()} == {0: 0, 1: 0} | slots
     for fields in told.values():
         (rank,) = fields["ranks"]
@@ -81,8 +81,8 @@ def test_a_rank_knows_with_how_many_it_shares_its_nodes_disk() -> None:
 def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
     call = plans.call(plans.plan(retries=5), attempt=2)
     world = assign_ranks([Container(0, "c", "node", "a", ())], 1)
-    meeting = Rendezvous(world, endpoints_of(world, {0: range(3)}))
-    (message,) = run_messages(call, meeting)
+    rendezvous = Rendezvous(world, endpoints_of(world, {0: range(3)}))
+    (message,) = run_messages(call, rendezvous)
     (rank,) = message.fields["ranks"]
     elastic = {n: v for n, v in rank["environment"].items() if n.startswith("TORCHELASTIC_")}
     assert elastic == {

@@ -76,7 +76,7 @@ def test_a_lake_that_hangs_is_waited_for_so_long_and_told() -> None:
     background.flush(0.05)
     goes_on.set()
     (problem,) = background.problems()
-    assert problem == "not on the lake after 0.05 s: the record"
+    assert problem == "not written to the lake within 0.05 s: the record"
     background.flush(SECONDS)
     assert background.problems() == ()
 
@@ -130,6 +130,6 @@ def test_a_value_on_the_lake_is_taken_only_as_its_agent_wrote_it(tmp_path: Path)
     digest = hashlib.sha256(b"pickled").hexdigest()
     assert Value(file="value", digest=digest).content(directory) == b"pickled"
     (tmp_path / "value").write_bytes(b"another's")
-    with pytest.raises(StoreError, match="digest mismatch. It was not unpickled"):
+    with pytest.raises(StoreError, match="SHA-256 mismatch: .* The value was not unpickled"):
         Value(file="value", digest=digest).content(directory)
     assert Value(b"inline").content(directory) == b"inline"

@@ -238,7 +238,7 @@ def test_a_lake_that_keeps_it_is_a_warning(feed: Make, monkeypatch: pytest.Monke
     with one.ready():
         monkeypatch.setattr(Lake, "remove", refuse)
     (warning,) = one._board.result().warnings
-    assert "still there, until its run is pruned: cannot remove" in warning
+    assert "on the lake until `hopsgpu runs prune` removes it: cannot remove" in warning
 
 
 def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         (ended(signal="SIGTERM", exit_code=None), "by SIGTERM, which hopsgpu did not send"),
         (
             ended(outcome={"status": "over memory", "error": "9 MiB of 8 MiB"}),
-            "used more memory than it may: 9 MiB of 8 MiB",
+            "exceeded its memory limit: 9 MiB of 8 MiB",
         ),
         (
             ended(outcome={"status": "not started", "error": "no such file"}),
@@ -96,11 +96,11 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         ),
         (
             raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
-            "the memory of GPU GPU-1 is full: take smaller batches",
+            "the memory of GPU GPU-1 is full: use smaller batches",
         ),
         (
             raised("RuntimeError: The NVIDIA driver on your system is too old (found 11040)"),
-            "the NVIDIA driver or GPU of node1 does not serve the CUDA",
+            "the NVIDIA driver or GPU of node1 does not support the CUDA",
         ),
         (
             raised("RuntimeError: CUDA error: uncorrectable ECC error encountered"),
@@ -110,7 +110,7 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         (raised("EOFError: EOF when reading a line"), "has no terminal: to debug the function"),
         (
             raised("ValueError: invalid literal for int() with base 10: 'GPU-99db41de-ff1e'"),
-            "CUDA_VISIBLE_DEVICES holds UUIDs",
+            "CUDA_VISIBLE_DEVICES contains UUIDs",
         ),
         (raised("BdbQuit: "), "call it without launch()"),
         (raised("RuntimeError: Gloo connectFullMesh failed with x"), "a store of its own"),
@@ -171,7 +171,7 @@ def test_an_error_of_many_lines_is_told_once() -> None:
 def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() -> None:
     end = ended(stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
     failure = timed_out(place(1), 90.0, list(range(1, 31)), end, URL)
-    assert "was still running after run_timeout=90 s, as were 30 in all (ranks 1, 2," in str(
+    assert "was still running after run_timeout=90 s; 30 ranks were still running (1, 2," in str(
         failure
     )
     assert ", 20, ...)" in str(failure)
@@ -186,7 +186,7 @@ OVER = "Container killed by YARN for exceeding physical memory limits. 5 GB of 4
 def test_a_lost_executor_gives_yarns_own_reason_and_where_to_look() -> None:
     failure = executor_lost(place(1), f"{OVER}.", URL)
     assert "the executor of rank 1 on node1 was lost (container container_1)" in str(failure)
-    assert f"{OVER}; memory_per_worker is what to raise. Its log: yarn logs -cont" in str(failure)
+    assert f"{OVER}; raise memory_per_worker. The executor's log: yarn logs -cont" in str(failure)
     assert "memory_per_worker" not in str(executor_lost(place(1), "Container preempted", URL))
 
 
@@ -284,7 +284,7 @@ def test_what_the_driver_told_of_a_gpu_goes_before_the_error() -> None:
     fell = GpuEvent("GPU-1", "bad", "XID 79, GPU has fallen off the bus: reboot the node")
     end = raised("RuntimeError: CUDA error: unspecified launch failure", gpu_events=[fell, fell])
     said = str(rank_failed(end, URL))
-    assert said.count("XID 79") == 1 and "the driver told of GPU-1 of node1: XID 79" in said
+    assert said.count("XID 79") == 1 and "the NVIDIA driver reported GPU-1 of node1: XID 79" in said
     assert to_avoid(end) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
     assert fault_of(end, [end, raised("RuntimeError: other", rank=0)]) is Fault.RANK
     assert to_avoid(ended(signal="SIGKILL", exit_code=None, gpu_events=[fell])).is_any
@@ -295,11 +295,11 @@ def test_who_was_ended_for_its_gpu_and_who_crashed_of_it_are_told_apart() -> Non
     known = {"exit_code": None, "gpu_events": [event]}
     killed = ended(outcome={"status": "gpu failed", "error": "x"}, signal="SIGKILL", **known)
     said = str(rank_failed(killed, URL))
-    assert "was ended by hopsgpu: its GPU has failed, and it did not end by itself: " in said
+    assert "was stopped by hopsgpu: its GPU has failed, and it did not end by itself: " in said
     crashed = str(rank_failed(ended(signal="SIGSEGV", **known), URL))
     assert "was ended by SIGSEGV: native code crashed" in crashed
     for told in (said, crashed):
-        assert "the driver told of GPU-1 of node1: XID 48" in told and "lost" not in told
+        assert "the NVIDIA driver reported GPU-1 of node1: XID 48" in told and "lost" not in told
 
 
 def test_an_event_that_the_program_caused_blames_nobody() -> None:

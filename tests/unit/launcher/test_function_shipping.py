@@ -14,7 +14,7 @@ from hopsgpu.backends.spark import executor_probe
 from hopsgpu.core import rank_requirements
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import needs_of
-from hopsgpu.launcher.preflight import asked_of_executors
+from hopsgpu.launcher.preflight import modules_to_check
 from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.python_env import missing_modules as lacking
@@ -47,7 +47,7 @@ class Site:
 
 def asked(modules: tuple[str, ...], env: PythonEnv | None, *lacks: str) -> tuple[str, ...]:
     site: Any = Site(*lacks)
-    return asked_of_executors(modules, env, site)
+    return modules_to_check(modules, env, site)
 
 
 def test_executors_are_asked_for_what_nothing_else_brings() -> None:

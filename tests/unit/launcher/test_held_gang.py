@@ -87,7 +87,7 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: LeaseThread) -> None:
     thread = in_thread(later)
     assert until(lambda: bool(told), SECONDS)
     ((state, why),) = told
-    assert state == "preparing" and "another launch has the gang" in why
+    assert state == "preparing" and "another launch uses the gang" in why
     assert not had.is_set()
     may_end.set()
     assert had.wait(SECONDS)

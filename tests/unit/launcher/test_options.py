@@ -48,8 +48,8 @@ def train() -> None: ...
         ({"args": 3}, "args=3.*tuple or list"),
         ({"kwargs": [1]}, r"kwargs=\[1\].*mapping"),
         ({"kwargs": {1: 2}}, "kwargs=.*mapping"),
-        ({"args": (1,)}, r"train\(\).*does not take these args and kwargs"),
-        ({"kwargs": {"x": 1}}, "does not take these args and kwargs.*'x'"),
+        ({"args": (1,)}, r"train\(\).*does not accept these args and kwargs"),
+        ({"kwargs": {"x": 1}}, "does not accept these args and kwargs.*'x'"),
         ({"gpus_per_worker": 65}, "gpus_per_worker=65: must be at most 64"),
         ({"env_vars": {"A": "x" * 200_000}}, "env_vars: A is longer than"),
         ({"env_vars": {f"A{n}": "x" * 100_000 for n in range(6)}}, "env_vars are longer than"),
@@ -141,7 +141,7 @@ def test_arguments_that_cannot_be_pickled_or_sent(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"args\[0\] is a _thread.lock"):
         hopsgpu.launch(anything, args=(threading.Lock(),))
     monkeypatch.setattr("hopsgpu.launcher.function_shipping._MOST_CALL", 2**20)
-    with pytest.raises(ConfigError, match="bytes pickled.*at most 1048576 together"):
+    with pytest.raises(ConfigError, match="bytes pickled.*at most 1048576 bytes together"):
         hopsgpu.launch(anything, args=(bytes(2**21),))
 
 

@@ -109,7 +109,10 @@ def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(happens: Happens, fau
     conclusion = concluded(happens)
     assert (conclusion.failure.rank, conclusion.avoid, conclusion.fault) == (0, BLAMED, fault)
     first_line = str(conclusion.failure).splitlines()[0]
-    assert f"likely because the driver told of GPU-1 of node1: {FELL.reason} (rank 1)" in first_line
+    assert (
+        f"likely because the NVIDIA driver reported GPU-1 of node1: {FELL.reason} (rank 1)"
+        in first_line
+    )
 
 
 def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
@@ -121,5 +124,5 @@ def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
 
     conclusion = concluded(happens)
     told = str(conclusion.failure)
-    assert "the driver told of GPU-0 of node0: XID 74" in told and "XID 79" not in told
+    assert "the NVIDIA driver reported GPU-0 of node0: XID 74" in told and "XID 79" not in told
     assert conclusion.avoid == BLAMED | Exclusions(gpus=frozenset({("node0", "GPU-0")}))

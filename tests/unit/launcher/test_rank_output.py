@@ -149,7 +149,7 @@ def test_a_lost_executors_log_says_so_in_its_last_line(lake: Lake) -> None:
     bring(logs, lake)
     said = (
         "hopsgpu: the executor of rank 1 on node2 was lost (no sign of life for 30 s);"
-        " what it wrote last may be missing"
+        " the end of its output may be missing"
     )
     assert kept(lake)["rank-1.log"].decode() == f"step 1\nstep 2, and th\n{said}\n"
     assert "of rank 0 on node1 was lost (its connection ended)" in kept(lake)["rank-0.log"].decode()

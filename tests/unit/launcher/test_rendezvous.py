@@ -14,7 +14,7 @@ from hopsgpu.core.gang import Container, Exclusions, assign_ranks
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.torch import Restarts
-from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
+from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
 from hopsgpu.packaging.code_variables import Setting
 from hopsgpu.packaging.preload import StaticFindings
 from tests.unit import plans
@@ -30,7 +30,7 @@ CALL = dataclasses.replace(plans.call(), run_id="r")
 def met(**said: Any) -> Rendezvous | RendezvousFailure:
     """What comes of it where agent 1 says this, and agent 0 nothing yet."""
     events = [Event(1, Message("reserved", {"run_id": "r", **said}))]
-    return rendezvous(
+    return arrange_rendezvous(
         WORLD,
         CALL,
         lambda *_, **__: True,
@@ -51,7 +51,7 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
     call = dataclasses.replace(CALL, function=function, slots={0: 4})
     asked: list[dict[str, Any]] = []
     told = Message("reserved", {"ports": range(9), "store": 7 if store else None, **ADDRESS})
-    met = rendezvous(
+    met = arrange_rendezvous(
         world,
         call,
         lambda key, kind, **fields: asked.append(fields) is None,
@@ -92,7 +92,7 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
     told = [Message("preparing", {"run_id": "r"})] * 5
     told.append(Message("reserved", {"run_id": "r", "problem": "full", "configured": False}))
     events = [Event(1, message) for message in told]
-    unmet = rendezvous(
+    unmet = arrange_rendezvous(
         WORLD,
         CALL,
         lambda *_, **__: True,

@@ -121,7 +121,7 @@ def test_the_packages_of_this_process_are_listed() -> None:
 
 def test_a_record_that_the_lake_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"the run's record is not on the lake: "):
+    with pytest.raises(StoreError, match=r"the run's record was not written to the lake: "):
         write(Lake(f"file://{tmp_path}/file"), b"{}")
 
 

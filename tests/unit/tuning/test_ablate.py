@@ -50,11 +50,11 @@ def no_seed(width: int = 4) -> float:
     ("function", "given", "told"),
     [
         (train, {"components": {}}, "components={}"),
-        (train, {"components": {"": {"width": 1}}}, "no name of a component"),
+        (train, {"components": {"": {"width": 1}}}, "a component's name must be"),
         (train, {"components": {"narrow": {}}}, r"components\['narrow'\]"),
-        (train, {"components": {"narrow": {"depth": 1}}}, "does not take"),
+        (train, {"components": {"narrow": {"depth": 1}}}, "does not accept"),
         (train, {"components": {"narrow": {"width": 1}}, "seeds": 0}, "seeds=0"),
-        (no_seed, {"components": {"narrow": {"width": 1}}, "seeds": 2}, "takes no argument `seed`"),
+        (no_seed, {"components": {"narrow": {"width": 1}}, "seeds": 2}, "has no argument `seed`"),
         (3, {"components": {"narrow": {"width": 1}}}, "train_fn=3"),
     ],
 )

@@ -305,7 +305,7 @@ def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(talk: Callable[
     [
         ({}, "must be a mapping of parameter names to Optuna distributions"),
         ({"x": (0, 1)}, "Float-, Int- or CategoricalDistribution"),
-        ({"no name": FLOAT(0, 1)}, "no name of a parameter"),
+        ({"no name": FLOAT(0, 1)}, "a parameter's name must be"),
         (3, "a function"),
     ],
 )

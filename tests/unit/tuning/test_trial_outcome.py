@@ -47,13 +47,13 @@ def test_the_metric_is_found(returned: Any, metric: str | None, found: Any) -> N
 @pytest.mark.parametrize(
     ("returned", "metric", "said"),
     [
-        (None, None, "returned None, where the metric"),
-        ("0.5", None, "where the metric, a number, is expected"),
-        (Tensor(1, 2), None, "where the metric, a number, is expected"),
+        (None, None, "returned None; the metric must be a number"),
+        ("0.5", None, "the metric must be a number"),
+        (Tensor(1, 2), None, "the metric must be a number"),
         (math.nan, None, "is NaN"),
-        ({"a": 1, "b": 2}, None, r"several \(a, b\): name one, metric="),
+        ({"a": 1, "b": 2}, None, r"several numbers \(a, b\): name the metric with metric="),
         ({}, None, "returned several|nothing"),
-        ({"a": 1}, "loss", "no 'loss'; it returned a"),
+        ({"a": 1}, "loss", "no metric 'loss'; it returned a"),
         ({}, "loss", "it returned nothing"),
         ({"loss": "low"}, "loss", "returned 'low'"),
     ],
