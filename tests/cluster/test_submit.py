@@ -45,7 +45,8 @@ JOB = """
         spark = hopsgpu.session("job")
         result = hopsgpu.launch(
             train, args=(seconds,), workers=workers, memory_per_worker="512m", progress="off",
-            placement="pack", acquire_timeout=None,
+            # One core, as drivers of several applications may all be on one node.
+            cores_per_worker=1, placement="pack", acquire_timeout=None,
         )
         print("driver", hopsgpu.__file__, helper.words())
         print("rank", *result.value)

@@ -31,9 +31,12 @@ class SparkApplication:
     context: SparkContext
     jvm: Jvm
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
-        """Return Spark's ID of the application; on YARN it is YARN's."""
+        """Return Spark's ID of the application; on YARN it is YARN's.
+
+        Records of runs that the end of the JVM ended show it too.
+        """
         return str(self.context.applicationId)
 
     @property
