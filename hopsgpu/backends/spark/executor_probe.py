@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -11,6 +12,8 @@ from pyspark import SparkContext
 
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.jvm_threads import start_daemon
+
+log = logging.getLogger(__name__)
 
 # The profile of the ETL executors, which hold no GPU.
 _DEFAULT_PROFILE = 0
@@ -35,7 +38,8 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
     def ask() -> None:
         try:
             answers.extend(_ask(application.context, tag, list(modules)))
-        except Exception:  # noqa: BLE001 - it was cancelled or failed: the answer is unknown
+        except Exception as error:  # noqa: BLE001 - cancelled or failed: the answer is unknown
+            log.debug("%s: no answer: %s", tag, error)
             answers.clear()
         finally:
             answered.set()
