@@ -124,7 +124,7 @@ def files_below(path: Path, name: str, *, most: int, inside: str = "") -> list[F
 def files_in(directory: Path) -> list[File]:
     """Return the files directly in a directory, without hidden ones."""
     visible = (entry for entry in _children(directory) if not entry.name.startswith("."))
-    return list(_looked_at((entry.name, entry) for entry in visible if entry.is_file()))
+    return list(_looked_at((entry.name, entry) for entry in visible if _is_file(entry)))
 
 
 def _looked_at(entries: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
@@ -167,7 +167,7 @@ def _walk(
         if entry.name.startswith(".") or entry.name in _NOT_CODE:
             continue
         below = f"{name}/{entry.name}" if name else entry.name
-        if entry.is_dir():
+        if _is_directory(entry):
             real = entry.path
             if entry.is_symlink():
                 real = os.path.realpath(entry.path)
@@ -175,8 +175,22 @@ def _walk(
                     continue
             if entry.name != _HOPSGPU.name or Path(real).resolve() != _HOPSGPU:
                 yield from _walk(entry.path, below, links=links, met=(*met, real))
-        elif entry.is_file():
+        elif _is_file(entry):
             yield below, entry
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads below a file, or to itself
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # as above
+        return False
 
 
 def _in_zip(path: Path, name: str, inside: str) -> Iterator[File]:

@@ -46,6 +46,19 @@ def alike(result: hopsgpu.GangResult, *names: str) -> dict[str, Any]:
     return dict(first)
 
 
+def test_lightning_in_one_container(
+    spark: SparkSession, gpus_back: Callable[[], int], example: Example
+) -> None:
+    """Where the ranks of a container are Lightning's devices.
+
+    It comes before the tests that hold a gang: that one may have a GPU of each node, and then no
+    node has two left.
+    """
+    train = example("lightning_callbacks").train
+    result = quiet(train, kwargs={"epochs": 50}, workers=2, placement="pack", cores_per_worker=1)
+    assert alike(result, "weights")["world"] == 2
+
+
 def test_hugging_faces_trainer_is_distributed_and_goes_on_from_its_checkpoint(
     gang: hopsgpu.Gang, example: Example
 ) -> None:
@@ -84,15 +97,6 @@ def test_lightnings_trainer_takes_all_ranks_by_itself_and_stops_early(
     train = example("lightning_callbacks").train
     later = gang.launch(train, kwargs={"epochs": 50}, resume=fitted.run_id)
     assert alike(later, "weights")["resumed"]
-
-
-def test_lightning_in_one_container(
-    spark: SparkSession, gpus_back: Callable[[], int], example: Example
-) -> None:
-    """Where the ranks of a container are Lightning's devices."""
-    train = example("lightning_callbacks").train
-    result = quiet(train, kwargs={"epochs": 50}, workers=2, placement="pack", cores_per_worker=1)
-    assert alike(result, "weights")["world"] == 2
 
 
 def test_accelerate_gives_each_rank_its_part(gang: hopsgpu.Gang, example: Example) -> None:
