@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hopsgpu.backends.inventory import Observer, own_name
+from hopsgpu.backends.spark.spark_versions import jar_version
 from hopsgpu.devcluster.admin import site_properties
 from hopsgpu.devcluster.java import java_of_spark
 from hopsgpu.doctor.lake_checks import LakeFacts
 from hopsgpu.doctor.machine_checks import Client, Machine
-from hopsgpu.doctor.node_probe import jar_version
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.lake import Lake

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopsgpu.devcluster.java import ACCEPTED
+from hopsgpu.backends.spark.spark_versions import either, javas, knows_python, mismatch, unsupported
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
 from hopsgpu.yarn.resources import GPU
 
-_JAVA = "set JAVA_HOME to a JDK 17 or 21, the versions that Spark 4 runs on"
+# For advice on a machine without a Spark.
+_NEWEST = "4.0"
 _CONF_DIR = (
     "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (for the development cluster:"
     ' eval "$(hopsgpu cluster env)")'
@@ -58,21 +59,22 @@ class Client:
 
 
 def check_java(machine: Machine) -> Check:
-    """Check whether Spark runs on this Java."""
+    """Check whether the Spark here runs on the Java here."""
+    spark = machine.spark or _NEWEST
+    accepted = javas(spark)
+    fix = f"set JAVA_HOME to a JDK {either(accepted)}, the versions that Spark {spark} runs on"
     if machine.java is None:
-        return wrong("java", f"no Java runs ({machine.java_at})", _JAVA)
+        return wrong("java", f"no Java runs ({machine.java_at})", fix)
     seen = f"{machine.java} ({machine.java_at})"
-    if machine.java in ACCEPTED:
+    if machine.java in accepted:
         return ok("java", seen)
-    if machine.java > max(ACCEPTED):
-        return unknown(
-            "java", f"{seen}, newer than the versions that hopsgpu was tested with", _JAVA
-        )
-    return wrong("java", f"{seen} is too old for Spark 4", _JAVA)
+    if machine.java > max(accepted):
+        return unknown("java", f"{seen}, newer than the versions that Spark {spark} names", fix)
+    return wrong("java", f"{seen} is not a version that Spark {spark} runs on", fix)
 
 
 def check_spark(machine: Machine) -> Check:
-    """Check whether there is a Spark, and Python's part of it matches the JVM's."""
+    """Check whether there is a supported Spark, and Python's part of it matches the JVM's."""
     if machine.spark is None:
         where = f" in {machine.spark_home}" if machine.spark_home else ""
         return wrong(
@@ -81,20 +83,27 @@ def check_spark(machine: Machine) -> Check:
             "pip install pyspark, or set SPARK_HOME to the cluster's Spark",
         )
     seen = f"{machine.spark} ({machine.spark_home})"
-    if machine.pyspark not in (None, machine.spark):
-        return wrong(
-            "spark",
-            f"{seen}, but Python imports PySpark {machine.pyspark}",
-            f"pip install pyspark=={machine.spark}, or unset SPARK_HOME",
-        )
-    if int(machine.spark.partition(".")[0]) < 4:
-        return wrong("spark", f"{seen}: hopsgpu is written for Spark 4", "install Spark 4")
+    pyspark = machine.pyspark or machine.spark
+    problem = unsupported(machine.spark, machine.spark_home) or mismatch(
+        pyspark, "this Python's", machine.spark, machine.spark_home
+    )
+    if problem is not None:
+        return wrong("spark", problem.what, problem.fix)
+    if pyspark != machine.spark:
+        return ok("spark", f"{seen}; Python imports PySpark {pyspark}, of the same minor version")
     return ok("spark", seen)
 
 
 def check_python(machine: Machine) -> Check:
-    """Report which Python the driver and the executors run."""
-    return ok("python", f"{machine.python}; executors: {machine.executors_python}")
+    """Report which Python the driver and the executors run, and whether PySpark knows it."""
+    seen = f"{machine.python}; executors: {machine.executors_python}"
+    if machine.spark is not None and not knows_python(machine.spark, machine.python):
+        return unknown(
+            "python",
+            f"{seen}; PySpark {machine.spark} names versions up to 3.11",
+            "run the driver and the executors with Python 3.11, or use Spark 4",
+        )
+    return ok("python", seen)
 
 
 def check_hadoop_conf(client: Client) -> Check:

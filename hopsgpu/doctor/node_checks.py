@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.doctor.node_probe import Framework, NodeFacts
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
@@ -51,9 +51,9 @@ def check_nodes(
     checks = [check_discovery(facts, failed, skipped)]
     if not facts:
         rest = [unknown(name, "no node could be checked") for name in NAMES[1:]]
-        if other := other_python(problem):
+        if found := other_python(problem):
             rest[0] = wrong(
-                NAMES[1], f"the driver runs Python {python}, they {other}", _python(python)
+                NAMES[1], f"the driver runs Python {python}, they {found[0]}", _python(python)
             )
         return (*checks, *rest)
     return (
@@ -122,12 +122,6 @@ def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
 def _python(driver: str) -> str:
     minor = ".".join(driver.split(".")[:2])
     return f"PYSPARK_PYTHON (or spark.pyspark.python) = a Python {minor} that every node has"
-
-
-def other_python(problem: str) -> str | None:
-    """Return the executors' Python version if Spark refused it as another one, else None."""
-    found = re.search(r"Python in worker has different version: (\d+\.\d+)", problem)
-    return found[1] if found else None
 
 
 def check_executor_java(facts: Sequence[NodeFacts]) -> Check:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.backends.spark.spark_versions import jar_version, java_version
 from hopsgpu.gpu.container_gpus import Gpu, read_container_gpus
 from hopsgpu.gpu.node.devices import DriverError, list_devices
 from hopsgpu.gpu.node.leases import LeaseError, lease_directory
@@ -124,16 +125,6 @@ def _leases() -> Leases:
         return Leases("", str(error))
 
 
-def java_version(home: Path) -> str:
-    """Return the version of the JDK in a directory, by its file `release`; "" if it has none."""
-    try:
-        text = (home / "release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = re.search(r'^JAVA_VERSION="?([^"\n]+)', text, re.MULTILINE)
-    return found[1] if found else ""
-
-
 def spark_version(class_path: str, container: Path) -> str:
     """Return the version of the Spark on an executor's class path; "" if that does not show it.
 
@@ -145,14 +136,6 @@ def spark_version(class_path: str, container: Path) -> str:
         if entry.endswith("/*") and (found := jar_version(Path(entry[:-2]))):
             return found
     return ""
-
-
-def jar_version(directory: Path) -> str | None:
-    """Return the version of the Spark whose jars are in a directory; None if there are none."""
-    names = (
-        re.search(r"_[\d.]+-(.+)\.jar$", jar.name) for jar in directory.glob("spark-core_*.jar")
-    )
-    return next((name[1] for name in names if name), None)
 
 
 def frameworks() -> Iterator[Framework]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import node_checks
 from hopsgpu.doctor.container_logs import Logs
@@ -129,6 +130,6 @@ def check_gang(trial: Trial) -> Check:
             "set spark.hopsgpu.address to an address of this machine that the nodes reach, and"
             " spark.hopsgpu.ports to ports that the firewall lets through, such as 40000-40100",
         )
-    if node_checks.other_python(str(error)):
+    if other_python(str(error)):
         return unknown(_GANG, "the executors' Python ended the gang: see the check executor python")
     return wrong(_GANG, str(error), "fix what the message says")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -12,6 +13,7 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.on_local import on_local
 from hopsgpu.backends.spark.on_yarn import on_yarn
+from hopsgpu.backends.spark.spark_versions import mismatch, refuse, unsupported
 from hopsgpu.core.own_log import show
 from hopsgpu.errors import ConfigError
 
@@ -50,6 +52,10 @@ def application_of(spark: SparkSession | None) -> Site:
 
 
 def _application(context: SparkContext) -> Site:
+    spark = str(context.version)
+    refuse(unsupported(spark, "this application"))
+    own = str(pyspark.__version__), str(pyspark.__file__)
+    refuse(mismatch(*own, spark, "this application's JVM"))
     jvm = Jvm(context)
     master = jvm.setting("spark.master")
     application = on_local(context, jvm) if is_local(master) else on_yarn(context, jvm)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import check_gang
+from hopsgpu.backends.spark.spark_versions import slot_check_warning
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
@@ -33,6 +34,9 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
     warnings = snapshot.problems
+    lingers = slot_check_warning(application.versions["spark"], application.setting)
+    if lingers is not None:
+        warnings += (lingers,)
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
         warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"

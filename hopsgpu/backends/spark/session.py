@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +27,16 @@ from hopsgpu.backends.spark.settings import (
     check_session,
     check_submitted,
     in_cluster_mode,
+)
+from hopsgpu.backends.spark.spark_versions import (
+    jar_version,
+    java_here,
+    javas,
+    knows_python,
+    mismatch,
+    refuse,
+    too_old,
+    unsupported,
 )
 from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.core.boundary import public
@@ -104,6 +115,7 @@ def session(
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    _check_versions(os.environ)
     if "SPARK_REMOTE" in os.environ or "spark.remote" in requested:
         raise ConfigError(
             "Spark Connect has no JVM to ask, and hopsgpu.session() needs a classic session:"
@@ -120,6 +132,33 @@ def session(
         master = SparkConf().get("spark.master", _HERE)
     log.info("session requested: starts one on master %s", master)
     return _started_here(name, master, requested) if is_local(master) else _started(name, requested)
+
+
+def _check_versions(environ: Mapping[str, str]) -> None:
+    """Check that the PySpark, the Spark whose JVM it would start and the Java fit together.
+
+    Raises:
+        ConfigError: they do not; no JVM was started.
+    """
+    import pyspark
+
+    version, place = str(pyspark.__version__), str(Path(pyspark.__file__).parent)
+    refuse(unsupported(version, place))
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return  # spark-submit has started the JVM, and Python imports that Spark's PySpark
+    if home := environ.get("SPARK_HOME"):
+        jars = jar_version(Path(home, "jars"))
+        refuse(mismatch(version, place, jars, f"SPARK_HOME={home}"))
+    java, where = java_here(environ)
+    refuse(too_old(version, java, where))
+    if java is not None and java > javas(version)[-1]:
+        log.warning("%s is Java %d, newer than those that Spark %s names", where, java, version)
+    if not knows_python(version, platform.python_version()):
+        log.warning(
+            "PySpark %s names versions of Python up to 3.11, and this is %s",
+            version,
+            platform.python_version(),
+        )
 
 
 def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> str | None:

@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable, Mapping
 
 from hopsgpu.backends.spark.shell_safety import shell_findings
+from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.units import counted
 
-_MISMATCH = "PYTHON_VERSION_MISMATCH"
 _DYNAMIC = "spark.dynamicAllocation."
 _PLUGIN = "spark.resources.discoveryPlugin"
 # Spark's default plugin, which runs the discovery script.
@@ -157,9 +157,8 @@ def refuse_other_python(error: str) -> None:
     Raises:
         ConfigError: the error says so.
     """
-    match = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
-    if _MISMATCH in error and match is not None:
-        raise _other_python(match[1], match[2], "")
+    if (found := other_python(error)) is not None:
+        raise _other_python(*found, "")
 
 
 def _other_python(executors: str, driver: str, which: str) -> ConfigError:

@@ -13,6 +13,12 @@ from hopsgpu.backends.spark.log_level import quiet
 from hopsgpu.backends.spark.package_archive import ARCHIVES
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
 from hopsgpu.backends.spark.shell_safety import check_line
+from hopsgpu.backends.spark.spark_versions import (
+    driver_memory_overhead,
+    jar_version,
+    refuse,
+    unsupported,
+)
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 
@@ -90,9 +96,10 @@ def planned(
     mode = _mode(job, defaults)
     requested = {name: value for name, value in job.conf.items() if name != _MODE}
     requested = {**_pythons(mode, {**defaults, **requested}, environ, python), **requested}
-    if mode == "client":
-        home = find_spark_submit(environ).resolve().parents[1]
-        requested = {**quiet({**defaults, **requested}, environ, home), **requested}
+    requested = {
+        **_by_version(mode, {**defaults, **requested}, environ),
+        **requested,
+    }
     if job.queue is not None:
         requested[_QUEUE] = job.queue
     if mode == "cluster" and (job.detach or job.tag):
@@ -140,6 +147,23 @@ def _pythons(
         # Not PYSPARK_DRIVER_PYTHON, which people set to jupyter.
         pythons[_DRIVER_PYTHON] = python
     return pythons
+
+
+def _by_version(
+    mode: str, properties: Mapping[str, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the properties that depend on the Spark that is there, if not given.
+
+    Raises:
+        ConfigError: there is no Spark, or hopsgpu does not support it.
+    """
+    home = find_spark_submit(environ).resolve().parents[1]
+    spark = jar_version(home / "jars")
+    if spark is not None:
+        refuse(unsupported(spark, str(home)))
+    if mode == "client":
+        return quiet(properties, environ, home)
+    return {} if spark is None else driver_memory_overhead(spark, properties)
 
 
 def parse_conf(texts: Sequence[str]) -> dict[str, str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.spark import spark_versions
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.devcluster.site_files import xml_text
@@ -41,8 +42,8 @@ from tests.unit.yarn.test_resource_manager import Ticket
 
 def test_the_version_of_a_java_is_in_its_directory(tmp_path: Path) -> None:
     (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="17.0.15"\nOS_NAME="Linux"\n')
-    assert node_probe.java_version(tmp_path) == "17.0.15"
-    assert node_probe.java_version(tmp_path / "none") == ""
+    assert spark_versions.java_version(tmp_path) == "17.0.15"
+    assert spark_versions.java_version(tmp_path / "none") == ""
 
 
 def test_the_version_of_an_executors_spark_is_on_its_class_path(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_the_version_of_an_executors_spark_is_on_its_class_path(tmp_path: Path) 
     (tmp_path / "libs" / "spark-core_2.13-4.3.0.jar").rename(
         tmp_path / "libs" / "spark-core_2.13-4.4.0-SNAPSHOT.jar"
     )
-    assert node_probe.jar_version(tmp_path / "libs") == "4.4.0-SNAPSHOT"
+    assert spark_versions.jar_version(tmp_path / "libs") == "4.4.0-SNAPSHOT"
 
 
 LOOKS = """

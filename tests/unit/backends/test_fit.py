@@ -13,7 +13,13 @@ from tests.unit.yarn.test_capacity import recorded
 def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
     snapshot = replace(recorded("capacity_half"), problems=("no limits are known",))
     application = SimpleNamespace(
-        snapshot=lambda seconds: snapshot, setting=lambda name: None, queue="default"
+        snapshot=lambda seconds: snapshot,
+        setting=lambda name: None,
+        queue="default",
+        versions={"spark": "4.3.0"},
     )
     fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
     assert fit.warnings == ("no limits are known",)
+    application.versions["spark"] = "3.5.9"
+    fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
+    assert len(fit.warnings) == 2 and "Spark 3.5.9 cannot cancel a gang" in fit.warnings[1]

@@ -55,6 +55,17 @@ def test_java(java: int | None, state: str) -> None:
     assert state_of(check, "/jdk/bin/java", "" if state == "ok" else "JAVA_HOME") == state
 
 
+def test_java_and_python_by_the_version_of_spark() -> None:
+    older = replace(HERE, spark="3.5.9", pyspark="3.5.9")
+    for java in (8, 11, 17):
+        assert machine_checks.check_java(replace(older, java=java)).state == "ok"
+    check = machine_checks.check_java(replace(older, java=21))
+    assert state_of(check, "newer than the versions", "8, 11 or 17") == "unknown"
+    assert machine_checks.check_python(older).state == "ok"
+    newer = machine_checks.check_python(replace(older, python="3.12.4"))
+    assert state_of(newer, "PySpark 3.5.9 names versions up to 3.11", "Python 3.11") == "unknown"
+
+
 def test_spark() -> None:
     assert state_of(machine_checks.check_spark(HERE), "4.3.0") == "ok"
     # Found by findspark: Python has none of its own.
@@ -63,8 +74,10 @@ def test_spark() -> None:
     assert state_of(other, "imports PySpark 4.0.0", "pyspark==4.3.0") == "wrong"
     none = machine_checks.check_spark(replace(HERE, spark=None))
     assert state_of(none, "in /spark", "SPARK_HOME") == "wrong"
-    old = machine_checks.check_spark(replace(HERE, spark="3.5.1", pyspark=None))
-    assert state_of(old, "written for Spark 4") == "wrong"
+    older = machine_checks.check_spark(replace(HERE, spark="3.5.1", pyspark="3.5.9"))
+    assert state_of(older, "3.5.1 (/spark); Python imports PySpark 3.5.9") == "ok"
+    old = machine_checks.check_spark(replace(HERE, spark="3.3.2", pyspark=None))
+    assert state_of(old, "/spark is Spark 3.3.2", 'pip install "pyspark>=3.5,<5"') == "wrong"
 
 
 def test_hadoop_conf() -> None:
@@ -284,7 +297,9 @@ def test_without_a_node_the_rest_is_unknown() -> None:
     found = seen(skipped={"node1": "in use"})
     assert {check.state for check in found.values()} == {State.UNKNOWN}
     told = "Spark's job failed: [PYTHON_VERSION_MISMATCH] Python in worker has different version:"
-    found = seen(skipped={"node1": "the gang failed"}, problem=f"{told} 3.12 than that in driver")
+    found = seen(
+        skipped={"node1": "the gang failed"}, problem=f"{told} 3.12 than that in driver: 3.11,"
+    )
     check = found["executor python"]
     assert state_of(check, "3.12", "PYSPARK_PYTHON (or spark.pyspark.python) = a Python 3.11")
     assert check.state == "wrong"
