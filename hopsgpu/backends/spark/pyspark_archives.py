@@ -19,6 +19,7 @@ import tempfile
 import time
 import warnings
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import MAGIC_NUMBER
@@ -37,6 +38,8 @@ VARIABLE = "PYSPARK_ARCHIVES_PATH"
 _SUMS = "SHA256SUMS"
 _BUILDING = "building-"
 _KEPT_SECONDS = 30 * 24 * 3600.0
+# What reading a damaged zip, or compiling what is in it, raises.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, ValueError)
 # Packages that the Python daemon of an executor does not import.
 _LEFT_OUT = frozenset(
     (
@@ -97,7 +100,8 @@ class PysparkArchives:
         They do not if another process is creating them.
 
         Raises:
-            OSError, zipfile.BadZipFile, SyntaxError: they cannot be created.
+            OSError: the directory cannot be written.
+            zipfile.BadZipFile, zlib.error, SyntaxError, ValueError: one of Spark's own is damaged.
         """
         if not self.are_complete():
             self.directory.parent.mkdir(parents=True, exist_ok=True)
@@ -137,16 +141,20 @@ class PysparkArchives:
 
 def _copy_with_bytecode(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
-    with zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+    with (
+        zipfile.ZipFile(source) as original,
+        zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as copy,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # about Spark's sources
-        for name in archive.namelist():
+        for name in original.namelist():
             path = PurePosixPath(name)
             if path.suffix != ".py" or any(str(parent) in _LEFT_OUT for parent in path.parents):
                 continue
-            # The file name of the code is set when it is imported.
-            code = compile(archive.read(name), name, "exec", dont_inherit=True, optimize=0)
+            # The importer replaces the file name in the code.
+            code = compile(original.read(name), name, "exec", dont_inherit=True, optimize=0)
             cached = f"{path.stem}.{sys.implementation.cache_tag}.pyc"
-            archive.writestr(str(path.parent / "__pycache__" / cached), unchecked_pyc(code))
+            copy.writestr(str(path.parent / "__pycache__" / cached), unchecked_pyc(code))
 
 
 @contextlib.contextmanager
@@ -187,7 +195,7 @@ def with_bytecode(environ: Mapping[str, str]) -> dict[str, str]:
             log.debug("Spark ships the zips in %s", archives.directory)
             return {**environ, VARIABLE: archives.value}
         log.info("executors compile PySpark: another process is creating %s", archives.directory)
-    except (ConfigError, OSError, zipfile.BadZipFile, SyntaxError) as error:
+    except (ConfigError, OSError, *_DAMAGED) as error:
         log.info("executors compile PySpark: there is no copy with bytecode: %s", error)
     return dict(environ)
 

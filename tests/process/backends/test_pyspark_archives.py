@@ -1,0 +1,276 @@
+"""Spark's zips with bytecode: what is built, when it is used, and what happens if it cannot be."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pyspark
+import pytest
+
+from hopsgpu.backends.spark.package_archive import unchecked_pyc
+from hopsgpu.backends.spark.pyspark_archives import VARIABLE, PysparkArchives, with_bytecode
+
+ROOT = Path(__file__).resolve().parents[3]
+HOME = Path(pyspark.__file__).parent
+TAG = sys.implementation.cache_tag
+# Says of modules of Spark, imported as the daemon imports them, where each one's code comes from.
+SHOWS = """
+import importlib, json, sys
+compiled = []
+from importlib.machinery import SourceFileLoader
+to_code = SourceFileLoader.source_to_code
+def noted(self, data, path, **more):
+    compiled.append(path)
+    return to_code(self, data, path, **more)
+SourceFileLoader.source_to_code = noted
+from hopsgpu.spark import bytecode_importer
+bytecode_importer.install()
+shown = {}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    code = module.__spec__.loader.get_code(name)
+    shown[name] = [module.__file__, code.co_filename, type(module.__spec__.loader).__name__]
+shown["compiled"] = [path for path in compiled if ".zip/" in path]
+print(json.dumps(shown))
+"""
+
+
+def paths_of(value: str) -> list[Path]:
+    """The files that a value of PYSPARK_ARCHIVES_PATH names."""
+    return [Path(unquote(urlsplit(uri).path)) for uri in value.split(",")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> PysparkArchives:
+    archives = PysparkArchives.of(HOME, tmp_path_factory.mktemp("cache"))
+    assert archives.create()
+    return archives
+
+
+def imported(zips: list[Path], *modules: str) -> dict[str, list[str]]:
+    """What SHOWS prints of modules that a process imports from these zips."""
+    path = os.pathsep.join([*map(str, zips), str(ROOT)])
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", SHOWS, *modules],
+        env={**environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    shown: dict[str, list[str]] = json.loads(ran.stdout)
+    return shown
+
+
+def test_archives_have_spark_s_own_files_and_bytecode_beside(built: PysparkArchives) -> None:
+    own, copy = built.zips[0], built.directory / "pyspark.zip"
+    with zipfile.ZipFile(own) as original, zipfile.ZipFile(copy) as archive:
+        before, after = original.namelist(), archive.namelist()
+        assert after[: len(before)] == before
+        assert archive.read("pyspark/worker.py") == original.read("pyspark/worker.py")
+        assert archive.testzip() is None
+    added = set(after[len(before) :])
+    assert f"pyspark/__pycache__/worker.{TAG}.pyc" in added
+    assert f"pyspark/sql/pandas/__pycache__/types.{TAG}.pyc" in added
+    assert not [name for name in added if name.startswith(("pyspark/pandas/", "pyspark/ml/"))]
+    assert [path.name for path in paths_of(built.value)] == [file.name for file in built.zips]
+
+
+def test_code_comes_from_bytecode_with_the_right_file_names(built: PysparkArchives) -> None:
+    names = ("pyspark.daemon", "pyspark.worker", "pyspark.sql.types", "py4j.java_gateway")
+    shown = imported(paths_of(built.value), *names)
+    assert shown["compiled"] == []
+    for name in names:
+        file, code_s, loader = shown[name]
+        # PySpark finds its own frames by these names.
+        assert file == code_s
+        assert file.startswith(f"{built.directory}/py"), file
+        assert file.endswith(f"{name.replace('.', '/')}.py")
+        assert loader == "BytecodeImporter"
+
+
+def test_bytecode_is_what_runs(built: PysparkArchives, tmp_path: Path) -> None:
+    """A module whose bytecode and source differ shows which of the two is used."""
+    archive = tmp_path / "pyspark.zip"
+    code = compile("WHICH = 'bytecode'", "any name", "exec")
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("spark_module.py", "WHICH = 'source'")
+        zipped.writestr(f"__pycache__/spark_module.{TAG}.pyc", unchecked_pyc(code))
+    assert which(archive, install=True) == "bytecode"
+    # Any other process does not even see the bytecode.
+    assert which(archive, install=False) == "source"
+
+
+@pytest.mark.parametrize("damage", ["other magic", "cut", "empty"])
+def test_bytecode_that_this_python_cannot_use_is_passed_over(tmp_path: Path, damage: str) -> None:
+    archive = tmp_path / "pyspark.zip"
+    good = unchecked_pyc(compile("WHICH = 'bytecode'", "any name", "exec"))
+    other = bytes(byte ^ 1 for byte in good[:2]) + good[2:]
+    content = {"other magic": other, "cut": good[:10], "empty": b""}[damage]
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("spark_module.py", "WHICH = 'source'")
+        zipped.writestr(f"__pycache__/spark_module.{TAG}.pyc", content)
+    assert which(archive, install=True) == "source"
+
+
+def which(archive: Path, *, install: bool) -> str:
+    says = "bytecode_importer.install()" if install else "bytecode_importer"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from hopsgpu.spark import bytecode_importer; {says}\n"
+            "import spark_module; print(spark_module.WHICH)",
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(archive), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.strip()
+
+
+def test_zips_without_bytecode_are_imported_from_their_sources() -> None:
+    zips = sorted((HOME / "python" / "lib").glob("*.zip"), reverse=True)
+    shown = imported(zips, "pyspark.daemon")
+    file, code_s, _ = shown["pyspark.daemon"]
+    assert file == code_s == f"{zips[0]}/pyspark/daemon.py"
+    assert file in shown["compiled"]
+
+
+def test_modules_that_no_daemon_imports_have_sources_only(built: PysparkArchives) -> None:
+    name = "pyspark.pipelines.source_code_location"
+    shown = imported(paths_of(built.value), name)
+    assert [Path(path).name for path in shown["compiled"]].count("source_code_location.py") >= 1
+
+
+def test_other_zips_keep_python_s_own_importer(tmp_path: Path) -> None:
+    archive = tmp_path / "users.zip"
+    with zipfile.ZipFile(archive, "w") as zipped:
+        zipped.writestr("users_module.py", "")
+    file, _, loader = imported([archive], "users_module")["users_module"]
+    assert file == f"{archive}/users_module.py"
+    assert loader == "zipimporter"
+
+
+def test_the_daemon_s_imports_start_no_thread() -> None:
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys; from pyspark import daemon;"
+            " before = set(os.listdir('/proc/self/task'));"
+            " from hopsgpu.spark import daemon as ours; daemon.manager = lambda: None; ours.main();"
+            " from hopsgpu.agent import placeholder;"
+            " print(set(os.listdir('/proc/self/task')) - before,"
+            " sorted({'requests', 'pyarrow', 'pandas', 'hdfs_native'} & set(sys.modules)))",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == "set() []"
+
+
+def test_second_call_uses_what_is_there(tmp_path: Path) -> None:
+    archives = PysparkArchives.of(HOME, tmp_path)
+    assert archives.create()
+    inode = archives.directory.stat().st_ino
+    assert PysparkArchives.of(HOME, tmp_path).create()
+    assert archives.directory.stat().st_ino == inode
+    assert sorted(path.name for path in tmp_path.iterdir()) == [archives.directory.name, "lock"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "changed"])
+def test_damaged_copies_are_built_again(tmp_path: Path, damage: str) -> None:
+    archives = PysparkArchives.of(HOME, tmp_path)
+    assert archives.create()
+    copy = archives.directory / "pyspark.zip"
+    if damage == "removed":
+        copy.unlink()
+    else:
+        content = bytearray(copy.read_bytes())
+        content[1000] ^= 1
+        copy.write_bytes(content[:-100] if damage == "cut" else content)
+    assert not archives.are_complete()
+    assert archives.create()
+    assert archives.are_complete()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [archives.directory.name, "lock"]
+
+
+def _create(cache: Path) -> bool:
+    return PysparkArchives.of(HOME, cache).create()
+
+
+def test_drivers_that_build_at_once_never_see_half_of_it(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        created = list(pool.map(_create, [tmp_path] * 6))
+    assert any(created)
+    assert PysparkArchives.of(HOME, tmp_path).are_complete()
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+
+
+def test_while_another_process_builds_spark_ships_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu")
+    environ = {"SPARK_HOME": str(HOME), "XDG_CACHE_HOME": str(tmp_path)}
+    cache = tmp_path / "hopsgpu" / "pyspark"
+    cache.mkdir(parents=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert with_bytecode(environ) == environ
+    assert "another process is creating" in caplog.text
+    assert VARIABLE in with_bytecode(environ)
+
+
+def test_leftovers_of_killed_processes_and_of_other_sparks_are_removed(tmp_path: Path) -> None:
+    for name in ("building-x", "old", "recent"):
+        (tmp_path / name).mkdir()
+    os.utime(tmp_path / "old", (0, 0))
+    assert _create(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "recent" in left
+    assert not left & {"building-x", "old"}
+
+
+def test_the_user_s_own_archives_win(tmp_path: Path) -> None:
+    environ = {VARIABLE: "/mine/pyspark.zip", "XDG_CACHE_HOME": str(tmp_path)}
+    assert with_bytecode(environ) == environ
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("problem", ["a file", "no zips", "a damaged zip"])
+def test_a_problem_is_a_line_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, problem: str
+) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu")
+    home = HOME if problem == "a file" else tmp_path / "spark"
+    environ = {"SPARK_HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    if problem == "a file":
+        (tmp_path / "cache").write_text("")
+    if problem == "a damaged zip":
+        lib = home / "python" / "lib"
+        lib.mkdir(parents=True)
+        (lib / "pyspark.zip").write_bytes(b"PK")
+        (lib / "py4j-0.1-src.zip").write_bytes(b"PK")
+    assert with_bytecode(environ) == environ
+    assert "there is no copy with bytecode" in caplog.text
+
+
+def test_a_path_with_commas_and_spaces_stays_one_path(tmp_path: Path) -> None:
+    environ = {"SPARK_HOME": str(HOME), "XDG_CACHE_HOME": str(tmp_path / "a, b #c")}
+    value = with_bytecode(environ)[VARIABLE]
+    assert [path.is_file() for path in paths_of(value)] == [True, True]
