@@ -114,14 +114,13 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
     command = [str(binary.absolute()), *submit_arguments(plan.given, defaults, shipped)]
     if manager is None:
         click.echo(shlex.join(command))
-        return
-    environ = with_bytecode(os.environ)
-    if plan.mode == "client":
+    elif plan.mode == "client":
         # In the place of this process: signals, exit code and output are spark-submit's own.
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(binary, command, environ)
-    sys.exit(_attend(job, command, environ, manager))
+        os.execve(binary, command, with_bytecode(os.environ))
+    else:
+        sys.exit(_attend(job, command, with_bytecode(os.environ), manager))
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
