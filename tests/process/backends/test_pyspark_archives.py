@@ -6,19 +6,27 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import pyspark
 import pytest
+from pyspark import SparkContext
 
 from hopsgpu.backends.spark.package_archive import unchecked_pyc
-from hopsgpu.backends.spark.pyspark_archives import VARIABLE, PysparkArchives, with_bytecode
+from hopsgpu.backends.spark.pyspark_archives import (
+    VARIABLE,
+    PysparkArchives,
+    bytecode_of_new_jvm,
+    with_bytecode,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 HOME = Path(pyspark.__file__).parent
@@ -274,3 +282,46 @@ def test_a_path_with_commas_and_spaces_stays_one_path(tmp_path: Path) -> None:
     environ = {"SPARK_HOME": str(HOME), "XDG_CACHE_HOME": str(tmp_path / "a, b #c")}
     value = with_bytecode(environ)[VARIABLE]
     assert [path.is_file() for path in paths_of(value)] == [True, True]
+
+
+@pytest.fixture
+def no_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process of this Spark without a JVM, and with a cache directory of its own."""
+    monkeypatch.setenv("SPARK_HOME", str(HOME))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in (VARIABLE, "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(SparkContext, "_jvm", None)
+    return monkeypatch
+
+
+def test_only_the_jvm_that_is_started_gets_the_variable(no_jvm: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InterruptedError), bytecode_of_new_jvm():
+        assert all(path.is_file() for path in paths_of(os.environ[VARIABLE]))
+        raise InterruptedError
+    assert VARIABLE not in os.environ
+
+
+def test_a_jvm_of_spark_submit_stays_as_it_is(
+    no_jvm: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "hopsgpu")
+    no_jvm.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with bytecode_of_new_jvm():
+        assert VARIABLE not in os.environ
+    assert "a JVM already runs" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ships", [True, False])
+def test_what_a_running_jvm_ships_exists_though_the_cache_was_emptied(
+    no_jvm: pytest.MonkeyPatch, tmp_path: Path, ships: bool
+) -> None:
+    value = with_bytecode(os.environ)[VARIABLE]
+    shutil.rmtree(tmp_path / "hopsgpu")
+    getenv = {VARIABLE: value if ships else None}.get
+    system = SimpleNamespace(lang=SimpleNamespace(System=SimpleNamespace(getenv=getenv)))
+    no_jvm.setattr(SparkContext, "_jvm", SimpleNamespace(java=system))
+    with bytecode_of_new_jvm():
+        assert VARIABLE not in os.environ
+    assert {path.is_file() for path in paths_of(value)} == {ships}
