@@ -15,12 +15,9 @@ from hopsgpu.spark import bytecode_importer
 def main() -> None:
     """Serve as `pyspark.daemon` does."""
     bytecode_importer.install()
+    # Nothing else is imported here for the workers, which are forked: a module of Python's that is
+    # imported already would hide a user's of the same name, which comes with the tasks.
     from pyspark import daemon
-
-    # A gang's executor forks two workers, the placeholder's and the agent's, and both import this.
-    # A module that is imported here must not start a thread, and must not be or import one of a
-    # user's, whose files come with the tasks.
-    from hopsgpu.agent import placeholder  # noqa: F401
 
     become_subreaper()
     daemon.manager()
