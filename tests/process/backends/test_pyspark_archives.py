@@ -65,6 +65,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> PysparkArchives:
     return archives
 
 
+@pytest.fixture
+def spark_home(tmp_path: Path) -> Path:
+    """A Spark with small zips."""
+    lib = tmp_path / "spark" / "python" / "lib"
+    lib.mkdir(parents=True)
+    for name in ("pyspark.zip", "py4j-0.1-src.zip"):
+        with zipfile.ZipFile(lib / name, "w") as archive:
+            archive.writestr("pyspark/__init__.py", f"NAME = '{name}'\n" * 100)
+    return tmp_path / "spark"
+
+
+@pytest.fixture
+def caches(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
 def imported(zips: list[Path], *modules: str) -> dict[str, list[str]]:
     """What SHOWS prints of modules that a process imports from these zips."""
     path = os.pathsep.join([*map(str, zips), str(ROOT)])
@@ -193,64 +209,66 @@ def test_the_daemon_imports_no_more_than_spark_s_own() -> None:
     assert ran.stdout.split() == own
 
 
-def test_second_call_uses_what_is_there(tmp_path: Path) -> None:
-    archives = PysparkArchives.of(HOME, tmp_path)
+def test_second_call_uses_what_is_there(spark_home: Path, caches: Path) -> None:
+    archives = PysparkArchives.of(spark_home, caches)
     assert archives.create()
     inode = archives.directory.stat().st_ino
-    assert PysparkArchives.of(HOME, tmp_path).create()
+    assert PysparkArchives.of(spark_home, caches).create()
     assert archives.directory.stat().st_ino == inode
-    assert sorted(path.name for path in tmp_path.iterdir()) == [archives.directory.name, "lock"]
+    assert sorted(path.name for path in caches.iterdir()) == [archives.directory.name, "lock"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "removed", "changed"])
-def test_damaged_copies_are_built_again(tmp_path: Path, damage: str) -> None:
-    archives = PysparkArchives.of(HOME, tmp_path)
+def test_damaged_copies_are_built_again(spark_home: Path, caches: Path, damage: str) -> None:
+    archives = PysparkArchives.of(spark_home, caches)
     assert archives.create()
     copy = archives.directory / "pyspark.zip"
     if damage == "removed":
         copy.unlink()
     else:
         content = bytearray(copy.read_bytes())
-        content[1000] ^= 1
-        copy.write_bytes(content[:-100] if damage == "cut" else content)
+        content[100] ^= 1
+        copy.write_bytes(content[:-10] if damage == "cut" else content)
     assert not archives.are_complete()
     assert archives.create()
     assert archives.are_complete()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [archives.directory.name, "lock"]
+    assert sorted(path.name for path in caches.iterdir()) == [archives.directory.name, "lock"]
 
 
-def _create(cache: Path) -> bool:
-    return PysparkArchives.of(HOME, cache).create()
+def _create(home_and_cache: tuple[Path, Path]) -> bool:
+    return PysparkArchives.of(*home_and_cache).create()
 
 
-def test_drivers_that_build_at_once_never_see_half_of_it(tmp_path: Path) -> None:
+def test_drivers_that_build_at_once_never_see_half_of_it(caches: Path) -> None:
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        created = list(pool.map(_create, [tmp_path] * 6))
+        created = list(pool.map(_create, [(HOME, caches)] * 6))
     assert any(created)
-    assert PysparkArchives.of(HOME, tmp_path).are_complete()
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+    assert PysparkArchives.of(HOME, caches).are_complete()
+    assert len([path for path in caches.iterdir() if path.is_dir()]) == 1
 
 
 def test_while_another_process_builds_spark_ships_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    spark_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hopsgpu")
-    environ = {"SPARK_HOME": str(HOME), "XDG_CACHE_HOME": str(tmp_path)}
-    cache = tmp_path / "hopsgpu" / "pyspark"
-    cache.mkdir(parents=True)
-    with (cache / "lock").open("w") as lock:
+    environ = {"SPARK_HOME": str(spark_home), "XDG_CACHE_HOME": str(tmp_path)}
+    caches = tmp_path / "hopsgpu" / "pyspark"
+    caches.mkdir(parents=True)
+    with (caches / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert with_bytecode(environ) == environ
     assert "another process is creating" in caplog.text
     assert VARIABLE in with_bytecode(environ)
 
 
-def test_leftovers_of_killed_processes_and_of_other_sparks_are_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_and_of_other_sparks_are_removed(
+    spark_home: Path, caches: Path
+) -> None:
     for name in ("building-x", "old", "recent"):
-        (tmp_path / name).mkdir()
-    os.utime(tmp_path / "old", (0, 0))
-    assert _create(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()}
+        (caches / name).mkdir(parents=True)
+    os.utime(caches / "old", (0, 0))
+    assert _create((spark_home, caches))
+    left = {path.name for path in caches.iterdir()}
     assert "recent" in left
     assert not left & {"building-x", "old"}
 
@@ -279,17 +297,17 @@ def test_a_problem_is_a_line_in_the_log(
     assert "there is no copy with bytecode" in caplog.text
 
 
-def test_a_path_with_commas_and_spaces_stays_one_path(tmp_path: Path) -> None:
-    environ = {"SPARK_HOME": str(HOME), "XDG_CACHE_HOME": str(tmp_path / "a, b #c")}
+def test_a_path_with_commas_and_spaces_stays_one_path(spark_home: Path, tmp_path: Path) -> None:
+    environ = {"SPARK_HOME": str(spark_home), "XDG_CACHE_HOME": str(tmp_path / "a, b #c")}
     value = with_bytecode(environ)[VARIABLE]
     assert [path.is_file() for path in paths_of(value)] == [True, True]
 
 
 @pytest.fixture
-def no_jvm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def no_jvm(spark_home: Path, caches: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A process of this Spark without a JVM, and with a cache directory of its own."""
-    monkeypatch.setenv("SPARK_HOME", str(HOME))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("SPARK_HOME", str(spark_home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
     for name in (VARIABLE, "PYSPARK_GATEWAY_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(SparkContext, "_jvm", None)
@@ -304,22 +322,22 @@ def test_only_the_jvm_that_is_started_gets_the_variable(no_jvm: pytest.MonkeyPat
 
 
 def test_a_jvm_of_spark_submit_stays_as_it_is(
-    no_jvm: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    no_jvm: pytest.MonkeyPatch, caches: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "hopsgpu")
     no_jvm.setenv("PYSPARK_GATEWAY_PORT", "1")
     with bytecode_of_new_jvm():
         assert VARIABLE not in os.environ
     assert "a JVM already runs" in caplog.text
-    assert not list(tmp_path.iterdir())
+    assert not caches.exists()
 
 
 @pytest.mark.parametrize("ships", [True, False])
 def test_what_a_running_jvm_ships_exists_though_the_cache_was_emptied(
-    no_jvm: pytest.MonkeyPatch, tmp_path: Path, ships: bool
+    no_jvm: pytest.MonkeyPatch, caches: Path, ships: bool
 ) -> None:
     value = with_bytecode(os.environ)[VARIABLE]
-    shutil.rmtree(tmp_path / "hopsgpu")
+    shutil.rmtree(caches / "hopsgpu")
     getenv = {VARIABLE: value if ships else None}.get
     system = SimpleNamespace(lang=SimpleNamespace(System=SimpleNamespace(getenv=getenv)))
     no_jvm.setattr(SparkContext, "_jvm", SimpleNamespace(java=system))
