@@ -9,13 +9,11 @@ import signal
 import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hopsgpu.cli.signals import exit_on_signals
-from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,8 +85,10 @@ def submit(
 
 
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
+    from hopsgpu.backends.spark.pyspark_archives import with_bytecode
     from hopsgpu.backends.spark.submit_arguments import ship, spark_defaults, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
+    from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
@@ -108,7 +108,9 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
         job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
         plan = planned(job, defaults, os.environ, sys.executable)
-    shipped = ship(_cache(), plan.properties, [job.script, *job.arguments])
+    shipped = ship(
+        cache_directory(os.environ) / "submit", plan.properties, [job.script, *job.arguments]
+    )
     command = [str(binary.absolute()), *submit_arguments(plan.given, defaults, shipped)]
     if manager is None:
         click.echo(shlex.join(command))
@@ -116,9 +118,9 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
         # In the place of this process: signals, exit code and output are spark-submit's own.
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(binary, command)
+        os.execve(binary, command, with_bytecode(os.environ))
     else:
-        sys.exit(_attend(job, command, manager))
+        sys.exit(_attend(job, command, with_bytecode(os.environ), manager))
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
@@ -186,7 +188,9 @@ def _say(text: str) -> None:
     click.echo(f"hopsgpu: {text}", err=True)
 
 
-def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
+def _attend(
+    job: Job, command: Sequence[str], environ: Mapping[str, str], manager: ResourceManager
+) -> int:
     """Submit in cluster mode; return the exit code."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
     from hopsgpu.yarn.hadoop_conf import HadoopConf
@@ -196,7 +200,7 @@ def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
         manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say
     )
     with exit_on_signals(signal.SIGINT), attended.ended_with():
-        standing = attended.submit(command, os.environ)
+        standing = attended.submit(command, environ)
         if not job.detach:
             standing = attended.follow(standing)
             attended.tell_end(standing)
@@ -204,19 +208,3 @@ def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
         click.echo(standing.id)
         return 0
     return 0 if standing.has_succeeded else 1
-
-
-def _cache() -> Path:
-    """Return where shipped files stay until spark-submit has read them.
-
-    Raises:
-        ConfigError: no directory is configured.
-    """
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not Path(cache).is_absolute():
-        if not os.environ.get("HOME"):
-            raise ConfigError(
-                "HOME is not set: set it, or set XDG_CACHE_HOME, for the files to ship"
-            )
-        cache = f"{os.environ['HOME']}/.cache"
-    return Path(cache, "hopsgpu", "submit")

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopsgpu.core.cache_directory import cache_directory
 from hopsgpu.devcluster.daemons import MARKER, last_lines, marker, members, stop
-from hopsgpu.devcluster.hadoop_jars import cache
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import BORNE, Layout
 
@@ -67,7 +67,7 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
     facts = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
     state = hashlib.sha256(facts.encode())
     name = f"spark-classes-{place.hexdigest()[:12]}-{state.hexdigest()[:12]}.jsa"
-    file = cache() / name
+    file = cache_directory(os.environ) / name
     if not all(BORNE.fullmatch(str(path)) for path in (base, jars, file)):
         return None  # the path could not be part of a JVM's options
     return Archive(file, base, jars)

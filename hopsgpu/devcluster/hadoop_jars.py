@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopsgpu.core.cache_directory import cache_directory
 from hopsgpu.devcluster.java import Java
 from hopsgpu.errors import ClusterError
 
@@ -112,7 +113,8 @@ def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], obje
     version = release or included
     mini = version == included and not version.startswith(_BEFORE_3_5)
     directory = (
-        cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
+        cache_directory(os.environ)
+        / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
     )
     found = DaemonJars(version, directory, spark / "jars" if mini else None)
     if directory.is_dir():
@@ -138,13 +140,6 @@ def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], obje
             if not directory.is_dir():
                 raise
     return found
-
-
-def cache() -> Path:
-    """Return the directory of files that all clusters of a user share."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative one.
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hopsgpu"
 
 
 def _resolve(

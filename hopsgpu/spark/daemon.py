@@ -9,10 +9,14 @@ module's process adopts it.
 from __future__ import annotations
 
 from hopsgpu.linux import become_subreaper
+from hopsgpu.spark import bytecode_importer
 
 
 def main() -> None:
     """Serve as `pyspark.daemon` does."""
+    bytecode_importer.install()
+    # Nothing else is imported here for the workers, which are forked: a module of Python's that is
+    # imported already would hide a user's of the same name, which comes with the tasks.
     from pyspark import daemon
 
     become_subreaper()

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -169,6 +170,25 @@ def test_etl_before_and_after_and_two_launches(
     assert first.run_id != second.run_id
     assert {r["greeting"] for r in second.values} == {"two"}
     assert {r["pid"] for r in first.values}.isdisjoint(r["pid"] for r in second.values)
+
+
+def test_executors_import_pyspark_from_bytecode(spark: SparkSession) -> None:
+    def origin_of_worker(_: int) -> tuple[str, str, int, str]:
+        from importlib.util import cache_from_source
+
+        from pyspark import worker
+
+        assert worker.__spec__ is not None and worker.__file__ is not None
+        loader: Any = worker.__spec__.loader
+        bytecode = loader.get_data(cache_from_source(worker.__file__))
+        file = loader.get_code(worker.__name__).co_filename
+        return type(loader).__name__, worker.__file__, len(bytecode), file
+
+    ((importer, source, size, file),) = (
+        spark.sparkContext.parallelize([0], 1).map(origin_of_worker).collect()
+    )
+    assert importer == "BytecodeImporter" and size > 1000
+    assert source == file and source.endswith("/pyspark.zip/pyspark/worker.py")
 
 
 class Adder:

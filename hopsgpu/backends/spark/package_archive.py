@@ -104,8 +104,13 @@ def _bytecode(name: str, source: Path) -> bytes:
     """
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None, "it has a source"
+    return unchecked_pyc(_renamed(code, name))
+
+
+def unchecked_pyc(code: CodeType) -> bytes:
+    """Return the .pyc file of a module that Python uses without a look at the source (PEP 552)."""
     unchecked = (1).to_bytes(4, "little") + bytes(8)
-    return MAGIC_NUMBER + unchecked + marshal.dumps(_renamed(code, name))
+    return MAGIC_NUMBER + unchecked + marshal.dumps(code)
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:

@@ -22,6 +22,7 @@ from hopsgpu.backends.spark.package_archive import (
     pack_package,
     with_entry,
 )
+from hopsgpu.backends.spark.pyspark_archives import bytecode_of_new_jvm
 from hopsgpu.backends.spark.settings import (
     SESSION_DEFAULTS,
     check_session,
@@ -244,7 +245,8 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
     # Starts the JVM as the context itself would. Only the JVM knows spark-defaults.conf and the
     # arguments of spark-submit, and the files that these ship must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
+    with bytecode_of_new_jvm():
+        SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
     if in_cluster_mode(environment.get):
         session = _created(_builder(name, settings_inside(settings, environment, requested)))

@@ -488,7 +488,18 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     monkeypatch.setattr(ResourceManager, "queues", lambda manager: None)
     monkeypatch.setattr("hopsgpu.yarn.queues.check_queue", lambda name, queues: None)
     started: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda binary, command: started.append(command))
+    environs: list[Mapping[str, str]] = []
+
+    def start(_: Path, command: list[str], environ: Mapping[str, str]) -> None:
+        started.append(command)
+        environs.append(environ)
+
+    monkeypatch.setattr(os, "execve", start)
+    (home / "python" / "lib").mkdir(parents=True)
+    for name in ("pyspark.zip", "py4j-1-src.zip"):
+        with zipfile.ZipFile(home / "python" / "lib" / name, "w") as archive:
+            archive.writestr("pyspark/daemon.py", "")
+    monkeypatch.delenv("PYSPARK_ARCHIVES_PATH", raising=False)
     lake = f"file://{tmp_path}/lake"
     given = ["--python-env", str(tmp_path / "given"), "--conf", f"spark.hopsgpu.root={lake}"]
     given += ["--conf", "spark.hopsgpu.python_env=other", script]
@@ -497,7 +508,8 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     assert not (tmp_path / "lake").exists() and not started
     ran = CliRunner().invoke(main, ["submit", *given])
     assert ran.exit_code == 0 and "to create it if missing" in ran.stderr, ran.output
-    (command,) = started
+    (command,), (environ,) = started, environs
+    assert environ["PYSPARK_ARCHIVES_PATH"].startswith(f"file://{tmp_path}/cache/hopsgpu/pyspark/")
     url = conf_of(command)[PYTHON_ENV]
     assert url.startswith(f"{lake}/environments/") and url == said
     env = ready(recipe_for(url), Lake("file:///elsewhere"), threading.Event())
