@@ -6,7 +6,7 @@ from runpy import run_path
 from setuptools import find_packages, setup
 
 RUNTIME = [
-    "pyspark>=4.0,<5",
+    "pyspark>=3.5,<5",
     "click>=8.1",
     "cloudpickle>=3.0",
     "findspark>=2.0",
