@@ -178,9 +178,9 @@ def _resolve(
         lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
         why = [line for line in lines if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
-            f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once "
-            "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
-            + "\n  ".join((why or lines)[-8:])
+            f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once, "
+            "and a release that Maven Central has (to use a mirror, set spark.jars.ivySettings in "
+            "spark-defaults.conf). It said:\n  " + "\n  ".join((why or lines)[-8:])
         )
     jars = scratch / "jars"
     jars.mkdir()
