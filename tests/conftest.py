@@ -82,9 +82,9 @@ def cluster_dir(
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
     conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
-    # Of workers that share it the first one starts it, and the others wait.
-    devcluster.up(directory, hadoop=hadoop, conf=conf, keep_classes=True)
     try:
+        # Of workers that share it the first one starts it, and the others wait.
+        devcluster.up(directory, hadoop=hadoop, conf=conf, keep_classes=True)
         yield directory
     finally:
         if not shared:
