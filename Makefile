@@ -28,11 +28,16 @@ LIGHT_LONGEST += tests/process/agent/test_tmpdir_links.py
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
+# PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries.
+CORNER := 3.5/3.3.6
+MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
+# PySpark 3.5 runs on no later one.
+PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak bench check docs python java clean
+.PHONY: help install demo test unit soak corner matrix bench check docs python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | bench | install | clean"
+	@echo "make demo | test | check | docs | soak | corner | matrix | bench | install | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -88,8 +93,30 @@ soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
+.venv-spark%/.installed: $(PACKAGING)
+	@echo "installing hopsgpu with PySpark $* into .venv-spark$*"
+	$(PYTHON_OF_MATRIX) -m venv .venv-spark$*
+	.venv-spark$*/bin/pip install --quiet --disable-pip-version-check --editable '.[matrix]' \
+	  'pyspark==$*.*'
+	@touch $@
+
+# An environment, and the options of a run, for one corner.
+environment = .venv-spark$(firstword $(subst /, ,$(1)))
+versions = --spark $(firstword $(subst /, ,$(1))) --hadoop $(lastword $(subst /, ,$(1)))
+ENVIRONMENTS := $(sort $(foreach c,$(MATRIX),$(call environment,$(c))))
+
+corner: java $(call environment,$(CORNER))/.installed
+	$(call environment,$(CORNER))/bin/python -m pytest -m corner --durations=10 tests/matrix \
+	  $(call versions,$(CORNER))
+
+# All of them, whatever fails; then the page of what was seen.
+matrix: java $(ENVIRONMENTS:=/.installed)
+	@failed=0; $(foreach c,$(MATRIX),$(call environment,$(c))/bin/python -m pytest -q --record \
+	  tests/matrix $(call versions,$(c)) || failed=1;) \
+	$(call environment,$(CORNER))/bin/python -m tests.matrix.page; exit $$failed
+
 bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist docs/_build *.egg-info
+	rm -rf $(VENV) .venv-spark* build dist docs/_build *.egg-info

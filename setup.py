@@ -6,7 +6,7 @@ from runpy import run_path
 from setuptools import find_packages, setup
 
 RUNTIME = [
-    "pyspark>=4.0,<5",
+    "pyspark>=3.5,<5",
     "click>=8.1",
     "cloudpickle>=3.0",
     "findspark>=2.0",
@@ -49,6 +49,8 @@ TENSORBOARD = ["tensorboard>=2.21"]
 MLFLOW = ["mlflow-skinny>=3"]
 # What proposes the trials of a search; cmaes is for Optuna's sampler of this name.
 SEARCH = ["optuna>=4.4", "cmaes>=0.10"]
+# tests/matrix, in an environment for each PySpark.
+MATRIX = [*TEST, *SEARCH]
 # python_env= that names a conda environment; conda itself is the user's.
 CONDA = ["conda-pack>=0.8"]
 CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
@@ -84,6 +86,7 @@ setup(
         "dev": DEV,
         "bench": BENCH,
         "check": CHECK,
+        "matrix": MATRIX,
         "docs": DOCS,
     },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},

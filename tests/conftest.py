@@ -68,15 +68,23 @@ def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Iterator[Path]:
+def hadoop() -> str | None:
+    """The daemons' version; None for the one that PySpark includes."""
+    return None
+
+
+@pytest.fixture(scope="session")
+def cluster_dir(
+    tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path, hadoop: str | None
+) -> Iterator[Path]:
     shared = os.environ.get(ONE_CLUSTER)
     directory = Path(shared, "cluster") if shared else tmp_path_factory.mktemp("cluster")
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
     conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
-    # Of workers that share it the first one starts it, and the others wait.
-    devcluster.up(directory, conf=conf, keep_classes=True)
     try:
+        # Of workers that share it the first one starts it, and the others wait.
+        devcluster.up(directory, hadoop=hadoop, conf=conf, keep_classes=True)
         yield directory
     finally:
         if not shared:

@@ -64,7 +64,8 @@ class ClusterSpec:
         _whole("gpus_per_node", self.gpus_per_node, 0, _MAX_GPUS)
         if self.hadoop and not _HADOOP.fullmatch(self.hadoop):
             raise ConfigError(
-                f"hadoop={self.hadoop!r}: must be a release from 3.3.0 on, such as '3.3.6'"
+                f"hadoop={self.hadoop!r}: must be a release of Hadoop 3 from 3.3.0 on, such as "
+                "'3.3.6'"
             )
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:

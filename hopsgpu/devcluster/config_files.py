@@ -62,12 +62,22 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     fair.unlink(missing_ok=True)
     if spec.conf.fair_scheduler:
         write(fair, spec.conf.fair_scheduler)
-    archive = archive_of(Path(state.java), Path(state.spark))
-    spark = site_files.spark_defaults(layout, Path(state.spark), archive)
-    spark |= over.get("spark-defaults", {})
-    write(layout.client / "spark-defaults.conf", site_files.properties_text(spark))
     _write_hosts(layout, spec)
     _write_smi(layout, gpus)
+
+
+def write_spark_conf(layout: Layout, state: State, spark: Path) -> Path:
+    """Write spark-defaults.conf for clients that use one PySpark; return its directory.
+
+    A client's executors must run the jars of its own PySpark, not those of the one that was
+    installed where the cluster was started.
+    """
+    archive = archive_of(Path(state.java), spark)
+    properties = site_files.spark_defaults(layout, spark, archive)
+    properties |= state.spec.conf.sites.get("spark-defaults", {})
+    directory = layout.spark_conf(spark)
+    write(directory / "spark-defaults.conf", site_files.properties_text(properties))
+    return directory
 
 
 def user_name() -> str:

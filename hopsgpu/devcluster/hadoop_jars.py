@@ -42,6 +42,8 @@ _ANNOTATIONS = (
 # Maven's jar of HDFS has no web pages, and its daemons do not start without their directories.
 _HDFS_PAGES = ("hdfs", "datanode")
 _BEFORE_3_5 = ("3.3.", "3.4.")
+# What the resolver says of a jar that its repository describes and does not have.
+_INCOMPLETE = "download failed"
 # Not downloaded with the minicluster jar, as PySpark's jars, which are on the class path, include
 # the same versions.
 _CARRIED = (
@@ -94,7 +96,7 @@ class DaemonJars:
         return own if self.beside is None else f"{own}:{self.beside}/*"
 
 
-def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], object]) -> DaemonJars:
+def daemon_jars(java: Java, spark: Path, version: str, say: Callable[[str], object]) -> DaemonJars:
     """Return the jars of the daemons, downloaded once for each version.
 
     Their directory appears by one rename, so it is complete if it exists, and then neither the
@@ -103,15 +105,13 @@ def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], obje
     Args:
         java: the JDK that runs the resolver.
         spark: the PySpark's directory.
-        release: version of Hadoop; "" for the one that the PySpark includes.
+        version: of Hadoop.
         say: receives one line at a time.
 
     Raises:
         ClusterError: the resolver could not download them; the message has its output.
     """
-    included = hadoop_version(spark)
-    version = release or included
-    mini = version == included and not version.startswith(_BEFORE_3_5)
+    mini = version == hadoop_version(spark) and not version.startswith(_BEFORE_3_5)
     directory = (
         cache_directory(os.environ)
         / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
@@ -160,27 +160,22 @@ def _resolve(
         webapps: further jars with the daemons' web pages.
         scratch: a directory to work in.
     """
-    command = [
-        str(spark / "bin" / "spark-submit"),
-        *("--master", "local", "--deploy-mode", "client"),
-        *("--conf", f"spark.jars.ivy={scratch / 'ivy'}"),
-        # With the options of `cluster env`, the JVM would know only that cluster's host
-        # names.
-        *("--conf", "spark.driver.defaultJavaOptions=-Xshare:auto"),
-        *("--exclude-packages", ",".join(excluded)),
-        *("--packages", ",".join(packages)),
-        *("--class", "org.apache.hadoop.util.VersionInfo", "spark-internal"),
-    ]
-    environ = {**os.environ, "JAVA_HOME": str(java.home), "SPARK_HOME": str(spark)}
-    ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    fetched = list((scratch / "ivy" / "jars").glob("*.jar"))
+    # Ivy also looks into ~/.m2, and fails where Maven has a dependency's description there and not
+    # its jar: then once more without that directory.
+    ivy = scratch / "ivy"
+    ran = _run_resolver(java, spark, packages, excluded, ivy, "-Xshare:auto")
+    if ran.returncode and _INCOMPLETE in ran.stdout + ran.stderr:
+        shutil.rmtree(ivy)  # it would go on with what it has found
+        options = f"-Xshare:auto -Duser.home={scratch}"
+        ran = _run_resolver(java, spark, packages, excluded, ivy, options)
+    fetched = list((ivy / "jars").glob("*.jar"))
     if ran.returncode or len(fetched) < len(packages):
         lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
         why = [line for line in lines if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
-            f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once "
-            "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
-            + "\n  ".join((why or lines)[-8:])
+            f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once, "
+            "and a release that Maven Central has (to use a mirror, set spark.jars.ivySettings in "
+            "spark-defaults.conf). It said:\n  " + "\n  ".join((why or lines)[-8:])
         )
     jars = scratch / "jars"
     jars.mkdir()
@@ -191,6 +186,30 @@ def _resolve(
     for daemon in _HDFS_PAGES:
         (jars / "webapps" / daemon).mkdir(parents=True, exist_ok=True)
     return jars
+
+
+def _run_resolver(
+    java: Java,
+    spark: Path,
+    packages: Sequence[str],
+    excluded: Sequence[str],
+    ivy: Path,
+    options: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run the resolver in a JVM with some options."""
+    command = [
+        str(spark / "bin" / "spark-submit"),
+        *("--master", "local", "--deploy-mode", "client"),
+        *("--conf", f"spark.jars.ivy={ivy}"),
+        # With the options of `cluster env`, the JVM would know only that cluster's host
+        # names.
+        *("--conf", f"spark.driver.defaultJavaOptions={options}"),
+        *("--exclude-packages", ",".join(excluded)),
+        *("--packages", ",".join(packages)),
+        *("--class", "org.apache.hadoop.util.VersionInfo", "spark-internal"),
+    ]
+    environ = {**os.environ, "JAVA_HOME": str(java.home), "SPARK_HOME": str(spark)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:

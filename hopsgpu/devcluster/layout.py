@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,10 @@ class Layout:
     def client(self) -> Path:
         """The configuration for clients, which the daemons on MASTER also use."""
         return self.root / "conf" / "client"
+
+    def spark_conf(self, spark: Path) -> Path:
+        """Return the SPARK_CONF_DIR of clients that use one PySpark, by its directory."""
+        return self.root / "conf" / f"spark-{hashlib.sha256(str(spark).encode()).hexdigest()[:12]}"
 
     @property
     def name(self) -> Path:

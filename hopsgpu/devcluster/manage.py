@@ -16,7 +16,7 @@ from hopsgpu.devcluster import boot, config_files
 from hopsgpu.devcluster.class_archive import archive_of, make_archive
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.devcluster.daemons import members, stop
-from hopsgpu.devcluster.hadoop_jars import daemon_jars, pyspark_home
+from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
 from hopsgpu.devcluster.java import find_java
 from hopsgpu.devcluster.layout import DATANODE, MASTER, MASTERS, NAMENODE, Layout, node_names
 from hopsgpu.devcluster.node_gpus import plan_gpus
@@ -114,7 +114,7 @@ def up(
             _leave_nothing(layout, before)
             before = replace(before, processes={}) if before else None
         state = _start(layout, before, spec, missing, say)
-        if keep_classes and (archive := archive_of(Path(state.java), Path(state.spark))):
+        if keep_classes and (archive := archive_of(Path(state.java), pyspark_home())):
             url = f"{_filesystem(state)}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
@@ -130,6 +130,8 @@ def _start(
     layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str], say: Say
 ) -> State:
     java, spark = find_java(), pyspark_home()
+    # Recorded, for an `up` that restarts dead daemons from where another PySpark is installed.
+    spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
     jars = daemon_jars(java, spark, spec.hadoop, say)
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
@@ -138,8 +140,6 @@ def _start(
             spec=spec,
             gpus=gpus.source,
             java=str(java.home),
-            spark=str(spark),
-            python=sys.executable,
             ports=ports,
             processes=before.processes if before else {},
         )
@@ -193,7 +193,7 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
 
 
 def environment(dir: str | Path | None = None) -> dict[str, str]:
-    """Return the environment variables that point any Spark or Hadoop client at a cluster.
+    """Return the environment variables that point this Python's Spark, or Hadoop, at a cluster.
 
     Raises:
         ClusterError: no cluster runs there.
@@ -202,19 +202,21 @@ def environment(dir: str | Path | None = None) -> dict[str, str]:
     state = load(layout)
     if state is None or not state.running:
         raise ClusterError(f"no cluster runs in {layout.root}: hopsgpu cluster up{_option(dir)}")
-    return _client_environ(layout, state)
+    with locked(layout, lambda _: None):
+        return _client_environ(layout, state)
 
 
 def _client_environ(layout: Layout, state: State) -> dict[str, str]:
+    spark = pyspark_home()
     return {
         "JAVA_HOME": state.java,
-        "SPARK_HOME": state.spark,
+        "SPARK_HOME": str(spark),
         "HADOOP_CONF_DIR": str(layout.client),
         "YARN_CONF_DIR": str(layout.client),
-        "SPARK_CONF_DIR": str(layout.client),
+        "SPARK_CONF_DIR": str(config_files.write_spark_conf(layout, state, spark)),
         # Otherwise Spark uses an external address for its pages, and warns.
         "SPARK_LOCAL_IP": MASTER,
-        "PYSPARK_PYTHON": state.python,
+        "PYSPARK_PYTHON": sys.executable,
     }
 
 
@@ -253,7 +255,7 @@ def _same(spec: ClusterSpec, settings: Mapping[str, object], layout: Layout) -> 
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
             f" it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
-            f"{f' and Hadoop {spec.hadoop}' if spec.hadoop else ''}): "
+            f" and Hadoop {spec.hadoop}): "
             "`hopsgpu cluster down` first, or use another --dir"
         )
 

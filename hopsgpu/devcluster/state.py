@@ -15,7 +15,7 @@ from hopsgpu.devcluster.daemons import Process
 from hopsgpu.devcluster.layout import MASTERS, Layout, node_names
 from hopsgpu.errors import ClusterError
 
-_FORM = 1
+_FORM = 2
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,6 @@ class State:
         spec: the requested configuration.
         gpus: "real", "simulated" or "none", and why.
         java: JAVA_HOME of the daemons and of clients.
-        spark: PySpark's directory.
-        python: the interpreter for drivers and executors.
         ports: as `ports.port_names` names them; kept after `down` for the next `up`.
         processes: daemon → process; empty after `down`.
     """
@@ -35,8 +33,6 @@ class State:
     spec: ClusterSpec
     gpus: str
     java: str
-    spark: str
-    python: str
     ports: dict[str, int]
     processes: dict[str, Process] = field(default_factory=dict)
 

@@ -132,14 +132,17 @@ def test_daemons_keep_what_they_store_in_the_clusters_directory(
 
 def test_env_points_a_shell_at_it(running: tuple[Path, str]) -> None:
     directory, _ = running
-    script = 'eval "$(cat)" && echo "$HADOOP_CONF_DIR" && "$JAVA_HOME/bin/java" -version'
+    script = (
+        'eval "$(cat)" && echo "$HADOOP_CONF_DIR $SPARK_CONF_DIR" && "$JAVA_HOME/bin/java" -version'
+    )
     said = hopsgpu(directory, "env")
     ran = subprocess.run(
         ["bash", "-euc", script], input=said.stdout, capture_output=True, text=True, check=True
     )
-    conf = Path(ran.stdout.strip())
-    for name in ("core-site.xml", "yarn-site.xml", "resource-types.xml", "spark-defaults.conf"):
+    conf, spark_conf = map(Path, ran.stdout.split())
+    for name in ("core-site.xml", "yarn-site.xml", "resource-types.xml"):
         assert (conf / name).is_file()
+    assert (spark_conf / "spark-defaults.conf").is_file()
     assert "HADOOP_USER_NAME" not in said.stdout
 
 

@@ -25,7 +25,7 @@ from hopsgpu.backends.spark.submit_arguments import (
 )
 from hopsgpu.devcluster import admin
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
-from hopsgpu.devcluster.config_files import write_conf
+from hopsgpu.devcluster.config_files import write_conf, write_spark_conf
 from hopsgpu.devcluster.hadoop_jars import pyspark_home
 from hopsgpu.devcluster.layout import Layout
 from hopsgpu.devcluster.node_gpus import plan_gpus
@@ -123,7 +123,7 @@ def test_the_development_cluster_is_made_of_them(tmp_path: Path) -> None:
     conf = SiteConf(sites={"yarn-site": {"yarn.nodemanager.health-checker.interval-ms": "7"}})
     spec = ClusterSpec(nodes=1, conf=conf)
     ports = {name: 20000 + i for i, name in enumerate(names)}
-    state = State(spec, "simulated", "/jdk", "/spark", "/bin/python", ports)
+    state = State(spec, "simulated", "/jdk", ports)
     write_conf(layout, state, plan_gpus(tmp_path, 1, 2))
     node = admin.site_properties(layout.conf("node1") / "yarn-site.xml")
     own = {
@@ -140,7 +140,8 @@ def test_the_development_cluster_is_made_of_them(tmp_path: Path) -> None:
     for file in ("resource-types", "capacity-scheduler"):
         written = admin.site_properties(layout.client / f"{file}.xml")
         assert admin.yarn_file(file).items() <= written.items()
-    client = spark_defaults({"SPARK_CONF_DIR": str(layout.client)})
+    spark_conf = write_spark_conf(layout, state, Path("/spark"))
+    client = spark_defaults({"SPARK_CONF_DIR": str(spark_conf)})
     assert read_properties(DEFAULTS).items() <= client.items()
 
 

@@ -21,7 +21,7 @@ def test_hdfs_of_another_hadoop_is_left_alone(tmp_path: Path) -> None:
     block = layout.name / "fsimage"
     block.parent.mkdir()
     block.touch()
-    state = State(ClusterSpec(hadoop="3.3.6"), "none", "/jdk", "/spark", "python", {})
+    state = State(ClusterSpec(hadoop="3.3.6"), "none", "/jdk", {})
     starter = DaemonStarter(layout, state, DaemonJars("3.3.6", tmp_path, None))
     with pytest.raises(
         ClusterError, match=r"Hadoop 3\.5\.0 created .*, and 3\.3\.6 may not read it"

@@ -45,7 +45,7 @@ def spark(home: Path, submit: str) -> Path:
 def test_they_are_fetched_once(tmp_path: Path, cache: Path) -> None:
     home = spark(tmp_path / "spark", RESOLVES)
     said: list[str] = []
-    found = daemon_jars(JAVA, home, "", said.append)
+    found = daemon_jars(JAVA, home, "3.9.1", said.append)
     jars = found.directory
     assert (found.version, found.beside) == ("3.9.1", home / "jars")
     assert found.class_path == f"{jars}:{jars}/*:{home}/jars/*"
@@ -87,16 +87,26 @@ def test_a_failure_says_what_the_resolver_said_and_leaves_nothing(
 ) -> None:
     home = spark(tmp_path / "spark", FAILS)
     with pytest.raises(ClusterError) as caught:
-        daemon_jars(JAVA, home, "", print)
+        daemon_jars(JAVA, home, "3.9.1", print)
     assert "org.x#y: not found" in str(caught.value)
     assert "noise" not in str(caught.value)
     assert list(cache.iterdir()) == []
 
 
+def test_a_home_where_maven_has_no_more_than_a_description_is_passed_over(
+    tmp_path: Path, cache: Path
+) -> None:
+    fails = 'echo "[download failed: org.x#y;1!y.jar]" >&2; exit 1\n'
+    home = spark(tmp_path / "spark", f'{RESOLVES}case "$*" in *-Duser.home=*) ;; *) {fails};; esac')
+    assert (daemon_jars(JAVA, home, "3.9.1", print).directory / "a.jar").is_file()
+    first, second = (home / "bin" / "calls").read_text().splitlines()
+    assert "-Duser.home" not in first and f"-Duser.home={cache}/fetching-" in second
+
+
 def test_an_incomplete_answer_is_a_failure(tmp_path: Path, cache: Path) -> None:
     home = spark(tmp_path / "spark", RESOLVES.replace("a b c d", "a"))
     with pytest.raises(ClusterError, match="could not fetch"):
-        daemon_jars(JAVA, home, "", print)
+        daemon_jars(JAVA, home, "3.9.1", print)
     assert list(cache.iterdir()) == []
 
 

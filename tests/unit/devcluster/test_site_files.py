@@ -11,7 +11,7 @@ import pytest
 from hopsgpu.devcluster import site_files
 from hopsgpu.devcluster.boot import heap_mib
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
-from hopsgpu.devcluster.config_files import write_conf
+from hopsgpu.devcluster.config_files import write_conf, write_spark_conf
 from hopsgpu.devcluster.daemons import MARKER
 from hopsgpu.devcluster.layout import MASTERS, Layout, address_of, node_names
 from hopsgpu.devcluster.node_gpus import Gpu, GpuPlan, plan_gpus
@@ -24,7 +24,7 @@ PORTS = {name: 20000 + i for i, name in enumerate(port_names(2))}
 
 def state(spec: ClusterSpec) -> State:
     ports = {name: 20000 + i for i, name in enumerate(port_names(spec.nodes))}
-    return State(spec, "simulated", "/jdk", "/spark", "/bin/python", ports)
+    return State(spec, "simulated", "/jdk", ports)
 
 
 def properties(file: Path) -> dict[str, str]:
@@ -118,11 +118,27 @@ def test_overrides_win_and_a_nodes_own_last(tmp_path: Path) -> None:
     assert queues["yarn.scheduler.capacity.root.queues"] == "a,b"
     assert "DominantResourceCalculator" in queues["yarn.scheduler.capacity.resource-calculator"]
     assert (layout.client / "fair-scheduler.xml").read_text() == "<allocations/>"
-    assert "spark.master local\n" in (layout.client / "spark-defaults.conf").read_text()
     assert "10.0.0.9 db\n" in layout.hosts.read_text()
     # And without it the next time, the file is gone.
     written(tmp_path, ClusterSpec(nodes=2))
     assert not (layout.client / "fair-scheduler.xml").exists()
+
+
+def test_each_pyspark_has_its_own_spark_defaults(tmp_path: Path) -> None:
+    """A client with the jars of another PySpark on its class path does not start."""
+    layout = Layout(tmp_path)
+    conf = SiteConf(sites={"spark-defaults": {"spark.master": "local"}})
+    texts = {}
+    for spark in (Path("/a/pyspark"), Path("/b/pyspark")):
+        directory = write_spark_conf(layout, state(ClusterSpec(conf=conf)), spark)
+        assert directory == layout.spark_conf(spark)
+        texts[spark] = (directory / "spark-defaults.conf").read_text()
+    for spark, other in (("/a", "/b"), ("/b", "/a")):
+        text = texts[Path(spark, "pyspark")]
+        assert f"spark.yarn.jars local:{spark}/pyspark/jars/*\n" in text
+        assert other + "/pyspark" not in text
+        assert "spark.master local\n" in text
+    assert not (layout.client / "spark-defaults.conf").exists()
 
 
 def test_the_gpu_plugin_is_where_the_gpus_are(tmp_path: Path) -> None:

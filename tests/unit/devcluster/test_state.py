@@ -21,7 +21,7 @@ GONE = Process(2**22 - 1, "never")
 def state(**other: object) -> State:
     spec = ClusterSpec(1, 1, SiteConf(sites={"yarn-site": {"a": "b"}}, nodes={"node1": {"c": "d"}}))
     ports = {name: 20000 + i for i, name in enumerate(port_names(1))}
-    return State(spec, "simulated: why", "/jdk", "/spark", "/bin/python", ports, **other)  # type: ignore[arg-type]
+    return State(spec, "simulated: why", "/jdk", ports, **other)  # type: ignore[arg-type]
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
