@@ -9,7 +9,7 @@ from setuptools import find_packages, setup
 # version below its upper bound: docs/source-tree.md says how.
 RUNTIME = [
     "pyspark>=3.5,<5",
-    "click>=8.1,<9",
+    "click>=8.2,<9",
     "cloudpickle>=3.0,<4",
     "findspark>=2.0,<3",
     # webhdfs:// and swebhdfs://

@@ -90,7 +90,7 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
     from hopsgpu.backends.spark.submit_arguments import ship, spark_defaults, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
     from hopsgpu.packaging.python_env.kinds import recipe_for
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
@@ -173,8 +173,8 @@ def _root(properties: Mapping[str, str]) -> Lake:
             lake.
     """
     from hopsgpu.cli.lake_root import default_root
+    from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.lake import Lake
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
 
     if named := properties.get("spark.hopsgpu.root"):
         return Lake(named)
@@ -189,7 +189,7 @@ def _say(text: str) -> None:
 def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
     """Submit in cluster mode; return the exit code."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
 
     attended = SubmittedApplication(

@@ -21,9 +21,9 @@ from hopsgpu.doctor.machine_checks import Client, Machine
 from hopsgpu.doctor.node_probe import jar_version
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import root_on
-from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 

@@ -34,8 +34,8 @@ from hopsgpu.core.own_log import level_of, show
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
+from hopsgpu.storage.hadoop_conf import is_configured
 from hopsgpu.tracebacks import VARIABLE as LOG
-from hopsgpu.yarn.hadoop_conf import is_configured
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
