@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from hopsgpu.devcluster.java import ACCEPTED
@@ -81,15 +82,22 @@ def check_spark(machine: Machine) -> Check:
             "pip install pyspark, or set SPARK_HOME to the cluster's Spark",
         )
     seen = f"{machine.spark} ({machine.spark_home})"
-    if machine.pyspark not in (None, machine.spark):
+    release = _release(machine.spark)
+    if machine.pyspark is not None and _release(machine.pyspark) != release:
         return wrong(
             "spark",
             f"{seen}, but Python imports PySpark {machine.pyspark}",
-            f"pip install pyspark=={machine.spark}, or unset SPARK_HOME",
+            f"pip install pyspark=={release}, or unset SPARK_HOME",
         )
     if int(machine.spark.partition(".")[0]) < 4:
         return wrong("spark", f"{seen}: hopsgpu is written for Spark 4", "install Spark 4")
     return ok("spark", seen)
+
+
+def _release(version: str) -> str:
+    """Return Apache's version of a distribution's Spark, such as 3.5.6 of 3.5.6-amzn-2."""
+    found = re.match(r"\d+\.\d+\.\d+", version)
+    return found[0] if found is not None else version
 
 
 def check_python(machine: Machine) -> Check:

@@ -27,6 +27,7 @@ from hopsgpu.backends.spark.settings import (
     check_submitted,
     in_cluster_mode,
 )
+from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
@@ -297,23 +298,3 @@ def _checked_conf(
     if master is not None:
         settings["spark.master"] = master
     return settings
-
-
-def find_spark() -> None:
-    """Make pyspark importable: this environment's, else the cluster's own (SPARK_HOME).
-
-    Raises:
-        ConfigError: no Spark was found.
-    """
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        import findspark
-
-        try:
-            findspark.init()
-        except (ValueError, IndexError) as error:
-            raise ConfigError(
-                f"no Spark was found ({error}): install pyspark, or set SPARK_HOME to the"
-                " cluster's Spark"
-            ) from error
