@@ -6,7 +6,13 @@ BIN := $(VENV)/bin
 # Without bytecode each process of thousands would compile what it imports, and each of the tests'
 # workers all tests.
 unexport PYTHONDONTWRITEBYTECODE
-PACKAGING := setup.py pyproject.toml
+# The versions that were tried together last; empty for the newest that setup.py allows.
+CONSTRAINTS := constraints.txt
+PACKAGING := setup.py pyproject.toml $(CONSTRAINTS)
+INSTALL := install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) --editable
+# Extras whose versions constraints.txt has: what the targets here install, and what users do.
+RESOLVED := dev,libraries,docs,bench,all
+NEWEST := .venv-newest
 # Several files at a time; the longest ones first, for the last one runs alone.
 BY_FILE := --dist loadfile --no-loadscope-reorder
 # Each worker with a cluster of its own: 5 GB, and more than one core.
@@ -34,10 +40,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak corner matrix bench check docs python java clean
+.PHONY: help install demo test unit soak corner matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | corner | matrix | bench | install | clean"
+	@echo "make demo | test | check | docs | soak | corner | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -54,12 +60,12 @@ $(VENV)/bin/python: | python
 # A stamp for each set of packages, so that a second run installs nothing.
 $(VENV)/.installed: $(PACKAGING) | $(VENV)/bin/python
 	@echo "installing hopsgpu into $(VENV)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip $(INSTALL) .
 	@touch $@
 
 $(VENV)/.installed-%: $(PACKAGING) | $(VENV)/bin/python
 	@echo "installing hopsgpu and what $* needs into $(VENV): minutes, the first time"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/pip $(INSTALL) '.[$*]'
 	@touch $@
 
 install: $(VENV)/.installed
@@ -118,5 +124,31 @@ matrix: java $(ENVIRONMENTS:=/.installed)
 bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
+# Resolves anew without installing; then run the tests and commit the file.
+constraints: | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --dry-run --ignore-installed \
+	  --report $(VENV)/resolution.json --editable '.[$(RESOLVED)]'
+	$(BIN)/python -c "$$CONSTRAINTS_OF_REPORT" $(VENV)/resolution.json > constraints.new
+	mv constraints.new constraints.txt
+
+define CONSTRAINTS_OF_REPORT
+import json, sys
+report = json.load(open(sys.argv[1]))
+print("# Made by make constraints, with Python", report["environment"]["python_version"])
+found = [one["metadata"] for one in report["install"]]
+versions = {one["name"].lower().replace("_", "-"): one["version"] for one in found}
+del versions["hopsgpu"]
+print(*(f"{name}=={versions[name]}" for name in sorted(versions)), sep="\n")
+endef
+export CONSTRAINTS_OF_REPORT
+
+# The newest of all that setup.py allows, in an environment of its own.
+newest: java
+	rm -rf $(NEWEST)
+	$(MAKE) VENV=$(NEWEST) CONSTRAINTS= unit one
+
+one: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/cluster/test_launch.py -k 'values_of_all_ranks or torch_ranks'
+
 clean:
-	rm -rf $(VENV) .venv-spark* build dist docs/_build *.egg-info
+	rm -rf $(VENV) .venv-* build dist docs/_build *.egg-info

@@ -5,62 +5,72 @@ from runpy import run_path
 
 from setuptools import find_packages, setup
 
+# Each requirement's lower bound was tried together with those of all others, and so was the newest
+# version below its upper bound: docs/source-tree.md says how.
 RUNTIME = [
     "pyspark>=3.5,<5",
-    "click>=8.1",
-    "cloudpickle>=3.0",
-    "findspark>=2.0",
+    "click>=8.2,<9",
+    "cloudpickle>=3.0,<4",
+    "findspark>=2.0,<3",
     # webhdfs:// and swebhdfs://
-    "hdfs>=2.7.3",
-    "hdfs-native>=0.14.7",
-    "numpy>=1.26",
-    "nvidia-ml-py>=12.535",
-    "pyarrow>=18",
-    "pyyaml>=6.0",
-    "requests>=2.31",
-    "rich>=13.8",
-    "xxhash>=3.4",
+    "hdfs>=2.7.3,<3",
+    "hdfs-native>=0.14.7,<0.15",
+    "numpy>=1.26,<3",
+    "nvidia-ml-py>=12.535,<14",
+    "pyarrow>=18,<27",
+    "pyyaml>=6.0.1,<7",
+    "requests>=2.31,<3",
+    "rich>=13.8,<16",
+    "xxhash>=3.4,<5",
 ]
+TORCH = ["torch>=2.6,<3"]
+# For the nodes' GPUs; tests and examples take the smaller tensorflow-cpu.
+TENSORFLOW = ["tensorflow>=2.21,<3"]
 # What examples/etl_then_train.py trains with, and reads the lake with beside hdfs-native; on x86-64
 # Linux torch brings CUDA, several GB.
-DEMO = ["torch>=2.6", "scikit-learn>=1.4", "fsspec>=2024.2"]
+DEMO = [*TORCH, "scikit-learn>=1.4,<2", "fsspec>=2024.2"]
+PANDAS = ["pandas>=2.2,<3"]
 # What examples/lake_pipeline.py scores with (Spark's mapInArrow wants pandas) and draws with.
-PIPELINE = ["pandas>=2.2,<3", "matplotlib>=3.8"]
+PIPELINE = [*PANDAS, "matplotlib>=3.8,<4"]
 # What the other examples, and `make soak`, train with. XGBoost on GPUs is the package xgboost.
 LIBRARIES = [
     *DEMO,
-    "accelerate>=1.10",
-    "lightning>=2.6",
-    "pandas>=2.2,<3",
+    *PANDAS,
+    "accelerate>=1.10,<2",
+    "lightning>=2.6,<3",
     "pillow>=10",
-    "transformers>=5",
-    "xgboost-cpu>=3",
+    "transformers>=5,<6",
+    "xgboost-cpu>=3,<4",
 ]
-TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.7"]
+TEST = ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.7,<4"]
 # The other frameworks that examples and tests train with.
-FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
+FRAMEWORKS = ["tensorflow-cpu>=2.21,<3", "jax>=0.10,<0.11"]
 # TLS between driver and executors, where Spark's own network encryption is on.
 ENCRYPTION = ["cryptography>=42"]
 # A YARN whose REST interfaces want Kerberos; builds with the Kerberos library and its headers.
-KERBEROS = ["requests-gssapi>=1.3"]
+KERBEROS = ["requests-gssapi>=1.3,<2"]
 # `hopsgpu tensorboard`; earlier ones want pkg_resources, which setuptools has no more.
-TENSORBOARD = ["tensorboard>=2.21"]
+TENSORBOARD = ["tensorboard>=2.21,<3"]
 # Logs to an MLflow server; a database of its own wants the whole of MLflow.
-MLFLOW = ["mlflow-skinny>=3"]
+MLFLOW = ["mlflow-skinny>=3,<4"]
 # What proposes the trials of a search; cmaes is for Optuna's sampler of this name.
-SEARCH = ["optuna>=4.4", "cmaes>=0.10"]
+SEARCH = ["optuna>=4.4,<6", "cmaes>=0.10,<0.14"]
 # tests/matrix, in an environment for each PySpark.
 MATRIX = [*TEST, *SEARCH]
 # python_env= that names a conda environment; conda itself is the user's.
-CONDA = ["conda-pack>=0.8"]
-CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
+CONDA = ["conda-pack>=0.8,<0.10"]
+# Whatever hopsgpu does something with that installs without a compiler: without Kerberos.
+ALL = [*TORCH, *TENSORFLOW, *SEARCH, *PIPELINE, *ENCRYPTION, *TENSORBOARD, *MLFLOW, *CONDA]
+CHECK = ["ruff>=0.12", "mypy>=1.15,<3", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
+# Makes hopsgpu's wheel in a test, without a network: what [build-system] wants.
+BUILD = ["setuptools>=77"]
 # Real kernels that run cells, and the notebooks under examples/.
-NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8", "nbclient>=0.10"]
-DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA
+NOTEBOOK = ["ipykernel>=6.29,<8", "jupyter-client>=8,<9", "nbclient>=0.10,<0.12"]
+DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA + BUILD
 # The pages (`make docs`), built and checked without a network.
-DOCS = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-click>=6", *CHECK]
+DOCS = ["sphinx>=8.2,<10", "myst-parser>=4,<6", "furo>=2024.8.6", "sphinx-click>=6,<7", *CHECK]
 # What `make bench` measures beside hopsgpu.
-BENCH = ["spark-tensorflow-distributor>=1.0", *DEV]
+BENCH = ["spark-tensorflow-distributor>=1.0,<2", *DEV]
 
 setup(
     name="hopsgpu",
@@ -68,21 +78,40 @@ setup(
     description="Gang-scheduled distributed training on YARN's GPUs, through Spark",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    keywords="spark, yarn, hadoop, gpu, distributed training, pytorch, tensorflow",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.11",
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
     package_data={"hopsgpu": ["py.typed"], "hopsgpu.devcluster": ["admin_files/*/*"]},
     install_requires=RUNTIME,
     extras_require={
+        # For users.
+        "torch": TORCH,
+        "tensorflow": TENSORFLOW,
+        "search": SEARCH,
+        "pipeline": PIPELINE,
+        "libraries": LIBRARIES,
         "encryption": ENCRYPTION,
         "kerberos": KERBEROS,
         "tensorboard": TENSORBOARD,
         "mlflow": MLFLOW,
-        "search": SEARCH,
         "conda": CONDA,
+        "all": ALL,
+        # For the targets of the Makefile.
         "demo": DEMO,
-        "pipeline": PIPELINE,
-        "libraries": LIBRARIES,
         "dev": DEV,
         "bench": BENCH,
         "check": CHECK,

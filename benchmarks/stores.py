@@ -32,8 +32,8 @@ from hopsgpu import devcluster
 from hopsgpu.devcluster.layout import DATANODE, NAMENODE
 from hopsgpu.devcluster.status import DaemonStatus
 from hopsgpu.storage.filesystem import BLOCK
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import Lake
-from hopsgpu.yarn.hadoop_conf import HadoopConf
 
 _MB = 1_000_000
 _SMALL_BYTES = 100_000

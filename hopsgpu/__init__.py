@@ -134,7 +134,15 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'hopsgpu' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if error.name not in ("pyspark", "py4j"):
+            raise
+        # Python's packages have no PySpark; a cluster's own Spark has one.
+        importlib.import_module("hopsgpu.backends.spark.spark_location").find_spark()
+        home = importlib.import_module(_HOMES[name])
+    return getattr(home, name)
 
 
 def __dir__() -> list[str]:

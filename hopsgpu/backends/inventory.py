@@ -19,10 +19,10 @@ from hopsgpu.core.boundary import public
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.core.spec import GangSpec, shape_of
 from hopsgpu.errors import ConfigError
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.yarn.capacity import cores_per_gpu
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
 from hopsgpu.yarn.demand import container_of
-from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.node_manager import NodeAnswers, NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import NOTHING, Amount, total

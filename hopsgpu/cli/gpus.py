@@ -44,7 +44,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     NodeManagers; it does not start Spark.
     """
     from hopsgpu.backends.inventory import Observer
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.storage.hadoop_conf import HadoopConf
 
     look = Observer(HadoopConf.load().get, user).look
     if as_json:

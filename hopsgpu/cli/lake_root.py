@@ -48,7 +48,7 @@ def unset_hint() -> str:
     """Return what to say beside finding nothing where nothing tells of a root or a cluster; else
     "".
     """
-    from hopsgpu.yarn.hadoop_conf import is_configured
+    from hopsgpu.storage.hadoop_conf import is_configured
 
     root = click.get_current_context().meta.get(_KEY) or _named(os.environ)
     if root or is_configured(os.environ):
@@ -72,8 +72,8 @@ def default_root(environ: Mapping[str, str]) -> str:
         ConfigError: the configuration of the cluster cannot be read.
     """
     from hopsgpu.backends.inventory import own_name
+    from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
     from hopsgpu.storage.root import root_on
-    from hopsgpu.yarn.hadoop_conf import HadoopConf, is_configured
 
     named = _named(environ)
     user = environ.get("HADOOP_USER_NAME") or own_name()

@@ -90,7 +90,7 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
     from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
@@ -175,8 +175,8 @@ def _root(properties: Mapping[str, str]) -> Lake:
             lake.
     """
     from hopsgpu.cli.lake_root import default_root
+    from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.lake import Lake
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
 
     if named := properties.get("spark.hopsgpu.root"):
         return Lake(named)
@@ -193,7 +193,7 @@ def _attend(
 ) -> int:
     """Submit in cluster mode; return the exit code."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
-    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
 
     attended = SubmittedApplication(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
+from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.doctor import (
     facts as gather,
@@ -104,8 +105,10 @@ class Examination:
         machine: machine_checks.Machine,
         label: str,
     ) -> Iterator[Check]:
-        if yarn is None or not yarn.gpus.nodes:
-            why = "the ResourceManager does not answer" if yarn is None else "no node has GPUs"
+        why = "the ResourceManager does not answer" if yarn is None else "no node has GPUs"
+        if yarn is not None and yarn.gpus.nodes:
+            why = _no_spark()
+        if yarn is None or why:
             names = ("session", "gang", *node_checks.NAMES)
             yield from (unknown(name, f"not tried: {why}") for name in names)
             return
@@ -115,3 +118,12 @@ class Examination:
         manager = ResourceManager(web_addresses(setting))
         sessions = Sessions(yarn, setting, manager, machine, self.conf, label, self.seconds)
         yield from sessions.checks()
+
+
+def _no_spark() -> str:
+    """Make Spark importable; return why it cannot be imported, or ""."""
+    try:
+        find_spark()
+    except ConfigError as error:
+        return str(error)
+    return ""

@@ -7,13 +7,13 @@ import importlib.util
 import os
 import platform
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hopsgpu.backends.inventory import Observer, own_name
+from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
 from hopsgpu.devcluster.admin import site_properties
 from hopsgpu.devcluster.java import java_of_spark
@@ -21,9 +21,9 @@ from hopsgpu.doctor.lake_checks import LakeFacts
 from hopsgpu.doctor.machine_checks import Client, Machine
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import root_on
-from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 
@@ -69,8 +69,11 @@ def _spark_home(environ: Mapping[str, str]) -> str:
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:
         return str(Path(spec.origin).parent)
-    submit = shutil.which("spark-submit", path=environ.get("PATH"))
-    return str(Path(submit).resolve().parents[1]) if submit else ""
+    # As a session looks for it: a spark-submit on the PATH may be a distribution's wrapper.
+    try:
+        return cluster_spark()
+    except ConfigError:
+        return ""
 
 
 def _pyspark() -> str | None:

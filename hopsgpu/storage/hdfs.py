@@ -1,7 +1,8 @@
 """HDFS by hdfs-native: hdfs:// and viewfs://.
 
-hdfs-native itself reads the Hadoop configuration, also for high availability and Kerberos. The use
-of a name service with several NameNodes follows hdfs-native's documentation, and is untried here.
+hdfs-native itself reads the Hadoop configuration, also for high availability and Kerberos, but
+neither what a file includes nor variables in values, so it is given the values. The use of a name
+service with several NameNodes follows hdfs-native's documentation, and is untried here.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from hopsgpu.storage.bounded_calls import Steps, WorkerThreadPool
 from hopsgpu.storage.error_messages import Refused, refusal
 from hopsgpu.storage.filesystem import Status
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.umask import creation_mask
 
 T = TypeVar("T")
@@ -64,7 +66,8 @@ class Hdfs:
         from hdfs_native import Client
 
         log.debug("HDFS client (hdfs-native) of %s, %s", url, "quick" if quick else "patient")
-        self._client = Client(url, _QUICK if quick else _PATIENT)
+        limits = _QUICK if quick else _PATIENT
+        self._client = Client(url, {**HadoopConf.load_hdfs(os.environ).filled(), **limits})
         self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
         self._hands = WorkerThreadPool("hopsgpu-hdfs")

@@ -17,7 +17,7 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.yarn.answer_lists import FieldTrail
-from hopsgpu.yarn.rest_client import NODE_MANAGER, get_json, get_text
+from hopsgpu.yarn.rest_client import NODE_MANAGER, get_json, get_text, scheme_of
 from hopsgpu.yarn.snapshot import Node
 
 # Limits to connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some
@@ -92,7 +92,7 @@ class NodeManagers:
         setting: Callable[[str], str | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._scheme = "https" if setting("yarn.http.policy") == "HTTPS_ONLY" else "http"
+        self._scheme = scheme_of(setting)
         self._addresses = _addresses(setting(_HOSTS))
         self._clock = clock
         # Answers by node id, each with the time from which the node is asked again.

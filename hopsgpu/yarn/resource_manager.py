@@ -41,6 +41,7 @@ from hopsgpu.yarn.rest_client import (
     NotUnderstood,
     get_json,
     put_json,
+    scheme_of,
 )
 from hopsgpu.yarn.snapshot import App, Node, Overview, Queue, Rounding, Snapshot, User
 
@@ -80,11 +81,11 @@ def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
     Args:
         setting: returns a property's value, or None.
     """
-    secure = setting("yarn.http.policy") == "HTTPS_ONLY"
+    scheme = scheme_of(setting)
+    secure = scheme == "https"
     name = "yarn.resourcemanager.webapp" + (".https.address" if secure else ".address")
-    scheme = "https" if secure else "http"
     ids = []
-    if setting("yarn.resourcemanager.ha.enabled") == "true":
+    if (setting("yarn.resourcemanager.ha.enabled") or "").lower() == "true":
         ids = [i.strip() for i in (setting("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
     suffixes = [f".{i}" for i in ids if i] or [""]
     addresses = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,16 @@ class DaemonKind:
 
 RESOURCE_MANAGER = DaemonKind("ResourceManager", "/ws/v1/cluster/info", "clusterInfo")
 NODE_MANAGER = DaemonKind("NodeManager", "/ws/v1/node/info", "nodeInfo")
+
+
+def scheme_of(setting: Callable[[str], str | None]) -> str:
+    """Return the scheme of YARN's web addresses: "https" or "http".
+
+    Args:
+        setting: returns a property's value, or None. YARN takes the policy in any case.
+    """
+    policy = setting("yarn.http.policy") or ""
+    return "https" if policy.upper() == "HTTPS_ONLY" else "http"
 
 
 def get_json(url: str, seconds: tuple[float, float], trail: FieldTrail | None = None) -> Any:

@@ -14,8 +14,8 @@ import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.devcluster import admin
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import Lake
-from hopsgpu.yarn.hadoop_conf import HadoopConf
 from tests.cluster.test_doctor import ROOT, doctor, own_script, states, submitted
 
 NODES, GPUS = 3, 4

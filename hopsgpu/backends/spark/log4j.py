@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from py4j.protocol import Py4JError
-
 
 @contextlib.contextmanager
 def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
@@ -21,6 +19,9 @@ def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
         logger: name of the logger that writes them.
         messages: prefixes of the messages.
     """
+    # Imported only here: a cluster's own Spark may have it, which a session looks for first.
+    from py4j.protocol import Py4JError
+
     try:
         config, deny = _config_of(jvm, logger), _filter(jvm, messages)
         config.addFilter(deny)

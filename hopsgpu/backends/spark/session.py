@@ -29,6 +29,7 @@ from hopsgpu.backends.spark.settings import (
     check_submitted,
     in_cluster_mode,
 )
+from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.backends.spark.spark_versions import (
     jar_version,
     java_here,
@@ -46,8 +47,8 @@ from hopsgpu.core.own_log import level_of, show
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
+from hopsgpu.storage.hadoop_conf import is_configured
 from hopsgpu.tracebacks import VARIABLE as LOG
-from hopsgpu.yarn.hadoop_conf import is_configured
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
@@ -338,23 +339,3 @@ def _checked_conf(
     if master is not None:
         settings["spark.master"] = master
     return settings
-
-
-def find_spark() -> None:
-    """Make pyspark importable: this environment's, else the cluster's own (SPARK_HOME).
-
-    Raises:
-        ConfigError: no Spark was found.
-    """
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        import findspark
-
-        try:
-            findspark.init()
-        except (ValueError, IndexError) as error:
-            raise ConfigError(
-                f"no Spark was found ({error}): install pyspark, or set SPARK_HOME to the"
-                " cluster's Spark"
-            ) from error

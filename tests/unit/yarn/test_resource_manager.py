@@ -54,6 +54,18 @@ SECONDS = (10.0, 30.0)
             },
             ("http://one:8088", "http://two:8088"),
         ),
+        (
+            {
+                "http": "https_only",
+                "ha.enabled": "TRUE",
+                "ha.rm-ids": "rm1,rm2",
+                "webapp.address.rm1": "one:8088",
+                "webapp.https.address.rm1": "one:8190",
+                "webapp.https.address.rm2": "${yarn.resourcemanager.hostname}:8090",
+                "hostname.rm2": "two",
+            },
+            ("https://one:8190", "https://two:8090"),
+        ),
         ({}, ()),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.yarn.hadoop_conf import HadoopConf
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import web_addresses
 
 
@@ -104,6 +104,23 @@ def test_what_is_included_stands_where_it_is_included(tmp_path: Path) -> None:
     )
     conf = loaded(tmp_path)
     assert [conf.get(name) for name in "abc"] == ["included", "after", "fallback"]
+
+
+def test_an_include_is_a_url_or_of_the_class_path(tmp_path: Path) -> None:
+    below = site(tmp_path / "else where", prop("a", "${b}") + '<include href="top.xml"/>', "a.xml")
+    site(tmp_path, prop("b", "class path"), "top.xml")
+    for href in ((below / "a.xml").as_uri(), str(below / "a.xml")):
+        site(tmp_path, f'<include href="{href}"/>')
+        assert loaded(tmp_path).get("a") == "class path"
+
+
+def test_what_a_client_of_hdfs_reads(tmp_path: Path) -> None:
+    site(tmp_path, prop("domain", "example.org") + prop("c", "core"), "core-site.xml")
+    site(tmp_path / "more", prop("nn", "one.${domain}:8020"), "ha.xml")
+    site(tmp_path, '<include href="more/ha.xml"/>' + prop("c", "hdfs"), "hdfs-site.xml")
+    conf = HadoopConf.load_hdfs({"HADOOP_CONF_DIR": str(tmp_path)})
+    assert conf.filled() == {"domain": "example.org", "c": "hdfs", "nn": "one.example.org:8020"}
+    assert HadoopConf.load_hdfs({}).filled() == {}
 
 
 @pytest.mark.parametrize("href", ["yarn-site.xml", "nowhere.xml"])
