@@ -89,7 +89,8 @@ def check_spark(machine: Machine) -> Check:
     )
     if problem is not None:
         return wrong("spark", problem.what, problem.fix)
-    if pyspark != machine.spark:
+    # Distributions add to Apache's version, as in 3.5.6-amzn-2.
+    if not machine.spark.startswith(pyspark):
         return ok("spark", f"{seen}; Python imports PySpark {pyspark}, of the same minor version")
     return ok("spark", seen)
 
