@@ -10,6 +10,9 @@ from hopsgpu.doctor.report import Check, ok, wrong
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 
+# The RAPIDS Accelerator wants it, and guides of distributions put it into spark-defaults.conf.
+_EXECUTORS_GPUS = "spark.executor.resource.gpu.amount"
+
 
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
     """Return what hopsgpu.session(conf=conf) starts with in a plain script.
@@ -40,6 +43,14 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
             "hopsgpu.session() is refused",
             "change these settings in spark-defaults.conf, or in conf= (--conf here)",
             [str(error)],
+        )
+    held = mine.get(_EXECUTORS_GPUS, "0")
+    if held != "0":
+        return wrong(
+            name,
+            f"every executor holds GPUs, also during ETL ({_EXECUTORS_GPUS}={held})",
+            "remove it and spark.task.resource.gpu.amount from spark-defaults.conf: gangs request"
+            " their GPUs themselves",
         )
     try:
         check_session({**defaults, **conf})

@@ -232,6 +232,9 @@ def test_settings() -> None:
     assert "excludeOnFailure" in check.details[0]
     few = settings_checks.check_settings({}, {"spark.dynamicAllocation.maxExecutors": "1"}, 2)
     assert state_of(few, "maxExecutors=1 is below the 2 executors") == "wrong"
+    rapids = {"spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "0.5"}
+    held = settings_checks.check_settings(rapids, {}, 2)
+    assert state_of(held, "every executor holds GPUs", "spark-defaults.conf") == "wrong"
 
 
 def test_the_lake() -> None:
