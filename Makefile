@@ -118,7 +118,7 @@ corner: java $(call environment,$(CORNER))/.installed
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)
 	@failed=0; $(foreach c,$(MATRIX),$(call environment,$(c))/bin/python -m pytest -q --record \
-	  tests/matrix $(call versions,$(c)) || failed=1;) \
+	  --timeout 600 tests/matrix $(call versions,$(c)) || failed=1;) \
 	$(call environment,$(CORNER))/bin/python -m tests.matrix.page; exit $$failed
 
 bench: java $(VENV)/.installed-bench

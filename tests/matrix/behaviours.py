@@ -11,7 +11,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results.json"
 # By the name of its test, in the order of their run.
 BEHAVIOURS = {
-    "cluster": "`hopsgpu cluster up --hadoop` starts the daemons, with their GPUs",
+    "cluster": "`hopsgpu cluster up --hadoop VERSION` starts the daemons, with their GPUs",
     "session": "`hopsgpu.session` starts, and Spark's own jobs run",
     "launch": "`hopsgpu.launch`: each rank returns its value and has a GPU of its own",
     "release": "the ResourceManager counts the GPUs while ranks run, and none after the return",
@@ -23,8 +23,8 @@ BEHAVIOURS = {
     "gpus": "`hopsgpu gpus` shows the GPUs in use",
     "doctor": "`hopsgpu doctor` finds nothing wrong",
     "rivals": "two applications that together want more GPUs than there are both finish",
-    "submit_client": "`hopsgpu submit --deploy-mode client`",
-    "submit_cluster": "`hopsgpu submit --deploy-mode cluster`: success and exit status 3",
+    "submit_client": "`hopsgpu submit --deploy-mode client job.py`",
+    "submit_cluster": "`hopsgpu submit --deploy-mode cluster job.py`: success and exit status 3",
 }
 WORKS = "works"
 _LONGEST = 120
