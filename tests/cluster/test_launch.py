@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -153,57 +152,6 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl
     assert error.result.run_id != second.run_id
     assert {r["greeting"] for r in second.values} == {"two"}
     assert {r.pid for r in error.result.ranks}.isdisjoint(r["pid"] for r in second.values)
-
-
-def test_functions_of_main_and_modules_beside_the_script(
-    cluster_env: dict[str, str],
-    manager: ResourceManager,
-    gpus_back: Callable[[], int],
-    tmp_path: Path,
-) -> None:
-    for file, source in {
-        "jobs/beside.py": "def double(x):\n    return 2 * x\n",
-        "src/own/__init__.py": "",
-        "src/own/train.py": "def same(x):\n    return x\n",
-    }.items():
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text(source)
-    (tmp_path / "jobs" / "script.py").write_text(
-        textwrap.dedent(
-            """
-            import hopsgpu
-
-            class Pair:
-                def __init__(self, x):
-                    self.x = x
-
-            def train(x):
-                import own.train
-                from beside import double
-                print("trained")
-                return Pair(own.train.same(double(x)))
-
-            if __name__ == "__main__":
-                hopsgpu.session("main")
-                value = hopsgpu.launch(train, args=(21,)).value
-                assert type(value) is Pair
-                print("value", value.x)
-            """
-        )
-    )
-    ran = subprocess.run(
-        [sys.executable, "jobs/script.py"],
-        cwd=tmp_path,
-        env={**cluster_env, "PYTHONPATH": "src"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "value 42" in ran.stdout
-    assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
-    assert "waiting: 0 of 1 executor is here" in ran.stderr
 
 
 def executor_jvms(cluster_dir: Path) -> set[int]:

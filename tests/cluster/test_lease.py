@@ -119,6 +119,8 @@ def test_ctrl_c_gives_back_a_held_gang_and_the_end_of_the_script_what_its_runs_h
     script = """
         import sys, time, traceback
         import hopsgpu
+        from hopsgpu.launcher import arguments
+        arguments.likely_preloads = tuple  # imports nothing ahead
         hopsgpu.session("ends early")
         run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
         try:

@@ -34,7 +34,9 @@ quiet = functools.partial(hopsgpu.search, cores_per_worker=1, memory_per_worker=
 HOLDER = """
     import sys
     import hopsgpu
+    from hopsgpu.launcher import arguments
 
+    arguments.likely_preloads = tuple  # imports nothing ahead
     hopsgpu.session("holder")
     with hopsgpu.hold(workers=3, cores_per_worker=1, progress="off"):
         print("held", flush=True)

@@ -6,8 +6,6 @@ What they need is the extra "libraries", which `make soak` installs.
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -57,19 +55,6 @@ def test_lightning_in_one_container(
     train = example("lightning_callbacks").train
     result = quiet(train, kwargs={"epochs": 50}, workers=2, placement="pack", cores_per_worker=1)
     assert alike(result, "weights")["world"] == 2
-
-
-def test_a_script_whose_dataset_is_a_class_of_its_own(
-    cluster_env: dict[str, str], gpus_back: Callable[[], int]
-) -> None:
-    """Before a gang is held: it has executors of ETL and two GPUs beside it."""
-    command = [sys.executable, str(EXAMPLES / "images_from_parquet.py")]
-    ran = subprocess.run(
-        command, env=cluster_env, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    first, last = map(float, ran.stdout.splitlines()[-1].removeprefix("loss ").split(" -> "))
-    assert last < first
 
 
 def test_hugging_faces_trainer_is_distributed_and_goes_on_from_its_checkpoint(

@@ -25,7 +25,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, gpus_become, until
 from tests.processes import processes_of
 
-LAUNCHES, THREADS = 12, 3
+LAUNCHES, THREADS = 8, 3
 WAYS = ("returns", "raises", "exits", "killed", "cancelled", "held")
 
 
