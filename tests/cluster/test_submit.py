@@ -29,7 +29,7 @@ from tests.conftest import as_in_a_terminal, gpus_become, until
 from tests.proxy import refusing_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240
+SECONDS = 400
 JOB = """
     import os, sys, time
     import helper
@@ -191,6 +191,7 @@ def application_in(text: str) -> str:
     return found[0]
 
 
+@pytest.mark.timeout(900)  # three of them train one after the other
 def test_exit_codes_are_those_of_the_training_and_many_wait_for_their_turn(
     env: Env,
     site: str,
