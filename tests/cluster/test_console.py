@@ -30,9 +30,25 @@ public class Tripping implements Filter {
   public void destroy() {}
 }
 """
+# Beside the script, and on PYTHONPATH.
+MODULES = {
+    "jobs/beside.py": "def double(x):\n    return 2 * x\n",
+    "src/own/__init__.py": "",
+    "src/own/train.py": "def same(x):\n    return x\n",
+}
 SCRIPT = """
 import sys
 import hopsgpu
+
+class Pair:
+    def __init__(self, x):
+        self.x = x
+
+def works(x):
+    import own.train
+    from beside import double
+    print("trained")
+    return Pair(own.train.same(double(x)))
 
 def train():
     raise ValueError("no batch")
@@ -40,20 +56,24 @@ def train():
 def helper():
     return hopsgpu.launch(train, workers=2, progress="off")
 
-spark = hopsgpu.session("console", conf={
-    "spark.ui.filters": "Tripping",
-    "spark.driver.extraClassPath": sys.argv[1],
-    # In place of the 15 s after which Spark says that no executor has come.
-    "spark.starvation.timeout": "500ms",
-})
-print("the session is there", file=sys.stderr)
-try:
-    helper()
-finally:
-    # Spark says so again, of other waits.
-    scheduler = spark._jsc.sc().taskScheduler().getClass().getName()
-    logger = spark._jvm.org.slf4j.LoggerFactory.getLogger(scheduler)
-    logger.warn("Initial job has not accepted any resources; of another wait")
+if __name__ == "__main__":
+    spark = hopsgpu.session("console", conf={
+        "spark.ui.filters": "Tripping",
+        "spark.driver.extraClassPath": sys.argv[1],
+        # In place of the 15 s after which Spark says that no executor has come.
+        "spark.starvation.timeout": "500ms",
+    })
+    print("the session is there", file=sys.stderr)
+    value = hopsgpu.launch(works, args=(21,)).value
+    assert type(value) is Pair
+    print("value", value.x)
+    try:
+        helper()
+    finally:
+        # Spark says so again, of other waits.
+        scheduler = spark._jsc.sc().taskScheduler().getClass().getName()
+        logger = spark._jvm.org.slf4j.LoggerFactory.getLogger(scheduler)
+        logger.warn("Initial job has not accepted any resources; of another wait")
 """
 
 
@@ -68,20 +88,26 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_script_that_fails_shows_its_own_frames_and_nothing_of_java(
-    cluster_env: dict[str, str], tripping: Path, gpus_back: Callable[[], int]
+def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_and_nothing_of_java(
+    cluster_env: dict[str, str], tripping: Path, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
-    script, trips = tripping / "train.py", tripping / "trips"
-    script.write_text(SCRIPT)
+    script, trips = tmp_path / "jobs" / "train.py", tripping / "trips"
+    for file, source in {**MODULES, "jobs/train.py": SCRIPT}.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
     trips.touch()
     ran = subprocess.run(
-        [sys.executable, script, tripping],
-        env={**cluster_env, "TRIPS": str(trips)},
+        [sys.executable, "jobs/train.py", tripping],
+        cwd=tmp_path,
+        env={**cluster_env, "PYTHONPATH": "src", "TRIPS": str(trips)},
         capture_output=True,
         text=True,
         check=False,
         timeout=250,
     )
+    assert "value 42" in ran.stdout, ran.stderr
+    assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
+    assert "waiting: 0 of 1 executor is here" in ran.stderr
     assert ran.returncode == 1
     said, _, trace = ran.stderr.partition("Traceback (most recent call last):\n")
     # The race itself may come on top.
@@ -101,5 +127,5 @@ def test_a_script_that_fails_shows_its_own_frames_and_nothing_of_java(
     first, *rest = error.splitlines()
     assert first.endswith("raised ValueError: no batch")
     assert [line for line in rest if line.startswith("  File ")] == [
-        f'  File "{script}", line 6, in train'
+        f'  File "{script}", line 16, in train'
     ]

@@ -16,6 +16,7 @@ from pyspark.sql.functions import array_repeat, col, udf
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.launcher import arguments
 from hopsgpu.launcher.run import Run
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -41,6 +42,7 @@ def gang(spark: SparkSession, hdfs_url: str) -> Iterator[hopsgpu.Gang]:
     """Held by the tests below that need no gang of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOPSGPU_ROOT", f"{hdfs_url}/tmp/data-held-{uuid.uuid4().hex}")
+        patch.setattr(arguments, "likely_preloads", tuple)
         held = hopsgpu.hold(workers=2, progress="off")
     with held:
         yield held
@@ -183,7 +185,7 @@ def test_a_shard_of_three_times_the_memory_trains(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
     rows = 3 * MEMORY_BYTES // (8 * WIDTH) + 1
-    # Not on the gang that is held: its ranks have torch's pages too, in case they want it.
+    # Not on the gang that is held: its ranks have more memory.
     result = hopsgpu.launch(
         epochs, memory_per_worker=MEMORY, data=features(spark, rows), progress="off"
     )

@@ -164,9 +164,19 @@ def test_pages(
         assert [version.version for version in store.versions("digits")] == [2]
 
 
+def _one_at_a_time(search: Callable[..., Any]) -> Callable[..., Any]:
+    """A search of pages that starts one executor for its trials, and not one for each GPU."""
+    return lambda *args, **given: search(*args, **{**given, "max_concurrent": 1})
+
+
 def test_the_page_of_searches(
-    spark: SparkSession, lake: HdfsFileSystem, gpus_back: Callable[[], int]
+    spark: SparkSession,
+    lake: HdfsFileSystem,
+    gpus_back: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for name in ("search", "ablate"):
+        monkeypatch.setattr(hopsgpu, name, _one_at_a_time(getattr(hopsgpu, name)))
     left = _run("docs/hyperparameter-search.md")
     assert len(left["result"].trials) == 20
     assert left["result"].run_id == "digits"

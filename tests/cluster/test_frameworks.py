@@ -8,8 +8,20 @@ from types import ModuleType
 import pytest
 from pyspark.sql import SparkSession
 
+import hopsgpu
+from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
+from tests.conftest import gpus_become
 from tests.proxy import refusing_proxy
+
+
+@pytest.fixture(scope="module")
+def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:
+    """Two ranks, each of which sees its own GPU; they are back once the tests have used them."""
+    before = manager.gpus()[0]
+    with hopsgpu.hold(workers=2, visible="rank", progress="off") as held:
+        yield held
+    assert gpus_become(manager, before), manager.gpus()
 
 
 @pytest.fixture
@@ -20,48 +32,41 @@ def proxied() -> Iterator[dict[str, str]]:
         assert proxy.asked == []
 
 
+def test_tensorflow_parameter_servers(
+    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
+) -> None:
+    train = example("tensorflow_parameter_servers").train
+    result = quiet(
+        train, kwargs={"steps": 100}, workers=2, parameter_servers=1, memory_per_worker="2g"
+    )
+    assert result.value["done"] == 100
+    assert result.value["weights"] == pytest.approx([1.0, -2.0, 3.0], abs=0.1)
+    assert result.values[1:] == (None,)
+    assert [(rank.rank, rank.role) for rank in result.ranks] == [
+        (0, "worker"),
+        (1, "worker"),
+        (2, "ps"),
+    ]
+    assert [rank.stopped for rank in result.ranks] == [False, True, True]
+    assert result.ranks[2].gpus == ()
+
+
 def test_tensorflow_workers(
-    spark: SparkSession,
-    gpus_back: Callable[[], int],
-    example: Callable[[str], ModuleType],
-    proxied: dict[str, str],
+    gang: hopsgpu.Gang, example: Callable[[str], ModuleType], proxied: dict[str, str]
 ) -> None:
     train = example("tensorflow_workers").train
     # All addresses, which gRPC does not understand.
     env_vars = {**proxied, "NO_PROXY": "*"}
-    result = quiet(train, kwargs={"epochs": 10}, workers=2, visible="rank", env_vars=env_vars)
+    result = gang.launch(train, kwargs={"epochs": 10}, env_vars=env_vars, progress="off")
     for value in result.values:
         assert value["replicas"] == 2
         assert value["losses"][-1] < 1e-3 < value["losses"][0]
         assert value["weights"] == pytest.approx([1.0, -2.0, 3.0, 0.5], abs=1e-2)
 
 
-def test_tensorflow_parameter_servers(
-    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
-) -> None:
-    train = example("tensorflow_parameter_servers").train
-    result = quiet(
-        train, kwargs={"steps": 100}, workers=3, parameter_servers=1, memory_per_worker="2g"
-    )
-    assert result.value["done"] == 100
-    assert result.value["weights"] == pytest.approx([1.0, -2.0, 3.0], abs=0.1)
-    assert result.values[1:] == (None, None)
-    assert [(rank.rank, rank.role) for rank in result.ranks] == [
-        (0, "worker"),
-        (1, "worker"),
-        (2, "worker"),
-        (3, "ps"),
-    ]
-    assert [rank.stopped for rank in result.ranks] == [False, True, True, True]
-    assert result.ranks[3].gpus == ()
-
-
 def test_jax_processes(
-    spark: SparkSession,
-    gpus_back: Callable[[], int],
-    example: Callable[[str], ModuleType],
-    proxied: dict[str, str],
+    gang: hopsgpu.Gang, example: Callable[[str], ModuleType], proxied: dict[str, str]
 ) -> None:
     train = example("jax_processes").train
-    result = quiet(train, kwargs={"steps": 50}, workers=2, env_vars=proxied)
+    result = gang.launch(train, kwargs={"steps": 50}, env_vars=proxied, progress="off")
     assert result.value["losses"][-1] < 1e-3 < result.value["losses"][0]

@@ -24,7 +24,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
 from tests.conftest import gone, gpus_become, until
 from tests.contention import start_script
-from tests.in_ranks import executor_jvm, where, who_and_where
+from tests.in_ranks import executor_jvm, own_gpu, where, who_and_where
 from tests.processes import python_workers
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
@@ -69,7 +69,7 @@ def test_what_can_never_fit_is_refused_before_anything_is_asked_for(
 # While it waits.
 
 
-def test_it_tells_what_it_waits_for_and_gives_up_in_time(
+def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     holding = hopsgpu.submit(time.sleep, args=(600,), workers=3, progress="off")
@@ -90,43 +90,62 @@ def test_it_tells_what_it_waits_for_and_gives_up_in_time(
     assert said in str(late.value)
     # It seemed not to fit, so nothing was asked for that others could have used.
     assert manager.gpus()[0] == 3
-    holding.cancel()
-    with pytest.raises(hopsgpu.Cancelled):
-        holding.result()
-    assert gpus_become(manager, 0)
 
-
-def test_a_wait_without_bound_goes_on_telling_and_can_be_cancelled(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    with hopsgpu.hold(workers=4, progress="off"):
+    # A wait without bound goes on telling, and can be cancelled.
+    with hopsgpu.hold(workers=1, progress="off"):
         run = hopsgpu.submit(os.getpid, acquire_timeout=None, progress="off")
         full = "queue root.default is at its limit (4 of 4 GPUs in use)"
         assert until(lambda: full in run.status().waiting_for, 60)
         run.cancel()
         assert run.wait(30)
         assert state_of(run) == "cancelled"
+    assert gpus_become(manager, 3)
+
+    # So can what trains.
+    assert state_of(holding) == "running"
+    holding.cancel()
+    with pytest.raises(hopsgpu.Cancelled):
+        holding.result()
+    assert state_of(holding) == "cancelled"
     assert gpus_become(manager, 0)
 
 
 # Release.
 
 
-def test_a_script_that_ends_gives_back_what_its_runs_hold(
+def test_ctrl_c_gives_back_a_held_gang_and_the_end_of_the_script_what_its_runs_hold(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     script = """
-        import time
+        import sys, time, traceback
         import hopsgpu
+        from hopsgpu.launcher import arguments
+        arguments.likely_preloads = tuple  # imports nothing ahead
         hopsgpu.session("ends early")
         run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
-        while run.status().state != "running":
-            assert not run.wait(0.2)
-        print("ends", flush=True)
+        try:
+            with hopsgpu.hold(workers=1, progress="off") as gang:
+                while run.status().state != "running":
+                    assert not run.wait(0.2)
+                gang.launch(lambda: print("trains", flush=True) or time.sleep(600))
+        except KeyboardInterrupt:
+            traceback.print_exc()
+        assert sys.stdin.readline()
+        print("ends", run.status().state, flush=True)
     """
     ending = start_script(cluster_env, script)
-    out, error = ending.communicate(timeout=200)
-    assert "ends" in out, error
+    try:
+        assert ending.stdout is not None
+        assert any("trains" in line for line in ending.stdout)
+        assert manager.gpus()[0] == 3
+        ending.send_signal(signal.SIGINT)
+        assert gpus_become(manager, 2, 30)
+        out, error = ending.communicate("go on\n", timeout=120)
+    finally:
+        ending.kill()
+        ending.communicate()
+    assert "ends running" in out, error
+    assert "KeyboardInterrupt" in error
     assert ending.returncode == 0
     assert gpus_become(manager, 0)
 
@@ -160,13 +179,10 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
 # hold().
 
 
-def test_a_held_gang_serves_several_launches(
-    spark: SparkSession,
-    manager: ResourceManager,
-    gpus_back: Callable[[], int],
-    tmp_path: Path,
+def test_a_held_gang_serves_several_launches_and_an_error_gives_it_back(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    with hopsgpu.hold(workers=2, progress="off") as gang:
+    with pytest.raises(ValueError, match="mine"), hopsgpu.hold(workers=2, progress="off") as gang:
         assert gpus_become(manager, 2)
         first = gang.launch(where, progress="off")
         second = gang.launch(where, progress="off", env_vars={"A": "b"})
@@ -179,16 +195,7 @@ def test_a_held_gang_serves_several_launches(
         assert gang.launch(where, progress="off").values == first.values
         with pytest.raises(hopsgpu.ConfigError, match="train_fn"):
             gang.launch(5)
-        assert gpus_become(manager, 2)
-    assert gpus_become(manager, 0)
-    with pytest.raises(hopsgpu.ConfigError, match="closed"):
-        gang.launch(where)
-
-
-def test_launches_of_several_threads_on_one_gang_take_turns_and_an_error_gives_back(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    with pytest.raises(ValueError, match="mine"), hopsgpu.hold(workers=2, progress="off") as gang:
+        # Launches of several threads take turns.
         with ThreadPoolExecutor(3) as threads:
             values = list(
                 threads.map(lambda n: gang.launch(abs, (n,), progress="off").values, (1, 2, 3))
@@ -197,35 +204,14 @@ def test_launches_of_several_threads_on_one_gang_take_turns_and_an_error_gives_b
         assert gpus_become(manager, 2)
         raise ValueError("mine")
     assert gpus_become(manager, 0)
+    with pytest.raises(hopsgpu.ConfigError, match="closed"):
+        gang.launch(where)
 
 
 def test_a_gang_that_is_not_entered_launches_nothing(spark: SparkSession) -> None:
     gang = hopsgpu.hold(workers=2, progress="off")
     with pytest.raises(hopsgpu.ConfigError, match="with hopsgpu.hold"):
         gang.launch(os.getpid)
-
-
-def test_ctrl_c_while_a_gang_is_held(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    script = """
-        import time
-        import hopsgpu
-        hopsgpu.session("held")
-        with hopsgpu.hold(workers=2, progress="off") as gang:
-            gang.launch(lambda: print("trains", flush=True) or time.sleep(600))
-    """
-    held = start_script(cluster_env, script)
-    try:
-        assert held.stdout is not None
-        assert any("trains" in line for line in held.stdout)
-        held.send_signal(signal.SIGINT)
-        assert gpus_become(manager, 0, 30)
-        _, error = held.communicate(timeout=120)
-        assert "KeyboardInterrupt" in error
-    finally:
-        held.kill()
-        held.communicate()
 
 
 def test_a_held_gang_asks_again_only_for_what_it_lost(
@@ -248,12 +234,12 @@ def test_a_held_gang_asks_again_only_for_what_it_lost(
 def test_a_held_gang_that_idles_lets_go_and_comes_again(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    with hopsgpu.hold(workers=2, idle_timeout="3s", progress="off") as gang:
+    with hopsgpu.hold(workers=1, idle_timeout="3s", progress="off") as gang:
         assert gang.launch(where, progress="off").value
         assert gpus_become(manager, 0, 30)
         again = gang.launch(where, progress="off")
         assert again.value
-        assert gpus_become(manager, 2)
+        assert gpus_become(manager, 1)
     assert gpus_become(manager, 0)
 
 
@@ -386,10 +372,11 @@ def test_spread_puts_one_rank_on_each_node(
     assert {value[0] for value in result.values} == {"node1", "node2"}
 
 
-def test_spread_waits_for_nodes_and_gives_up_in_time(
+def test_a_rank_has_two_gpus_and_spread_waits_for_nodes_and_gives_up_in_time(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    with hopsgpu.hold(workers=1, gpus_per_worker=2, progress="off"):
+    with hopsgpu.hold(workers=1, gpus_per_worker=2, progress="off") as gang:
+        assert len(gang.launch(own_gpu, progress="off").value) == 2
         with pytest.raises(hopsgpu.GangTimeout, match="1 of 2 nodes"):
             quiet(who_and_where, workers=2, placement="spread", acquire_timeout="5s")
         assert gpus_become(manager, 2)

@@ -118,13 +118,24 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     assert "rows 20" in said, said
     # The notebook's own imports, globals and functions; the same cell again.
     run_cell(client, "import math\nfactor = 3\ndef scaled(x): return math.floor(x * factor)")
+    said = run_cell(
+        client,
+        """
+        import contextlib
+        from hopsgpu.launcher import arguments
+        arguments.likely_preloads = tuple  # imports nothing ahead
+        held = contextlib.ExitStack()
+        gang = held.enter_context(hopsgpu.hold(workers=2, progress="off"))
+        """,
+    )
+    assert "Error" not in said, said
     again = """
         def train(x):
             context = hopsgpu.context()
             context.report(1, loss=0.5)
             print(f"<b>rank {context.rank}</b>")
             return scaled(x)
-        hopsgpu.launch(train, args=(2.5,), workers=2)
+        gang.launch(train, args=(2.5,))
         """
     cells = [Cell(client, again) for _ in range(2)]
     for cell in cells:
@@ -142,7 +153,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         def divides(x):
             return x / 0
         def helper():
-            return hopsgpu.launch(divides, args=(1,), workers=2, progress="off")
+            return gang.launch(divides, args=(1,), progress="off")
         helper()
         """,
     )
@@ -153,7 +164,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         f"Cell In[{number}], line 5",
         "    helper()",
         f"Cell In[{number}], line 4, in helper",
-        '    return hopsgpu.launch(divides, args=(1,), workers=2, progress="off")',
+        '    return gang.launch(divides, args=(1,), progress="off")',
         "",
     ]
     assert re.fullmatch(r"RankFailed: rank . on \S+ \(.*\) raised ZeroDivisionError: .*", why)
@@ -164,6 +175,8 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         "           ~~^~~",
     )
     assert error.startswith("ZeroDivisionError: ") and log.startswith("whole log: ")
+    run_cell(client, "held.close()")
+    assert gpus_become(manager, 0)
     for call, kind in (
         ("hopsgpu.launch(divides, workers=0)", "ConfigError"),
         ("hopsgpu.launch(divides, args=(1,), workers=999)", "CapacityError"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nbformat
@@ -42,25 +42,43 @@ def test_all_notebooks_are_run_here_and_kept_without_outputs() -> None:
         assert all(not cell.outputs and cell.execution_count is None for cell in cells), path.name
 
 
-# Of searches and TensorFlow others tell here: tests/cluster/test_docs.py and test_frameworks.py.
+# Each of these are run by one kernel, one after the other. Of searches and TensorFlow others tell
+# here: tests/cluster/test_docs.py and test_frameworks.py.
+TOGETHER = ("tour", "pytorch_on_the_lake")
 SOAK = ("search", "tensorflow_digits")
 
 
+def as_one(notebooks: Sequence[nbformat.NotebookNode]) -> nbformat.NotebookNode:
+    """All their cells, which are the same objects, in one notebook."""
+    cells = [cell for notebook in notebooks for cell in notebook.cells]
+    return nbformat.v4.new_notebook(cells=cells, metadata=notebooks[0].metadata)
+
+
+def test_each_notebook_is_run() -> None:
+    assert {*TOGETHER, *SOAK} == set(TOLD)
+
+
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.soak if name in SOAK else ()) for name in sorted(TOLD)],
+    "names",
+    [TOGETHER, pytest.param(SOAK, marks=pytest.mark.soak)],
+    ids=" and ".join,
 )
-def test_a_notebook(
-    name: str,
+def test_notebooks(
+    names: Sequence[str],
     manager: ResourceManager,
     gpus_back: Callable[[], int],
     tmp_path: Path,
 ) -> None:
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    notebooks = {name: nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4) for name in names}
+    whole = as_one([*notebooks.values()])
+    for cell in whole.cells:
+        # Trials on two GPUs show what those on four do.
+        cell.source = cell.source.replace("max_concurrent=4", "max_concurrent=2")
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=CELL_SECONDS, resources=resources).execute()
-    # For whoever wants to look at it.
-    nbformat.write(notebook, tmp_path / f"{name}.ipynb")
-    said = outputs(notebook)
-    for told in TOLD[name]:
-        assert told in said, f"{told!r} is not in the outputs of {name}"
+    NotebookClient(whole, timeout=CELL_SECONDS, resources=resources).execute()
+    for name, notebook in notebooks.items():
+        # For whoever wants to look at it.
+        nbformat.write(notebook, tmp_path / f"{name}.ipynb")
+        said = outputs(notebook)
+        for told in TOLD[name]:
+            assert told in said, f"{told!r} is not in the outputs of {name}"

@@ -13,11 +13,20 @@ import pytest
 from tests.contract.framework_ranks import EXAMPLES
 
 SECONDS = 400
-# As an orchestrator's worker: the file is imported, and its function called for each task.
+# First as the script that it is; then as an orchestrator's worker, where the file is imported, and
+# its function called for each task.
 TASKS = """
-import sys
+import runpy, sys
 
-examples, lake, nothing = sys.argv[1:]
+examples, lake, picture, nothing = sys.argv[1:]
+script = f"{examples}/lake_pipeline.py"
+sys.argv[:] = [script, lake, "--picture", picture]
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as end:
+    print("ended with", end.code)
+print("tasks", flush=True)
+
 sys.path.insert(0, examples)  # not by PYTHONPATH, which Spark hands on to executors
 import lake_pipeline
 
@@ -43,25 +52,26 @@ def test_from_raw_files_to_a_scored_table(
     cluster_env: dict[str, str], hdfs_url: str, tmp_path: Path, gpus_back: Callable[[], int]
 ) -> None:
     root, picture = f"{hdfs_url}/tmp/wines", tmp_path / "gpus.png"
-    ran = run(cluster_env, str(EXAMPLES / "lake_pipeline.py"), root, "--picture", str(picture))
-    assert ran.returncode == 0, ran.stderr
-    assert "clean: 178 of 218 rows" in ran.stdout
-    scored = re.search(r"score: version \d+: (\d+) of 178 right", ran.stdout)
+    nothing = f"{hdfs_url}/tmp/no-wines"
+    ran = run(cluster_env, "-c", TASKS, str(EXAMPLES), root, str(picture), nothing)
+    whole, _, tasks = ran.stdout.partition("tasks\n")
+    assert "ended with 0" in whole, ran.stderr
+    assert "clean: 178 of 218 rows" in whole
+    scored = re.search(r"score: version \d+: (\d+) of 178 right", whole)
     assert scored is not None and int(scored[1]) > 170
     assert re.search(
-        r"GPUs in use: 0 before the training, (0 to )?2 in it, 0 after it$", ran.stdout, re.M
+        r"GPUs in use: 0 before the training, (0 to )?2 in it, 0 after it$", whole, re.M
     )
     executors = re.search(
         r"CPU executors: 0 to (\d+) before the training, .* in it, (\d+ to )?(\d+) after it$",
-        ran.stdout,
+        whole,
         re.M,
     )
-    assert executors is not None, ran.stdout + ran.stderr
+    assert executors is not None, whole + ran.stderr
     assert int(executors[1]) > 0 and int(executors[3]) > 0
     assert picture.read_bytes().startswith(b"\x89PNG")
 
-    tasks = run(cluster_env, "-c", TASKS, str(EXAMPLES), root, f"{hdfs_url}/tmp/no-wines")
-    assert "codes 0 1" in tasks.stdout, tasks.stderr
-    assert scored[0] in tasks.stdout  # a step that is repeated says the same
-    assert re.search(r"^CPU executors: .*\d without training$", tasks.stdout, re.M)
-    assert re.search(r"^\w+Error: .*/tmp/no-wines/features", tasks.stderr, re.M)
+    assert "codes 0 1" in tasks, ran.stderr
+    assert scored[0] in tasks  # a step that is repeated says the same
+    assert re.search(r"^CPU executors: .*\d without training$", tasks, re.M)
+    assert re.search(r"^\w+Error: .*/tmp/no-wines/features", ran.stderr, re.M)

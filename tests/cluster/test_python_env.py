@@ -77,7 +77,7 @@ def test_ranks_run_in_a_whole_environment(
 ) -> None:
     modules = {"travelled": "VALUE = 'from the whole'\n", "xxhash": "__version__ = 'none'\n"}
     whole = whole_environment(tmp_path, modules)
-    result = quiet(what_is_imported, workers=2, python_env=str(whole))
+    result = quiet(what_is_imported, python_env=str(whole))
     for value in result.values:
         assert value["value"] == "from the whole"
         assert Path(value["executable"]).name == PYTHON

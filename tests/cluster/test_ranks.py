@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -163,6 +164,37 @@ def test_a_forked_child_does_not_say_how_its_rank_ended(gang: hopsgpu.Gang) -> N
             gang.launch(fork_and, args=(child, "is killed"), progress="off")
 
 
+class Adder:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __call__(self, value: int) -> int:
+        return self.amount + value
+
+    def method(self, value: int) -> int:
+        return self.amount * value
+
+
+def test_callables_of_every_kind(gang: hopsgpu.Gang) -> None:
+    captured = 20
+    # One launch: each rank's value is what every one of them gives.
+    callables: list[Callable[[int], int]] = [
+        abs,
+        lambda value: value + 1,
+        lambda value: value + captured,
+        Adder(300),
+        Adder(300).method,
+        functools.partial(max, 9),
+    ]
+
+    def call_all(given: list[Callable[[int], int]]) -> list[int]:
+        return [function(4) for function in given]
+
+    assert gang.launch(call_all, (callables,), progress="off").value == [4, 5, 24, 304, 1200, 9]
+    assert gang.launch(Adder(1), (1,), progress="off").value == 2
+    assert gang.launch(lambda: captured, progress="off").value == 20
+
+
 # Output.
 
 
@@ -195,6 +227,35 @@ def test_output_comes_whole_and_in_order_and_is_kept_on_the_lake(
             )
         )
     assert result.warnings == ()
+
+
+def test_model_is_published_as_versions_and_the_run_has_its_record(
+    gang: hopsgpu.Gang, tmp_path: Path
+) -> None:
+    def train(weights: bytes) -> None:
+        context = hopsgpu.context()
+        (context.model_dir / "layers").mkdir()
+        (context.model_dir / "layers" / "w.bin").write_bytes(weights)
+        print("written by", context.rank)
+
+    first = gang.launch(train, (b"one",), model="net", progress="off")
+    nothing = gang.launch(os.getpid, model="empty", progress="off")
+    second = gang.launch(train, (b"two",), model="net", progress="off")
+    assert first.model is not None and second.model is not None
+    assert (first.model.version, second.model.version) == (1, 2)
+    assert second.model.url.endswith("/models/net/2")
+    assert (first.model.download(tmp_path) / "layers" / "w.bin").read_bytes() == b"one"
+    with second.model.open("layers/w.bin") as file:
+        assert file.read() == b"two"
+    assert first.timeline.published is not None
+    run = kept(gang, second)
+    assert (run / "logs" / "rank-1.log").read() == b"written by 1\n"
+    record = json.loads((run / "run.json").read())
+    assert (record["attempt"], record["state"]) == (0, "succeeded")
+    assert record["model"] == second.model.url
+    assert [rank["exit_code"] for rank in record["ranks"]] == [0, 0]
+    assert nothing.model is None
+    assert "left nothing" in nothing.warnings[0]
 
 
 class Delays(io.StringIO):

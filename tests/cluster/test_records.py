@@ -21,7 +21,7 @@ import hopsgpu
 from hopsgpu.artifacts.run_logs import Log, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
-from tests.conftest import until
+from tests.conftest import gone, until
 from tests.in_ranks import counts
 
 LOG_SECONDS = 40.0
@@ -142,6 +142,7 @@ def test_a_driver_that_is_killed_leaves_a_record_and_logs(
         driver.wait()
     record = store.record(found[0])
     assert record.state == "running" and record.ranks[0]["pid"] > 0
+    assert until(lambda: all(gone(rank["pid"]) for rank in record.ranks), 60)
     assert record.state_at(record.updated + 61) == "lost"
     output = call("logs", found[0], "--rank", "0").output
     lines = output.splitlines()

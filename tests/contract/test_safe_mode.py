@@ -8,40 +8,38 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import signal
-import subprocess
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from hopsgpu import devcluster
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.devcluster.layout import DATANODE, NAMENODE
+from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.errors import StoreError
 from hopsgpu.storage import hdfs, retrying
 from hopsgpu.storage import lake as lake_module
 from hopsgpu.storage.error_messages import SAFE_MODE, Trouble, explain
 from hopsgpu.storage.lake import Lake
 
-Admin = Callable[..., str]
+# Whether it is on afterwards.
+SetSafeMode = Callable[[str], bool]
 
 
 @pytest.fixture
-def dfsadmin(cluster_dir: Path, cluster_env: dict[str, str]) -> Admin:
-    """Runs `hdfs dfsadmin`, whose class is among the NameNode's jars; gives what it says."""
-    (pid,) = (d.pid for d in devcluster.status(cluster_dir).daemons if d.name == NAMENODE)
-    java, *options = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    classes = options[options.index("-cp") + 1]
+def set_safe_mode(spark: SparkSession) -> SetSafeMode:
+    """Does what `hdfs dfsadmin -safemode` does, without a JVM for each time."""
+    jvm = spark.sparkContext._jvm
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
 
-    def run(*words: str) -> str:
-        command = [java, "-cp", classes, "org.apache.hadoop.hdfs.tools.DFSAdmin", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def set_it(action: str) -> bool:
+        files = jvm.org.apache.hadoop.fs.FileSystem.get(conf)
+        return bool(files.setSafeMode(getattr(jvm.org.apache.hadoop.fs.SafeModeAction, action)))
 
-    return run
+    return set_it
 
 
 @pytest.fixture
@@ -54,13 +52,13 @@ def store(hdfs_lake: Lake, tmp_path: Path) -> ModelStore:
 
 
 @pytest.fixture
-def safe_mode(store: ModelStore, dfsadmin: Admin) -> Iterator[None]:
+def safe_mode(store: ModelStore, set_safe_mode: SetSafeMode) -> Iterator[None]:
     """The NameNode is in safe mode, once the store has its first version; never after the test."""
     try:
-        assert "Safe mode is ON" in dfsadmin("-safemode", "enter")
+        assert set_safe_mode("ENTER")
         yield
     finally:
-        dfsadmin("-safemode", "leave")
+        assert not set_safe_mode("LEAVE")
 
 
 def test_a_publish_in_safe_mode_says_so_and_what_is_there_can_be_read(
@@ -83,7 +81,7 @@ def test_a_publish_in_safe_mode_says_so_and_what_is_there_can_be_read(
 def test_a_publish_goes_on_when_safe_mode_ends(
     safe_mode: None,
     store: ModelStore,
-    dfsadmin: Admin,
+    set_safe_mode: SetSafeMode,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,7 +97,7 @@ def test_a_publish_goes_on_when_safe_mode_ends(
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         publishing = pool.submit(store.publish, tmp_path / "model", "net")
         assert refused.wait(30)
-        dfsadmin("-safemode", "leave")
+        assert not set_safe_mode("LEAVE")
         assert publishing.result(90).version == 2
     assert [version.version for version in store.versions("net")] == [1, 2]
 

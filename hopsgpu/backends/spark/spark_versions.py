@@ -82,9 +82,15 @@ def mismatch(pyspark: str, file: str, spark: str | None, where: str) -> Problem 
     return Problem(
         f"{where} is Spark {spark}, but Python imports PySpark {pyspark} ({file}), which does not"
         " fit it",
-        f'pip install "pyspark=={spark}", or pip uninstall pyspark so that SPARK_HOME\'s own is'
-        " imported, or unset SPARK_HOME",
+        f'pip install "pyspark=={_of_apache(spark)}", or pip uninstall pyspark so that'
+        " SPARK_HOME's own is imported, or unset SPARK_HOME",
     )
+
+
+def _of_apache(version: str) -> str:
+    """Return Apache's version of a distribution's Spark, such as 3.5.6 of 3.5.6-amzn-2."""
+    match = re.match(r"\d+\.\d+\.\d+", version)
+    return match[0] if match else version
 
 
 def refuse(problem: Problem | None) -> None:

@@ -56,10 +56,10 @@ def test_python_part_and_jvm_part_of_different_versions() -> None:
     assert mismatch("3.5.9", "/site", None, home) is None
     assert mismatch("3.5.9", "/site", "3.5.1-amzn-0", home) is None
     with pytest.raises(ConfigError) as raised:
-        refuse(mismatch("4.3.0", "/site", "3.5.1", home))
+        refuse(mismatch("4.3.0", "/site", "3.5.1-amzn-0", home))
     assert str(raised.value) == (
-        "SPARK_HOME=/usr/lib/spark is Spark 3.5.1, but Python imports PySpark 4.3.0 (/site), which"
-        ' does not fit it: pip install "pyspark==3.5.1", or pip uninstall pyspark so that'
+        "SPARK_HOME=/usr/lib/spark is Spark 3.5.1-amzn-0, but Python imports PySpark 4.3.0 (/site),"
+        ' which does not fit it: pip install "pyspark==3.5.1", or pip uninstall pyspark so that'
         " SPARK_HOME's own is imported, or unset SPARK_HOME"
     )
 

@@ -76,7 +76,7 @@ def test_spark() -> None:
         theirs = replace(HERE, spark=named, pyspark=named[:5])
         assert "imports PySpark" not in machine_checks.check_spark(theirs).seen
         other = machine_checks.check_spark(replace(theirs, pyspark="4.0.0"))
-        assert state_of(other, "imports PySpark 4.0.0", f"pyspark=={named[:5]},") == "wrong"
+        assert state_of(other, "imports PySpark 4.0.0", f'pyspark=={named[:5]}"') == "wrong"
     none = machine_checks.check_spark(replace(HERE, spark=None))
     assert state_of(none, "in /spark", "SPARK_HOME") == "wrong"
     older = machine_checks.check_spark(replace(HERE, spark="3.5.1", pyspark="3.5.9"))
