@@ -5,8 +5,8 @@ from runpy import run_path
 
 from setuptools import find_packages, setup
 
-# Each requirement's lower bound was tried together with those of all others, and so was the newest
-# version below its upper bound: docs/source-tree.md says how.
+# The lower bounds were tried together, and so were the newest versions below the upper ones:
+# docs/source-tree.md says how.
 RUNTIME = [
     "pyspark>=3.5,<5",
     "click>=8.2,<9",
@@ -15,23 +15,26 @@ RUNTIME = [
     # webhdfs:// and swebhdfs://
     "hdfs>=2.7.3,<3",
     "hdfs-native>=0.14.7,<0.15",
-    "numpy>=1.26,<3",
+    # PyArrow 26 takes no older one, and does not say so to pip.
+    "numpy>=2.0,<3",
     "nvidia-ml-py>=12.535,<14",
-    "pyarrow>=18,<27",
+    # Before 23 old timestamps that are stored as INT96 are read wrong.
+    "pyarrow>=23,<27",
     "pyyaml>=6.0.1,<7",
     "requests>=2.31,<3",
     "rich>=13.8,<16",
     "xxhash>=3.4,<5",
 ]
+# In 2.6 and 2.7 rank 0 serves the TCPStore itself: theirs takes no socket that already listens.
 TORCH = ["torch>=2.6,<3"]
 # For the nodes' GPUs; tests and examples take the smaller tensorflow-cpu.
 TENSORFLOW = ["tensorflow>=2.21,<3"]
 # What examples/etl_then_train.py trains with, and reads the lake with beside hdfs-native; on x86-64
 # Linux torch brings CUDA, several GB.
-DEMO = [*TORCH, "scikit-learn>=1.4,<2", "fsspec>=2024.2"]
-PANDAS = ["pandas>=2.2,<3"]
+DEMO = [*TORCH, "scikit-learn>=1.4.2,<2", "fsspec>=2024.2"]
+PANDAS = ["pandas>=2.2.2,<3"]
 # What examples/lake_pipeline.py scores with (Spark's mapInArrow wants pandas) and draws with.
-PIPELINE = [*PANDAS, "matplotlib>=3.8,<4"]
+PIPELINE = [*PANDAS, "matplotlib>=3.8.4,<4"]
 # What the other examples, and `make soak`, train with. XGBoost on GPUs is the package xgboost.
 LIBRARIES = [
     *DEMO,
