@@ -58,6 +58,7 @@ def test_each_notebook_is_run() -> None:
     assert {*TOGETHER, *SOAK} == set(TOLD)
 
 
+@pytest.mark.timeout(600)  # two notebooks, one after the other
 @pytest.mark.parametrize(
     "names",
     [TOGETHER, pytest.param(SOAK, marks=pytest.mark.soak)],

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.framework_ranks import EXAMPLES
 
-SECONDS = 400
+SECONDS = 800
 # First as the script that it is; then as an orchestrator's worker, where the file is imported, and
 # its function called for each task.
 TASKS = """
