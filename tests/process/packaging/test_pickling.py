@@ -17,9 +17,7 @@ from py4j.java_gateway import JavaObject
 from pyspark import RDD, Accumulator, Broadcast, SparkContext
 from pyspark.ml.feature import Binarizer
 from pyspark.rdd import PipelinedRDD
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.classic.column import Column as ClassicColumn
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 
@@ -28,6 +26,12 @@ from hopsgpu.packaging.pickling import name_of, pickle_call
 from hopsgpu.packaging.sources import with_sources
 from hopsgpu.packaging.unpicklable import article
 from tests.unit.script_ranks import run
+
+try:  # what Spark 4 makes; in Spark 3.5 the public classes are the only ones
+    from pyspark.sql.classic.column import Column as ClassicColumn
+    from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+except ImportError:
+    ClassicColumn, ClassicDataFrame = Column, DataFrame
 
 
 class Holder:
