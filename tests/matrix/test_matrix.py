@@ -145,6 +145,7 @@ def test_search(
         lambda x: (x - 1) ** 2,
         {"x": optuna.distributions.FloatDistribution(-10.0, 10.0)},
         trials=6,
+        max_concurrent=2,
         cores_per_worker=1,
         memory_per_worker="512m",
         seed=1,
