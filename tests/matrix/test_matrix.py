@@ -193,7 +193,7 @@ def test_doctor(cluster_env: dict[str, str]) -> None:
 def test_rivals(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    both_finish(cluster_env, workers=3, launches=2)
+    both_finish(cluster_env, workers=3, launches=1)
 
 
 @pytest.fixture
