@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_SEEN] = {}
-    series = config.getoption("spark")
+    series = config.getoption("spark", "")
     if series and not f"{pyspark.__version__}.".startswith(f"{series}."):
         raise pytest.UsageError(f"--spark {series}: PySpark {pyspark.__version__} is installed")
 
@@ -58,11 +58,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
-    if config.getoption("record") and config.stash[_SEEN]:
+    if config.getoption("record", False) and config.stash[_SEEN]:
         record(
             Corner(
                 spark=pyspark.__version__,
-                hadoop=config.getoption("hadoop") or hadoop_version(pyspark_home()),
+                hadoop=config.getoption("hadoop", "") or hadoop_version(pyspark_home()),
                 python=platform.python_version(),
                 java=_java(),
                 date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -81,4 +81,4 @@ def _java() -> str:
 @pytest.fixture(scope="session")
 def hadoop(pytestconfig: pytest.Config) -> str | None:
     """The daemons' version."""
-    return pytestconfig.getoption("hadoop") or None
+    return pytestconfig.getoption("hadoop", "") or None

@@ -145,6 +145,7 @@ def test_search(
         lambda x: (x - 1) ** 2,
         {"x": optuna.distributions.FloatDistribution(-10.0, 10.0)},
         trials=6,
+        max_concurrent=2,
         cores_per_worker=1,
         memory_per_worker="512m",
         seed=1,
@@ -192,7 +193,7 @@ def test_doctor(cluster_env: dict[str, str]) -> None:
 def test_rivals(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    both_finish(cluster_env, workers=3, launches=2)
+    both_finish(cluster_env, workers=3, launches=1)
 
 
 @pytest.fixture
