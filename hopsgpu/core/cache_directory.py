@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError
@@ -34,3 +36,22 @@ def _home(environ: Mapping[str, str]) -> Path:
             "HOME is not set, and this user has no home: set HOME or XDG_CACHE_HOME, below which"
             " files are cached"
         ) from error
+
+
+@contextlib.contextmanager
+def only_creator(lock: Path) -> Iterator[bool]:
+    """Yield whether no other process is creating what a lock file stands for; do not wait for it.
+
+    Args:
+        lock: path of the lock file, in a directory that exists.
+    """
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)

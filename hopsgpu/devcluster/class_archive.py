@@ -6,19 +6,17 @@ JDK and jars maps them; any other starts as it would without.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopsgpu.core.cache_directory import cache_directory
+from hopsgpu.core.cache_directory import cache_directory, only_creator
 from hopsgpu.devcluster.daemons import MARKER, last_lines, marker, members, stop
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import BORNE, Layout
@@ -96,7 +94,8 @@ def make_archive(
     """
     if archive.file.exists():
         return
-    with _alone(archive.file) as alone:
+    archive.file.parent.mkdir(parents=True, exist_ok=True)
+    with only_creator(archive.file.parent / "spark-classes.lock") as alone:
         if not alone or archive.file.exists():
             return
         say(f"caching Spark's loaded classes (about 200 MB, once) in {archive.file}")
@@ -149,19 +148,3 @@ def _run(
         finally:
             # Found by their marker: the JVM, or a process that is not known here yet.
             stop(members(layout.root, _MAKER), _GRACE_S)
-
-
-@contextmanager
-def _alone(file: Path) -> Iterator[bool]:
-    """Yield whether nobody else is creating this file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(file.parent / "spark-classes.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(fd)

@@ -9,7 +9,6 @@ copies lie in the user's cache directory, and Spark ships those that PYSPARK_ARC
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -28,7 +27,7 @@ from typing import Any
 
 from hopsgpu.backends.spark.package_archive import unchecked_pyc
 from hopsgpu.backends.spark.submit_command import find_spark_submit
-from hopsgpu.core.cache_directory import cache_directory
+from hopsgpu.core.cache_directory import cache_directory, only_creator
 from hopsgpu.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class PysparkArchives:
         """
         if not self.are_complete():
             self.directory.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(self.directory.parent) as alone:
+            with only_creator(self.directory.parent / "lock") as alone:
                 if not alone:
                     return False
                 if not self.are_complete():
@@ -155,21 +154,6 @@ def _copy_with_bytecode(source: Path, target: Path) -> None:
             code = compile(original.read(name), name, "exec", dont_inherit=True, optimize=0)
             cached = f"{path.stem}.{sys.implementation.cache_tag}.pyc"
             copy.writestr(str(path.parent / "__pycache__" / cached), unchecked_pyc(code))
-
-
-@contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[bool]:
-    """Yield whether no other process is creating copies in a directory."""
-    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
 
 
 def _sweep(directory: Path) -> None:
