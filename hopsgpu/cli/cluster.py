@@ -45,12 +45,29 @@ def cluster() -> None:
     metavar="VERSION",
     help="Hadoop of the daemons, such as 3.3.6 or 3.4.2.  [default: the one that PySpark includes]",
 )
+@click.option(
+    "--kerberos", is_flag=True, help="With a KDC of its own; everything requires tickets."
+)
+@click.option("--privacy", is_flag=True, help="With Kerberos: encrypt HDFS and Hadoop's RPC.")
+@click.option("--simple-web", is_flag=True, help="With Kerberos: web addresses without it.")
+@click.option(
+    "--token-lifetimes",
+    nargs=2,
+    metavar="RENEW MAX",
+    type=click.FloatRange(60),
+    help="With Kerberos: seconds after which an HDFS token must be renewed, and after which it can"
+    " no longer be.  [default: 1 and 7 days]",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 def up(
     dir_: str | None,
     nodes: int | None,
     gpus_per_node: int | None,
     hadoop: str | None,
+    kerberos: bool,
+    privacy: bool,
+    simple_web: bool,
+    token_lifetimes: tuple[float, float] | None,
     conf: str | None,
 ) -> None:
     """Start a cluster and wait until it is ready.
@@ -66,6 +83,11 @@ def up(
             nodes=nodes,
             gpus_per_node=gpus_per_node,
             hadoop=hadoop,
+            # A flag that is not given asks for what already runs.
+            kerberos=kerberos or None,
+            privacy=privacy or None,
+            simple_web=simple_web or None,
+            token_lifetimes=token_lifetimes,
             conf=conf,
             say=click.echo,
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec
@@ -25,16 +29,30 @@ from hopsgpu.devcluster.hadoop_jars import DaemonJars
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
     DATANODE,
+    KDC,
+    MASTER,
     MASTERS,
     NAMENODE,
     RESOURCEMANAGER,
     Layout,
     node_names,
 )
+from hopsgpu.devcluster.realm import (
+    DAEMON_USERS,
+    USERS,
+    Realm,
+    container_variables,
+    kdc_command,
+    kdc_variables,
+    make_directories,
+    realm_of,
+)
 from hopsgpu.devcluster.site_files import GPU_PLUGIN
 from hopsgpu.devcluster.state import State, save
 from hopsgpu.errors import ClusterError
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 _HADOOP = "org.apache.hadoop"
 _MAIN = {
@@ -76,6 +94,7 @@ class DaemonStarter:
         self.state = self._before = state
         self._layout = layout
         self._jars = jars
+        self._realm = realm_of(layout, state.spec)
         self.started: dict[str, float] = {}
 
     @contextmanager
@@ -96,8 +115,11 @@ class DaemonStarter:
         layout = self._layout
         # A NodeManager that was killed leaves its containers behind.
         stop(members(layout.root, daemon), GRACE_S)
-        argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
-        home = layout.root if daemon in MASTERS else layout.node(daemon)
+        if daemon == KDC:
+            argv = kdc_command(Realm(layout.realm))
+        else:
+            argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
+        home = layout.root if daemon in (KDC, *MASTERS) else layout.node(daemon)
         for directory in (home, layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
         environ = self._environ(daemon)
@@ -106,6 +128,10 @@ class DaemonStarter:
             self.state = self.state.with_process(daemon, process)
             self.started[daemon] = time.time()
         save(layout, self.state)
+
+    def log(self, daemon: str) -> Path:
+        """Return a daemon's log."""
+        return self._layout.log(daemon)
 
     def format_namenode(self) -> None:
         """Create the file system at the first start in a directory."""
@@ -146,6 +172,7 @@ class DaemonStarter:
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
             *QUICK,
+            *(self._realm.java_options if self._realm else ()),
             "-XX:+ExitOnOutOfMemoryError",
             f"-XX:ErrorFile={self._layout.logs}/{daemon}-crash-%p.log",
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
@@ -161,7 +188,12 @@ class DaemonStarter:
     def _environ(self, daemon: str) -> dict[str, str]:
         environ = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         # A node's health check asks the node's own nvidia-smi, as its containers do.
-        node = {} if daemon in MASTERS else container_environ(self._layout, daemon)
+        if daemon == KDC:
+            node = kdc_variables(Realm(self._layout.realm))
+        elif daemon in MASTERS:
+            node = container_variables(self._realm) if self._realm else {}
+        else:
+            node = container_environ(self._layout, daemon, self._realm)
         return environ | {
             "PATH": os.environ.get("PATH", os.defpath),
             **node,
@@ -179,6 +211,10 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
     Raises:
         ClusterError: the file system could not be created.
     """
+    if KDC in daemons:
+        # The others get their tickets when they start.
+        starter.start(KDC)
+        _await_kdc(starter)
     # The ResourceManager takes longest and needs no file system.
     order = [RESOURCEMANAGER, *node_names(starter.state.spec.nodes), NAMENODE, DATANODE]
     for daemon in order:
@@ -186,6 +222,17 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
             if daemon == NAMENODE:
                 starter.format_namenode()
             starter.start(daemon)
+
+
+def _await_kdc(starter: DaemonStarter) -> None:
+    port, kdc_log = starter.state.ports[f"{KDC}.rpc"], starter.log(KDC)
+    deadline = time.monotonic() + _READY_S
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((MASTER, port), _POLL_S):
+            return
+        if not starter.state.processes[KDC].alive or time.monotonic() > deadline:
+            raise ClusterError(f"the KDC does not answer ({kdc_log}):\n{last_lines(kdc_log)}")
+        time.sleep(_POLL_S)
 
 
 def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, float]) -> None:
@@ -199,17 +246,19 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
         ClusterError: a daemon ended (the message has the last lines of its log), or the deadline
             passed.
     """
+    realm = realm_of(layout, state.spec)
+    ask = probe.Probe(state.ports, None if state.spec.simple_web else realm)
     steps: dict[str, Callable[[], bool]] = {
-        "HDFS": lambda: probe.hdfs_ready(state.ports),
-        "HDFS's /tmp and /user": lambda: _directories(state.ports, user),
-        "YARN": lambda: _registered(state, started),
+        "HDFS": ask.hdfs_ready,
+        "HDFS's /tmp and /user": lambda: _directories(ask, state, realm, user),
+        "YARN": lambda: _registered(ask, state, started),
     }
     deadline = time.monotonic() + _READY_S
     for what, ready in steps.items():
         while not ready():
             _all_alive(layout, state)
             if time.monotonic() > deadline:
-                nodes = probe.nodes(state.ports) or ()
+                nodes = ask.nodes() or ()
                 states = ", ".join(
                     f"{n.name} {n.state} with {counted(n.gpus, 'GPU')}" for n in nodes
                 )
@@ -227,17 +276,29 @@ def _all_alive(layout: Layout, state: State) -> None:
         raise ClusterError(f"{daemon} ended during startup ({log}):\n{last_lines(log)}")
 
 
-def _directories(ports: dict[str, int], user: str) -> bool:
-    """Create the directories that HDFS users need: any user can create a home directory."""
+def _directories(ask: probe.Probe, state: State, realm: Realm | None, user: str) -> bool:
+    """Create the directories that HDFS users need.
+
+    Any user can create a home directory; but on a Kerberized cluster only if nobody else has
+    created it, so its users have theirs, which nobody else can read.
+    """
+    if realm:
+        superuser = DAEMON_USERS[0]
+        homes = {f"/user/{name}": (0o700, name) for name in USERS}
+        shared = {path: (0o1777, superuser) for path in ("/tmp", "/user")}
+        url = f"hdfs://{state.spec.namenode_host}:{state.ports['namenode.rpc']}"
+        error = make_directories(realm, url, {**shared, **homes})
+        log.debug("HDFS's directories: %s", error or "created")
+        return not error
     directories = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
-    return all(probe.make_directory(ports, path, user, mode) for path, mode in directories)
+    return all(ask.make_directory(path, user, mode) for path, mode in directories)
 
 
-def _registered(state: State, started: Mapping[str, float]) -> bool:
+def _registered(ask: probe.Probe, state: State, started: Mapping[str, float]) -> bool:
     """Return whether every node runs with its GPUs, and was heard from after its last start."""
     running = {
         node.name
-        for node in probe.nodes(state.ports) or ()
+        for node in ask.nodes() or ()
         if node.state == "RUNNING"
         and _gpus_due(state.spec, node.name) in (None, node.gpus)
         and node.heard >= started.get(node.name, 0.0)

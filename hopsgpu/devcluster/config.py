@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.devcluster.layout import MAX_NODES, node_names
+from hopsgpu.devcluster.layout import KDC, MASTER, MASTERS, MAX_NODES, node_names
 from hopsgpu.errors import ConfigError
 
 SITES = (
@@ -22,6 +22,8 @@ SITES = (
 )
 _FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
 _MAX_GPUS = 16
+# Clients stop using a token a minute before its end.
+_SHORTEST_TOKEN = 60.0
 _HADOOP = re.compile(r"3\.([3-9]|[1-9]\d)\.\d{1,2}")
 Properties = dict[str, str]
 
@@ -52,12 +54,34 @@ class ClusterSpec:
         gpus_per_node: number of GPUs of each.
         conf: the overrides.
         hadoop: version of the daemons, as "3.3.6"; "" for the one that the PySpark includes.
+        kerberos: whether the cluster has a KDC, and everything requires Kerberos.
+        privacy: whether HDFS and Hadoop's RPC also encrypt.
+        simple_web: whether the web addresses ask nobody for Kerberos.
+        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it can
+            no longer be; () for Hadoop's, 1 and 7 days.
     """
 
     nodes: int = 2
     gpus_per_node: int = 2
     conf: SiteConf = field(default_factory=SiteConf)
     hadoop: str = ""
+    kerberos: bool = False
+    privacy: bool = False
+    simple_web: bool = False
+    token_lifetimes: tuple[float, ...] = ()
+
+    @property
+    def daemons(self) -> tuple[str, ...]:
+        """The daemons, in the order in which `status` lists them."""
+        return (*((KDC,) if self.kerberos else ()), *MASTERS, *node_names(self.nodes))
+
+    @property
+    def namenode_host(self) -> str:
+        """The host in HDFS's URL: on a Kerberized cluster a name, as on real ones.
+
+        Hadoop writes a token for the address and not for the name, which a numeric URL would hide.
+        """
+        return "localhost" if self.kerberos else MASTER
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, 1, MAX_NODES)
@@ -67,12 +91,32 @@ class ClusterSpec:
                 f"hadoop={self.hadoop!r}: must be a release of Hadoop 3 from 3.3.0 on, such as "
                 "'3.3.6'"
             )
+        _check_kerberos(self)
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:
             raise ConfigError(
                 f"nodes has {', '.join(sorted(unknown))}, but this cluster's nodes are "
                 f"{', '.join(node_names(self.nodes))}"
             )
+
+
+def _check_kerberos(spec: ClusterSpec) -> None:
+    """Refuse options of Kerberos without it, and lifetimes that no token can have."""
+    of_kerberos = {
+        "privacy": spec.privacy,
+        "simple_web": spec.simple_web,
+        "token_lifetimes": bool(spec.token_lifetimes),
+    }
+    if not spec.kerberos and any(of_kerberos.values()):
+        given = ", ".join(name for name, value in of_kerberos.items() if value)
+        raise ConfigError(f"{given}: only for a cluster with kerberos=True (--kerberos)")
+    lifetimes = spec.token_lifetimes
+    if lifetimes and not (len(lifetimes) == 2 and _SHORTEST_TOKEN <= lifetimes[0] <= lifetimes[1]):
+        raise ConfigError(
+            f"token_lifetimes={lifetimes!r}: must be the seconds after which a token must be"
+            f" renewed, at least {_SHORTEST_TOKEN:.0f}, and the seconds of its longest life, at"
+            " least as many"
+        )
 
 
 def read_conf(path: str | Path) -> SiteConf:

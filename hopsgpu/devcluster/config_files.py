@@ -7,18 +7,20 @@ import pwd
 import socket
 from pathlib import Path
 
+from hopsgpu.devcluster import realm as realm_files
 from hopsgpu.devcluster import site_files
 from hopsgpu.devcluster.class_archive import archive_of
-from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import MARKER, marker
 from hopsgpu.devcluster.layout import Layout, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script, wrapper_script
+from hopsgpu.devcluster.realm import Realm, container_variables, realm_of
 from hopsgpu.devcluster.state import State, write
 from hopsgpu.errors import ClusterError
 
 
-def container_environ(layout: Layout, node: str) -> dict[str, str]:
+def container_environ(layout: Layout, node: str, realm: Realm | None) -> dict[str, str]:
     """Return the variables that this cluster sets in a node's containers."""
     programs = layout.node(node) / "bin"
     environ = {
@@ -27,6 +29,7 @@ def container_environ(layout: Layout, node: str) -> dict[str, str]:
         "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
         "HOPSGPU_NVIDIA_SMI": str(programs / "nvidia-smi"),
         MARKER: marker(layout.root, node),
+        **(container_variables(realm) if realm else {}),
     }
     # On some machines it names the directory of the GPU driver's libraries.
     if libraries := os.environ.get("LD_LIBRARY_PATH"):
@@ -37,10 +40,11 @@ def container_environ(layout: Layout, node: str) -> dict[str, str]:
 def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     """Write every configuration file, the hosts file and the nodes' nvidia-smi."""
     spec, ports = state.spec, state.ports
+    realm = realm_of(layout, spec)
     over = spec.conf.sites
     files = {
-        "core-site": site_files.core_site(layout, ports, user_name()),
-        "hdfs-site": site_files.hdfs_site(layout, ports),
+        "core-site": site_files.core_site(layout, spec, ports, user_name()),
+        "hdfs-site": site_files.hdfs_site(layout, spec, ports),
         "yarn-site": site_files.yarn_site(layout, spec, ports),
         "mapred-site": {},
         "capacity-scheduler": site_files.capacity_scheduler(spec.nodes),
@@ -50,11 +54,12 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
         conf = layout.conf(node) if node else layout.client
         for name, ours in files.items():
             own, last = {}, {}
+            secure = _secure(realm, spec, name, node) if realm else {}
             if node and name == "yarn-site":
-                environ = container_environ(layout, node)
+                environ = container_environ(layout, node, realm)
                 own = site_files.node_site(layout, node, ports, gpus, environ)
                 last = spec.conf.nodes.get(node, {})
-            merged = {**ours, **own, **over.get(name, {}), **last}
+            merged = {**ours, **own, **secure, **over.get(name, {}), **last}
             write(conf / f"{name}.xml", site_files.xml_text(merged))
         write(conf / "log4j2-daemon.properties", site_files.log4j())
         write(conf / "log4j-daemon.properties", site_files.reload4j())
@@ -66,6 +71,22 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     _write_smi(layout, gpus)
 
 
+def _secure(realm: Realm, spec: ClusterSpec, name: str, node: str | None) -> Properties:
+    """Return what a site file of a Kerberized cluster has in addition.
+
+    Args:
+        node: the node whose file it is; None for the clients' and masters'.
+    """
+    match name:
+        case "core-site":
+            return realm_files.core_site(realm, spec)
+        case "hdfs-site":
+            return realm_files.hdfs_site(realm, spec)
+        case "yarn-site":
+            return realm_files.yarn_site(realm, spec, node)
+    return {}
+
+
 def write_spark_conf(layout: Layout, state: State, spark: Path) -> Path:
     """Write spark-defaults.conf for clients that use one PySpark; return its directory.
 
@@ -73,7 +94,8 @@ def write_spark_conf(layout: Layout, state: State, spark: Path) -> Path:
     installed where the cluster was started.
     """
     archive = archive_of(Path(state.java), spark)
-    properties = site_files.spark_defaults(layout, spark, archive)
+    realm = realm_of(layout, state.spec)
+    properties = site_files.spark_defaults(layout, spark, archive, realm)
     properties |= state.spec.conf.sites.get("spark-defaults", {})
     directory = layout.spark_conf(spark)
     write(directory / "spark-defaults.conf", site_files.properties_text(properties))

@@ -15,6 +15,8 @@ _FIRST_NODE = 10
 MAX_NODES = 32
 MASTER = "127.0.0.1"
 NAMENODE, DATANODE, RESOURCEMANAGER = "namenode", "datanode", "resourcemanager"
+# Of Kerberized clusters alone.
+KDC = "kdc"
 MASTERS = (NAMENODE, DATANODE, RESOURCEMANAGER)
 BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
 
@@ -26,7 +28,7 @@ def node_names(nodes: int) -> tuple[str, ...]:
 
 def address_of(daemon: str) -> str:
     """Return the loopback address that a daemon listens on."""
-    if daemon in MASTERS:
+    if daemon in (KDC, *MASTERS):
         return MASTER
     return f"127.0.0.{_FIRST_NODE + int(daemon.removeprefix('node'))}"
 
@@ -106,6 +108,11 @@ class Layout:
     def conf(self, daemon: str) -> Path:
         """Return the HADOOP_CONF_DIR of a daemon."""
         return self.client if daemon in MASTERS else self.root / "conf" / daemon
+
+    @property
+    def realm(self) -> Path:
+        """The directory of a Kerberized cluster's realm: its KDC's database, and the keytabs."""
+        return self.root / "kerberos"
 
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"

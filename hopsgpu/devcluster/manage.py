@@ -18,9 +18,18 @@ from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_co
 from hopsgpu.devcluster.daemons import members, stop
 from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
 from hopsgpu.devcluster.java import find_java
-from hopsgpu.devcluster.layout import DATANODE, MASTER, MASTERS, NAMENODE, Layout, node_names
+from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODE, Layout
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import held_ports, port_names
+from hopsgpu.devcluster.realm import (
+    REALM,
+    USERS,
+    Realm,
+    check_programs,
+    client_variables,
+    create_realm,
+    realm_of,
+)
 from hopsgpu.devcluster.state import State, load, locked, save
 from hopsgpu.errors import ClusterError
 from hopsgpu.units import counted
@@ -63,6 +72,10 @@ def up(
     nodes: int | None = None,
     gpus_per_node: int | None = None,
     hadoop: str | None = None,
+    kerberos: bool | None = None,
+    privacy: bool | None = None,
+    simple_web: bool | None = None,
+    token_lifetimes: tuple[float, float] | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     say: Say = print,
     keep_classes: bool = False,
@@ -76,6 +89,11 @@ def up(
             default that of the running cluster, else 2.
         hadoop: version of the daemons, such as "3.3.6"; by default that of the running cluster,
             else the one that the installed PySpark includes. Others are downloaded once.
+        kerberos: whether the cluster has a KDC of its own, and requires Kerberos everywhere.
+        privacy: whether HDFS and Hadoop's RPC also encrypt.
+        simple_web: whether the web addresses, also YARN's REST, ask nobody for Kerberos.
+        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it can
+            no longer be; by default 1 and 7 days.
         conf: a YAML file, or its content, a mapping of site file → property → value.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB) if they are
@@ -93,6 +111,10 @@ def up(
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "hadoop": hadoop,
+        "kerberos": kerberos,
+        "privacy": privacy,
+        "simple_web": simple_web,
+        "token_lifetimes": token_lifetimes,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -110,7 +132,7 @@ def up(
             say(f"restarting dead daemons: {', '.join(missing)}")
         else:
             spec = requested
-            missing = [*MASTERS, *node_names(spec.nodes)]
+            missing = [*spec.daemons]
             _leave_nothing(layout, before)
             before = replace(before, processes={}) if before else None
         state = _start(layout, before, spec, missing, say)
@@ -123,6 +145,11 @@ def up(
         f"YARN {info.resourcemanager}"
     )
     say(f'point a shell at it: eval "$(hopsgpu cluster env{_option(dir)})"')
+    if realm := realm_of(layout, state.spec):
+        say(
+            f"realm {REALM} with the users {' and '.join(USERS)}; then"
+            f" kinit -kt {realm.keytab(USERS[0])} {USERS[0]}"
+        )
     return info
 
 
@@ -130,6 +157,8 @@ def _start(
     layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str], say: Say
 ) -> State:
     java, spark = find_java(), pyspark_home()
+    if spec.kerberos:
+        check_programs(spec)
     # Recorded, for an `up` that restarts dead daemons from where another PySpark is installed.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
     jars = daemon_jars(java, spark, spec.hadoop, say)
@@ -143,6 +172,8 @@ def _start(
             ports=ports,
             processes=before.processes if before else {},
         )
+        if KDC in missing:
+            create_realm(Realm(layout.realm), layout, ports[f"{KDC}.rpc"])
         config_files.write_conf(layout, state, gpus)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
@@ -158,7 +189,7 @@ def _ports(
 ) -> Iterator[dict[str, int]]:
     """Provide every port of the cluster, with those of the missing daemons reserved."""
     recorded = before.ports if before else {}
-    names = port_names(spec.nodes)
+    names = port_names(spec.nodes, kerberos=spec.kerberos)
     with held_ports([n for n in names if n.partition(".")[0] in missing], recorded) as held:
         moved = [n for n, port in held.items() if port != recorded.get(n)]
         if before and before.processes and moved:
@@ -207,7 +238,7 @@ def environment(dir: str | Path | None = None) -> dict[str, str]:
 
 
 def _client_environ(layout: Layout, state: State) -> dict[str, str]:
-    spark = pyspark_home()
+    spark, realm = pyspark_home(), realm_of(layout, state.spec)
     return {
         "JAVA_HOME": state.java,
         "SPARK_HOME": str(spark),
@@ -217,6 +248,7 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
         # Otherwise Spark uses an external address for its pages, and warns.
         "SPARK_LOCAL_IP": MASTER,
         "PYSPARK_PYTHON": sys.executable,
+        **(client_variables(realm) if realm else {}),
     }
 
 
@@ -255,7 +287,7 @@ def _same(spec: ClusterSpec, settings: Mapping[str, object], layout: Layout) -> 
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
             f" it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
-            f" and Hadoop {spec.hadoop}): "
+            f"{', Kerberos' if spec.kerberos else ''} and Hadoop {spec.hadoop}): "
             "`hopsgpu cluster down` first, or use another --dir"
         )
 
@@ -265,7 +297,7 @@ def _option(dir: str | Path | None) -> str:
 
 
 def _filesystem(state: State) -> str:
-    return f"hdfs://{MASTER}:{state.ports['namenode.rpc']}"
+    return f"hdfs://{state.spec.namenode_host}:{state.ports['namenode.rpc']}"
 
 
 def _info(layout: Layout, state: State, started: tuple[str, ...]) -> ClusterInfo:

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hopsgpu.devcluster.layout import DATANODE, NAMENODE, RESOURCEMANAGER, address_of, node_names
+from hopsgpu.devcluster.layout import (
+    DATANODE,
+    KDC,
+    NAMENODE,
+    RESOURCEMANAGER,
+    address_of,
+    node_names,
+)
 from hopsgpu.errors import ClusterError
 
 _OF_MASTER = {
@@ -22,9 +29,10 @@ _LOWEST = 10240
 _TRIES = 200
 
 
-def port_names(nodes: int) -> tuple[str, ...]:
+def port_names(nodes: int, *, kerberos: bool = False) -> tuple[str, ...]:
     """Return every port of a cluster, as "daemon.use"."""
-    uses = {**_OF_MASTER, **dict.fromkeys(node_names(nodes), _OF_NODE)}
+    kdc = {KDC: ("rpc",)} if kerberos else {}
+    uses = {**kdc, **_OF_MASTER, **dict.fromkeys(node_names(nodes), _OF_NODE)}
     return tuple(f"{daemon}.{use}" for daemon, of in uses.items() for use in of)
 
 

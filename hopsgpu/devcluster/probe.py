@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.devcluster.layout import MASTER
+from hopsgpu.devcluster.realm import Realm, SignInError, signed_in_as_superuser
 from hopsgpu.yarn.answer_lists import join_repeated, with_lists
 
 _SECONDS = 5
@@ -34,47 +36,82 @@ class NodeStatus:
     heard: float
 
 
-def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
-    """Return the nodes that the ResourceManager knows; None if it does not answer."""
-    answer = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
-    if answer is None:
-        return None
-    found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
-    return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
+@dataclass(frozen=True)
+class Probe:
+    """Queries of a cluster's daemons.
 
-
-def hdfs_ready(ports: Mapping[str, int]) -> bool:
-    """Return whether the NameNode is out of safe mode and its DataNode is running.
-
-    Both are asked, because a NameNode takes ten minutes to notice that a DataNode is gone.
+    Attributes:
+        ports: the cluster's.
+        realm: the realm whose tickets the web addresses require; None if they require none.
     """
-    name = _bean(ports["namenode.http"], "NameNode", "FSNamesystemState")
-    data = _bean(ports["datanode.http"], "DataNode", "DataNodeInfo")
-    try:
-        actors = json.loads(data.get("BPServiceActorInfo") or "[]")
-    except ValueError:
-        return False
-    return (
-        name.get("FSState") == "Operational"
-        and int(name.get("NumLiveDataNodes", 0)) > 0
-        and any(actor.get("ActorState") == "RUNNING" for actor in actors)
-    )
 
+    ports: Mapping[str, int]
+    realm: Realm | None = None
 
-def make_directory(ports: Mapping[str, int], path: str, user: str, mode: str) -> bool:
-    """Create an HDFS directory with exactly this mode, or set the mode of an existing one."""
-    import requests
+    def nodes(self) -> tuple[NodeStatus, ...] | None:
+        """Return the nodes that the ResourceManager knows; None if it does not answer."""
+        port = self.ports["resourcemanager.http"]
+        answer = self._get(f"http://{MASTER}:{port}/ws/v1/cluster/nodes")
+        if answer is None:
+            return None
+        found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
+        return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
 
-    base = f"http://{MASTER}:{ports['namenode.http']}/webhdfs/v1{path}"
-    try:
-        with requests.Session() as session:
-            session.trust_env = False
-            for op in ("MKDIRS", "SETPERMISSION"):
-                parameters = {"op": op, "user.name": user, "permission": mode}
-                session.put(base, params=parameters, timeout=_SECONDS).raise_for_status()
-    except requests.RequestException:
-        return False
-    return True
+    def hdfs_ready(self) -> bool:
+        """Return whether the NameNode is out of safe mode and its DataNode is running.
+
+        Both are asked, because a NameNode takes ten minutes to notice that a DataNode is gone.
+        """
+        name = self._bean("namenode", "NameNode", "FSNamesystemState")
+        data = self._bean("datanode", "DataNode", "DataNodeInfo")
+        try:
+            actors = json.loads(data.get("BPServiceActorInfo") or "[]")
+        except ValueError:
+            return False
+        return (
+            name.get("FSState") == "Operational"
+            and int(name.get("NumLiveDataNodes", 0)) > 0
+            and any(actor.get("ActorState") == "RUNNING" for actor in actors)
+        )
+
+    def make_directory(self, path: str, user: str, mode: str) -> bool:
+        """Create an HDFS directory with exactly this mode, or set the mode of an existing one."""
+        import requests
+
+        base = f"http://{MASTER}:{self.ports['namenode.http']}/webhdfs/v1{path}"
+        try:
+            with requests.Session() as session:
+                session.trust_env = False
+                for op in ("MKDIRS", "SETPERMISSION"):
+                    parameters = {"op": op, "user.name": user, "permission": mode}
+                    session.put(base, params=parameters, timeout=_SECONDS).raise_for_status()
+        except requests.RequestException:
+            return False
+        return True
+
+    def _bean(self, daemon: str, service: str, name: str) -> dict[str, Any]:
+        """Return one of a daemon's JMX beans; empty if it does not answer."""
+        port = self.ports[f"{daemon}.http"]
+        url = f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}"
+        beans = (self._get(url) or {}).get("beans") or [{}]
+        return dict(beans[0])
+
+    def _get(self, url: str) -> dict[str, Any] | None:
+        """Return a JSON object from a daemon; None if it does not answer with one."""
+        import requests
+
+        signed_in = signed_in_as_superuser(self.realm) if self.realm else nullcontext()
+        try:
+            with signed_in as auth, requests.Session() as session:
+                # A proxy, meant for outside hosts, cannot reach a daemon on loopback.
+                session.trust_env = False
+                headers = {"Accept": "application/json"}
+                answer = session.get(url, timeout=_SECONDS, headers=headers, auth=auth)
+                answer.raise_for_status()
+                content = with_lists(answer.json(object_pairs_hook=join_repeated))
+        except (requests.RequestException, SignInError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
 
 
 def _node(answer: Mapping[str, Any]) -> NodeStatus:
@@ -94,26 +131,3 @@ def _node(answer: Mapping[str, Any]) -> NodeStatus:
 def _gpus(resource: Any) -> int:
     informations = ((resource or {}).get("resourceInformations") or {}).get("resourceInformation")
     return sum(int(i.get("value", 0)) for i in informations or [] if i.get("name") == _GPU)
-
-
-def _bean(port: int, service: str, name: str) -> dict[str, Any]:
-    """Return one of a daemon's JMX beans; empty if it does not answer."""
-    answer = _get(f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}")
-    beans = (answer or {}).get("beans") or [{}]
-    return dict(beans[0])
-
-
-def _get(url: str) -> dict[str, Any] | None:
-    """Return a JSON object from a daemon; None if it does not answer with one."""
-    import requests
-
-    try:
-        with requests.Session() as session:
-            # A proxy, meant for outside hosts, cannot reach a daemon on loopback.
-            session.trust_env = False
-            answer = session.get(url, timeout=_SECONDS, headers={"Accept": "application/json"})
-            answer.raise_for_status()
-            content = with_lists(answer.json(object_pairs_hook=join_repeated))
-    except (requests.RequestException, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

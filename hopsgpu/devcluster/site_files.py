@@ -12,6 +12,7 @@ from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import MASTER, Layout, address_of, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
+from hopsgpu.devcluster.realm import Realm
 
 Ports = Mapping[str, int]
 GPU_PLUGIN = "yarn.nodemanager.resource-plugins"
@@ -28,9 +29,9 @@ def node_size(gpus_per_node: int) -> tuple[int, int]:
     return memory, gpus_per_node + _CORES_BESIDE
 
 
-def core_site(layout: Layout, ports: Ports, user: str) -> Properties:
+def core_site(layout: Layout, spec: ClusterSpec, ports: Ports, user: str) -> Properties:
     return {
-        "fs.defaultFS": f"hdfs://{MASTER}:{ports['namenode.rpc']}",
+        "fs.defaultFS": f"hdfs://{spec.namenode_host}:{ports['namenode.rpc']}",
         "hadoop.tmp.dir": str(layout.scratch),
         "hadoop.security.authentication": "simple",
         "hadoop.http.staticuser.user": user,
@@ -39,13 +40,13 @@ def core_site(layout: Layout, ports: Ports, user: str) -> Properties:
     }
 
 
-def hdfs_site(layout: Layout, ports: Ports) -> Properties:
+def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
     return {
         "dfs.replication": "1",
         "dfs.permissions.enabled": "true",
         "dfs.webhdfs.enabled": "true",
         "dfs.namenode.name.dir": str(layout.name),
-        "dfs.namenode.rpc-address": f"{MASTER}:{ports['namenode.rpc']}",
+        "dfs.namenode.rpc-address": f"{spec.namenode_host}:{ports['namenode.rpc']}",
         "dfs.namenode.http-address": f"{MASTER}:{ports['namenode.http']}",
         "dfs.namenode.secondary.http-address": f"{MASTER}:0",
         "dfs.namenode.safemode.extension": "0",
@@ -141,11 +142,14 @@ def resource_types() -> Properties:
     return admin.yarn_file("resource-types")
 
 
-def spark_defaults(layout: Layout, spark: Path, archive: Archive | None) -> Properties:
+def spark_defaults(
+    layout: Layout, spark: Path, archive: Archive | None, realm: Realm | None
+) -> Properties:
     # A JVM with this file resolves no other host names. The "default" options of driver and
     # executors stay when a session sets extraJavaOptions; the AM has only one property.
     hosts = f"-Djdk.net.hosts.file={layout.hosts}"
-    quick = " ".join([hosts, *QUICK, *([archive.options] if archive else [])])
+    secure = realm.java_options if realm else ()
+    quick = " ".join([hosts, *QUICK, *secure, *([archive.options] if archive else [])])
     # A JVM can use the archive only if the archive's jars come first on its class path; in a
     # container, a directory would come first.
     jars = archive.class_path if archive else None

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
 from hopsgpu.devcluster.daemons import Process
-from hopsgpu.devcluster.layout import MASTERS, Layout, node_names
+from hopsgpu.devcluster.layout import Layout
 from hopsgpu.errors import ClusterError
 
-_FORM = 2
+_FORM = 3
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,9 @@ class State:
     @property
     def missing(self) -> list[str]:
         """The daemons that belong to the cluster and do not run."""
-        every = (*MASTERS, *node_names(self.spec.nodes))
-        return [d for d in every if d not in self.processes or not self.processes[d].alive]
+        return [
+            d for d in self.spec.daemons if d not in self.processes or not self.processes[d].alive
+        ]
 
 
 def load(layout: Layout) -> State | None:
@@ -68,6 +69,7 @@ def load(layout: Layout) -> State | None:
             raise ValueError("another version of hopsgpu wrote it")
         spec = content.pop("spec")
         spec["conf"] = SiteConf(**spec["conf"])
+        spec["token_lifetimes"] = tuple(spec["token_lifetimes"])
         processes = {d: Process(**p) for d, p in content.pop("processes").items()}
         return State(spec=ClusterSpec(**spec), processes=processes, **content)
     except FileNotFoundError:

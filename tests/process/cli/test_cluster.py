@@ -71,15 +71,24 @@ def test_the_status_of_nothing(tmp_path: Path) -> None:
 
 def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(library, "up", lambda *a, **k: calls.append((a, sorted(k.items())[:4])))
+    monkeypatch.setattr(library, "up", lambda *a, **k: calls.append((a, k)))
     args = ["--dir", "d", "--nodes", "3", "--gpus-per-node", "1", "--conf", "c.yaml"]
-    args += ["--hadoop", "3.3.6"]
+    args += ["--hadoop", "3.3.6", "--kerberos", "--privacy", "--token-lifetimes", "60", "300"]
     assert CliRunner().invoke(main, ["cluster", "up", *args]).exit_code == 0
     assert CliRunner().invoke(main, ["cluster", "up"]).exit_code == 0
-    assert calls == [
-        (("d",), [("conf", "c.yaml"), ("gpus_per_node", 1), ("hadoop", "3.3.6"), ("nodes", 3)]),
-        ((None,), [("conf", None), ("gpus_per_node", None), ("hadoop", None), ("nodes", None)]),
-    ]
+    given = {
+        "conf": "c.yaml",
+        "gpus_per_node": 1,
+        "hadoop": "3.3.6",
+        "kerberos": True,
+        "nodes": 3,
+        "privacy": True,
+    }
+    given |= {"simple_web": None, "token_lifetimes": (60.0, 300.0)}
+    for _, options in calls:
+        assert isinstance(options, dict) and options.pop("say")
+    # Of what is not given, that of a cluster that runs is kept.
+    assert calls == [(("d",), given), ((None,), dict.fromkeys(given))]
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status", "env"])

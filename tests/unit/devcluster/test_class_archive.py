@@ -95,12 +95,12 @@ def test_every_jvm_is_told_of_it_and_has_the_jars_first(
     java: Path, spark: Path, tmp_path: Path
 ) -> None:
     archive = found(java, spark)
-    given = site_files.spark_defaults(Layout(tmp_path), spark, archive)
+    given = site_files.spark_defaults(Layout(tmp_path), spark, archive, None)
     for who in ("driver.default", "executor.default", "yarn.am.extra"):
         assert archive.options in given[f"spark.{who}JavaOptions"]
     for who in ("driver", "executor"):
         assert given[f"spark.{who}.extraClassPath"] == f"{spark}/jars/*"
-    without = site_files.spark_defaults(Layout(tmp_path), spark, None)
+    without = site_files.spark_defaults(Layout(tmp_path), spark, None, None)
     assert not [name for name, value in without.items() if "Archive" in value or "Class" in name]
 
 

@@ -47,8 +47,8 @@ def test_a_site_file_survives_what_xml_means() -> None:
 def test_python_clients_meet_addresses_only(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     for site in (
-        site_files.core_site(layout, PORTS, "me"),
-        site_files.hdfs_site(layout, PORTS),
+        site_files.core_site(layout, ClusterSpec(), PORTS, "me"),
+        site_files.hdfs_site(layout, ClusterSpec(), PORTS),
         site_files.yarn_site(layout, ClusterSpec(), PORTS),
     ):
         addresses = [v for k, v in site.items() if re.search(r"address$|defaultFS|hostname$", k)]
