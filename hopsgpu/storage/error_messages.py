@@ -14,6 +14,8 @@ QUOTA = "quota"
 SAFE_MODE = "safe mode"
 UNREACHABLE = "unreachable"
 UNSUPPORTED = "unsupported"
+# Our words, in the place of a Java class, for what Kerberos' library says.
+NO_CREDENTIALS, NO_KDC = "NoCredentials", "NoKdc"
 # What reading JSON raises if a text is not JSON, or has other content than expected.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -80,6 +82,8 @@ _CLASSES = {
     "SASLError": PERMISSION,
     "GSSAPIError": PERMISSION,
     "NoSASLMechanism": PERMISSION,
+    NO_CREDENTIALS: PERMISSION,
+    NO_KDC: UNREACHABLE,
     "NSQuotaExceededException": QUOTA,
     "DSQuotaExceededException": QUOTA,
     "QuotaByStorageTypeExceededException": QUOTA,
@@ -165,6 +169,8 @@ def explain(error: BaseException) -> Trouble:
         advice = _LOCAL_SPACE
     if isinstance(error, OSError) and error.errno == errno.EIO:
         advice = "the disk cannot be read or written"
+    if isinstance(error, Refused) and error.java in (NO_CREDENTIALS, NO_KDC):
+        advice = ""  # the reason says it
     return Trouble(kind, reason, advice, kind in _RETRYABLE)
 
 

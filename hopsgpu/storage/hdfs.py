@@ -16,11 +16,14 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from hopsgpu.storage.bounded_calls import Steps, WorkerThreadPool
-from hopsgpu.storage.error_messages import Refused, refusal
+from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_KDC, Refused, refusal
 from hopsgpu.storage.filesystem import Status
 from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.hadoop_tokens import hdfs_services, name_tokens
+from hopsgpu.storage.kerberos import NO_TICKET, has_tokens, meaning
 from hopsgpu.storage.umask import creation_mask
 
 T = TypeVar("T")
@@ -67,6 +70,8 @@ class Hdfs:
 
         log.debug("HDFS client (hdfs-native) of %s, %s", url, "quick" if quick else "patient")
         limits = _QUICK if quick else _PATIENT
+        # In a container, whose tokens know a NameNode by its IP address.
+        name_tokens([urlsplit(url).netloc], os.environ)
         self._client = Client(url, {**HadoopConf.load_hdfs(os.environ).filled(), **limits})
         self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
@@ -270,6 +275,8 @@ def _no_answer(seconds: float) -> OSError:
 
 def as_exception(text: str) -> Exception:
     """Return the exception that the text of an hdfs-native error stands for."""
+    if not _RPC.search(text) and (told := meaning(text)) is not None:
+        return Refused(NO_KDC if "no KDC" in told else NO_CREDENTIALS, _without_token(told))
     if found := _RPC.search(text):
         java, said = found.groups()
     elif found := _OWN.fullmatch(text.strip()):
@@ -277,6 +284,17 @@ def as_exception(text: str) -> Exception:
     else:
         java, said = "", text
     return refusal(java, said.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " "))
+
+
+def _without_token(told: str) -> str:
+    """Return what is told of credentials; in a container, whose tokens serve, what is missing."""
+    if not (told == NO_TICKET and has_tokens(os.environ)):
+        return told
+    held = ", ".join(hdfs_services(os.environ)) or "no HDFS"
+    return (
+        f"this container has no delegation token for this NameNode (it has those for {held}): name"
+        " the file system in spark.kerberos.access.hadoopFileSystems"
+    )
 
 
 def _status(info: Any) -> Status:

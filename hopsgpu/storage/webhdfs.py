@@ -13,14 +13,20 @@ import io
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.storage.direct_http import direct_session
-from hopsgpu.storage.error_messages import Refused, refusal
+from hopsgpu.storage.error_messages import NO_CREDENTIALS, Refused, refusal
 from hopsgpu.storage.filesystem import BLOCK, Status
+from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.hadoop_tokens import name_services, web_token
+from hopsgpu.storage.kerberos import deepest, is_kerberized, meaning, spnego
 from hopsgpu.storage.umask import creation_mask
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest
 
 T = TypeVar("T")
 
@@ -36,7 +42,8 @@ _QUICK_SECONDS = 5.0
 class WebHdfs:
     """A `FileSystem` on HDFS over HTTP.
 
-    The user is HADOOP_USER_NAME, or this process's. If Kerberos is on, HDFS refuses this client.
+    The user is HADOOP_USER_NAME, or this process's; with Kerberos, that of the container's HDFS
+    token, or of this process's ticket.
 
     Args:
         url: URL of the file system, without a path.
@@ -44,7 +51,7 @@ class WebHdfs:
     """
 
     def __init__(self, url: str, *, quick: bool) -> None:
-        from hdfs.client import InsecureClient
+        from hdfs.client import Client, InsecureClient
 
         scheme, _, address = url.partition("://")
         if not urlsplit(f"//{address}").port:
@@ -53,12 +60,17 @@ class WebHdfs:
         log.debug(
             "WebHDFS client of the NameNode at %s, %s", address, "quick" if quick else "patient"
         )
-        self._client = InsecureClient(
+        base, session = (
             f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}",
-            user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser(),
-            timeout=timeout,
-            session=direct_session(),
+            direct_session(),
         )
+        hadoop = HadoopConf.load_hdfs(os.environ)
+        if is_kerberized(hadoop.get):
+            session.auth = _credentials(base, name_services(hadoop.filled()))
+            self._client = Client(base, timeout=timeout, session=session)
+        else:
+            user = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+            self._client = InsecureClient(base, user=user, timeout=timeout, session=session)
         self._mask = creation_mask(os.environ)
         self._is_writable = False
 
@@ -148,6 +160,31 @@ class WebHdfs:
         self._is_writable = True
 
 
+def _credentials(
+    base: str, services: Mapping[str, Collection[str]]
+) -> Callable[[PreparedRequest], PreparedRequest]:
+    """Return what adds credentials to requests to a NameNode.
+
+    Each request takes the container's token as it is then, because it is replaced.
+
+    Args:
+        base: URL of the NameNode.
+        services: the hosts of each name service.
+    """
+    host = urlsplit(base).hostname or ""
+
+    def sign(request: PreparedRequest) -> PreparedRequest:
+        if "delegation" in parse_qs(urlsplit(str(request.url)).query):
+            return request  # to the DataNode to which the NameNode has redirected
+        if (token := web_token(os.environ, host, services)) is not None:
+            request.prepare_url(request.url, {"delegation": token})
+            return request
+        signed: PreparedRequest = spnego(base)(request)
+        return signed
+
+    return sign
+
+
 class _Reader(io.RawIOBase):
     """A reader of a file's bytes, with one request for bytes that are read in a row."""
 
@@ -220,18 +257,29 @@ def _ask(call: Callable[[], T]) -> T:
     """Return what a call of the package returns, or raise the exception for its kind of error."""
     from hdfs.util import HdfsError
     from requests.exceptions import ConnectionError as NoConnection
+    from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
+    # Not "from error": the libraries' own errors have URLs in them, which may have a token.
     try:
         return call()
     except NoConnection as error:
         # Deep inside: "HTTPConnection(host='h', port=1): Failed to establish a new connection: …"
         reason = getattr(error.args[0], "reason", None) if error.args else None
-        raise OSError(re.sub(r"^\w+\([^)]*\): ", "", str(reason or error))) from error
+        raise OSError(_redacted(re.sub(r"^\w+\([^)]*\): ", "", str(reason or error)))) from None
     except HdfsError as error:
-        raise refusal(str(error.exception or ""), str(error)) from error
+        raise refusal(str(error.exception or ""), _redacted(str(error))) from None
+    except RequestException as error:
+        if (told := meaning(deepest(error))) is not None:
+            raise Refused(NO_CREDENTIALS, told) from None
+        raise OSError(_redacted(deepest(error))) from None
     except HTTPError as error:
-        raise OSError(str(error)) from error
+        raise OSError(_redacted(str(error))) from None
+
+
+def _redacted(text: str) -> str:
+    """Return a text without the delegation tokens of URLs in it."""
+    return re.sub(r"(delegation=)[^&\s'\")]+", r"\1…", text)
 
 
 def _check(answer: Any) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from hopsgpu.agent.hadoop_tokens import merged
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.token_renewal import read_tokens
+from hopsgpu.storage.hadoop_tokens import merged
 
 SERVICE = "ha-hdfs:lake"
 
