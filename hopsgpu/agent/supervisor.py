@@ -44,7 +44,7 @@ from pathlib import Path
 from hopsgpu.agent.addresses import held_ports, reach
 from hopsgpu.agent.daemon_client import DaemonClient, connected
 from hopsgpu.agent.gpu_access import find_unopened
-from hopsgpu.agent.hadoop_tokens import keep_tokens
+from hopsgpu.agent.lake_trial import try_to_write
 from hopsgpu.agent.model_upload import dump_model_files, dump_parts, read_model_dirs, upload_all
 from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.agent.rank_environment import ServerSpec
@@ -58,6 +58,7 @@ from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.gpu.container_gpus import log_container_gpus, read_container_gpus
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
+from hopsgpu.storage.hadoop_tokens import keep_tokens, name_configured_tokens
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,9 @@ def run_agent(driver: Driver, watched: int | None = None) -> None:
 async def _serve(driver: Driver, watched: int | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
+    if driver.user is None:
+        # Also for ranks that use another client than ours.
+        await asyncio.to_thread(name_configured_tokens, os.environ)
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info(
@@ -141,6 +145,8 @@ class Agent:
         gpus = [device["gpu"] for device in device_fields()]
         self._opening = tasks.create_task(find_unopened(gpus))
         self._warming: asyncio.Task[None] | None = None
+        # Directory of runs → what keeps this container from writing there.
+        self._lake_trials: dict[str, asyncio.Task[str]] = {}
 
     async def serve(self) -> None:
         """Answer requests until the driver closes the connection; then no rank is left."""
@@ -201,6 +207,7 @@ class Agent:
         run_id, began = message["run_id"], time.monotonic()
         say = functools.partial(self._channel.tell, run_id=run_id)
         tell = functools.partial(say, "reserved")
+        trying = self._try_lake(message["run_url"])
         try:
             if closed := await asyncio.shield(self._opening):
                 log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
@@ -215,6 +222,8 @@ class Agent:
             if self._warming is None:
                 self._warming = self._tasks.create_task(self._warm(spec))
             store = await self._store(spec, int(message["store"]), slot.meeting)
+            if problem := await asyncio.shield(trying):
+                raise ConfigError(problem)
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             log.info("%s: nothing reserved: %s", run_id, type(error).__name__)
@@ -236,6 +245,14 @@ class Agent:
             interface=there.interface,
             lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
         )
+
+    def _try_lake(self, run_url: str) -> asyncio.Task[str]:
+        """Return the trial of the lake; one that found no problem counts for all runs there."""
+        root = run_url.rpartition("/")[0]
+        before = self._lake_trials.get(root)
+        if before is None or (before.done() and before.result()):
+            before = self._lake_trials[root] = self._tasks.create_task(try_to_write(run_url))
+        return before
 
     @property
     def _daemon(self) -> int | None:

@@ -80,11 +80,14 @@ def arrange_rendezvous(
     first = world.places[0].container.key
     foreseen = call.function.foreseen
     has_stores = _STORES in foreseen.imports and not foreseen.has_own_master
+    # A trial's own directory is made when it leaves something.
+    run_url = call.directory.url.partition("/trials/")[0] if call.trial else call.directory.url
     for key in containers:
         send(
             key,
             "reserve",
             slot=call.slot(key),
+            run_url=run_url,
             ports=ports_wanted(world, key),
             # A rank 0 that is alone serves a store for itself, which takes no time.
             store=world.size if key == first and world.size > 1 and has_stores else 0,

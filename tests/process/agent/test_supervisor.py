@@ -26,7 +26,6 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.agent import supervisor as agent
-from hopsgpu.agent.hadoop_tokens import VARIABLE as TOKEN_FILE
 from hopsgpu.agent.model_upload import ModelFiles, load_model_files, load_parts
 from hopsgpu.agent.orphans import marked
 from hopsgpu.agent.rank_environment import (
@@ -54,6 +53,7 @@ from hopsgpu.packaging.modules import PackedModules, pack_modules
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.trial import Trial
+from hopsgpu.storage.hadoop_tokens import VARIABLE as TOKEN_FILE
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
@@ -990,8 +990,23 @@ def test_a_lake_that_refuses_a_value_is_told(gang: Gang) -> None:
 def reserve(gang: Gang, **asked: Any) -> Message:
     fields = {"ports": 2, "store": 0, "shared": {}, "frameworks": (), "interface": None}
     fields |= {"run_id": "r", "slot": 0, "others": ["127.0.0.1"]}
+    run = gang.lake / "runs" / "r"
+    run.mkdir(parents=True, exist_ok=True)  # as the driver has made it
+    fields["run_url"] = run.as_uri()
     gang.server.send(0, "reserve", **fields | asked)
     return gang.wait_for("reserved")
+
+
+def test_a_container_that_cannot_write_to_the_lake_says_so_before_ranks_start(gang: Gang) -> None:
+    # Where nobody can create a file, root neither.
+    told = reserve(gang, run_url="file:///sys/kernel")
+    assert told["configured"] and "this container cannot write to the lake" in told["problem"]
+    # Any other error is left to ranks that store something.
+    (gang.lake / "file").write_text("in the way")
+    assert reserve(gang, run_url=f"file://{gang.lake}/file/run")["ports"]
+    # It is tried again for the next launch, and nothing is left of a trial.
+    assert reserve(gang)["ports"]
+    assert not list((gang.lake / "runs" / "r").glob(".trial*"))
 
 
 def test_reserved_ports_are_held_until_the_rank_binds_them(gang: Gang) -> None:
@@ -1067,10 +1082,13 @@ from types import SimpleNamespace
 NVML_TEMPERATURE_GPU = 0
 class NVMLError(Exception): value = 999
 class NVMLError_NotSupported(NVMLError): value = 3
+class NVMLError_FunctionNotFound(NVMLError): value = 13
+class NVMLError_ArgumentVersionMismatch(NVMLError): value = 25
 nvmlInit = nvmlShutdown = lambda: None
 nvmlDeviceGetHandleByUUID = {"GPU-7": "handle"}.__getitem__
 nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=75, memory=1)
-nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 << 30, used=2 << 30, free=0)
+nvmlMemory_v2 = 2
+nvmlDeviceGetMemoryInfo = lambda handle, version: SimpleNamespace(total=80 << 30, used=2 << 30)
 nvmlDeviceGetPowerUsage = lambda handle: 301_500
 nvmlDeviceGetTemperature = lambda handle, sensor: 61
 
