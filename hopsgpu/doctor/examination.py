@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from hopsgpu.doctor import (
     facts as gather,
 )
 from hopsgpu.doctor import (
+    kerberos_checks,
     lake_checks,
     machine_checks,
     node_checks,
@@ -22,10 +24,13 @@ from hopsgpu.doctor.report import Check, unknown, wrong
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
+from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.kerberos import is_kerberized
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 _YARN = ("calculator", "gpus", "node managers", "queue")
 _LAKE_SECONDS = 20.0
+_NO_CREDENTIALS = "not asked without Kerberos credentials"
 
 
 @dataclass(frozen=True)
@@ -55,15 +60,23 @@ class Examination:
         yield machine_checks.check_python(machine)
         client, setting = gather.client_facts(os.environ)
         yield machine_checks.check_hadoop_conf(client)
-        found = None
+        found, credentials = None, ""
         if not client.problem:  # otherwise there is nothing that could be checked
             yield machine_checks.check_resource_types(client)
-            found = yield from self._yarn(setting, own)
+            if is_kerberized(setting):
+                credentials = yield from _kerberos(setting, own, client)
+            if credentials:
+                yield from (unknown(name, _NO_CREDENTIALS) for name in ("yarn", *_YARN))
+            else:
+                found = yield from self._yarn(setting, own)
         if unread is not None:
             yield wrong("settings", unread, "make it readable, or set SPARK_CONF_DIR")
         else:
             gpus = 0 if found is None else len(found.gpus.nodes)
             yield settings_checks.check_settings(defaults, self.conf, gpus)
+        if credentials:
+            yield unknown("hdfs", _NO_CREDENTIALS)
+            return
         root = gather.lake_root(own, os.environ, setting)
         if not client.problem or not root.startswith("file:"):
             yield self._lake(root, client)
@@ -118,6 +131,17 @@ class Examination:
         manager = ResourceManager(web_addresses(setting))
         sessions = Sessions(yarn, setting, manager, machine, self.conf, label, self.seconds)
         yield from sessions.checks()
+
+
+def _kerberos(
+    setting: gather.Setting, own: Mapping[str, str], client: machine_checks.Client
+) -> Generator[Check, None, str]:
+    """Yield the checks of Kerberos; return why there are no credentials, or ""."""
+    found = gather.credentials(setting, own.get, client.managers, os.environ)
+    yield kerberos_checks.check_identity(found, time.time())
+    yield kerberos_checks.check_web(found)
+    yield kerberos_checks.check_protection(HadoopConf.load_hdfs(os.environ).get)
+    return found.problem
 
 
 def _no_spark() -> str:

@@ -9,25 +9,30 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
-from hopsgpu.backends.inventory import Observer, own_name
+from hopsgpu.backends.inventory import Observer
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
 from hopsgpu.devcluster.admin import site_properties
 from hopsgpu.devcluster.java import java_of_spark
+from hopsgpu.doctor.kerberos_checks import Credentials
 from hopsgpu.doctor.lake_checks import LakeFacts
 from hopsgpu.doctor.machine_checks import Client, Machine
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_user
+from hopsgpu.storage.kerberos import keytab_of
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import root_on
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
+from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, requires_kerberos
 
 Setting = Callable[[str], str | None]
+_WEB_SECONDS = (3.0, 5.0)
 
 
 def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Machine:
@@ -139,8 +144,37 @@ def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
     """Return the root of runs and models, as a session finds it."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
-    user = environ.get("HADOOP_USER_NAME") or own_name()
+    user = "" if named else hadoop_user(setting, environ)
     return root_on(named, setting("fs.defaultFS"), user)
+
+
+def credentials(
+    setting: Setting, spark: Setting, managers: Sequence[str], environ: MutableMapping[str, str]
+) -> Credentials:
+    """Find out which Kerberos credentials this user has, and which daemons require them.
+
+    Args:
+        setting: returns a property of Hadoop's configuration, or None.
+        spark: returns a property of the session, or None.
+        managers: web addresses of the ResourceManagers.
+        environ: environment of this process; with a keytab it then names the tickets.
+    """
+    problem, user, ticket, keytab = "", "", None, ""
+    try:
+        ensure_credentials(setting, spark, environ)
+        ticket = current_ticket(environ)
+        user = hadoop_user(setting, environ)
+        keytab = (keytab_of(spark) or ("", ""))[1]
+    except ConfigError as error:
+        problem = str(error)
+    spnego: dict[str, bool | None] = {}
+    for address in managers:
+        try:
+            spnego[address] = requires_kerberos(address + RESOURCE_MANAGER.info, _WEB_SECONDS)
+        except NoAnswer:
+            spnego[address] = None
+    has_client = importlib.util.find_spec("requests_gssapi") is not None
+    return Credentials(problem, user, ticket, keytab, spnego, has_client)
 
 
 def lake_facts(root: str) -> LakeFacts:
