@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import threading
@@ -203,6 +204,17 @@ def _handle(nvml: Any, uuid: str) -> Any:
         raise
 
 
+def _memory(nvml: Any, handle: Any) -> Any:
+    """Return NVML's answer about memory, in which `used` is what processes use.
+
+    The first version of the call also counts what the driver reserves, about 500 MB on an H100.
+    """
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
+        return nvml.nvmlDeviceGetMemoryInfo(handle)  # drivers before 510
+
+
 def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
     """Return a sample, and whether the GPU can still be used."""
 
@@ -215,7 +227,7 @@ def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
     now = time.time()
     try:
         rates = ask(nvml.nvmlDeviceGetUtilizationRates)
-        memory = ask(nvml.nvmlDeviceGetMemoryInfo)
+        memory = ask(functools.partial(_memory, nvml))
         milliwatts = ask(nvml.nvmlDeviceGetPowerUsage)
         temperature = ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
     except nvml.NVMLError as error:

@@ -27,6 +27,9 @@ def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_module, "_JOIN_SECONDS", SECONDS)
 
 
+RESERVED = 480 << 20
+
+
 class FakeNvml:
     """The calls of pynvml that are used, over GPUs that a test changes."""
 
@@ -44,7 +47,14 @@ class FakeNvml:
     class NVMLError_ResetRequired(NVMLError):
         value = 16
 
+    class NVMLError_FunctionNotFound(NVMLError):
+        value = 13
+
+    class NVMLError_ArgumentVersionMismatch(NVMLError):
+        value = 25
+
     nvmlEventTypeXidCriticalError = 8
+    nvmlMemory_v2 = 2 << 24
 
     def __init__(self, *gpus: str) -> None:
         self.xids: list[tuple[str, int]] = []
@@ -127,9 +137,14 @@ class FakeNvml:
         self._called("utilisation", handle)
         return SimpleNamespace(gpu=self.utilisation, memory=1)
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+    def nvmlDeviceGetMemoryInfo(self, handle: int, version: int | None = None) -> Any:
         self._called("memory", handle)
-        return SimpleNamespace(total=80 << 30, used=(1 + handle) << 30, free=0)
+        if version is None:  # with what the driver reserves
+            return SimpleNamespace(total=80 << 30, used=((1 + handle) << 30) + RESERVED, free=0)
+        assert version == self.nvmlMemory_v2
+        if "memory_v2" in self.unsupported:
+            raise self.NVMLError_FunctionNotFound("Function Not Found")
+        return SimpleNamespace(total=80 << 30, used=(1 + handle) << 30, reserved=RESERVED, free=0)
 
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         self._called("power", handle)
@@ -205,6 +220,13 @@ def test_what_a_gpu_does_not_support_is_left_out() -> None:
     (first, *_) = sampled(nvml, [GPU], 1)
     assert set(first.readings()) == {"memory_used", "memory_total", "temperature"}
     assert GpuUse().after(first).utilisation is None
+
+
+def test_memory_is_that_of_processes_where_the_driver_can_tell() -> None:
+    nvml = FakeNvml(GPU)
+    assert sampled(nvml, [GPU], 1)[0].memory_used == 1 << 30
+    nvml.unsupported = {"memory_v2"}
+    assert sampled(nvml, [GPU], 1)[0].memory_used == (1 << 30) + RESERVED
 
 
 def test_a_lost_gpu_is_told_of_once_and_asked_again() -> None:
