@@ -196,7 +196,7 @@ def _queues(queues: Sequence[GpuQueue]) -> list[Row]:
             (str(queue.maximum), ""),
             (str(queue.used), ""),
             ("-" if queue.pending is None else str(queue.pending), _CARE if queue.pending else ""),
-            (_obtainable(queue), _GOOD if queue.obtainable else _FAINT),
+            (_obtainable(queue, queues), _GOOD if queue.obtainable else _FAINT),
         ]
         for queue in queues
     ]
@@ -207,12 +207,15 @@ def _labelled(queue: GpuQueue) -> str:
     return f" (label {queue.label})" if queue.label else ""
 
 
-def _obtainable(queue: GpuQueue) -> str:
+def _obtainable(queue: GpuQueue, queues: Sequence[GpuQueue]) -> str:
     if queue.obtainable is None:
         return "-"
+    bounding = (q for q in queues if (q.path, q.label) == (queue.bound_queue, queue.label))
+    # The maximum also bounds cores and memory, which the table does not show.
+    has_gpus = any(q.used + queue.obtainable < q.maximum for q in bounding)
     bounds = {
         "nodes": "room on nodes" if queue.obtainable else "no room on nodes",
-        "queue": f"maximum of {queue.bound_queue}",
+        "queue": f"{'cores or memory' if has_gpus else 'maximum'} of {queue.bound_queue}",
         "user": f"user limit in {queue.bound_queue}",
         "container": "an executor is larger than its largest container",
         "state": f"it is {queue.state}",

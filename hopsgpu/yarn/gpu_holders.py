@@ -10,6 +10,7 @@ from hopsgpu.yarn.resources import Amount, total
 from hopsgpu.yarn.snapshot import App, Snapshot
 
 _HOLDERS_SHOWN = 3
+_CPU_EXECUTORS = "Spark ends its CPU executors once they are idle and keep no shuffle files"
 
 
 @dataclass(frozen=True)
@@ -20,18 +21,25 @@ class GpuFacts:
         holders: who holds it; "" if nobody does.
         free: what is free in the cluster, and in the queues whose limits are below the whole
             cluster.
+        short: what is too little, in words; "" if that is told otherwise, or nothing is.
     """
 
     holders: str
     free: str
+    short: str = ""
 
     def around(self, *why: str) -> str:
         """Return one line: who holds the rest, why that is too much, what is free."""
-        return "; ".join(part for part in (self.holders, *why, self.free) if part)
+        return "; ".join(part for part in (self.holders, *why, self.short, self.free) if part)
 
 
 def waiting_facts(
-    snapshot: Snapshot, demand: Demand, held: int = 0, named_queue: str = ""
+    snapshot: Snapshot,
+    demand: Demand,
+    held: int = 0,
+    named_queue: str = "",
+    *,
+    by_gpus: bool = True,
 ) -> GpuFacts:
     """Return what is free, and who holds the rest.
 
@@ -42,6 +50,7 @@ def waiting_facts(
         demand: the whole gang.
         held: number of its executors that the gang has.
         named_queue: path of a queue whose limit the message names already.
+        by_gpus: False if a gang with GPUs lacks only cores or memory, whose holders are then named.
     """
     with_gpus = demand.container.gpus > 0
     nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
@@ -58,7 +67,8 @@ def waiting_facts(
             left = queue.maximum - queue.used
             free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
     own = snapshot.granted(demand.container) * held
-    return GpuFacts(_holders(snapshot, used, own, with_gpus), ", ".join(free))
+    holders = _holders(snapshot, used, own, held, with_gpus and by_gpus)
+    return GpuFacts(holders, ", ".join(free))
 
 
 def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
@@ -68,13 +78,15 @@ def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
     return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
 
 
-def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> str:
+def _holders(snapshot: Snapshot, used: Amount, own: Amount, held: int, with_gpus: bool) -> str:
     def key(amount: Amount) -> tuple[int, ...]:
         return amount.parts[:1] if with_gpus else amount.parts[1:]
 
     # What the gang itself has is not what it waits for.
     apps = [
-        replace(app, used=app.used - own) if app.id == snapshot.application_id else app
+        replace(app, used=app.used - own, containers=app.containers - held)
+        if app.id == snapshot.application_id
+        else app
         for app in snapshot.applications
     ]
     holding = [app for app in apps if any(part > 0 for part in key(app.used))]
@@ -93,6 +105,9 @@ def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> 
 
 def _holder(app: App, own_id: str, with_gpus: bool) -> str:
     size = _size(app.used, with_gpus)
+    if app.id == own_id and not with_gpus and app.containers > 1:
+        # Besides the application master.
+        return f"this application ({size}; {_CPU_EXECUTORS})"
     if app.id == own_id:
         return f"this application ({size})"
     # Its name tells a person more; its id is what `yarn application -kill` takes.

@@ -200,6 +200,7 @@ def apps_of(
             queue=app.get("queue") or "",
             used=_app_used(app, partitions, containers.get(app["id"])),
             started=(app.get("startedTime") or 0) / 1000,
+            containers=max(int(app.get("runningContainers") or 0), 0),
         )
         for app in (answer.get("apps") or {}).get("app", [])
     )

@@ -24,11 +24,13 @@ class Shortage:
         bound: the kind of bound.
         text: the bound in words with numbers; "" for Bound.NONE.
         queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
+        by_gpus: whether GPUs are short; False if only cores or memory are.
     """
 
     bound: Bound
     text: str
     queue: str = ""
+    by_gpus: bool = True
 
 
 def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
@@ -99,7 +101,8 @@ def _queue(queue: Queue, container: Amount, wanted: int, shared_room: int) -> tu
     else:
         text = f"queue {queue.path} has {spare} of {_counted(most, name)} left,"
         text = f"{text} {each * wanted} {_are(each * wanted)} needed"
-    return shared_room + left.room_for(container), Shortage(Bound.QUEUE, text, queue.path)
+    missing = Shortage(Bound.QUEUE, text, queue.path, by_gpus=name == _NAMES[0])
+    return shared_room + left.room_for(container), missing
 
 
 def _user(
@@ -126,10 +129,13 @@ def _nodes(
     # The resource that is scarce by nature is named first.
     for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
         if have < want:
+            by_gpus = name == _NAMES[0]
             text = f"{have} of {_counted(want, name)} needed {_are(want)} free"
             # The rest of the message says how many GPUs are free.
             return Shortage(
-                Bound.CLUSTER, f"needs {_counted(want, name)}" if name == _NAMES[0] else text
+                Bound.CLUSTER,
+                f"needs {_counted(want, name)}" if by_gpus else text,
+                by_gpus=by_gpus,
             )
     if demand.spread and sum(places.values()) < wanted:
         nodes = f"{sum(places.values())} of {counted(wanted, 'node')} needed"
@@ -146,7 +152,7 @@ def _nodes(
             for node, amount in free.items()
             if places[node] < amount.gpus // container.gpus
         ]
-        return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "))
+        return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "), by_gpus=False)
     return Shortage(Bound.NODES, _scattered(free, container, wanted))
 
 

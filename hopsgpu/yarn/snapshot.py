@@ -95,6 +95,7 @@ class App:
         queue: path of its queue.
         used: what its containers have; nothing if access control hides it.
         started: when it was submitted, in seconds since the epoch.
+        containers: number of its running containers; 0 if access control hides it.
     """
 
     id: str
@@ -103,6 +104,7 @@ class App:
     queue: str
     used: Amount
     started: float = 0.0
+    containers: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ class PlaceholderJob:
 
     Attributes:
         jobs: all jobs of placeholders that were started.
+        most: largest number of executors that YARN had granted at a time.
         parked: executors that get no rank, by the peer number of their placeholders, which keep
             them so that YARN does not grant them again.
     """
@@ -77,6 +78,7 @@ class PlaceholderJob:
             there,
         )
         self.jobs = [start(max(request.plan.executors, there))]
+        self.most = there
         self.parked: dict[int, Container] = {}
         self._clock = clock
         self._turn = turn
@@ -195,6 +197,7 @@ class PlaceholderJob:
         grown = allotted > self._grants.allotted
         if allotted != self._grants.allotted:
             log.debug("YARN has granted %d of %d", allotted, self._request.plan.executors)
+        self.most = max(self.most, allotted)
         since = time.monotonic() if grown else self._grants.since
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
         if allotted >= self._request.plan.executors:

@@ -109,13 +109,16 @@ class Queueing:
         self._give_back()
 
     def facts(self, held: int) -> GpuFacts:
-        """Return who holds which GPUs, and what is free.
+        """Return who holds what the gang waits for, what is short, and what is free.
 
         Args:
             held: number of the gang's executors that YARN has granted.
         """
         try:
-            return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
+            snapshot = self._snapshot(_SNAPSHOT_SECONDS)
+            missing = shortage(self._demand, snapshot, held)
+            facts = self._facts(snapshot, held, missing)
+            return dataclasses.replace(facts, short=missing.text)
         except HopsGpuError as error:
             return GpuFacts("", str(error))
 
@@ -172,11 +175,14 @@ class Queueing:
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
-        facts = waiting_facts(snapshot, self._demand, arrived, missing.queue)
+        facts = self._facts(snapshot, arrived, missing)
         # A gang ahead in the queue is the first obstacle.
         why = [turn.why, facts.around(missing.text)]
         self._clock.tell((), "; ".join(part for part in why if part))
         return False
+
+    def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> GpuFacts:
+        return waiting_facts(snapshot, self._demand, held, missing.queue, by_gpus=missing.by_gpus)
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
         """Return whether the turn was taken: in the queue on the lake, or without a queue."""

@@ -55,6 +55,8 @@ class GpuLease(Owner):
         self._executors = executors
         self._application = executors.application
         self._jobs: list[GangJob] = []
+        # Number of executors that YARN had granted when the last turn ended without the gang.
+        self._part = 0
 
     def acquire(self, request: Request) -> Lease:
         self.request = request
@@ -96,6 +98,8 @@ class GpuLease(Owner):
             until - time.monotonic(),
         )
         why = f"the gang was granted a part, gave it back (time {given_back}) and asks again soon"
+        if not self._part:
+            why = f"the gang was granted nothing, gave way (time {given_back}) and asks again soon"
         while time.monotonic() < until:
             clock.tell((), why)
             clock.check()
@@ -126,6 +130,7 @@ class GpuLease(Owner):
             with self._application.jvm.without_resource_warning():
                 holders = placeholders.run()
             if holders is None:
+                self._part = placeholders.most
                 return None
             watcher.mark("granted")
             watcher.state(GangState.GRANTED, hosts_of(holders))

@@ -444,19 +444,21 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Demand(Amount(1, 2, 2048), 3),
             snap(*used(Amount(0, 5, 1024), Amount(0, 1, 1024))),
             0,
-            Shortage(Bound.NODES, "node1 has 2 GPUs free but only 1 of 6 cores"),
+            Shortage(Bound.NODES, "node1 has 2 GPUs free but only 1 of 6 cores", by_gpus=False),
         ),
         (
             Demand(Amount(1, 1, 4096), 4),
             snap(*used(Amount(0, 1, 10240), Amount(0, 1, 1024))),
             0,
-            Shortage(Bound.NODES, "node1 has 2 GPUs free but only 4096 of 14336 MiB"),
+            Shortage(
+                Bound.NODES, "node1 has 2 GPUs free but only 4096 of 14336 MiB", by_gpus=False
+            ),
         ),
         (
             Demand(Amount(0, 4, 2048), 3),
             snap(*used(Amount(0, 1, 1024), Amount(0, 1, 1024))),
             0,
-            Shortage(Bound.CLUSTER, "10 of 12 cores needed are free"),
+            Shortage(Bound.CLUSTER, "10 of 12 cores needed are free", by_gpus=False),
         ),
         (
             Demand(Amount(0, 4, 2048), 1),
@@ -493,7 +495,9 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Demand(Amount(1, 4, 1024), 1),
             snap(*TWO, queues=(queue("root.a", BIG, used=Amount(1, 3, 2560)),)),
             0,
-            Shortage(Bound.QUEUE, "queue root.a has 3 of 6 cores left, 4 are needed", "root.a"),
+            Shortage(
+                Bound.QUEUE, "queue root.a has 3 of 6 cores left, 4 are needed", "root.a", False
+            ),
         ),
         # A parent's is told rather than full nodes: more nodes would not help. They bind too.
         (
@@ -534,8 +538,9 @@ def test_no_node_runs() -> None:
     assert waiting_facts(gone, Demand(ONE_GPU, 1)) == GpuFacts("", "0 of 0 GPUs free")
 
 
-def app(number: int, name: str, user: str, amount: Amount) -> App:
-    return App(f"application_1_{number:04d}", name, user, "root.a", amount)
+def app(number: int, name: str, user: str, amount: Amount, containers: int = 0) -> App:
+    id = f"application_1_{number:04d}"
+    return App(id, name, user, "root.a", amount, containers=containers)
 
 
 def test_who_holds_what() -> None:
@@ -562,6 +567,29 @@ def test_who_holds_what() -> None:
         "7 of 12 cores and 24576 of 28672 MiB free, 3 of 6 cores and 12288 of 14336 MiB in queue"
         " root.a",
     )
+
+
+def test_who_holds_the_memory_that_is_short_although_gpus_are_free() -> None:
+    """Seen on one node with one GPU: two idle CPU executors of the same application."""
+    mine = app(1, "mine", "alice", Amount(0, 3, 4096), containers=3)
+    whole = Amount(1, 6, 10240)
+    there = snap(
+        node("node1", whole, used=mine.used),
+        queues=(queue("root.a", whole, used=mine.used),),
+        applications=(mine,),
+    )
+    demand = Demand(Amount(1, 2, 8192), 1)
+    missing = shortage(demand, there)
+    assert (missing.queue, missing.by_gpus) == ("root.a", False)
+    facts = waiting_facts(there, demand, 0, missing.queue, by_gpus=missing.by_gpus)
+    assert facts.around(missing.text) == (
+        "held by this application (3 cores, 4096 MiB; Spark ends its CPU executors once they are"
+        " idle and keep no shuffle files); queue root.a has 6144 of 10240 MiB left, 8192 are needed"
+    )
+    # An application master alone keeps no executors.
+    alone = dataclasses.replace(there, applications=(app(1, "m", "a", Amount(0, 1, 4096), 1),))
+    said = waiting_facts(alone, demand, 0, missing.queue, by_gpus=False).holders
+    assert said.startswith("held by this application (1 core, 4096 MiB), ")
 
 
 def test_what_is_told_of_already_is_not_told_again() -> None:
