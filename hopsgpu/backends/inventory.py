@@ -6,8 +6,8 @@ neither Spark nor a JVM.
 
 from __future__ import annotations
 
+import logging
 import os
-import pwd
 import re
 import sys
 import time
@@ -20,6 +20,8 @@ from hopsgpu.core.queue_policy import Bound
 from hopsgpu.core.spec import GangSpec, shape_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.identity import hadoop_user, own_name
+from hopsgpu.storage.kerberos import is_kerberized
 from hopsgpu.yarn.capacity import cores_per_gpu
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
 from hopsgpu.yarn.demand import container_of
@@ -28,6 +30,8 @@ from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import NOTHING, Amount, total
 from hopsgpu.yarn.shortage import obtainable
 from hopsgpu.yarn.snapshot import App, Container, Node, Overview, Queue, Snapshot
+
+log = logging.getLogger(__name__)
 
 _GONE = ("LOST", "REBOOTED", "SHUTDOWN")
 _BROKEN = ("UNHEALTHY", *_GONE)
@@ -114,26 +118,17 @@ def _check_user(user: object) -> None:
 
 
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
-    """Return the caller's name in YARN: by Kerberos, else as Hadoop's clients determine it."""
-    if setting("hadoop.security.authentication") == "kerberos":
+    """Return the caller's name in YARN, as YARN says, else as Hadoop's clients determine it."""
+    if is_kerberized(setting):
         found = manager.user()
         # If the web pages do not use Kerberos, every caller is this user.
         if found not in (None, setting("hadoop.http.staticuser.user") or "dr.who"):
             return str(found)
-    elif name := os.environ.get("HADOOP_USER_NAME"):
-        return name
-    return own_name()
-
-
-def own_name() -> str:
-    """Return the name of the user who runs this process, or the number of a user without a name.
-
-    The user of a process in a Linux container may have no name.
-    """
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+        return hadoop_user(setting, os.environ)
+    except ConfigError as error:  # YARN has answered without a ticket
+        log.info("the user is taken for %s: %s", own_name(), error)
+        return own_name()
 
 
 def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float) -> ClusterGpus:

@@ -44,8 +44,10 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     NodeManagers; it does not start Spark.
     """
     from hopsgpu.backends.inventory import Observer
+    from hopsgpu.cli.lake_root import use_keytab
     from hopsgpu.storage.hadoop_conf import HadoopConf
 
+    use_keytab()
     look = Observer(HadoopConf.load().get, user).look
     if as_json:
         indent = 2 if seconds is None else None

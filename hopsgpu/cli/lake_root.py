@@ -40,6 +40,7 @@ def lake_root() -> str:
     Raises:
         ConfigError: the root is unknown.
     """
+    use_keytab()
     root = click.get_current_context().meta.get(_KEY)
     return str(root) if root else default_root(os.environ)
 
@@ -71,22 +72,38 @@ def default_root(environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    from hopsgpu.backends.inventory import own_name
     from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
+    from hopsgpu.storage.identity import hadoop_user
     from hopsgpu.storage.root import root_on
 
-    named = _named(environ)
-    user = environ.get("HADOOP_USER_NAME") or own_name()
-    if named:
-        return root_on(named, None, user)
+    if named := _named(environ):
+        return root_on(named, None, "")
+    if not is_configured(environ):
+        return root_on(None, None, "")
     try:
-        files = HadoopConf.load(environ).get("fs.defaultFS") if is_configured(environ) else None
+        hadoop = HadoopConf.load(environ).get
+        return root_on(None, hadoop("fs.defaultFS"), hadoop_user(hadoop, environ))
     except ConfigError as error:
         raise ConfigError(
             "the root of runs and models is unknown: pass --root URL, or set HOPSGPU_ROOT"
             f" ({error})"
         ) from error
-    return root_on(None, files, user)
+
+
+def use_keytab() -> None:
+    """Get a Kerberos ticket for this command if spark-defaults.conf names a keytab.
+
+    Raises:
+        ConfigError: the keytab gives none, or a file cannot be read.
+    """
+    from hopsgpu.backends.spark.submit_arguments import spark_defaults
+    from hopsgpu.storage.hadoop_conf import HadoopConf
+    from hopsgpu.storage.identity import ensure_credentials
+    from hopsgpu.storage.kerberos import has_keytab
+
+    settings = spark_defaults(os.environ).get
+    if has_keytab(settings):
+        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings, os.environ)
 
 
 def _named(environ: Mapping[str, str]) -> str | None:

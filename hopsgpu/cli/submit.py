@@ -38,6 +38,14 @@ _ENDS = {"allow_interspersed_args": False}
     "--conf", "confs", multiple=True, metavar="K=V", help="Set a Spark property (repeatable)."
 )
 @click.option(
+    "--principal", metavar="P", help="Kerberos principal of the application; needs --keytab."
+)
+@click.option(
+    "--keytab",
+    metavar="FILE",
+    help="Keytab of the principal: no kinit is needed, and runs may last longer than tokens do.",
+)
+@click.option(
     "--python-env",
     "python_envs",
     multiple=True,
@@ -61,6 +69,8 @@ def submit(
     queue: str | None,
     name: str | None,
     confs: tuple[str, ...],
+    principal: str | None,
+    keytab: str | None,
     python_envs: tuple[str, ...],
     detach: bool,
     dry_run: bool,
@@ -77,6 +87,9 @@ def submit(
     from hopsgpu.backends.spark.submit_command import Job, parse_conf
 
     conf = parse_conf(confs)
+    for option, value in (("principal", principal), ("keytab", keytab)):
+        if value is not None:
+            conf[f"spark.kerberos.{option}"] = value
     tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
     job = Job(script, arguments, deploy_mode, queue, name, conf, detach, tag)
     # One may be anything; several are a list of packages.
@@ -91,8 +104,13 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
     from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.storage.hadoop_conf import HadoopConf
+    from hopsgpu.storage.identity import ensure_credentials
     from hopsgpu.yarn.queues import check_queue
-    from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+    from hopsgpu.yarn.resource_manager import (
+        ResourceManager,
+        check_driver_credentials,
+        web_addresses,
+    )
 
     defaults = spark_defaults(os.environ)
     if python_env is not None:
@@ -101,7 +119,11 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
     binary = find_spark_submit(os.environ)
     manager = None
     if not dry_run:
-        manager = ResourceManager(web_addresses(HadoopConf.load().get))
+        hadoop = HadoopConf.load()
+        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, plan.properties.get, os.environ)
+        manager = ResourceManager(web_addresses(hadoop.get))
+        if plan.mode == "cluster":
+            check_driver_credentials(manager, plan.properties.get)
         check_queue(plan.queue, manager.queues())
     if python_env is not None:
         # In YARN its path would be one of the node.

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.storage.kerberos import has_keytab
 from hopsgpu.yarn.answer_lists import FieldTrail
 from hopsgpu.yarn.application_state import ENDED, ApplicationState, application_state_of
 from hopsgpu.yarn.queues import chain_of
@@ -37,10 +38,12 @@ from hopsgpu.yarn.rest_answers import (
 )
 from hopsgpu.yarn.rest_client import (
     RESOURCE_MANAGER,
+    NoAccess,
     NoAnswer,
     NotUnderstood,
     get_json,
     put_json,
+    requires_kerberos,
     scheme_of,
 )
 from hopsgpu.yarn.snapshot import App, Node, Overview, Queue, Rounding, Snapshot, User
@@ -90,6 +93,33 @@ def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
     suffixes = [f".{i}" for i in ids if i] or [""]
     addresses = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
     return tuple(f"{scheme}://{address}" for address in addresses)
+
+
+def check_driver_credentials(
+    manager: ResourceManager, setting: Callable[[str], str | None]
+) -> None:
+    """Refuse a driver in YARN that could not ask the ResourceManager.
+
+    Args:
+        manager: the cluster's.
+        setting: returns a property of the application, or None.
+
+    Raises:
+        ConfigError: the ResourceManager requires Kerberos, and the application has no keytab.
+    """
+    if has_keytab(setting):
+        return
+    for address in manager.addresses:
+        try:
+            required = requires_kerberos(address + RESOURCE_MANAGER.info, _SECONDS)
+        except NoAnswer:
+            continue
+        if required:
+            raise ConfigError(
+                f"{address} requires Kerberos, and a driver in YARN has no ticket: give --principal"
+                " and --keytab (spark.kerberos.principal, spark.kerberos.keytab), or use"
+                " --deploy-mode client"
+            )
 
 
 def _web_address(
@@ -459,7 +489,7 @@ class ResourceManager:
         return answer
 
     def _get(self, path: str) -> Any:
-        problems = []
+        problems, no_access = [], None
         addresses = sorted(self.addresses, key=lambda address: address != self._answered)
         for number, address in enumerate(addresses):
             try:
@@ -474,11 +504,15 @@ class ResourceManager:
                     ", ".join(addresses[number + 1 : number + 2]) or "none",
                 )
                 problems.append(f"{address}: {error}")
+                if isinstance(error, NoAccess):
+                    no_access = error
             else:
                 if address != self._answered:
                     log.info("the ResourceManager at %s answers", address)
                 self._answered = address
                 return answer
+        if no_access is not None:
+            raise HopsGpuError(str(no_access))
         raise HopsGpuError(
             "the ResourceManager does not answer ("
             + ("; ".join(problems) or "no web address in the Hadoop configuration")

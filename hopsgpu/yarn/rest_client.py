@@ -6,8 +6,8 @@ web-consoles".
 
 from __future__ import annotations
 
-import importlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.direct_http import direct_session
+from hopsgpu.storage.kerberos import NO_TICKET, check_ticket, has_tokens, meaning, spnego
 from hopsgpu.yarn.answer_lists import FieldTrail, join_repeated, with_lists
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ _MOST_SAID = 200
 
 class NoAnswer(HopsGpuError):
     """The error of a daemon that did not answer as asked; the message gives the reason briefly."""
+
+
+class NoAccess(NoAnswer):
+    """The error of a daemon that requires Kerberos, and of this process's credentials."""
 
 
 class NotUnderstood(HopsGpuError):
@@ -169,39 +174,65 @@ def _answer(
     try:
         answer = ask()
         if _requires_kerberos(answer):
-            # A new object for each request: it keeps a state for each host, and threads ask at
-            # once.
-            answer = ask(_kerberos(url))
+            answer = ask(spnego(_base(url)))
             if _requires_kerberos(answer):
-                raise HopsGpuError(
-                    f"{_base(url)} requires Kerberos (SPNEGO) and refused this user: run kinit. Is"
-                    " there a ticket (klist), and does this machine's clock agree with the KDC's?"
+                raise NoAccess(
+                    f"{_base(url)} requires Kerberos (SPNEGO) and refused this user:"
+                    f" {_why_refused()}"
                 )
         answer.raise_for_status()
     except requests.RequestException as error:
         reason = _reason(error)
+        if (told := meaning(reason)) is not None:
+            raise NoAccess(f"{_base(url)} requires Kerberos: {_for_driver(told)}") from error
         log.debug("%s %s: %s after %.2f s", method, url, reason, time.monotonic() - began)
         raise NoAnswer(reason) from error
     log.debug("%s %s: HTTP %d", method, url, answer.status_code)
     return answer
 
 
+def requires_kerberos(url: str, seconds: tuple[float, float]) -> bool:
+    """Return whether a daemon answers only callers with a Kerberos ticket.
+
+    Raises:
+        NoAnswer: it does not answer.
+    """
+    import requests
+
+    try:
+        with direct_session() as session:
+            return _requires_kerberos(session.get(url, timeout=seconds))
+    except requests.RequestException as error:
+        raise NoAnswer(_reason(error)) from error
+
+
+def _why_refused() -> str:
+    """Return what is wrong with this process's ticket, or what else may be."""
+    try:
+        ticket = check_ticket(os.environ)
+    except ConfigError as error:
+        return _for_driver(str(error))
+    if ticket is None:
+        return "run kinit. Is there a ticket (klist), and does the clock agree with the KDC's?"
+    return (
+        f"there is a ticket of {ticket.principal}; does this machine's clock agree with the KDC's,"
+        " and may this user ask (the daemon's log says why)?"
+    )
+
+
+def _for_driver(told: str) -> str:
+    """Return what is told of credentials; for a driver in YARN, which has no ticket, the remedy."""
+    if told == NO_TICKET and has_tokens(os.environ):
+        return (
+            "a driver in YARN has no ticket without a keytab: submit with --principal and --keytab"
+            " (spark.kerberos.principal, spark.kerberos.keytab), or use --deploy-mode client"
+        )
+    return told
+
+
 def _requires_kerberos(answer: Response) -> bool:
     offered = answer.headers.get("WWW-Authenticate", "")
     return answer.status_code == 401 and "negotiate" in offered.lower()
-
-
-def _kerberos(url: str) -> AuthBase:
-    try:
-        package = importlib.import_module("requests_gssapi")
-    except ImportError as error:
-        raise ConfigError(
-            f"{_base(url)} requires Kerberos (SPNEGO), and requests-gssapi cannot be imported"
-            f" ({error}): pip install 'hopsgpu[kerberos]', then run kinit"
-        ) from None
-    # The daemon has just asked for it, so the ticket is sent at once.
-    auth: AuthBase = package.HTTPSPNEGOAuth(opportunistic_auth=True)
-    return auth
 
 
 def _base(url: str) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.settings import check_gang
+from hopsgpu.backends.spark.settings import check_gang, in_cluster_mode
 from hopsgpu.backends.spark.spark_versions import slot_check_warning
+from hopsgpu.backends.spark.token_renewal import expiry_warnings
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
 from hopsgpu.errors import CapacityError, ConfigError
+from hopsgpu.storage.identity import ensure_credentials
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.snapshot import Snapshot
 
@@ -24,6 +27,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
             requested type.
         CapacityError: YARN can never grant them; nothing was requested.
     """
+    check_credentials(application, spec.acquire_timeout)
     everywhere = application.snapshot(0.0)
     marker = _marker(spec.gpu_type, application)
     hosts = _hosts(spec.gpu_type, marker, everywhere, application)
@@ -37,11 +41,23 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     lingers = slot_check_warning(application.versions["spark"], application.setting)
     if lingers is not None:
         warnings += (lingers,)
+    warnings += expiry_warnings(application.jvm, application.setting)
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
         warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings += (warning,)
     return LaunchPlan(spec, executors, ranks, shape, application.queue, {}, {}, warnings, hosts)
+
+
+def check_credentials(application: Application, seconds: float | None) -> None:
+    """Check that the driver's ticket lasts while the gang may wait.
+
+    Raises:
+        ConfigError: there is no ticket, or it ends too early.
+    """
+    setting = application.setting
+    if application.jvm.is_kerberized() and not in_cluster_mode(setting):
+        ensure_credentials(application.jvm.hadoop, setting, os.environ, seconds)
 
 
 def check_again(plan: LaunchPlan, application: Application, avoid: Exclusions) -> None:

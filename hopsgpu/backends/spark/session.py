@@ -47,7 +47,8 @@ from hopsgpu.core.own_log import level_of, show
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
-from hopsgpu.storage.hadoop_conf import is_configured
+from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
+from hopsgpu.storage.identity import ensure_credentials
 from hopsgpu.tracebacks import VARIABLE as LOG
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -243,6 +244,10 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
     elif not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = _ours(requested)
+    if not submitted:
+        # Before a JVM starts, which without a ticket would print a stack each second, for ever.
+        own = {**spark_defaults(os.environ), **settings}
+        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, own.get, os.environ)
     # Starts the JVM as the context itself would. Only the JVM knows spark-defaults.conf and the
     # arguments of spark-submit, and the files that these ship must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -257,6 +262,7 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # The settings of spark-submit, including spark-defaults.conf, are the user's own.
         settings = settings | environment | dict(requested)
+        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings.get, os.environ)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         shipped = environment | settings
         markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))

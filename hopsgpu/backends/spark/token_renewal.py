@@ -4,15 +4,14 @@ YARN puts delegation tokens into a file of each container and never updates it; 
 days by default). Spark gets new ones if it has a keytab or
 `spark.kerberos.renewal.credentials=ccache`, but keeps them in the memory of its JVMs. This module
 sends them from the driver's JVM to the agents, which write them to that file
-(`hopsgpu.agent.hadoop_tokens`). It also writes the driver's own file if the driver runs in a
+(`hopsgpu.storage.hadoop_tokens`). It also writes the driver's own file if the driver runs in a
 container, because the driver writes models and records with the same client.
-
-The code follows the documentation of Hadoop and Spark; it is not tested with a real KDC.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Callable, MutableMapping
@@ -21,20 +20,54 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from hopsgpu.agent.hadoop_tokens import VARIABLE, keep_tokens
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.channel import Message
+from hopsgpu.control.tls import network_is_encrypted
+from hopsgpu.storage.hadoop_tokens import VARIABLE, keep_tokens, lifetime
+from hopsgpu.storage.kerberos import has_keytab
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from hopsgpu.backends.grant import Lease
 
-# Spark gets new tokens at three quarters of their renewal interval, which is 24 hours by default.
+# Spark gets new tokens at three quarters of their renewal interval, 24 hours by default, of a life
+# of 7 days. Of shorter lives it is looked more often.
 LOOK_SECONDS = 600.0
+_LOOKS_IN_A_LIFE = 30
+_CLIENT_STOPS_BEFORE = 60.0
 
 
 def read_tokens(jvm: Jvm) -> bytes:
     """Return the submitter's HDFS tokens, as `Jvm.hdfs_tokens` does; b"" without Kerberos."""
     return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
+
+
+def expiry_warnings(jvm: Jvm, setting: Callable[[str], str | None]) -> tuple[str, ...]:
+    """Return until when ranks have HDFS, as a warning, if their tokens will not be replaced.
+
+    Args:
+        jvm: the application's.
+        setting: returns a property of the application, or None.
+    """
+    life = lifetime(read_tokens(jvm))
+    if life is None:
+        return ()
+    # hdfs-native uses no token in its last minute.
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(life.ends - _CLIENT_STOPS_BEFORE))
+    loses = f"this run loses HDFS at {end}, when its delegation tokens end"
+    renewed = setting("spark.kerberos.renewal.credentials") == "ccache"
+    if not has_keytab(setting) and not renewed:
+        return (
+            f"{loses}: they can be replaced only with a keytab (spark.kerberos.keytab and"
+            " spark.kerberos.principal)",
+        )
+    if not network_is_encrypted(setting):
+        return (
+            f"{loses}: new ones are not sent to the ranks, because they would be sent unencrypted;"
+            " spark.network.crypto.enabled=true encrypts Spark's connections and hopsgpu's",
+        )
+    return ()
 
 
 class TokenSender:
@@ -72,7 +105,11 @@ class TokenSender:
         self._kept[key] = message["digest"]
 
     def look(self) -> None:
-        """Send the tokens to agents that do not have them; check for new ones every ten minutes."""
+        """Send the tokens to agents that do not have them; now and then, check for new ones.
+
+        That is every ten minutes, and for tokens that live less than 5 hours 30 times in their
+        life.
+        """
         now = self._clock()
         if self._look_at is not None and now < self._look_at:
             return
@@ -83,6 +120,9 @@ class TokenSender:
             self._warn(f"the submitter's HDFS tokens could not be read from Spark's JVM: {error}")
             return
         if tokens:
+            if (life := lifetime(tokens)) is not None:
+                pause = (life.ends - life.issued) / _LOOKS_IN_A_LIFE
+                self._look_at = now + min(LOOK_SECONDS, pause)
             self._keep_here(tokens)
             self._hand(tokens)
 
@@ -100,12 +140,8 @@ class TokenSender:
     def _hand(self, tokens: bytes) -> None:
         server = self._lease.server
         if server.certificate is None:
-            self._warn(
-                "renewed HDFS tokens are not sent to the ranks, because they would be sent"
-                " unencrypted: a training that outlives the tokens that YARN gave its containers (7"
-                " days by default) loses access to the lake. spark.network.crypto.enabled=true"
-                " encrypts Spark's connections and hopsgpu's"
-            )
+            # The plan has warned of it, with the date.
+            log.debug("%s: HDFS tokens are not sent unencrypted", self._run_id)
             return
         digest = hashlib.sha256(tokens).hexdigest()
         for container in self._lease.containers:

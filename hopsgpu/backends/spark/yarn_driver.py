@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from pyspark import SparkContext
 
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.settings import check_session, check_submitted, in_cluster_mode
 from hopsgpu.control.peer import lake_environment
+from hopsgpu.storage.hadoop_tokens import name_configured_tokens
+from hopsgpu.storage.identity import ensure_credentials
+from hopsgpu.storage.kerberos import CACHE, KEYTAB
+
+log = logging.getLogger(__name__)
 
 
 def settings_inside(
@@ -37,9 +44,38 @@ def act_for_submitter(context: SparkContext) -> None:
 
     They use the submitter's Hadoop configuration. The driver's process belongs to a container,
     which runs as the NodeManager's user, with that node's HADOOP_CONF_DIR. With Kerberos, the
-    tokens that YARN put there identify the submitter. In client mode there is nothing to do.
+    tokens that YARN put there identify the submitter. In client mode it is this process's ticket,
+    or the keytab that the session names.
+
+    Raises:
+        ConfigError: with Kerberos, in client mode, there is no valid ticket.
     """
     jvm = Jvm(context)
     if in_cluster_mode(jvm.setting):
         user = None if jvm.is_kerberized() else jvm.user()
         os.environ.update(lake_environment(user, {}))
+        if user is None:
+            _use_credentials(jvm)
+    else:
+        # Of a session that the user created otherwise.
+        ensure_credentials(jvm.hadoop, jvm.setting, os.environ)
+
+
+def _use_credentials(jvm: Jvm) -> None:
+    """Make Python's clients in a driver in YARN use what Spark has of the submitter's credentials.
+
+    HDFS accepts the container's tokens. The REST interfaces of YARN accept tickets alone: libkrb5
+    gets them from the keytab that Spark has shipped, into a cache of this container.
+    """
+    name_configured_tokens(os.environ)
+    if (keytab := shipped_keytab(jvm.setting)) is not None:
+        log.info("tickets for YARN's REST come from the shipped keytab")
+        os.environ[KEYTAB] = f"FILE:{keytab}"
+        os.environ[CACHE] = f"FILE:{Path('hopsgpu-tickets').absolute()}"
+
+
+def shipped_keytab(setting: Callable[[str], str | None]) -> Path | None:
+    """Return the keytab that Spark has shipped to a driver in YARN; None without one."""
+    name = setting("spark.kerberos.keytab") or setting("spark.yarn.keytab")
+    file = Path(Path(name).name).absolute() if name else None
+    return file if file is not None and file.is_file() else None

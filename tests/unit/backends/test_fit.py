@@ -16,6 +16,7 @@ def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
         snapshot=lambda seconds: snapshot,
         setting=lambda name: None,
         queue="default",
+        jvm=SimpleNamespace(hadoop=lambda name: None, is_kerberized=lambda: False),
         versions={"spark": "4.3.0"},
     )
     fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import stat
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,28 @@ from typing import cast
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from hopsgpu.agent.hadoop_tokens import OWN, VARIABLE, keep_tokens, merged
 from hopsgpu.agent.rank_environment import rank_environment
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.spark import token_renewal as tokens_module
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.backends.spark.token_renewal import LOOK_SECONDS, TokenSender, read_tokens
+from hopsgpu.backends.spark.token_renewal import (
+    LOOK_SECONDS,
+    TokenSender,
+    expiry_warnings,
+    read_tokens,
+)
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import Container
+from hopsgpu.storage.hadoop_tokens import (
+    OWN,
+    VARIABLE,
+    _Tokens,
+    hdfs_services,
+    keep_tokens,
+    lifetime,
+    merged,
+    name_tokens,
+)
 
 HDFS = b"HDFS_DELEGATION_TOKEN"
 
@@ -177,13 +192,143 @@ def test_nothing_is_handed_where_there_is_none() -> None:
     assert driver.look() == [] and driver.warnings == []
 
 
-def test_tokens_do_not_go_in_the_clear_and_one_warning_says_so() -> None:
+def test_tokens_do_not_go_in_the_clear() -> None:
     driver = Driver(certificate=None)
     assert driver.look() == []
     driver.tokens = NEW
-    assert driver.look(LOOK_SECONDS) == []
-    (warning,) = driver.warnings
-    assert "spark.network.crypto.enabled=true" in warning
+    assert driver.look(LOOK_SECONDS) == [] and driver.warnings == []
+
+
+def vlong(number: int) -> bytes:
+    """As WritableUtils writes a time."""
+    size = (number.bit_length() + 7) // 8
+    return struct.pack("b", -112 - size) + number.to_bytes(size)
+
+
+def identifier(issued: float, ends: float) -> bytes:
+    """As a NameNode writes a delegation token's."""
+    names = blob(b"alice") + blob(b"rm") + blob(b"")
+    return b"\0" + names + vlong(int(issued * 1000)) + vlong(int(ends * 1000)) + b"\x05\x02"
+
+
+DAY = 86_400.0
+ISSUED = 1_795_000_000.0
+DATED = token_file(
+    {
+        b"a": (identifier(ISSUED, ISSUED + 7 * DAY), HDFS, b"10.0.0.1:8020"),
+        b"b": (identifier(ISSUED - 5, ISSUED + 6 * DAY), HDFS, b"10.0.0.2:8020"),
+        b"kms": (b"in another form", b"kms-dt", b"n1:9600"),
+    },
+    {},
+)
+
+
+def test_the_life_of_tokens_is_in_their_identifiers() -> None:
+    life = lifetime(DATED)
+    assert life is not None
+    assert (life.issued, life.ends) == (ISSUED - 5, ISSUED + 6 * DAY)
+    assert lifetime(token_file({}, {})) is None and lifetime(b"HDTS\x01") is None
+    assert lifetime(OLD) is None  # not an identifier
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "only with a keytab"),
+        ({"spark.network.crypto.enabled": "true"}, "only with a keytab"),
+        ({"spark.kerberos.keytab": __file__}, "spark.network.crypto.enabled=true encrypts"),
+        ({"spark.kerberos.keytab": __file__, "spark.network.crypto.enabled": "true"}, None),
+        (
+            {
+                "spark.kerberos.renewal.credentials": "ccache",
+                "spark.network.crypto.enabled": "true",
+            },
+            None,
+        ),
+    ],
+)
+def test_the_date_at_which_ranks_lose_hdfs_is_told_before(
+    settings: dict[str, str], words: str | None
+) -> None:
+    if "spark.kerberos.keytab" in settings:
+        settings["spark.kerberos.principal"] = "alice@LAKE.EXAMPLE"
+
+    class Standin:
+        def is_kerberized(self) -> bool:
+            return True
+
+        def hdfs_tokens(self) -> bytes:
+            return DATED
+
+    warnings = expiry_warnings(cast(Jvm, Standin()), settings.get)
+    if words is None:
+        assert warnings == ()
+        return
+    (warning,) = warnings
+    end = time.strftime("%Y-%m-%d %H:%M", time.localtime(ISSUED + 6 * DAY - 60))
+    assert f"loses HDFS at {end}" in warning and words in warning
+
+
+def test_tokens_of_a_short_life_are_looked_for_more_often() -> None:
+    driver = Driver()
+    short = {b"n": (identifier(ISSUED, ISSUED + 300), HDFS, b"10.0.0.1:8020")}
+    driver.tokens = token_file(short, {})
+    driver.look()
+    driver.look(9.9)
+    assert driver.looks == 1
+    driver.look(0.1)
+    assert driver.looks == 2
+
+
+IPS = {"nn1.lake": {"10.0.0.1"}, "nn2": {"10.0.0.9"}, "lake": {"10.0.0.1", "10.0.0.2"}}
+
+
+def named(content: bytes) -> dict[bytes, bytes]:
+    """Service → identifier of a file's HDFS tokens, as hdfs-native finds them."""
+    return {token[4]: token[1] for token in _Tokens.parse(content).tokens.values()}
+
+
+def test_a_token_for_an_address_serves_the_names_of_its_name_node(tmp_path: Path) -> None:
+    file = tmp_path / "container_tokens"
+    file.write_bytes(DATED)
+    variables = {VARIABLE: str(file)}
+    asked: list[str] = []
+
+    def resolve(host: str) -> set[str]:
+        asked.append(host)
+        return IPS.get(host, set())
+
+    addresses = ["nn1.lake:8020", "nn1.lake:9000", "nn2:8020", "lake", "gone", "10.0.0.1:8020", ""]
+    name_tokens(addresses, variables, resolve)
+    before = named(DATED)
+    held = named(file.read_bytes())
+    assert held.keys() - before.keys() == {b"nn1.lake:8020", b"lake:8020"}
+    assert held[b"nn1.lake:8020"] == before[b"10.0.0.1:8020"]
+    assert hdfs_services(variables) == sorted(
+        ["10.0.0.1:8020", "10.0.0.2:8020", "lake:8020", "nn1.lake:8020"]
+    )
+    # A second time nothing of these is looked up or written.
+    asked.clear()
+    modified = file.stat().st_mtime_ns
+    name_tokens(["nn1.lake:8020", "lake"], variables, resolve)
+    assert (asked, file.stat().st_mtime_ns) == ([], modified)
+    # The copies are those of the tokens that replace the present ones.
+    fresh = {b"a": (identifier(ISSUED + 9, ISSUED + 99), HDFS, b"10.0.0.1:8020")}
+    keep_tokens(token_file(fresh, {}), variables, tmp_path / "hopsgpu")
+    renewed = named(file.read_bytes())
+    assert renewed[b"nn1.lake:8020"] == renewed[b"10.0.0.1:8020"] == fresh[b"a"][0]
+    assert renewed.keys() == held.keys()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"HDTS\x01", token_file({}, {}), OLD])
+def test_without_tokens_for_addresses_nothing_is_looked_up(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    variables = {VARIABLE: str(tmp_path / "tokens")}
+    if content is not None:
+        (tmp_path / "tokens").write_bytes(content)
+    name_tokens(["nn1.lake:8020"], variables, lambda host: pytest.fail(host))
+    assert (tmp_path / "tokens").exists() == (content is not None)
 
 
 def test_a_jvm_that_does_not_answer_is_a_warning_and_asked_again() -> None:

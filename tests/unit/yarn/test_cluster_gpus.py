@@ -519,6 +519,14 @@ def test_inventory_asks_rest_alone() -> None:
     assert hopsgpu.inventory(user="bob").user == "bob"
 
 
+KLIST = """Ticket cache: FILE:/tmp/krb5cc_0
+Default principal: alice@LAKE.EXAMPLE
+
+Valid starting     Expires            Service principal
+11/26/26 12:47:19  11/26/66 22:47:19  krbtgt/LAKE.EXAMPLE@LAKE.EXAMPLE
+	renew until 12/03/66 12:47:19"""
+
+
 def test_who_asks(yarn: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = pwd.getpwuid(os.getuid()).pw_name
     monkeypatch.delenv("HADOOP_USER_NAME")
@@ -529,11 +537,22 @@ def test_who_asks(yarn: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "</configuration>"
     )
     monkeypatch.setenv("HADOOP_USER_NAME", "mallory")
-    for said, user in (("carol", "carol"), ("dr.who", own), (None, own)):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "krb5.conf").write_text("[libdefaults]\n default_realm = LAKE.EXAMPLE\n")
+    monkeypatch.setenv("KRB5_CONFIG", str(tmp_path / "krb5.conf"))
+    klist = tmp_path / "klist"
+    klist.write_text("#!/bin/sh\nexit 1\n")
+    klist.chmod(0o755)
+    yarn.answers["/ws/v1/cluster/userinfo"] = {"clusterUserInfo": {"requestedUser": "dr.who"}}
+    # Nor do they need a ticket.
+    assert hopsgpu.inventory().user == own
+    klist.write_text(f"#!/bin/sh\necho '{KLIST}'\n")
+    # Of the web addresses that ask nobody, all callers are dr.who.
+    for said, user in (("carol", "carol"), ("dr.who", "alice"), (None, "alice")):
         yarn.answers["/ws/v1/cluster/userinfo"] = {"clusterUserInfo": {"requestedUser": said}}
         assert hopsgpu.inventory().user == user
     del yarn.answers["/ws/v1/cluster/userinfo"]
-    assert hopsgpu.inventory().user == own
+    assert hopsgpu.inventory().user == "alice"
 
 
 @pytest.mark.parametrize("user", ["", " ", 5, []])

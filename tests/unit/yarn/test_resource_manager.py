@@ -198,10 +198,29 @@ def test_no_ticket_is_shown_where_none_is_wanted() -> None:
     assert daemon.tokens == [None]
 
 
+KLIST = """Default principal: alice@LAKE.EXAMPLE
+
+11/26/26 12:47:19  11/26/66 22:47:19  krbtgt/LAKE.EXAMPLE@LAKE.EXAMPLE"""
+
+
 @pytest.mark.usefixtures("gssapi")
-def test_a_ticket_that_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("klist", "words"),
+    [
+        (None, r"run kinit\. Is there a ticket \(klist\)"),
+        ("exit 1", "there is no Kerberos ticket: run kinit"),
+        (f"echo '{KLIST}'", r"there is a ticket of alice@LAKE\.EXAMPLE; .*clock"),
+    ],
+)
+def test_a_ticket_that_is_refused(
+    klist: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if klist is not None:
+        (tmp_path / "klist").write_text(f"#!/bin/sh\n{klist}\n")
+        (tmp_path / "klist").chmod(0o755)
     with serving(NODES, token="of another") as daemon:
-        with pytest.raises(HopsGpuError, match=r"requires Kerberos .* run kinit.*klist") as error:
+        with pytest.raises(HopsGpuError, match=rf"requires Kerberos .* user: {words}") as error:
             ResourceManager((daemon.url,)).nodes()
         assert daemon.url in str(error.value)
     assert len(daemon.asked) == 2
