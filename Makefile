@@ -11,7 +11,7 @@ CONSTRAINTS := constraints.txt
 PACKAGING := setup.py pyproject.toml $(CONSTRAINTS)
 INSTALL := install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) --editable
 # Extras whose versions constraints.txt has: what the targets here install, and what users do.
-RESOLVED := dev,libraries,docs,bench,all
+RESOLVED := dev,libraries,docs,bench,kerberos,all
 NEWEST := .venv-newest
 # Several files at a time; the longest ones first, for the last one runs alone.
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -33,17 +33,20 @@ LIGHT_LONGEST += tests/process/agent/test_tmpdir_links.py
 # With variants of what other tests have.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
+# Needs a KDC: `make secure`.
+SOAK += $(wildcard tests/secure/test_token_*.py)
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
-# PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries.
+# PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries, with
+# Kerberos.
 CORNER := 3.5/3.3.6
 MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak corner matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak corner secure matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | corner | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | corner | secure | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -95,7 +98,7 @@ test: java $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
-soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
+soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
@@ -113,7 +116,11 @@ ENVIRONMENTS := $(sort $(foreach c,$(MATRIX),$(call environment,$(c))))
 
 corner: java $(call environment,$(CORNER))/.installed
 	$(call environment,$(CORNER))/bin/python -m pytest -m corner --durations=10 tests/matrix \
-	  $(call versions,$(CORNER))
+	  $(call versions,$(CORNER)) --kerberos
+
+# On a Kerberized cluster; needs krb5-kdc, krb5-admin-server, krb5-user and libkrb5-dev.
+secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
+	$(BIN)/python -m pytest -m 'not soak' --durations=10 tests/secure
 
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)

@@ -59,7 +59,7 @@ MLFLOW = ["mlflow-skinny>=3,<4"]
 # What proposes the trials of a search; cmaes is for Optuna's sampler of this name.
 SEARCH = ["optuna>=4.4,<6", "cmaes>=0.10,<0.14"]
 # tests/matrix, in an environment for each PySpark.
-MATRIX = [*TEST, *SEARCH]
+MATRIX = [*TEST, *SEARCH, *ENCRYPTION, *KERBEROS]
 # python_env= that names a conda environment; conda itself is the user's.
 CONDA = ["conda-pack>=0.8,<0.10"]
 # Whatever hopsgpu does something with that installs without a compiler: without Kerberos.

@@ -1,7 +1,7 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-channel | output | trials] …`
+channel | output | trials | secure] …`
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from benchmarks import (
     many_trials,
     output,
     search,
+    secure,
     stores,
     warm,
 )
@@ -46,6 +47,8 @@ ALONE: Mapping[str, Callable[[], object]] = {
     "channel": channel.measure,
     "output": output.measure,
     "trials": many_trials.measure,
+    # Needs a KDC.
+    "secure": secure.measure,
 }
 
 

@@ -22,6 +22,8 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
+from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
@@ -74,17 +76,37 @@ def hadoop() -> str | None:
 
 
 @pytest.fixture(scope="session")
+def kerberos() -> bool:
+    """Whether the cluster is Kerberized; all is then done as alice, with her keytab."""
+    return False
+
+
+@pytest.fixture(scope="session")
 def cluster_dir(
-    tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path, hadoop: str | None
+    tmp_path_factory: pytest.TempPathFactory,
+    own_tmpdir: Path,
+    hadoop: str | None,
+    kerberos: bool,
 ) -> Iterator[Path]:
     shared = os.environ.get(ONE_CLUSTER)
     directory = Path(shared, "cluster") if shared else tmp_path_factory.mktemp("cluster")
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
     conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
+    if kerberos:
+        keytab = Realm(Layout.at(directory).realm).keytab("alice")
+        conf["spark-defaults"] = {
+            "spark.kerberos.principal": f"alice@{REALM}",
+            "spark.kerberos.keytab": str(keytab),
+            # With which renewed tokens are sent to ranks.
+            "spark.authenticate": "true",
+            "spark.network.crypto.enabled": "true",
+        }
     try:
         # Of workers that share it the first one starts it, and the others wait.
-        devcluster.up(directory, hadoop=hadoop, conf=conf, keep_classes=True)
+        devcluster.up(
+            directory, hadoop=hadoop, kerberos=kerberos or None, conf=conf, keep_classes=True
+        )
         yield directory
     finally:
         if not shared:

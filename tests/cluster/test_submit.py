@@ -29,7 +29,7 @@ from tests.conftest import as_in_a_terminal, gpus_become, until
 from tests.proxy import refusing_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 400
+SECONDS = 700
 JOB = """
     import os, sys, time
     import helper
