@@ -164,17 +164,13 @@ def web_token(
 
 
 def token_owner(environment: Mapping[str, str]) -> str | None:
-    """Return the user to whom the container's HDFS tokens belong; None without any.
-
-    A principal's first component, as the tokens' owner is written; the cluster's rules for names
-    have been applied to it.
-    """
+    """Return the owner of the container's HDFS tokens, a principal or a user; None without any."""
     try:
         tokens = _Tokens.parse(_present(environment.get(VARIABLE))).tokens.values()
         for token in tokens:
             if token[3] == _HDFS and token[1][:1] == b"\0":
                 length, at = _read_vint(token[1], 1)
-                return re.split("[/@]", token[1][at : at + length].decode(errors="replace"))[0]
+                return token[1][at : at + length].decode(errors="replace")
     except ValueError:
         return None
     return None

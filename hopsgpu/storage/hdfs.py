@@ -287,7 +287,11 @@ def as_exception(text: str) -> Exception:
 
 
 def _without_token(told: str) -> str:
-    """Return what is told of credentials; in a container, whose tokens serve, what is missing."""
+    """Return the error about credentials; in a container, which has tokens, name the missing one.
+
+    Args:
+        told: the meaning of the client's error.
+    """
     if not (told == NO_TICKET and has_tokens(os.environ)):
         return told
     held = ", ".join(hdfs_services(os.environ)) or "no HDFS"

@@ -42,8 +42,9 @@ def own_name() -> str:
 def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     """Return the user that Hadoop takes this process for.
 
-    With Kerberos that is the short name of the ticket's principal, and HADOOP_USER_NAME is ignored;
-    without it HADOOP_USER_NAME, or else the user who runs this process.
+    With Kerberos that is the short name of the principal of the ticket, or of YARN's tokens, and
+    HADOOP_USER_NAME is ignored. Without it that is HADOOP_USER_NAME, or else the user who runs
+    this process.
 
     Args:
         hadoop: returns a property of Hadoop's configuration, or None.
@@ -55,13 +56,14 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     if not is_kerberized(hadoop):
         return environ.get("HADOOP_USER_NAME") or own_name()
     if has_tokens(environ):
-        return token_owner(environ) or own_name()
-    ticket = current_ticket(environ)
-    if ticket is None:
+        principal = token_owner(environ)
+    else:
+        ticket = current_ticket(environ)
+        principal = None if ticket is None else ticket.principal
+    if principal is None:
         return own_name()
-    own_realm = ticket.principal.rpartition("@")[2]
-    realm = default_realm(environ) or own_realm
-    return user_of(ticket.principal, hadoop("hadoop.security.auth_to_local"), realm)
+    realm = default_realm(environ) or principal.partition("@")[2]
+    return user_of(principal, hadoop("hadoop.security.auth_to_local"), realm)
 
 
 def current_ticket(environ: Mapping[str, str]) -> Ticket | None:

@@ -48,7 +48,7 @@ _MEANINGS = (
     (r"clock skew too great", "this machine's clock differs from the KDC's by more than Kerberos"
      " accepts, 5 minutes by default: synchronise it (chronyc tracking, timedatectl)"),
     (r"credential has expired|ticket expired|gss_s_credentials_expired",
-     "the Kerberos ticket has expired: run kinit (or kinit -R while it is renewable)"),
+     "the Kerberos ticket has expired: run kinit"),
     (r"no kerberos credentials available|no credentials were supplied|gss_s_no_cred"
      r"|credentials cache file .* not found|no credentials cache found", NO_TICKET),
     (r"keytab contains no suitable keys|key table file .* not found|key table entry not found",
@@ -193,7 +193,12 @@ def forget_sign_in(environ: MutableMapping[str, str]) -> None:
 
 def has_keytab(setting: Callable[[str], str | None]) -> bool:
     """Return whether Spark's properties name a keytab, usable here or not."""
-    return bool(setting("spark.kerberos.keytab") or setting("spark.yarn.keytab"))
+    return bool(named_keytab(setting))
+
+
+def named_keytab(setting: Callable[[str], str | None]) -> str | None:
+    """Return the keytab as Spark's properties name it, by their present or their former names."""
+    return setting("spark.kerberos.keytab") or setting("spark.yarn.keytab")
 
 
 def keytab_of(setting: Callable[[str], str | None]) -> tuple[str, str] | None:
@@ -203,7 +208,7 @@ def keytab_of(setting: Callable[[str], str | None]) -> tuple[str, str] | None:
         ConfigError: only one of them is set, or the keytab cannot be read.
     """
     principal = setting("spark.kerberos.principal") or setting("spark.yarn.principal")
-    keytab = setting("spark.kerberos.keytab") or setting("spark.yarn.keytab")
+    keytab = named_keytab(setting)
     if not principal and not keytab:
         return None
     if not principal or not keytab:
@@ -240,10 +245,10 @@ def check_ticket(
         return None
     left = ticket.expires - clock()
     if left <= 0:
-        renewable = (ticket.renewable_until or 0) > clock()
+        # Not `kinit -R`, which renews no ticket that has expired.
         raise ConfigError(
             f"the Kerberos ticket of {ticket.principal} expired at {_local(ticket.expires)}:"
-            f" run kinit{' -R' if renewable else ''}"
+            " run kinit"
         )
     lasts = max(ticket.expires, ticket.renewable_until or 0) - clock()
     if seconds is not None and lasts < seconds:
@@ -285,15 +290,15 @@ _RULE = re.compile(
 
 def _split(rules: str) -> list[re.Match[str]]:
     """Return the rules in a text, which may follow each other without a space, as in Hadoop."""
-    found, at = [], 0
-    while rest := rules[at:].strip():
-        rule = _RULE.match(rules, len(rules) - len(rules[at:].lstrip()))
+    found, rest = [], rules.strip()
+    while rest:
+        rule = _RULE.match(rest)
         if rule is None:
             raise ConfigError(
                 f"hadoop.security.auth_to_local has {rest[:60]!r}, which does not begin with a rule"
             )
         found.append(rule)
-        at = rule.end()
+        rest = rest[rule.end() :].strip()
     return found
 
 

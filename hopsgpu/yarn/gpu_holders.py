@@ -21,7 +21,8 @@ class GpuFacts:
         holders: who holds it; "" if nobody does.
         free: what is free in the cluster, and in the queues whose limits are below the whole
             cluster.
-        short: what is too little, in words; "" if that is told otherwise, or nothing is.
+        short: the resource of which there is too little, in words; "" if there is enough, or if the
+            caller says it.
     """
 
     holders: str

@@ -221,7 +221,11 @@ def _why_refused() -> str:
 
 
 def _for_driver(told: str) -> str:
-    """Return what is told of credentials; for a driver in YARN, which has no ticket, the remedy."""
+    """Return the error about credentials; for a driver in YARN, which has no ticket, the remedy.
+
+    Args:
+        told: the meaning of the client's error.
+    """
     if told == NO_TICKET and has_tokens(os.environ):
         return (
             "a driver in YARN has no ticket without a keytab: submit with --principal and --keytab"

@@ -46,12 +46,20 @@ WHOLE = """
 """
 
 
+def run(env: Mapping[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
 def hopsgpu(env: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command, as a person types it."""
-    command = [sys.executable, "-m", "hopsgpu.cli.main", *arguments]
-    return subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    return run(env, "-m", "hopsgpu.cli.main", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +150,7 @@ COMMANDS = {
 
 def last_line(env: Mapping[str, str], command: list[str]) -> str:
     began = time.monotonic()
-    ran = subprocess.run(
-        [sys.executable, *command],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    ran = run(env, *command)
     assert ran.returncode == 1
     # Told before a JVM starts.
     assert time.monotonic() - began < 30

@@ -14,7 +14,7 @@ from hopsgpu.backends.spark.settings import check_session, check_submitted, in_c
 from hopsgpu.control.peer import lake_environment
 from hopsgpu.storage.hadoop_tokens import name_configured_tokens
 from hopsgpu.storage.identity import ensure_credentials
-from hopsgpu.storage.kerberos import CACHE, KEYTAB
+from hopsgpu.storage.kerberos import CACHE, KEYTAB, named_keytab
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,6 @@ def _use_credentials(jvm: Jvm) -> None:
 
 def shipped_keytab(setting: Callable[[str], str | None]) -> Path | None:
     """Return the keytab that Spark has shipped to a driver in YARN; None without one."""
-    name = setting("spark.kerberos.keytab") or setting("spark.yarn.keytab")
+    name = named_keytab(setting)
     file = Path(Path(name).name).absolute() if name else None
     return file if file is not None and file.is_file() else None

@@ -21,6 +21,7 @@ from hopsgpu.storage.kerberos import (
     parse_tickets,
     user_of,
 )
+from tests.unit.backends.test_token_renewal import HDFS, ISSUED, blob, identifier, token_file
 
 # As klist of MIT 1.20 lists them in the C locale.
 TICKETS = """Ticket cache: FILE:/tmp/krb5cc_1000
@@ -68,7 +69,7 @@ def klist(tmp_path: Path) -> dict[str, str]:
         # Renewed in time it lasts; past that it does not.
         ("2026-11-26 22:40:00", 600.0, None),
         ("2026-11-26 22:40:00", 1e6, "ends at 2026-11-26 22:47:19, before .* 1000000 s.*kinit"),
-        ("2026-11-26 22:47:19", None, "expired at 2026-11-26 22:47:19: run kinit -R"),
+        ("2026-11-26 22:47:19", None, "expired at 2026-11-26 22:47:19: run kinit$"),
         ("2026-12-04 00:00:00", None, "expired at .*: run kinit$"),
     ],
 )
@@ -163,6 +164,14 @@ def test_who_one_is_in_a_container(klist: dict[str, str], tmp_path: Path) -> Non
     kerberos = {"hadoop.security.authentication": "kerberos"}.get
     in_yarn = {**klist, "HADOOP_TOKEN_FILE_LOCATION": str(tmp_path / "tokens")}
     assert hadoop_user(kerberos, in_yarn) == own_name()
+    owned = identifier(ISSUED, ISSUED + 1).replace(blob(b"alice"), blob(b"alice@HOPSGPU.TEST"))
+    (tmp_path / "tokens").write_bytes(token_file({b"n": (owned, HDFS, b"10.0.0.1:8020")}, {}))
+    assert hadoop_user(kerberos, in_yarn) == "alice"
+    rules = {
+        "hadoop.security.authentication": "kerberos",
+        "hadoop.security.auth_to_local": "RULE:[1:$1]s/^/lake_/",
+    }
+    assert hadoop_user(rules.get, in_yarn) == "lake_alice"
 
 
 def test_who_one_is_for_hadoop(klist: dict[str, str], tmp_path: Path) -> None:
