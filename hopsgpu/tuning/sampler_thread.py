@@ -131,6 +131,7 @@ class SamplerThread:
         study: Optuna's study.
         unfinished: numbers of the trials that an earlier run did not finish, in order; they are
             proposed first.
+        failure: the error that ended the thread, so that later trials are not recorded; or None.
     """
 
     def __init__(self, study: optuna.Study, space: Space, wake: Callable[[], None]) -> None:
@@ -149,6 +150,7 @@ class SamplerThread:
         self._broken = False
         self._over = threading.Event()
         self._stopped = False
+        self.failure: Exception | None = None
         running = (optuna.trial.TrialState.RUNNING,)
         self.unfinished = deque(
             trial.number for trial in study.get_trials(deepcopy=False, states=running)
@@ -251,6 +253,7 @@ class SamplerThread:
             while (work := self._next()) is not None:
                 work()
         except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
+            self.failure = error
             self._publish(SamplerFailed(error))
         finally:
             self._over.set()

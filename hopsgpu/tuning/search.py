@@ -218,13 +218,18 @@ class _Search:
 
     def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
+        from hopsgpu.tuning.sampler_thread import as_user_error
+
         log.debug("%s: waits until Optuna has recorded all trials", self._board.run_id)
         if not sampler_thread.close(KEEP_SECONDS):
             self._board.warn(f"Optuna did not record all trials within {KEEP_SECONDS:g} s")
+        elif (error := sampler_thread.failure) is not None:
+            # The loop, which would have raised it, has ended.
+            self._board.warn(f"Optuna did not record all trials: {as_user_error(error)}")
         try:
             journal.follow()
-        except StoreError as error:
-            self._board.warn(f"the search's journal on the lake is incomplete: {error}")
+        except StoreError as problem:
+            self._board.warn(f"the search's journal on the lake is incomplete: {problem}")
 
     def put_rest(self) -> None:
         if self._study is not None:

@@ -180,6 +180,7 @@ def test_the_page_of_searches(
     left = _run("docs/hyperparameter-search.md")
     assert len(left["result"].trials) == 20
     assert left["result"].run_id == "digits"
+    assert left["result"].warnings == ()
     known = left["optuna"].distributions
     space = {
         "lr": known.FloatDistribution(1e-4, 1, log=True),

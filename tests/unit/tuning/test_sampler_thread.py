@@ -289,6 +289,17 @@ def test_trials_that_end_after_the_users_space_has_raised_are_kept(
     assert there.study.best_value == 0.5 and len(there.study.trials) == 2
 
 
+def test_an_end_that_optuna_cannot_record_is_told(
+    talk: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = talk()
+    there.proposed(1)
+    monkeypatch.delattr(optuna.Study, "tell")
+    there.asker.tell(0, TrialEnd.COMPLETE, 0.5, {})
+    there.close()
+    assert isinstance(there.asker.failure, AttributeError)
+
+
 def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(talk: Callable[..., Talk]) -> None:
     def space(trial: Any) -> None:
         raise optuna.TrialPruned
