@@ -16,6 +16,7 @@ from pyspark.sql.functions import array_repeat, col, udf
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.data.cache import default_budget
 from hopsgpu.launcher import arguments
 from hopsgpu.launcher.run import Run
 from hopsgpu.storage.lake import Lake
@@ -170,15 +171,16 @@ def features(spark: SparkSession, rows: int) -> DataFrame:
     return spark.range(0, rows, 1, 2).select(numbers.alias("x"))
 
 
-def epochs() -> tuple[int, int, int]:
-    """Trains twice over a shard; rows, bytes and what was kept of them on the disk."""
+def epochs() -> tuple[int, int, int, int]:
+    """Trains twice over a shard; rows, bytes, and of the disk what was kept and could have been."""
     data: Any = hopsgpu.context().data
     rows = size = 0
+    room = default_budget(Path(os.environ["HOPSGPU_CONTEXT"]).parent, 1)
     for batch in data.batches(4096, epochs=2, shapes={"x": (WIDTH,)}):
         rows += len(batch["x"])
         size += batch["x"].nbytes
     kept = Path(os.environ["HOPSGPU_CONTEXT"]).with_name("data")
-    return rows, size, sum(f.stat().st_size for f in kept.rglob("*") if f.is_file())
+    return rows, size, sum(f.stat().st_size for f in kept.rglob("*") if f.is_file()), room
 
 
 def test_a_shard_of_three_times_the_memory_trains(
@@ -189,10 +191,11 @@ def test_a_shard_of_three_times_the_memory_trains(
     result = hopsgpu.launch(
         epochs, memory_per_worker=MEMORY, data=features(spark, rows), progress="off"
     )
-    read, size, kept = result.value
+    read, size, kept, room = result.value
     assert read == 2 * rows and size >= 6 * MEMORY_BYTES
-    # The second epoch came from the disk.
-    assert kept >= 3 * MEMORY_BYTES
+    # The second epoch came from the disk, but for what a full one has no room for. What others
+    # write meanwhile is allowed for.
+    assert kept >= min(3 * MEMORY_BYTES, room - 2**30)
     peak = result.ranks[0].peak_memory
     assert peak is not None and peak < MEMORY_BYTES
 

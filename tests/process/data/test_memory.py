@@ -176,7 +176,7 @@ def test_the_order_does_not_depend_on_what_is_kept(table: pa.Table, tmp_path: Pa
 
 def test_values_come_as_they_are(table: pa.Table, tmp_path: Path) -> None:
     shard = shard_of(table, tmp_path / "lake", row_group_size=700)
-    with RankData(shard, tmp_path / "kept") as rank:
+    with RankData(shard, tmp_path / "kept", 2**40) as rank:
         read = rank.to_arrow().sort_by("id")["c"]
     assert read.equals(table["c"].cast(read.type))
 
@@ -258,7 +258,7 @@ def test_moments_that_nanoseconds_have_not_come_as_they_are(tmp_path: Path) -> N
     shard = shard_of(table, tmp_path / "lake", use_deprecated_int96_timestamps=True)
     stored = parquet.read_metadata(tmp_path / "lake" / "0.parquet").row_group(0)
     assert {stored.column(number).physical_type for number in range(2)} == {"INT96"}
-    with RankData(shard, tmp_path / "kept") as rank:
+    with RankData(shard, tmp_path / "kept", 2**40) as rank:
         for _ in ("from the lake", "from the disk"):
             (batch,) = rank.batches(9)
             assert batch["t"].dtype == np.dtype("M8[us]")
@@ -269,7 +269,7 @@ def test_moments_that_nanoseconds_have_not_come_as_they_are(tmp_path: Path) -> N
 def test_a_column_may_have_a_dot_in_its_name(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 2], "a.b": [3, 4], "c.d": ["x", "y"]})
     shard = shard_of(table, tmp_path / "lake")
-    with RankData(shard, tmp_path / "kept") as rank:
+    with RankData(shard, tmp_path / "kept", 2**40) as rank:
         for names in (["a"], ["a.b"], ["c.d"], ["c.d", "a"], None):
             (batch,) = rank.batches(2, names)
             chosen = table.select(names or table.column_names)

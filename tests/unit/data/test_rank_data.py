@@ -25,7 +25,8 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import Lake
 
 ROWS = 3_010
-
+# More than what any test here caches: the default depends on how full this machine's disk is.
+BUDGET = 2**26
 
 SCHEMA = pa.schema(
     {
@@ -73,7 +74,7 @@ def shards(lake: Lake) -> tuple[Shard, ...]:
 
 @pytest.fixture
 def data(shards: tuple[Shard, ...], tmp_path: Path, small: None) -> Iterator[RankData]:
-    with RankData(shards[0], tmp_path / "kept") as rank:
+    with RankData(shards[0], tmp_path / "kept", BUDGET) as rank:
         yield rank
 
 
@@ -133,7 +134,7 @@ def test_every_row_comes_once_in_batches_of_that_size(
 ) -> None:
     found: list[int] = []
     for number, shard in enumerate(shards):
-        with RankData(shard, tmp_path / str(number)) as rank:
+        with RankData(shard, tmp_path / str(number), BUDGET) as rank:
             for _ in ("from the lake", "from the disk"):
                 batches = list(rank.batches(size, shuffle=shuffle))
                 lengths = [len(batch["id"]) for batch in batches]
@@ -179,7 +180,7 @@ def test_the_order_does_not_depend_on_what_is_kept(
 def test_a_shuffled_batch_has_rows_of_several_row_groups(tmp_path: Path, small: None) -> None:
     parquet.write_table(table(0, 4000), tmp_path / "0.parquet", row_group_size=500)
     shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept") as rank:
+    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         for batch in rank.batches(64, shuffle=True):
             assert len(set(batch["id"] // 500)) > 1 or len(batch["id"]) < 64
 
@@ -204,7 +205,7 @@ def used(directory: Path) -> int:
 def test_what_is_kept_stays_within_the_budget(
     shards: tuple[Shard, ...], tmp_path: Path, small: None
 ) -> None:
-    with RankData(shards[0], tmp_path / "all") as whole:
+    with RankData(shards[0], tmp_path / "all", BUDGET) as whole:
         expected = ids(whole.batches(64))
         needed = used(tmp_path / "all")
     for share in (0.0, 0.5):
@@ -217,7 +218,7 @@ def test_what_is_kept_stays_within_the_budget(
 
 
 def test_nothing_is_left_on_the_disk(shards: tuple[Shard, ...], tmp_path: Path) -> None:
-    with RankData(shards[0], tmp_path / "kept") as rank:
+    with RankData(shards[0], tmp_path / "kept", BUDGET) as rank:
         assert ids(rank.batches(64))
         kept = [path for path in (tmp_path / "kept").rglob("*") if path.is_file()]
         assert kept
@@ -228,7 +229,7 @@ def test_nothing_is_left_on_the_disk(shards: tuple[Shard, ...], tmp_path: Path) 
 def test_what_is_read_after_the_end_makes_no_file(
     shards: tuple[Shard, ...], tmp_path: Path, small: None
 ) -> None:
-    rank = RankData(shards[0], tmp_path / "kept")
+    rank = RankData(shards[0], tmp_path / "kept", BUDGET)
     batches = rank.batches(16)
     first = next(batches)
     rank.close()
@@ -262,7 +263,7 @@ def test_data_that_changes_meanwhile_is_found_out(tmp_path: Path) -> None:
     shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
     parquet.write_table(table(0, 900), tmp_path / "0.parquet")
     with (
-        RankData(shard, tmp_path / "kept") as rank,
+        RankData(shard, tmp_path / "kept", BUDGET) as rank,
         pytest.raises(StoreError, match=r"0\.parquet has changed since the launch"),
     ):
         ids(rank.batches(64))
@@ -280,7 +281,7 @@ def test_columns_that_parquet_dictionary_encodes(tmp_path: Path) -> None:
     values = pa.array(["a", "b", "a"]).dictionary_encode()
     parquet.write_table(pa.table({"c": values}), tmp_path / "0.parquet")
     shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept") as rank:
+    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         assert rank.schema.field("c").type == pa.string()
         for _ in range(2):
             assert [batch["c"].tolist() for batch in rank.batches(3)] == [["a", "b", "a"]]
@@ -345,7 +346,7 @@ def test_columns_with_nothing_in_them_are_kept_as_others(tmp_path: Path) -> None
     table = pa.table({"t": nothing.cast(pa.string()), "n": nothing, "i": pa.array(range(5))})
     parquet.write_table(table, tmp_path / "lake" / "0.parquet")
     shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
-    with RankData(shard, tmp_path / "kept") as data:
+    with RankData(shard, tmp_path / "kept", BUDGET) as data:
         for columns in (["t", "n", "i"], ["t"], ["n"]):
             for _ in ("from the lake", "from the disk"):
                 assert data.to_arrow(columns) == table.select(columns)
@@ -358,6 +359,6 @@ def test_columns_that_can_have_no_null_are_kept_as_others(tmp_path: Path) -> Non
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False, metadata={"a": "b"})])
     parquet.write_table(pa.table({"n": range(10)}, schema), tmp_path / "n.parquet")
     shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept") as rank:
+    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         read = [int(n) for batch in rank.batches(4, epochs=2) for n in batch["n"]]
     assert read == [*range(10)] * 2
