@@ -15,6 +15,7 @@ from hopsgpu.core.queue_policy import Bound, Own, decide_turn
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.gang_queue import QueuePlace, make_line, stand_in_line
+from tests.conftest import until
 
 NODES = (2, 2)
 
@@ -132,6 +133,9 @@ def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.Monke
         assert not holder.keep()
         holder.give_back()
         assert later.look().asking is not None
+        # Its clock is late by what its last request took, which may be longer than before.
+        dead = waiting.ticket.application
+        assert until(lambda: dead not in [t.application for t, _ in later.look().standing], 60)
     # What the dead left goes with the next of the same user.
     assert [name for name in directory.names() if name.startswith("ticket")] == []
 
