@@ -58,6 +58,17 @@ def cluster() -> None:
     help="With Kerberos: seconds after which an HDFS token must be renewed, and after which it can"
     " no longer be.  [default: 1 and 7 days]",
 )
+@click.option(
+    "--https", is_flag=True, help="Web addresses by HTTPS, certified by an authority of its own."
+)
+@click.option(
+    "--namenode-ha", is_flag=True, help="A second NameNode, which takes over when one dies."
+)
+@click.option(
+    "--resourcemanager-ha",
+    is_flag=True,
+    help="A second ResourceManager, which takes over when one dies.",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 def up(
     dir_: str | None,
@@ -68,6 +79,9 @@ def up(
     privacy: bool,
     simple_web: bool,
     token_lifetimes: tuple[float, float] | None,
+    https: bool,
+    namenode_ha: bool,
+    resourcemanager_ha: bool,
     conf: str | None,
 ) -> None:
     """Start a cluster and wait until it is ready.
@@ -88,6 +102,9 @@ def up(
             privacy=privacy or None,
             simple_web=simple_web or None,
             token_lifetimes=token_lifetimes,
+            https=https or None,
+            namenode_ha=namenode_ha or None,
+            resourcemanager_ha=resourcemanager_ha or None,
             conf=conf,
             say=click.echo,
         )

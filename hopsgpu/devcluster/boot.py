@@ -9,11 +9,12 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from hopsgpu.devcluster import probe
+from hopsgpu.devcluster.certificates import Certificates
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.config_files import container_environ
 from hopsgpu.devcluster.daemons import (
@@ -29,11 +30,14 @@ from hopsgpu.devcluster.hadoop_jars import DaemonJars
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
     DATANODE,
+    FAILOVER_CONTROLLERS,
     KDC,
     MASTER,
     MASTERS,
     NAMENODE,
-    RESOURCEMANAGER,
+    NAMENODES,
+    RESOURCEMANAGERS,
+    ZOOKEEPER,
     Layout,
     node_names,
 )
@@ -48,6 +52,7 @@ from hopsgpu.devcluster.realm import (
     realm_of,
 )
 from hopsgpu.devcluster.site_files import GPU_PLUGIN
+from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import State, save
 from hopsgpu.errors import ClusterError
 from hopsgpu.units import counted
@@ -55,14 +60,24 @@ from hopsgpu.units import counted
 log = logging.getLogger(__name__)
 
 _HADOOP = "org.apache.hadoop"
+_CONTROLLER = f"{_HADOOP}.hdfs.tools.DFSZKFailoverController"
 _MAIN = {
-    NAMENODE: f"{_HADOOP}.hdfs.server.namenode.NameNode",
+    **dict.fromkeys(NAMENODES, f"{_HADOOP}.hdfs.server.namenode.NameNode"),
+    **dict.fromkeys(FAILOVER_CONTROLLERS, _CONTROLLER),
     DATANODE: f"{_HADOOP}.hdfs.server.datanode.DataNode",
-    RESOURCEMANAGER: f"{_HADOOP}.yarn.server.resourcemanager.ResourceManager",
+    **dict.fromkeys(RESOURCEMANAGERS, f"{_HADOOP}.yarn.server.resourcemanager.ResourceManager"),
+    ZOOKEEPER: "org.apache.zookeeper.server.ZooKeeperServerMain",
 }
 _NODEMANAGER = f"{_HADOOP}.yarn.server.nodemanager.NodeManager"
-_HEAP_MIB = {NAMENODE: 256, DATANODE: 192, RESOURCEMANAGER: 320}
-_ALL_HEAPS_MIB = 1900
+_HEAP_MIB = {
+    **dict.fromkeys(NAMENODES, 256),
+    DATANODE: 192,
+    **dict.fromkeys(RESOURCEMANAGERS, 320),
+    ZOOKEEPER: 64,
+    **dict.fromkeys(FAILOVER_CONTROLLERS, 64),
+}
+# Of all NodeManagers together.
+_NODES_HEAPS_MIB = 1132
 # Hadoop before 3.5 reaches into more of the JDK.
 _OPENED = ("java.lang", "java.util", "java.io", "java.net")
 _POLL_S = 0.1
@@ -76,10 +91,13 @@ _INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PAT
 
 
 def heap_mib(daemon: str, nodes: int) -> int:
-    """Return a daemon's largest heap; the sum stays under 2 GB for up to eight nodes."""
+    """Return a daemon's largest heap.
+
+    The sum stays under 2 GB for up to eight nodes, without high availability.
+    """
     if daemon in _HEAP_MIB:
         return _HEAP_MIB[daemon]
-    return min(256, max(128, (_ALL_HEAPS_MIB - sum(_HEAP_MIB.values())) // nodes))
+    return min(256, max(128, _NODES_HEAPS_MIB // nodes))
 
 
 class DaemonStarter:
@@ -119,7 +137,7 @@ class DaemonStarter:
             argv = kdc_command(Realm(layout.realm))
         else:
             argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
-        home = layout.root if daemon in (KDC, *MASTERS) else layout.node(daemon)
+        home = layout.root if daemon in MASTERS else layout.node(daemon)
         for directory in (home, layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
         environ = self._environ(daemon)
@@ -135,39 +153,83 @@ class DaemonStarter:
 
     def format_namenode(self) -> None:
         """Create the file system at the first start in a directory."""
-        if self._layout.formatted.exists():
-            before = self._layout.formatted.read_text(encoding="utf-8") or self._jars.version
-            if before != self._jars.version:
+        layout, two = self._layout, self.state.spec.namenode_ha
+        if layout.formatted.exists():
+            before = layout.formatted.read_text(encoding="utf-8") or self._jars.version
+            version, _, pair = before.partition(" ")
+            if version != self._jars.version:
                 raise ClusterError(
-                    f"Hadoop {before} created the HDFS in {self._layout.root}, and"
+                    f"Hadoop {version} created the HDFS in {layout.root}, and"
                     f" {self._jars.version} may not read it: use another --dir, or remove this one"
+                )
+            if bool(pair) != two:
+                raise ClusterError(
+                    f"the HDFS in {layout.root} was created for {'two' if pair else 'one'} NameNode"
+                    f"{'s' if pair else ''}: use another --dir, or remove this one"
                 )
             return
         # Remove what an interrupted format left; blocks of an incomplete file system are useless.
-        for half in (self._layout.name, self._layout.data):
-            shutil.rmtree(half, ignore_errors=True)
-        argv = [*self._command(NAMENODE, _MAIN[NAMENODE]), "-format", "-nonInteractive"]
-        log = self._layout.logs / "format.log"
-        for directory in (log.parent, self._layout.temporary(NAMENODE)):
+        for part in (*map(layout.name, NAMENODES), layout.edits, layout.data):
+            shutil.rmtree(part, ignore_errors=True)
+        options = (*arguments_of(NAMENODE, self.state.spec), "-format", "-nonInteractive")
+        self._run(NAMENODE, _MAIN[NAMENODE], options, "formatting HDFS", (0,))
+        if two:
+            # The second one begins with the same image of an empty file system.
+            shutil.copytree(layout.name(), layout.name(NAMENODES[1]))
+        text = f"{self._jars.version}{' two NameNodes' if two else ''}"
+        layout.formatted.write_text(text, encoding="utf-8")
+
+    def prepare_election(self) -> None:
+        """Create the place in ZooKeeper at which the failover controllers elect a NameNode."""
+        controller = FAILOVER_CONTROLLERS[0]
+        options = (
+            *arguments_of(controller, self.state.spec),
+            *("-formatZK", "-nonInteractive"),
+        )
+        # 2: it exists, because ZooKeeper alone was restarted.
+        self._run(controller, _CONTROLLER, options, "preparing ZooKeeper", (0, 2))
+
+    def _run(
+        self, daemon: str, main: str, options: Sequence[str], doing: str, good: Sequence[int]
+    ) -> None:
+        """Run a program as a daemon's user, and wait for its end.
+
+        Args:
+            daemon: the daemon whose settings it has.
+            main: the program's class.
+            options: its arguments.
+            doing: what it does, for the error.
+            good: exit statuses that are no error.
+        """
+        argv = [*self._command(daemon, main, options=False), *options]
+        # Not the daemon's: that may be alive.
+        own = f"{daemon}{options[-2]}"
+        log = self._layout.logs / f"{own}.log"
+        for directory in (log.parent, self._layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            environ, formatting = self._environ(NAMENODE), None
+            environ = {**self._environ(daemon), MARKER: marker(self._layout.root, own)}
+            running = None
             try:
                 # On Ctrl-C, subprocess.run() would not wait until the process is gone.
-                formatting = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
-                failed = formatting.wait()
+                running = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
+                status = running.wait()
             finally:
-                if formatting is not None:
-                    formatting.kill()
-                    formatting.wait()
+                if running is not None:
+                    running.kill()
+                    running.wait()
                 # Found by its marker, as it may have been started but not be known here yet.
-                stop(members(self._layout.root, NAMENODE), GRACE_S)
-        if failed:
-            raise ClusterError(f"formatting HDFS failed ({log}):\n{last_lines(log)}")
-        self._layout.formatted.write_text(self._jars.version, encoding="utf-8")
+                stop(members(self._layout.root, own), GRACE_S)
+        if status not in good:
+            raise ClusterError(f"{doing} failed ({log}):\n{last_lines(log)}")
 
-    def _command(self, daemon: str, main: str) -> list[str]:
+    def _command(self, daemon: str, main: str, *, options: bool = True) -> list[str]:
         conf = self._layout.conf(daemon)
+        spec = self.state.spec
+        path = f"{conf}:{self._jars.class_path}"
+        if spec.https:
+            path = f"{Certificates(self._layout.certificates).daemon_conf}:{path}"
+        given = [str(self._layout.zookeeper_conf)] if daemon == ZOOKEEPER else []
         return [
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
@@ -181,8 +243,9 @@ class DaemonStarter:
             f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
             f"-Dlog4j.configuration=file:{conf / 'log4j-daemon.properties'}",
             f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
-            *("-cp", f"{conf}:{self._jars.class_path}"),
+            *("-cp", path),
             main,
+            *((*arguments_of(daemon, spec), *given) if options else ()),
         ]
 
     def _environ(self, daemon: str) -> dict[str, str]:
@@ -214,24 +277,30 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
     if KDC in daemons:
         # The others get their tickets when they start.
         starter.start(KDC)
-        _await_kdc(starter)
+        _await_port(starter, KDC)
+    nodes = node_names(starter.state.spec.nodes)
     # The ResourceManager takes longest and needs no file system.
-    order = [RESOURCEMANAGER, *node_names(starter.state.spec.nodes), NAMENODE, DATANODE]
-    for daemon in order:
+    for daemon in (ZOOKEEPER, *RESOURCEMANAGERS, *nodes, *NAMENODES, DATANODE):
         if daemon in daemons:
             if daemon == NAMENODE:
                 starter.format_namenode()
             starter.start(daemon)
+    if ZOOKEEPER in daemons and starter.state.spec.namenode_ha:
+        _await_port(starter, ZOOKEEPER)
+        starter.prepare_election()
+    for daemon in FAILOVER_CONTROLLERS:
+        if daemon in daemons:
+            starter.start(daemon)
 
 
-def _await_kdc(starter: DaemonStarter) -> None:
-    port, kdc_log = starter.state.ports[f"{KDC}.rpc"], starter.log(KDC)
+def _await_port(starter: DaemonStarter, daemon: str) -> None:
+    port, its_log = starter.state.ports[f"{daemon}.rpc"], starter.log(daemon)
     deadline = time.monotonic() + _READY_S
     while True:
         with contextlib.suppress(OSError), socket.create_connection((MASTER, port), _POLL_S):
             return
-        if not starter.state.processes[KDC].alive or time.monotonic() > deadline:
-            raise ClusterError(f"the KDC does not answer ({kdc_log}):\n{last_lines(kdc_log)}")
+        if not starter.state.processes[daemon].alive or time.monotonic() > deadline:
+            raise ClusterError(f"{daemon} does not answer ({its_log}):\n{last_lines(its_log)}")
         time.sleep(_POLL_S)
 
 
@@ -247,10 +316,10 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
             passed.
     """
     realm = realm_of(layout, state.spec)
-    ask = probe.Probe(state.ports, None if state.spec.simple_web else realm)
+    ask = probe.of(layout, state)
     steps: dict[str, Callable[[], bool]] = {
         "HDFS": ask.hdfs_ready,
-        "HDFS's /tmp and /user": lambda: _directories(ask, state, realm, user),
+        "HDFS's /tmp and /user": lambda: _directories(ask, layout, state, realm, user),
         "YARN": lambda: _registered(ask, state, started),
     }
     deadline = time.monotonic() + _READY_S
@@ -276,7 +345,9 @@ def _all_alive(layout: Layout, state: State) -> None:
         raise ClusterError(f"{daemon} ended during startup ({log}):\n{last_lines(log)}")
 
 
-def _directories(ask: probe.Probe, state: State, realm: Realm | None, user: str) -> bool:
+def _directories(
+    ask: probe.Probe, layout: Layout, state: State, realm: Realm | None, user: str
+) -> bool:
     """Create the directories that HDFS users need.
 
     Any user can create a home directory; but on a Kerberized cluster only if nobody else has
@@ -286,8 +357,7 @@ def _directories(ask: probe.Probe, state: State, realm: Realm | None, user: str)
         superuser = DAEMON_USERS[0]
         homes = {f"/user/{name}": (0o700, name) for name in USERS}
         shared = {path: (0o1777, superuser) for path in ("/tmp", "/user")}
-        url = f"hdfs://{state.spec.namenode_host}:{state.ports['namenode.rpc']}"
-        error = make_directories(realm, url, {**shared, **homes})
+        error = make_directories(realm, layout.client, state.filesystem, {**shared, **homes})
         log.debug("HDFS's directories: %s", error or "created")
         return not error
     directories = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))

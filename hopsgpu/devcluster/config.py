@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.devcluster.layout import KDC, MASTER, MASTERS, MAX_NODES, node_names
+from hopsgpu.devcluster.layout import (
+    DATANODE,
+    FAILOVER_CONTROLLERS,
+    KDC,
+    MASTER,
+    MAX_NODES,
+    NAMENODES,
+    RESOURCEMANAGERS,
+    ZOOKEEPER,
+    node_names,
+)
 from hopsgpu.errors import ConfigError
 
 SITES = (
@@ -59,6 +69,9 @@ class ClusterSpec:
         simple_web: whether the web addresses ask nobody for Kerberos.
         token_lifetimes: seconds after which an HDFS token must be renewed, and after which it can
             no longer be; () for Hadoop's, 1 and 7 days.
+        https: whether the web addresses are HTTPS, with certificates of a private authority.
+        namenode_ha: whether a second NameNode takes over when the active one dies.
+        resourcemanager_ha: whether a second ResourceManager does.
     """
 
     nodes: int = 2
@@ -69,11 +82,37 @@ class ClusterSpec:
     privacy: bool = False
     simple_web: bool = False
     token_lifetimes: tuple[float, ...] = ()
+    https: bool = False
+    namenode_ha: bool = False
+    resourcemanager_ha: bool = False
 
     @property
     def daemons(self) -> tuple[str, ...]:
         """The daemons, in the order in which `status` lists them."""
-        return (*((KDC,) if self.kerberos else ()), *MASTERS, *node_names(self.nodes))
+        return (
+            *((KDC,) if self.kerberos else ()),
+            *((ZOOKEEPER,) if self.namenode_ha or self.resourcemanager_ha else ()),
+            *self.namenodes,
+            *(FAILOVER_CONTROLLERS if self.namenode_ha else ()),
+            DATANODE,
+            *self.resourcemanagers,
+            *node_names(self.nodes),
+        )
+
+    @property
+    def namenodes(self) -> tuple[str, ...]:
+        """The NameNodes: one, or two with high availability."""
+        return NAMENODES if self.namenode_ha else NAMENODES[:1]
+
+    @property
+    def resourcemanagers(self) -> tuple[str, ...]:
+        """The ResourceManagers: one, or two with high availability."""
+        return RESOURCEMANAGERS if self.resourcemanager_ha else RESOURCEMANAGERS[:1]
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the web addresses."""
+        return "https" if self.https else "http"
 
     @property
     def namenode_host(self) -> str:

@@ -8,11 +8,12 @@ import socket
 from pathlib import Path
 
 from hopsgpu.devcluster import realm as realm_files
-from hopsgpu.devcluster import site_files
+from hopsgpu.devcluster import site_files, standby
+from hopsgpu.devcluster.certificates import Certificates, client_file, properties_of_https
 from hopsgpu.devcluster.class_archive import archive_of
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import MARKER, marker
-from hopsgpu.devcluster.layout import Layout, node_names
+from hopsgpu.devcluster.layout import ZOOKEEPER, Layout, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script, wrapper_script
 from hopsgpu.devcluster.realm import Realm, container_variables, realm_of
@@ -55,20 +56,43 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
         for name, ours in files.items():
             own, last = {}, {}
             secure = _secure(realm, spec, name, node) if realm else {}
+            safe = properties_of_https().get(name, {}) if spec.https else {}
             if node and name == "yarn-site":
                 environ = container_environ(layout, node, realm)
-                own = site_files.node_site(layout, node, ports, gpus, environ)
+                own = site_files.node_site(layout, spec, node, ports, gpus, environ)
                 last = spec.conf.nodes.get(node, {})
-            merged = {**ours, **own, **secure, **over.get(name, {}), **last}
+            highly = _highly_available(layout, state, name)
+            merged = {**ours, **highly, **own, **secure, **safe, **over.get(name, {}), **last}
             write(conf / f"{name}.xml", site_files.xml_text(merged))
+        if spec.https:
+            trust = client_file(Certificates(layout.certificates))
+            write(conf / "ssl-client.xml", site_files.xml_text(trust))
         write(conf / "log4j2-daemon.properties", site_files.log4j())
         write(conf / "log4j-daemon.properties", site_files.reload4j())
+    if ZOOKEEPER in spec.daemons:
+        text = site_files.assignments_text(standby.zookeeper_conf(layout, ports))
+        write(layout.zookeeper_conf, text)
+    if spec.namenode_ha:
+        write(layout.fence, standby.fence_script(layout), 0o755)
     fair = layout.client / "fair-scheduler.xml"
     fair.unlink(missing_ok=True)
     if spec.conf.fair_scheduler:
         write(fair, spec.conf.fair_scheduler)
     _write_hosts(layout, spec)
     _write_smi(layout, gpus)
+
+
+def _highly_available(layout: Layout, state: State, name: str) -> Properties:
+    """Return what a site file of a cluster with high availability has in addition."""
+    spec, ports = state.spec, state.ports
+    match name:
+        case "core-site" if spec.namenode_ha:
+            return standby.core_site(ports)
+        case "hdfs-site" if spec.namenode_ha:
+            return standby.hdfs_site(layout, spec, ports)
+        case "yarn-site" if spec.resourcemanager_ha:
+            return standby.yarn_site(spec, ports)
+    return {}
 
 
 def _secure(realm: Realm, spec: ClusterSpec, name: str, node: str | None) -> Properties:

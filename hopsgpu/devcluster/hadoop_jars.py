@@ -96,7 +96,14 @@ class DaemonJars:
         return own if self.beside is None else f"{own}:{self.beside}/*"
 
 
-def daemon_jars(java: Java, spark: Path, version: str, say: Callable[[str], object]) -> DaemonJars:
+def daemon_jars(
+    java: Java,
+    spark: Path,
+    version: str,
+    say: Callable[[str], object],
+    *,
+    with_zookeeper: bool = False,
+) -> DaemonJars:
     """Return the jars of the daemons, downloaded once for each version.
 
     Their directory appears by one rename, so it is complete if it exists, and then neither the
@@ -107,11 +114,17 @@ def daemon_jars(java: Java, spark: Path, version: str, say: Callable[[str], obje
         spark: the PySpark's directory.
         version: of Hadoop.
         say: receives one line at a time.
+        with_zookeeper: whether the daemons use ZooKeeper.
 
     Raises:
         ClusterError: the resolver could not download them; the message has its output.
     """
-    mini = version == hadoop_version(spark) and not version.startswith(_BEFORE_3_5)
+    mini = (
+        version == hadoop_version(spark)
+        and not version.startswith(_BEFORE_3_5)
+        # The minicluster's jar has a part of ZooKeeper's client alone.
+        and not with_zookeeper
+    )
     directory = (
         cache_directory(os.environ)
         / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"

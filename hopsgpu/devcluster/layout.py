@@ -17,7 +17,15 @@ MASTER = "127.0.0.1"
 NAMENODE, DATANODE, RESOURCEMANAGER = "namenode", "datanode", "resourcemanager"
 # Of Kerberized clusters alone.
 KDC = "kdc"
-MASTERS = (NAMENODE, DATANODE, RESOURCEMANAGER)
+# Of clusters with high availability alone, except the first of each pair.
+ZOOKEEPER = "zookeeper"
+NAMENODES = (NAMENODE, "namenode2")
+FAILOVER_CONTROLLERS = ("zkfc", "zkfc2")
+RESOURCEMANAGERS = (RESOURCEMANAGER, "resourcemanager2")
+# All daemons that are no NodeManagers.
+MASTERS = (KDC, ZOOKEEPER, *NAMENODES, *FAILOVER_CONTROLLERS, DATANODE, *RESOURCEMANAGERS)
+# HDFS's name where it has two NameNodes.
+NAME_SERVICE = "lake"
 BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
@@ -28,7 +36,7 @@ def node_names(nodes: int) -> tuple[str, ...]:
 
 def address_of(daemon: str) -> str:
     """Return the loopback address that a daemon listens on."""
-    if daemon in (KDC, *MASTERS):
+    if daemon in MASTERS:
         return MASTER
     return f"127.0.0.{_FIRST_NODE + int(daemon.removeprefix('node'))}"
 
@@ -74,9 +82,14 @@ class Layout:
         """Return the SPARK_CONF_DIR of clients that use one PySpark, by its directory."""
         return self.root / "conf" / f"spark-{hashlib.sha256(str(spark).encode()).hexdigest()[:12]}"
 
+    def name(self, daemon: str = NAMENODE) -> Path:
+        """Return the directory of a NameNode's images of the file system."""
+        return self.root / "hdfs" / ("name" if daemon == NAMENODE else f"name-{daemon}")
+
     @property
-    def name(self) -> Path:
-        return self.root / "hdfs" / "name"
+    def edits(self) -> Path:
+        """The edits that two NameNodes share."""
+        return self.root / "hdfs" / "edits"
 
     @property
     def data(self) -> Path:
@@ -113,6 +126,20 @@ class Layout:
     def realm(self) -> Path:
         """The directory of a Kerberized cluster's realm: its KDC's database, and the keytabs."""
         return self.root / "kerberos"
+
+    @property
+    def certificates(self) -> Path:
+        """The directory of the certificates of a cluster with HTTPS."""
+        return self.root / "certificates"
+
+    @property
+    def zookeeper_conf(self) -> Path:
+        return self.root / "conf" / "zoo.cfg"
+
+    @property
+    def fence(self) -> Path:
+        """The program that ends a NameNode before another one becomes active."""
+        return self.root / "conf" / "fence.sh"
 
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.devcluster import boot, config_files
+from hopsgpu.devcluster.certificates import Certificates, create_certificates
 from hopsgpu.devcluster.class_archive import archive_of, make_archive
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.devcluster.daemons import members, stop
 from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
 from hopsgpu.devcluster.java import find_java
-from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODE, Layout
+from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODES, ZOOKEEPER, Layout
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import held_ports, port_names
 from hopsgpu.devcluster.realm import (
@@ -76,6 +77,9 @@ def up(
     privacy: bool | None = None,
     simple_web: bool | None = None,
     token_lifetimes: tuple[float, float] | None = None,
+    https: bool | None = None,
+    namenode_ha: bool | None = None,
+    resourcemanager_ha: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     say: Say = print,
     keep_classes: bool = False,
@@ -94,6 +98,9 @@ def up(
         simple_web: whether the web addresses, also YARN's REST, ask nobody for Kerberos.
         token_lifetimes: seconds after which an HDFS token must be renewed, and after which it can
             no longer be; by default 1 and 7 days.
+        https: whether the web addresses, also YARN's REST, are HTTPS, by an authority of its own.
+        namenode_ha: whether a second NameNode takes over when the active one dies.
+        resourcemanager_ha: whether a second ResourceManager does.
         conf: a YAML file, or its content, a mapping of site file → property → value.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB) if they are
@@ -115,6 +122,9 @@ def up(
         "privacy": privacy,
         "simple_web": simple_web,
         "token_lifetimes": token_lifetimes,
+        "https": https,
+        "namenode_ha": namenode_ha,
+        "resourcemanager_ha": resourcemanager_ha,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -137,7 +147,7 @@ def up(
             before = replace(before, processes={}) if before else None
         state = _start(layout, before, spec, missing, say)
         if keep_classes and (archive := archive_of(Path(state.java), pyspark_home())):
-            url = f"{_filesystem(state)}/tmp/hopsgpu-classes"
+            url = f"{state.filesystem}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
     say(
@@ -161,7 +171,8 @@ def _start(
         check_programs(spec)
     # Recorded, for an `up` that restarts dead daemons from where another PySpark is installed.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
-    jars = daemon_jars(java, spark, spec.hadoop, say)
+    with_zookeeper = ZOOKEEPER in spec.daemons
+    jars = daemon_jars(java, spark, spec.hadoop, say, with_zookeeper=with_zookeeper)
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
     with _ports(layout, before, spec, missing) as ports:
@@ -174,6 +185,8 @@ def _start(
         )
         if KDC in missing:
             create_realm(Realm(layout.realm), layout, ports[f"{KDC}.rpc"])
+        if spec.https:
+            create_certificates(Certificates(layout.certificates), layout, java.home)
         config_files.write_conf(layout, state, gpus)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
@@ -189,7 +202,7 @@ def _ports(
 ) -> Iterator[dict[str, int]]:
     """Provide every port of the cluster, with those of the missing daemons reserved."""
     recorded = before.ports if before else {}
-    names = port_names(spec.nodes, kerberos=spec.kerberos)
+    names = port_names(spec.daemons)
     with held_ports([n for n in names if n.partition(".")[0] in missing], recorded) as held:
         moved = [n for n, port in held.items() if port != recorded.get(n)]
         if before and before.processes and moved:
@@ -239,6 +252,7 @@ def environment(dir: str | Path | None = None) -> dict[str, str]:
 
 def _client_environ(layout: Layout, state: State) -> dict[str, str]:
     spark, realm = pyspark_home(), realm_of(layout, state.spec)
+    bundle = str(Certificates(layout.certificates).bundle)
     return {
         "JAVA_HOME": state.java,
         "SPARK_HOME": str(spark),
@@ -249,6 +263,7 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
         "SPARK_LOCAL_IP": MASTER,
         "PYSPARK_PYTHON": sys.executable,
         **(client_variables(realm) if realm else {}),
+        **({"REQUESTS_CA_BUNDLE": bundle} if state.spec.https else {}),
     }
 
 
@@ -257,7 +272,7 @@ def _leave_nothing(layout: Layout, state: State | None) -> int:
     processes = dict(state.processes) if state else {}
     ended = 0
     # NodeManagers end their containers, and the NameNode must outlive those who write to it.
-    late = {d: p for d, p in processes.items() if d in (NAMENODE, DATANODE)}
+    late = {d: p for d, p in processes.items() if d in (*NAMENODES, DATANODE)}
     early = {d: p for d, p in processes.items() if d not in late}
     for group in (early, late):
         alive = [p for p in group.values() if p.alive]
@@ -287,7 +302,8 @@ def _same(spec: ClusterSpec, settings: Mapping[str, object], layout: Layout) -> 
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
             f" it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
-            f"{', Kerberos' if spec.kerberos else ''} and Hadoop {spec.hadoop}): "
+            f"{', Kerberos' if spec.kerberos else ''}{', HTTPS' if spec.https else ''} and Hadoop"
+            f" {spec.hadoop}): "
             "`hopsgpu cluster down` first, or use another --dir"
         )
 
@@ -296,18 +312,14 @@ def _option(dir: str | Path | None) -> str:
     return "" if dir is None else f" --dir {shlex.quote(str(dir))}"
 
 
-def _filesystem(state: State) -> str:
-    return f"hdfs://{state.spec.namenode_host}:{state.ports['namenode.rpc']}"
-
-
 def _info(layout: Layout, state: State, started: tuple[str, ...]) -> ClusterInfo:
     return ClusterInfo(
         directory=layout.root,
         nodes=state.spec.nodes,
         gpus_per_node=state.spec.gpus_per_node,
         gpus=state.gpus,
-        filesystem=_filesystem(state),
-        resourcemanager=f"http://{MASTER}:{state.ports['resourcemanager.http']}",
+        filesystem=state.filesystem,
+        resourcemanager=f"{state.spec.scheme}://{MASTER}:{state.ports['resourcemanager.web']}",
         logs={daemon: layout.log(daemon) for daemon in state.processes},
         started=started,
     )

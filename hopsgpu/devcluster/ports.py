@@ -5,35 +5,39 @@ from __future__ import annotations
 import itertools
 import random
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hopsgpu.devcluster.layout import (
     DATANODE,
+    FAILOVER_CONTROLLERS,
     KDC,
-    NAMENODE,
-    RESOURCEMANAGER,
+    NAMENODES,
+    RESOURCEMANAGERS,
+    ZOOKEEPER,
     address_of,
-    node_names,
 )
 from hopsgpu.errors import ClusterError
 
 _OF_MASTER = {
-    NAMENODE: ("rpc", "http"),
-    DATANODE: ("data", "ipc", "http"),
-    RESOURCEMANAGER: ("rpc", "scheduler", "tracker", "admin", "http"),
+    KDC: ("rpc",),
+    ZOOKEEPER: ("rpc",),
+    **dict.fromkeys(NAMENODES, ("rpc", "web")),
+    **dict.fromkeys(FAILOVER_CONTROLLERS, ("rpc",)),
+    DATANODE: ("data", "ipc", "web"),
+    **dict.fromkeys(RESOURCEMANAGERS, ("rpc", "scheduler", "tracker", "admin", "web")),
 }
-_OF_NODE = ("rpc", "localizer", "http")
+_OF_NODE = ("rpc", "localizer", "web")
 _LOWEST = 10240
 _TRIES = 200
 
 
-def port_names(nodes: int, *, kerberos: bool = False) -> tuple[str, ...]:
-    """Return every port of a cluster, as "daemon.use"."""
-    kdc = {KDC: ("rpc",)} if kerberos else {}
-    uses = {**kdc, **_OF_MASTER, **dict.fromkeys(node_names(nodes), _OF_NODE)}
-    return tuple(f"{daemon}.{use}" for daemon, of in uses.items() for use in of)
+def port_names(daemons: Iterable[str]) -> tuple[str, ...]:
+    """Return every port of a cluster's daemons, as "daemon.use"."""
+    return tuple(
+        f"{daemon}.{use}" for daemon in daemons for use in _OF_MASTER.get(daemon, _OF_NODE)
+    )
 
 
 def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:

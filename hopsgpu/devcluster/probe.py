@@ -6,11 +6,17 @@ import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hopsgpu.devcluster.layout import MASTER
-from hopsgpu.devcluster.realm import Realm, SignInError, signed_in_as_superuser
+from hopsgpu.devcluster.certificates import Certificates
+from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.layout import DATANODE, MASTER, Layout
+from hopsgpu.devcluster.realm import Realm, SignInError, realm_of, signed_in_as_superuser
+from hopsgpu.devcluster.state import State
 from hopsgpu.yarn.answer_lists import join_repeated, with_lists
+
+if TYPE_CHECKING:
+    from requests import Session
 
 _SECONDS = 5
 _GPU = "yarn.io/gpu"
@@ -41,29 +47,40 @@ class Probe:
     """Queries of a cluster's daemons.
 
     Attributes:
+        spec: the cluster's.
         ports: the cluster's.
         realm: the realm whose tickets the web addresses require; None if they require none.
+        authority: file of the certificate that the web addresses are trusted by; "" without HTTPS.
     """
 
+    spec: ClusterSpec
     ports: Mapping[str, int]
     realm: Realm | None = None
+    authority: str = ""
 
     def nodes(self) -> tuple[NodeStatus, ...] | None:
-        """Return the nodes that the ResourceManager knows; None if it does not answer."""
-        port = self.ports["resourcemanager.http"]
-        answer = self._get(f"http://{MASTER}:{port}/ws/v1/cluster/nodes")
-        if answer is None:
-            return None
-        found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
-        return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
+        """Return the nodes that the active ResourceManager knows; None if there is none."""
+        for daemon in self.spec.resourcemanagers:
+            answer = self._get(f"{self._base(daemon)}/ws/v1/cluster/nodes")
+            if answer is not None:
+                found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
+                return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
+        return None
 
     def hdfs_ready(self) -> bool:
-        """Return whether the NameNode is out of safe mode and its DataNode is running.
+        """Return whether a NameNode is active, out of safe mode, and its DataNode is running.
 
         Both are asked, because a NameNode takes ten minutes to notice that a DataNode is gone.
         """
-        name = self._bean("namenode", "NameNode", "FSNamesystemState")
-        data = self._bean("datanode", "DataNode", "DataNodeInfo")
+        roles = {
+            daemon: self._bean(daemon, "NameNode", "NameNodeStatus").get("State")
+            for daemon in self.spec.namenodes
+        }
+        active = [daemon for daemon, role in roles.items() if role == "active"]
+        if len(active) != 1 or None in roles.values():
+            return False
+        name = self._bean(active[0], "NameNode", "FSNamesystemState")
+        data = self._bean(DATANODE, "DataNode", "DataNodeInfo")
         try:
             actors = json.loads(data.get("BPServiceActorInfo") or "[]")
         except ValueError:
@@ -78,21 +95,35 @@ class Probe:
         """Create an HDFS directory with exactly this mode, or set the mode of an existing one."""
         import requests
 
-        base = f"http://{MASTER}:{self.ports['namenode.http']}/webhdfs/v1{path}"
-        try:
-            with requests.Session() as session:
-                session.trust_env = False
-                for op in ("MKDIRS", "SETPERMISSION"):
-                    parameters = {"op": op, "user.name": user, "permission": mode}
-                    session.put(base, params=parameters, timeout=_SECONDS).raise_for_status()
-        except requests.RequestException:
-            return False
-        return True
+        def done_by(daemon: str) -> bool:
+            url = f"{self._base(daemon)}/webhdfs/v1{path}"
+            try:
+                with self._session() as session:
+                    for op in ("MKDIRS", "SETPERMISSION"):
+                        parameters = {"op": op, "user.name": user, "permission": mode}
+                        session.put(url, params=parameters, timeout=_SECONDS).raise_for_status()
+            except requests.RequestException:
+                return False
+            return True
+
+        # A standby refuses.
+        return any(map(done_by, self.spec.namenodes))
+
+    def _base(self, daemon: str) -> str:
+        return f"{self.spec.scheme}://{MASTER}:{self.ports[f'{daemon}.web']}"
+
+    def _session(self) -> Session:
+        import requests
+
+        session = requests.Session()
+        # A proxy, meant for outside hosts, cannot reach a daemon on loopback.
+        session.trust_env = False
+        session.verify = self.authority or True
+        return session
 
     def _bean(self, daemon: str, service: str, name: str) -> dict[str, Any]:
         """Return one of a daemon's JMX beans; empty if it does not answer."""
-        port = self.ports[f"{daemon}.http"]
-        url = f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}"
+        url = f"{self._base(daemon)}/jmx?qry=Hadoop:service={service},name={name}"
         beans = (self._get(url) or {}).get("beans") or [{}]
         return dict(beans[0])
 
@@ -102,16 +133,31 @@ class Probe:
 
         signed_in = signed_in_as_superuser(self.realm) if self.realm else nullcontext()
         try:
-            with signed_in as auth, requests.Session() as session:
-                # A proxy, meant for outside hosts, cannot reach a daemon on loopback.
-                session.trust_env = False
-                headers = {"Accept": "application/json"}
-                answer = session.get(url, timeout=_SECONDS, headers=headers, auth=auth)
+            with signed_in as auth, self._session() as session:
+                # A standby ResourceManager redirects to the active one, with an empty answer.
+                answer = session.get(
+                    url,
+                    timeout=_SECONDS,
+                    headers={"Accept": "application/json"},
+                    auth=auth,
+                    allow_redirects=False,
+                )
                 answer.raise_for_status()
                 content = with_lists(answer.json(object_pairs_hook=join_repeated))
         except (requests.RequestException, SignInError, ValueError):
             return None
         return content if isinstance(content, dict) else None
+
+
+def of(layout: Layout, state: State) -> Probe:
+    """Return what asks a cluster's daemons, with what they require."""
+    spec = state.spec
+    return Probe(
+        spec,
+        state.ports,
+        None if spec.simple_web else realm_of(layout, spec),
+        str(Certificates(layout.certificates).authority) if spec.https else "",
+    )
 
 
 def _node(answer: Mapping[str, Any]) -> NodeStatus:

@@ -348,13 +348,16 @@ def signed_in_as_superuser(realm: Realm) -> Iterator[AuthBase]:
             os.environ["KRB5_CONFIG"] = before
 
 
-def make_directories(realm: Realm, url: str, directories: Mapping[str, tuple[int, str]]) -> str:
+def make_directories(
+    realm: Realm, conf: Path, url: str, directories: Mapping[str, tuple[int, str]]
+) -> str:
     """Create HDFS directories as its superuser.
 
     By RPC, since WebHDFS takes no keytab where the web addresses are simple; and by a process of
     its own, with tickets of its own.
 
     Args:
+        conf: HADOOP_CONF_DIR of the clients.
         url: URL of HDFS.
         directories: path → permission bits and owner; set on existing ones too.
 
@@ -366,9 +369,10 @@ def make_directories(realm: Realm, url: str, directories: Mapping[str, tuple[int
         "KRB5_CONFIG": str(realm.client_conf),
         "KRB5CCNAME": realm.tickets("nn-rpc"),
         "KRB5_CLIENT_KTNAME": f"FILE:{realm.keytab('nn')}",
+        "HADOOP_CONF_DIR": str(conf),
     }
-    # Otherwise the cluster's containers' tokens, or another configuration, would be used.
-    for name in ("HADOOP_TOKEN_FILE_LOCATION", "HADOOP_CONF_DIR", "HADOOP_USER_NAME"):
+    # Otherwise the tokens of another cluster's container would be used, or another user be named.
+    for name in ("HADOOP_TOKEN_FILE_LOCATION", "HADOOP_USER_NAME", "HADOOP_PROXY_USER"):
         variables.pop(name, None)
     argv = [sys.executable, "-c", _MAKE_DIRECTORIES, url, json.dumps(directories)]
     try:
@@ -384,8 +388,7 @@ _MAKE_DIRECTORIES = """
 import json, sys
 from hdfs_native import Client
 
-conf = {"hadoop.security.authentication": "kerberos", "dfs.client.failover.max.attempts": "2"}
-client = Client(sys.argv[1], conf)
+client = Client(sys.argv[1], {"dfs.client.failover.max.attempts": "2"})
 for path, (mode, owner) in json.loads(sys.argv[2]).items():
     client.mkdirs(path, mode, True)
     client.set_permission(path, mode)

@@ -41,13 +41,18 @@ def core_site(layout: Layout, spec: ClusterSpec, ports: Ports, user: str) -> Pro
 
 
 def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
+    web = "https" if spec.https else "http"
+    # The properties of one NameNode; those of two are in `standby`.
+    one = {
+        "dfs.namenode.name.dir": str(layout.name()),
+        "dfs.namenode.rpc-address": f"{spec.namenode_host}:{ports['namenode.rpc']}",
+        f"dfs.namenode.{web}-address": f"{MASTER}:{ports['namenode.web']}",
+    }
     return {
+        **({} if spec.namenode_ha else one),
         "dfs.replication": "1",
         "dfs.permissions.enabled": "true",
         "dfs.webhdfs.enabled": "true",
-        "dfs.namenode.name.dir": str(layout.name),
-        "dfs.namenode.rpc-address": f"{spec.namenode_host}:{ports['namenode.rpc']}",
-        "dfs.namenode.http-address": f"{MASTER}:{ports['namenode.http']}",
         "dfs.namenode.secondary.http-address": f"{MASTER}:0",
         "dfs.namenode.safemode.extension": "0",
         "dfs.namenode.safemode.min.datanodes": "1",
@@ -58,20 +63,25 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         "dfs.datanode.hostname": MASTER,
         "dfs.datanode.address": f"{MASTER}:{ports['datanode.data']}",
         "dfs.datanode.ipc.address": f"{MASTER}:{ports['datanode.ipc']}",
-        "dfs.datanode.http.address": f"{MASTER}:{ports['datanode.http']}",
+        f"dfs.datanode.{web}.address": f"{MASTER}:{ports['datanode.web']}",
     }
 
 
 def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
     memory, cores = node_size(spec.gpus_per_node)
     rm = "yarn.resourcemanager"
-    return {
+    web = "webapp.https.address" if spec.https else "webapp.address"
+    # The addresses of one ResourceManager; those of two are in `standby`.
+    one = {
         f"{rm}.hostname": MASTER,
         f"{rm}.address": f"{MASTER}:{ports['resourcemanager.rpc']}",
         f"{rm}.scheduler.address": f"{MASTER}:{ports['resourcemanager.scheduler']}",
         f"{rm}.resource-tracker.address": f"{MASTER}:{ports['resourcemanager.tracker']}",
         f"{rm}.admin.address": f"{MASTER}:{ports['resourcemanager.admin']}",
-        f"{rm}.webapp.address": f"{MASTER}:{ports['resourcemanager.http']}",
+        f"{rm}.{web}": f"{MASTER}:{ports['resourcemanager.web']}",
+    }
+    return {
+        **({} if spec.resourcemanager_ha else one),
         f"{rm}.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager.scheduler"
         ".capacity.CapacityScheduler",
         f"{rm}.nodemanagers.heartbeat-interval-ms": "250",
@@ -98,7 +108,12 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
 
 
 def node_site(
-    layout: Layout, node: str, ports: Ports, gpus: GpuPlan, environ: Mapping[str, str]
+    layout: Layout,
+    spec: ClusterSpec,
+    node: str,
+    ports: Ports,
+    gpus: GpuPlan,
+    environ: Mapping[str, str],
 ) -> Properties:
     """Return the properties of a NodeManager's yarn-site in addition to the common ones.
 
@@ -106,11 +121,12 @@ def node_site(
         environ: variables of every container, which inherits none of the NodeManager's.
     """
     nm, home = "yarn.nodemanager", layout.node(node)
+    web = "webapp.https.address" if spec.https else "webapp.address"
     properties = {
         f"{nm}.hostname": node,
         f"{nm}.address": f"{node}:{ports[f'{node}.rpc']}",
         f"{nm}.localizer.address": f"{node}:{ports[f'{node}.localizer']}",
-        f"{nm}.webapp.address": f"{node}:{ports[f'{node}.http']}",
+        f"{nm}.{web}": f"{node}:{ports[f'{node}.web']}",
         f"{nm}.local-dirs": str(home / "local"),
         f"{nm}.log-dirs": str(home / "logs"),
         **{f"{nm}.admin-env.{name}": value for name, value in environ.items()},
@@ -215,6 +231,11 @@ def xml_text(properties: Mapping[str, str]) -> str:
         for k, v in properties.items()
     )
     return f'<?xml version="1.0"?>\n<configuration>\n{rows}</configuration>\n'
+
+
+def assignments_text(properties: Mapping[str, str]) -> str:
+    """Return a file of `name=value`, such as ZooKeeper's."""
+    return "".join(f"{name}={value}\n" for name, value in properties.items())
 
 
 def properties_text(properties: Mapping[str, str]) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
 from hopsgpu.devcluster.daemons import Process
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.layout import NAME_SERVICE, Layout
 from hopsgpu.errors import ClusterError
 
-_FORM = 3
+_FORM = 4
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,13 @@ class State:
 
     def with_process(self, daemon: str, process: Process) -> State:
         return replace(self, processes={**self.processes, daemon: process})
+
+    @property
+    def filesystem(self) -> str:
+        """HDFS's URL."""
+        if self.spec.namenode_ha:
+            return f"hdfs://{NAME_SERVICE}"
+        return f"hdfs://{self.spec.namenode_host}:{self.ports['namenode.rpc']}"
 
     @property
     def running(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.layout import Layout, address_of
-from hopsgpu.devcluster.realm import realm_of
 from hopsgpu.devcluster.state import State, load
 
 
@@ -18,7 +17,7 @@ class DaemonStatus:
 
     Attributes:
         rpc: host:port for its own protocol.
-        web: URL of its HTTP interface; "" for the KDC, which has none.
+        web: URL of its HTTP interface; "" for a daemon that has none.
     """
 
     name: str
@@ -64,8 +63,7 @@ def status(dir: str | Path | None = None) -> ClusterStatus:
     layout = Layout.at(dir)
     state = load(layout)
     daemons = _daemons(layout, state) if state else ()
-    realm = realm_of(layout, state.spec) if state and not state.spec.simple_web else None
-    said = probe.Probe(state.ports, realm).nodes() if state and daemons else None
+    said = probe.of(layout, state).nodes() if state and daemons else None
     dead = {d.name for d in daemons if not d.alive}
     # The ResourceManager takes ten minutes to see that a NodeManager is gone.
     nodes = [replace(n, state="DEAD") if n.name in dead else n for n in said or ()]
@@ -87,7 +85,7 @@ def _daemons(layout: Layout, state: State) -> tuple[DaemonStatus, ...]:
     found = []
     for name, process in state.processes.items():
         address, ports = address_of(name), state.ports
-        web = ports.get(f"{name}.http")
+        web = ports.get(f"{name}.web")
         rpc = ports.get(f"{name}.rpc") or ports[f"{name}.data"]
         found.append(
             DaemonStatus(
@@ -95,7 +93,7 @@ def _daemons(layout: Layout, state: State) -> tuple[DaemonStatus, ...]:
                 pid=process.pid,
                 alive=process.alive,
                 rpc=f"{address}:{rpc}",
-                web=f"http://{address}:{web}" if web else "",
+                web=f"{state.spec.scheme}://{address}:{web}" if web else "",
                 log=str(layout.log(name)),
             )
         )

@@ -119,10 +119,9 @@ def test_the_development_cluster_is_made_of_them(tmp_path: Path) -> None:
     for link in admin.HOME.iterdir():
         assert link.resolve() == ROOT / link.name
     layout = Layout(tmp_path)
-    names = port_names(1)
     conf = SiteConf(sites={"yarn-site": {"yarn.nodemanager.health-checker.interval-ms": "7"}})
     spec = ClusterSpec(nodes=1, conf=conf)
-    ports = {name: 20000 + i for i, name in enumerate(names)}
+    ports = {name: 20000 + i for i, name in enumerate(port_names(spec.daemons))}
     state = State(spec, "simulated", "/jdk", ports)
     write_conf(layout, state, plan_gpus(tmp_path, 1, 2))
     node = admin.site_properties(layout.conf("node1") / "yarn-site.xml")

@@ -18,7 +18,7 @@ def test_hdfs_of_another_hadoop_is_left_alone(tmp_path: Path) -> None:
     layout = Layout.at(tmp_path)
     layout.formatted.parent.mkdir(parents=True)
     layout.formatted.write_text("3.5.0")
-    block = layout.name / "fsimage"
+    block = layout.name() / "fsimage"
     block.parent.mkdir()
     block.touch()
     state = State(ClusterSpec(hadoop="3.3.6"), "none", "/jdk", {})
@@ -28,3 +28,13 @@ def test_hdfs_of_another_hadoop_is_left_alone(tmp_path: Path) -> None:
     ):
         starter.format_namenode()
     assert block.exists() and layout.formatted.read_text() == "3.5.0"
+
+
+def test_hdfs_of_one_name_node_gets_no_second_one(tmp_path: Path) -> None:
+    layout = Layout.at(tmp_path)
+    layout.formatted.parent.mkdir(parents=True)
+    layout.formatted.write_text("3.5.0")
+    state = State(ClusterSpec(hadoop="3.5.0", namenode_ha=True), "none", "/jdk", {})
+    starter = DaemonStarter(layout, state, DaemonJars("3.5.0", tmp_path, None))
+    with pytest.raises(ClusterError, match="created for one NameNode: use another --dir"):
+        starter.format_namenode()

@@ -8,6 +8,7 @@ import socket
 
 import pytest
 
+from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.ports import candidates, held_ports, port_names
 
 
@@ -24,15 +25,10 @@ def bound(address: str, port: int, reuse: bool) -> socket.socket:
 
 
 def test_names_cover_every_daemon() -> None:
-    names = port_names(2)
+    names = port_names(ClusterSpec().daemons)
     assert len(set(names)) == len(names) == 10 + 2 * 3
-    assert {n.partition(".")[0] for n in names} == {
-        "namenode",
-        "datanode",
-        "resourcemanager",
-        "node1",
-        "node2",
-    }
+    for spec in (ClusterSpec(), ClusterSpec(kerberos=True, namenode_ha=True)):
+        assert {n.partition(".")[0] for n in port_names(spec.daemons)} == {*spec.daemons}
 
 
 def test_new_ports_lie_below_the_ephemeral_ones_and_end_with_any() -> None:
@@ -53,7 +49,7 @@ def test_a_held_port_keeps_others_out_and_lets_its_daemon_in() -> None:
 
 
 def test_two_clusters_never_choose_the_same_port() -> None:
-    names = port_names(2)
+    names = port_names(ClusterSpec().daemons)
     # The same generator: both try the same numbers.
     with held_ports(names, {}, random.Random(7)) as a, held_ports(names, {}, random.Random(7)) as b:
         for x, y in itertools.product(a.items(), b.items()):
@@ -64,14 +60,14 @@ def test_two_clusters_never_choose_the_same_port() -> None:
 
 
 def test_the_ports_of_the_last_time_come_back_unless_taken() -> None:
-    names = ["namenode.rpc", "namenode.http"]
+    names = ["namenode.rpc", "namenode.web"]
     with held_ports(names, {}) as first:
         pass
     with held_ports(names, first) as again:
         assert again == first
     with bound("127.0.0.1", first["namenode.rpc"], reuse=True), held_ports(names, first) as third:
         assert third["namenode.rpc"] != first["namenode.rpc"]
-        assert third["namenode.http"] == first["namenode.http"]
+        assert third["namenode.web"] == first["namenode.web"]
 
 
 def test_a_port_with_a_lingering_connection_comes_back() -> None:

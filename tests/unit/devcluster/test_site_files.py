@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -16,14 +19,23 @@ from hopsgpu.devcluster.daemons import MARKER
 from hopsgpu.devcluster.layout import MASTERS, Layout, address_of, node_names
 from hopsgpu.devcluster.node_gpus import Gpu, GpuPlan, plan_gpus
 from hopsgpu.devcluster.ports import port_names
+from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import State
 from hopsgpu.errors import ConfigError
+from hopsgpu.yarn.resource_manager import web_addresses
 
-PORTS = {name: 20000 + i for i, name in enumerate(port_names(2))}
+WHOLE = ClusterSpec(kerberos=True, https=True, namenode_ha=True, resourcemanager_ha=True)
+
+
+def ports_of(spec: ClusterSpec) -> dict[str, int]:
+    return {name: 20000 + i for i, name in enumerate(port_names(spec.daemons))}
+
+
+PORTS = ports_of(ClusterSpec())
 
 
 def state(spec: ClusterSpec) -> State:
-    ports = {name: 20000 + i for i, name in enumerate(port_names(spec.nodes))}
+    ports = ports_of(spec)
     return State(spec, "simulated", "/jdk", ports)
 
 
@@ -69,7 +81,7 @@ def test_every_port_of_a_daemon_is_its_own(tmp_path: Path) -> None:
         for file in ("core-site", "hdfs-site", "yarn-site"):
             said = properties(tmp_path / "conf" / name / f"{file}.xml").items()
             used += [v for k, v in said if k.endswith("address") and not v.endswith(":0")]
-    assert len(set(used)) == len(port_names(3))
+    assert len(set(used)) == len(port_names(ClusterSpec(nodes=3).daemons))
     assert layout.conf("node2") == tmp_path / "conf" / "node2"
 
 
@@ -94,6 +106,77 @@ def test_two_clusters_of_one_machine_share_no_directory(tmp_path: Path) -> None:
             assert all(Path(place).is_relative_to(tmp_path) for place in places.values()), places
             own += [place for name, place in places.items() if "nodemanager" in name]
     assert len(set(own)) == len(own) == 4
+
+
+def test_two_of_each_share_a_name_and_have_addresses_of_their_own(tmp_path: Path) -> None:
+    layout = written(tmp_path, WHOLE)
+    ports = ports_of(WHOLE)
+    core, hdfs, yarn = (
+        properties(layout.client / f"{name}.xml")
+        for name in ("core-site", "hdfs-site", "yarn-site")
+    )
+    assert core["fs.defaultFS"] == "hdfs://lake" == state(WHOLE).filesystem
+    quorum = f"127.0.0.1:{ports['zookeeper.rpc']}"
+    assert core["ha.zookeeper.quorum"] == yarn["yarn.resourcemanager.zk-address"] == quorum
+    for number, daemon in enumerate(("namenode", "namenode2"), 1):
+        rpc, web = (ports[f"{daemon}.{use}"] for use in ("rpc", "web"))
+        assert hdfs[f"dfs.namenode.rpc-address.lake.nn{number}"] == f"localhost:{rpc}"
+        assert hdfs[f"dfs.namenode.https-address.lake.nn{number}"] == f"127.0.0.1:{web}"
+    # A client that reads these would ask one of the two alone.
+    single = ("dfs.namenode.rpc-address", "dfs.namenode.http-address", "dfs.namenode.name.dir")
+    assert not {*single} & {*hdfs}
+    assert not [name for name in yarn if name.startswith("yarn.resourcemanager.address")][2:]
+    asked = web_addresses(yarn.get)
+    assert asked == tuple(
+        f"https://127.0.0.1:{ports[f'{daemon}.web']}"
+        for daemon in ("resourcemanager", "resourcemanager2")
+    )
+    text = layout.zookeeper_conf.read_text()
+    assert f"clientPort={ports['zookeeper.rpc']}\n" in text
+    assert "127.0.0.1" in text
+    # Its data would bring applications of before the last `down` to life.
+    assert str(layout.scratch) in text
+
+
+@pytest.mark.parametrize(
+    ("daemon", "arguments"),
+    [
+        ("namenode", ("-D", "dfs.ha.namenode.id=nn1")),
+        ("zkfc2", ("-D", "dfs.ha.namenode.id=nn2")),
+        ("resourcemanager2", ("-D", "yarn.resourcemanager.ha.id=rm2")),
+        ("datanode", ()),
+        ("node1", ()),
+    ],
+)
+def test_each_of_two_knows_which_one_it_is(daemon: str, arguments: tuple[str, ...]) -> None:
+    assert arguments_of(daemon, WHOLE) == arguments
+    assert arguments_of(daemon, ClusterSpec()) == ()
+
+
+def test_the_fence_ends_the_name_node_that_was_active_and_no_other(tmp_path: Path) -> None:
+    layout = written(tmp_path, WHOLE)
+    running = {
+        name: subprocess.Popen(["sleep", "60"], env={MARKER: f"{tmp_path}:{daemon}"})
+        for name, daemon in (("nn1", "namenode"), ("nn2", "namenode2"))
+    }
+    try:
+        subprocess.run([layout.fence], env={**os.environ, "target_namenodeid": "nn2"}, check=True)
+        assert running["nn2"].wait(10) == -signal.SIGKILL
+        assert running["nn1"].poll() is None
+        unknown = subprocess.run([layout.fence], env={"PATH": os.environ["PATH"]}, check=False)
+        assert unknown.returncode == 1
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def test_clients_get_no_key_of_the_daemons(tmp_path: Path) -> None:
+    """Spark sends all of a client's configuration to every container."""
+    layout = written(tmp_path, WHOLE)
+    assert not (layout.client / "ssl-server.xml").exists()
+    said = properties(layout.client / "ssl-client.xml")
+    assert said["ssl.client.truststore.location"].endswith("trust.p12")
 
 
 def test_overrides_win_and_a_nodes_own_last(tmp_path: Path) -> None:
@@ -189,7 +272,8 @@ def test_nodes_have_addresses_of_their_own() -> None:
 
 @pytest.mark.parametrize("nodes", range(1, 9))
 def test_the_heaps_stay_under_2_gb(nodes: int) -> None:
-    assert sum(heap_mib(d, nodes) for d in (*MASTERS, *node_names(nodes))) < 2e9 / 2**20
+    daemons = ClusterSpec(nodes=nodes).daemons
+    assert sum(heap_mib(d, nodes) for d in daemons) < 2e9 / 2**20
 
 
 def test_a_directory_that_yarn_does_not_bear_is_refused(tmp_path: Path) -> None:

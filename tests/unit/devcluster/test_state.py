@@ -20,7 +20,7 @@ GONE = Process(2**22 - 1, "never")
 
 def state(**other: object) -> State:
     spec = ClusterSpec(1, 1, SiteConf(sites={"yarn-site": {"a": "b"}}, nodes={"node1": {"c": "d"}}))
-    ports = {name: 20000 + i for i, name in enumerate(port_names(1))}
+    ports = {name: 20000 + i for i, name in enumerate(port_names(spec.daemons))}
     return State(spec, "simulated: why", "/jdk", ports, **other)  # type: ignore[arg-type]
 
 
