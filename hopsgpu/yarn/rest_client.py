@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST_SAID = 200
+_ELSEWHERE = 307
 
 
 class NoAnswer(HopsGpuError):
@@ -181,6 +182,9 @@ def _answer(
                     f" {_why_refused()}"
                 )
         answer.raise_for_status()
+        if answer.status_code == _ELSEWHERE:
+            # A standby, while no other one is active: it names nobody to ask.
+            raise NoAnswer(_first_line(answer.text) or _status(answer))
     except requests.RequestException as error:
         reason = _reason(error)
         if (told := meaning(reason)) is not None:
@@ -256,6 +260,10 @@ def _status(answer: Response) -> str:
     except (ValueError, LookupError, TypeError):
         return status
     return f"{status}: {message[:_MOST_SAID]}"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip()[:_MOST_SAID] for line in text.splitlines() if line.strip()), "")
 
 
 def _reason(error: BaseException) -> str:

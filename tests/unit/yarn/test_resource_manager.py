@@ -136,6 +136,12 @@ def test_of_two_resource_managers_the_one_that_answers_is_asked_first() -> None:
             "HTTP 503 Service Unavailable: Failed to run it",
         ),
         ((503, "[1]"), "HTTP 503 Service Unavailable"),
+        # As a real standby said, and a redirect without a target or a text.
+        (
+            (307, "Can not find any active RM. Will retry in next 2 seconds.\nHA Zookeeper"),
+            "Can not find any active RM. Will retry in next 2 seconds.",
+        ),
+        ((307, ""), "HTTP 307 Temporary Redirect"),
     ],
 )
 def test_why_there_is_no_answer_in_a_few_words(answer: object, reason: str) -> None:
