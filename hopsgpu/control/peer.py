@@ -18,6 +18,11 @@ from hopsgpu.core.rank_requirements import DATA, LAKE, missing_modules
 from hopsgpu.gpu.container_gpus import read_container_gpus
 from hopsgpu.gpu.node.health import BAD
 
+# The variable by which Python's HTTP clients know private authorities, and the file in a container
+# to which an application that ships one has given the name.
+BUNDLE = "REQUESTS_CA_BUNDLE"
+AUTHORITIES = "hopsgpu-authorities.pem"
+
 
 @dataclass(frozen=True)
 class Driver:
@@ -103,7 +108,8 @@ def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[s
     """Return variables with which HDFS clients of this container act for the submitting user.
 
     Spark ships the submitter's Hadoop configuration into the container; the node's own, if it has
-    one, may not know the submitter's name services.
+    one, may not know the submitter's name services. The certificates of a private authority are
+    shipped too, for nodes that name none.
     """
     added = {}
     if user is not None:
@@ -111,4 +117,7 @@ def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[s
     shipped = Path("__spark_conf__/__hadoop_conf__").resolve()
     if shipped.is_dir():
         added["HADOOP_CONF_DIR"] = str(shipped)
+    bundle = Path(AUTHORITIES).resolve()
+    if bundle.is_file() and BUNDLE not in os.environ:
+        added[BUNDLE] = str(bundle)
     return {**environment, **added}

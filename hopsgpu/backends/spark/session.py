@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.backends.masters import is_local
+from hopsgpu.backends.spark.authorities import shipped_bundle
 from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.log4j import suppressed
 from hopsgpu.backends.spark.package_archive import (
@@ -271,6 +272,7 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
         # For Spark's Python daemon, which starts before a task can bring it what Spark serves.
         package = pack_package(Path(directory) / PACKAGE)
         settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
+        settings |= shipped_bundle(shipped, os.environ)
         check_session(environment | settings)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
         # When this returns, YARN has its own copies of the files.

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopsgpu.backends.spark.authorities import shipped_bundle
 from hopsgpu.backends.spark.job_file import job_file
 from hopsgpu.backends.spark.package_archive import (
     ARCHIVES,
@@ -212,7 +213,7 @@ def submit_arguments(
         for name in _PYTHON_PATHS:
             path = (f"{{{{PWD}}}}/{MODULES}/0", properties.get(name))
             joined[name] = os.pathsep.join(filter(None, path))
-    joined = {ARCHIVES: archives, **joined}
+    joined = {ARCHIVES: archives, **joined, **shipped_bundle(properties, os.environ)}
     ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
     words = [word for option in options for word in option]
     line = ["--master", "yarn", *ours, *words, *last, *rest]

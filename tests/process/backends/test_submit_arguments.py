@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from hopsgpu.backends.spark.authorities import shipped_bundle
 from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
@@ -740,3 +741,40 @@ def test_a_submission_that_fails_says_what_spark_submit_said(home: Path) -> None
     follower, said = attended(Manager({}))
     assert follower.submit([str(binary)], os.environ).id == "application_1_7"
     assert said == ["application_1_7 'job' is in queue root.gpus"]
+
+
+def hadoop_conf(directory: Path, policy: str) -> str:
+    """A HADOOP_CONF_DIR whose YARN has that yarn.http.policy."""
+    directory.mkdir()
+    (directory / "yarn-site.xml").write_text(
+        "<configuration><property><name>yarn.http.policy</name>"
+        f"<value>{policy}</value></property></configuration>"
+    )
+    return str(directory)
+
+
+def test_certificates_of_a_private_authority_go_along(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = tmp_path / "authorities.pem"
+    bundle.touch()
+    secure = {"HADOOP_CONF_DIR": hadoop_conf(tmp_path / "secure", "HTTPS_ONLY")}
+    plain = {"HADOOP_CONF_DIR": hadoop_conf(tmp_path / "plain", "HTTP_ONLY")}
+    named = {"REQUESTS_CA_BUNDLE": str(bundle)}
+    files, name = {"spark.yarn.dist.files": "hdfs:///mine.txt"}, "hopsgpu-authorities.pem"
+    ships = {
+        "spark.yarn.dist.files": f"hdfs:///mine.txt,{bundle.as_uri()}#{name}",
+        "spark.yarn.appMasterEnv.REQUESTS_CA_BUNDLE": f"{{{{PWD}}}}/{name}",
+    }
+    assert shipped_bundle(files, {**secure, **named}) == ships
+    # What an administrator has put on the nodes is theirs.
+    on_nodes = {"spark.yarn.appMasterEnv.REQUESTS_CA_BUNDLE": "/etc/ca.pem"}
+    assert shipped_bundle(on_nodes, {**secure, **named}) == {}
+    # Nothing is asked by HTTPS, but for a root that is.
+    assert shipped_bundle(files, {**plain, **named}) == shipped_bundle(files, named) == {}
+    by_web = {"HOPSGPU_ROOT": "swebhdfs://nn:9871/user/a"}
+    assert shipped_bundle(files, {**plain, **named, **by_web}) == ships
+    # A directory, which requests takes too, is none of ours to ship.
+    assert shipped_bundle(files, secure) == {} and not caplog.records
+    assert shipped_bundle(files, {**secure, "REQUESTS_CA_BUNDLE": str(tmp_path)}) == {}
+    assert f"REQUESTS_CA_BUNDLE={tmp_path} is not a file" in caplog.text
