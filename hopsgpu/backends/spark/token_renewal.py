@@ -23,7 +23,7 @@ from py4j.protocol import Py4JError
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.channel import Message
 from hopsgpu.control.tls import network_is_encrypted
-from hopsgpu.storage.hadoop_tokens import VARIABLE, keep_tokens, lifetime
+from hopsgpu.storage.hadoop_tokens import VARIABLE, Lifetime, keep_tokens, lifetime
 from hopsgpu.storage.kerberos import has_keytab
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,32 @@ _CLIENT_STOPS_BEFORE = 60.0
 
 
 def read_tokens(jvm: Jvm) -> bytes:
-    """Return the submitter's HDFS tokens, as `Jvm.hdfs_tokens` does; b"" without Kerberos."""
-    return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
+    """Return the submitter's HDFS tokens, as `Jvm.hdfs_tokens` does; b"" without Kerberos.
+
+    If Spark would get new ones only when these have ended, it is made to get them now: where the
+    NameNode was away when they were due, Spark 4.3 plans the next ones in 10^12 hours.
+    """
+    if not jvm.is_kerberized():
+        return b""
+    tokens = jvm.hdfs_tokens()
+    if (life := lifetime(tokens)) is not None:
+        try:
+            _mend_plan(jvm, life)
+        except (Py4JError, LookupError) as error:
+            # A Spark that keeps its plan elsewhere: nothing is lost but the remedy.
+            log.info("when Spark will get new HDFS tokens is not known: %r", error)
+    return tokens
+
+
+def _mend_plan(jvm: Jvm, life: Lifetime) -> None:
+    pause = jvm.seconds_to_new_tokens()
+    if pause is not None and time.time() + pause > life.ends:
+        log.warning(
+            "Spark would get new HDFS tokens in %.3g hours, after the end of these: a NameNode did"
+            " not answer when they were due; asks Spark to get them now",
+            pause / 3600,
+        )
+        jvm.plan_new_tokens()
 
 
 def expiry_warnings(jvm: Jvm, setting: Callable[[str], str | None]) -> tuple[str, ...]:

@@ -260,6 +260,9 @@ def test_the_date_at_which_ranks_lose_hdfs_is_told_before(
         def hdfs_tokens(self) -> bytes:
             return DATED
 
+        def seconds_to_new_tokens(self) -> None:
+            return None
+
     warnings = expiry_warnings(cast(Jvm, Standin()), settings.get)
     if words is None:
         assert warnings == ()
@@ -349,7 +352,39 @@ def test_tokens_are_read_on_clusters_with_kerberos_only(kerberized: bool, expect
         def hdfs_tokens(self) -> bytes:
             return NEW
 
+        def seconds_to_new_tokens(self) -> None:
+            return None
+
     assert read_tokens(cast(Jvm, Standin())) == expected
+
+
+@pytest.mark.parametrize(
+    ("pause", "planned"), [(None, 0), (-1.0, 0), (200.0, 0), (400.0, 1), (1e16, 1)]
+)
+def test_spark_is_asked_for_tokens_that_it_would_get_too_late(
+    pause: float | None, planned: int
+) -> None:
+    now = round(time.time())
+    short = {b"n": (identifier(now - 10, now + 300), HDFS, b"10.0.0.1:8020")}
+
+    class Standin:
+        asked = 0
+
+        def is_kerberized(self) -> bool:
+            return True
+
+        def hdfs_tokens(self) -> bytes:
+            return token_file(short, {})
+
+        def seconds_to_new_tokens(self) -> float | None:
+            return pause
+
+        def plan_new_tokens(self) -> None:
+            self.asked += 1
+
+    jvm = Standin()
+    assert read_tokens(cast(Jvm, jvm)) == token_file(short, {})
+    assert jvm.asked == planned
 
 
 def test_fresh_tokens_take_the_place_of_those_of_the_same_service() -> None:
