@@ -60,6 +60,11 @@ _ENDS = {"allow_interspersed_args": False}
     help="In cluster mode, print the application's ID once YARN has accepted it, and return.",
 )
 @click.option(
+    "--proxy-user",
+    metavar="USER",
+    help="Act for another user, as gateways do that YARN and HDFS allow it to.",
+)
+@click.option(
     "--dry-run", is_flag=True, help="Print the spark-submit command line instead of running it."
 )
 @click.argument("script")
@@ -73,6 +78,7 @@ def submit(
     keytab: str | None,
     python_envs: tuple[str, ...],
     detach: bool,
+    proxy_user: str | None,
     dry_run: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -85,12 +91,16 @@ def submit(
     and releases its GPUs, except with --detach.
     """
     from hopsgpu.backends.spark.submit_command import Job, parse_conf
+    from hopsgpu.storage.identity import PROXY_USER
 
     conf = parse_conf(confs)
     for option, value in (("principal", principal), ("keytab", keytab)):
         if value is not None:
             conf[f"spark.kerberos.{option}"] = value
     tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
+    if proxy_user is not None:
+        # For this process's clients and for spark-submit, which has it from here.
+        os.environ[PROXY_USER] = proxy_user
     job = Job(script, arguments, deploy_mode, queue, name, conf, detach, tag)
     # One may be anything; several are a list of packages.
     python_env = python_envs[0] if len(python_envs) == 1 else python_envs or None

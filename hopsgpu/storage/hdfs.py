@@ -1,8 +1,7 @@
 """HDFS by hdfs-native: hdfs:// and viewfs://.
 
 hdfs-native itself reads the Hadoop configuration, also for high availability and Kerberos, but
-neither what a file includes nor variables in values, so it is given the values. The use of a name
-service with several NameNodes follows hdfs-native's documentation, and is untried here.
+neither what a file includes nor variables in values, so it is given the values.
 """
 
 from __future__ import annotations

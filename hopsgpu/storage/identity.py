@@ -25,6 +25,8 @@ from hopsgpu.storage.kerberos import (
 
 log = logging.getLogger(__name__)
 
+# Hadoop's own variable. hdfs-native reads it too.
+PROXY_USER = "HADOOP_PROXY_USER"
 Setting = Callable[[str], str | None]
 
 
@@ -42,6 +44,7 @@ def own_name() -> str:
 def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     """Return the user that Hadoop takes this process for.
 
+    A process that acts for another user, as gateways do, names that user in HADOOP_PROXY_USER.
     With Kerberos that is the short name of the principal of the ticket, or of YARN's tokens, and
     HADOOP_USER_NAME is ignored. Without it that is HADOOP_USER_NAME, or else the user who runs
     this process.
@@ -53,6 +56,8 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: Hadoop requires Kerberos, and there is no ticket, or no user for its principal.
     """
+    if proxied := environ.get(PROXY_USER):
+        return proxied
     if not is_kerberized(hadoop):
         return environ.get("HADOOP_USER_NAME") or own_name()
     if has_tokens(environ):
@@ -99,11 +104,18 @@ def ensure_credentials(
         seconds: how long a ticket without a keytab must last; None for a moment.
 
     Raises:
-        ConfigError: there is no ticket, it ends too early, or the keytab gives none.
+        ConfigError: there is no ticket, it ends too early, the keytab gives none, or there is a
+            keytab and HADOOP_PROXY_USER.
     """
     if not is_kerberized(hadoop) or has_tokens(environ):
         return
     named = keytab_of(spark)
+    if named is not None and (proxied := environ.get(PROXY_USER)):
+        raise ConfigError(
+            f"{PROXY_USER}={proxied}: Spark takes no keytab ({named[1]}) of one user to act for"
+            " another: remove spark.kerberos.principal and spark.kerberos.keytab and run kinit, or"
+            f" unset {PROXY_USER}"
+        )
     if named is not None:
         sign_in(*named, environ)
         return

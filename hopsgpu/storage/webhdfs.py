@@ -22,6 +22,7 @@ from hopsgpu.storage.error_messages import NO_CREDENTIALS, Refused, refusal
 from hopsgpu.storage.filesystem import BLOCK, Status
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import name_services, web_token
+from hopsgpu.storage.identity import PROXY_USER
 from hopsgpu.storage.kerberos import deepest, is_kerberized, meaning, spnego
 from hopsgpu.storage.umask import creation_mask
 
@@ -42,8 +43,8 @@ _QUICK_SECONDS = 5.0
 class WebHdfs:
     """A `FileSystem` on HDFS over HTTP.
 
-    The user is HADOOP_USER_NAME, or this process's; with Kerberos, that of the container's HDFS
-    token, or of this process's ticket.
+    The user is that of HADOOP_PROXY_USER or HADOOP_USER_NAME, or this process's; with Kerberos,
+    that of the container's HDFS token, or HADOOP_PROXY_USER's, or of this process's ticket.
 
     Args:
         url: URL of the file system, without a path.
@@ -69,7 +70,8 @@ class WebHdfs:
             session.auth = _credentials(base, name_services(hadoop.filled()))
             self._client = Client(base, timeout=timeout, session=session)
         else:
-            user = os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
+            named = os.environ.get(PROXY_USER) or os.environ.get("HADOOP_USER_NAME")
+            user = named or getpass.getuser()
             self._client = InsecureClient(base, user=user, timeout=timeout, session=session)
         self._mask = creation_mask(os.environ)
         self._is_writable = False
@@ -179,6 +181,8 @@ def _credentials(
         if (token := web_token(os.environ, host, services)) is not None:
             request.prepare_url(request.url, {"delegation": token})
             return request
+        if proxied := os.environ.get(PROXY_USER):
+            request.prepare_url(request.url, {"doas": proxied})
         signed: PreparedRequest = spnego(base)(request)
         return signed
 

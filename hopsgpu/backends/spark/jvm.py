@@ -30,6 +30,8 @@ _LOOK_SECONDS = 0.01
 _MOST_TASKS = 10_000
 # A JVM that a signal ends breaks its connections before it closes its port.
 _ENDING_SECONDS = 2.0
+# A method of HadoopDelegationTokenManager.
+_PLANS_TOKENS = "scheduleRenewal"
 _PROBE_SECONDS = 2.0
 # Kinds of the tokens for hdfs, webhdfs and swebhdfs (Hadoop's DelegationTokenIdentifier and
 # WebHdfsConstants).
@@ -118,6 +120,12 @@ class Jvm:
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return str(information.getCurrentUser().getShortUserName())
 
+    def proxied_user(self) -> str | None:
+        """Return the user for whom another one's credentials act; None if they are this user's."""
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        user = information.getCurrentUser()
+        return None if user.getRealUser() is None else str(user.getShortUserName())
+
     def hadoop_version(self) -> str:
         """Return the version of the Hadoop client in this JVM."""
         return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())
@@ -130,6 +138,60 @@ class Jvm:
         """Return the submitter's HDFS delegation tokens as a Hadoop token file; b"" without any."""
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return self._hdfs_part(information.getCurrentUser().getCredentials())
+
+    def seconds_to_new_tokens(self) -> float | None:
+        """Return in how many seconds Spark will get new HDFS tokens; None if it plans nothing."""
+        manager = self._token_manager()
+        milliseconds = self._class("java.util.concurrent.TimeUnit").MILLISECONDS
+        planned = () if manager is None else self._planned_tokens(manager)
+        return min((float(task.getDelay(milliseconds)) / 1000 for task in planned), default=None)
+
+    def plan_new_tokens(self) -> None:
+        """Have Spark get new HDFS tokens in its own thread, in a second, and not when it planned.
+
+        Raises:
+            LookupError: this Spark does it otherwise.
+        """
+        manager = self._token_manager()
+        plans = (
+            method
+            for method in manager.getClass().getDeclaredMethods()
+            # Spark's compiler puts the class before the name where other classes call it.
+            if str(method.getName()).rpartition("$")[2] == _PLANS_TOKENS
+        )
+        if (plan := next(plans, None)) is None:
+            raise LookupError(_PLANS_TOKENS)
+        # Each plan makes the next one: two would go on side by side.
+        for task in self._planned_tokens(manager):
+            task.cancel(False)
+        plan.setAccessible(True)
+        gateway: Any = self._context._gateway
+        arguments = gateway.new_array(gateway.jvm.Object, 1)
+        arguments[0] = gateway.jvm.Long.valueOf("1000")
+        plan.invoke(manager, arguments)
+
+    def _planned_tokens(self, manager: Any) -> list[Any]:
+        """Return the tasks with which Spark will get new tokens, which do not run yet."""
+        executor = self._private(manager, "renewalExecutor")
+        waiting = () if executor is None else executor.getQueue().toArray()
+        # A periodic one renews the ticket.
+        return [task for task in waiting if not (task.isPeriodic() or task.isCancelled())]
+
+    def _token_manager(self) -> Any:
+        """Return Spark's HadoopDelegationTokenManager; None without Kerberos."""
+        option = self._private(self._scala.schedulerBackend(), "delegationTokenManager")
+        return option.get() if option is not None and option.isDefined() else None
+
+    def _private(self, instance: Any, name: str) -> Any:
+        """Return a private field of a Java object, of whichever class of its it is."""
+        declaring = instance.getClass()
+        while declaring is not None:
+            for field in declaring.getDeclaredFields():
+                if str(field.getName()) == name:
+                    field.setAccessible(True)
+                    return field.get(instance)
+            declaring = declaring.getSuperclass()
+        raise LookupError(name)
 
     def _hdfs_part(self, credentials: Any) -> bytes:
         """Return the tokens for HDFS, without those of YARN and other services, as a token file."""

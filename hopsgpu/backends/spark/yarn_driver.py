@@ -12,8 +12,9 @@ from pyspark import SparkContext
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.settings import check_session, check_submitted, in_cluster_mode
 from hopsgpu.control.peer import lake_environment
+from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_tokens import name_configured_tokens
-from hopsgpu.storage.identity import ensure_credentials
+from hopsgpu.storage.identity import PROXY_USER, ensure_credentials
 from hopsgpu.storage.kerberos import CACHE, KEYTAB, named_keytab
 
 log = logging.getLogger(__name__)
@@ -45,10 +46,11 @@ def act_for_submitter(context: SparkContext) -> None:
     They use the submitter's Hadoop configuration. The driver's process belongs to a container,
     which runs as the NodeManager's user, with that node's HADOOP_CONF_DIR. With Kerberos, the
     tokens that YARN put there identify the submitter. In client mode it is this process's ticket,
-    or the keytab that the session names.
+    or the keytab that the session names; and the user for whom that acts is Spark's.
 
     Raises:
-        ConfigError: with Kerberos, in client mode, there is no valid ticket.
+        ConfigError: in client mode, with Kerberos there is no valid ticket, or HADOOP_PROXY_USER
+            does not name the user of Spark's JVM.
     """
     jvm = Jvm(context)
     if in_cluster_mode(jvm.setting):
@@ -57,6 +59,15 @@ def act_for_submitter(context: SparkContext) -> None:
         if user is None:
             _use_credentials(jvm)
     else:
+        if (proxied := jvm.proxied_user()) is not None:
+            # spark-submit --proxy-user tells it to the JVM alone.
+            log.info("acts for %s, as Spark does", proxied)
+            os.environ[PROXY_USER] = proxied
+        elif (named := os.environ.get(PROXY_USER)) and named != jvm.user():
+            raise ConfigError(
+                f"{PROXY_USER}={named}, and Spark's JVM acts for {jvm.user()}: set the variable"
+                " before the session starts"
+            )
         # Of a session that the user created otherwise.
         ensure_credentials(jvm.hadoop, jvm.setting, os.environ)
 

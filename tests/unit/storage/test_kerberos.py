@@ -101,6 +101,17 @@ def test_credentials_are_looked_at_only_where_kerberos_is_on(tmp_path: Path) -> 
     ensure_credentials(kerberos.get, {}.get, in_yarn)
 
 
+def test_a_process_may_act_for_another_user_by_a_ticket_alone() -> None:
+    kerberos = {"hadoop.security.authentication": "kerberos"}
+    proxied = {"HADOOP_PROXY_USER": "alice", "HADOOP_USER_NAME": "bob"}
+    for hadoop in ({}, kerberos):
+        assert hadoop_user(hadoop.get, proxied) == "alice"
+    keytab = {"spark.kerberos.principal": "gateway", "spark.kerberos.keytab": __file__}
+    with pytest.raises(ConfigError, match="HADOOP_PROXY_USER=alice: Spark takes no keytab"):
+        ensure_credentials(kerberos.get, keytab.get, proxied)
+    assert proxied.keys() == {"HADOOP_PROXY_USER", "HADOOP_USER_NAME"}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
