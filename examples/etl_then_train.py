@@ -171,7 +171,9 @@ def main() -> None:
     few = {"spark.dynamicAllocation.maxExecutors": 2, "spark.sql.shuffle.partitions": 4}
     spark = hopsgpu.session("etl-then-train", conf=few)
     count = GpuCount(spark)
-    lake = f"{spark.sparkContext._jsc.hadoopConfiguration().get('fs.defaultFS')}/lake/digits"
+    context = spark.sparkContext
+    files = context._jsc.hadoopConfiguration().get("fs.defaultFS")
+    lake = f"{files}/user/{context.sparkUser()}/lake/digits"
 
     say("ETL: raw scans to HDFS, cleaned and split by Spark on CPU executors")
     write_raw(spark, f"{lake}/raw")
