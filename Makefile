@@ -34,8 +34,11 @@ LIGHT_LONGEST += tests/process/agent/test_tmpdir_links.py
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
 # Needs a KDC: `make secure`.
-SOAK += $(wildcard tests/secure/test_token_*.py)
+SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
+# Of the tests of the cluster, those of what tests/secure has not, as alice with a keytab.
+ALSO_SECURE := tests/cluster/test_notebooks.py
+ALSO_SECURE += tests/cluster/test_python_env.py::test_packages_go_before_those_of_the_executors
 # PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries, with
 # Kerberos.
 CORNER := 3.5/3.3.6
@@ -121,6 +124,7 @@ corner: java $(call environment,$(CORNER))/.installed
 # On a Kerberized cluster; needs krb5-kdc, krb5-admin-server, krb5-user and libkrb5-dev.
 secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m 'not soak' --durations=10 tests/secure
+	$(BIN)/python -m pytest -m 'not soak' --durations=10 --kerberos $(ALSO_SECURE)
 
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)

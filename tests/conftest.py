@@ -44,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="give all workers one cluster: for tests that use its HDFS, and no daemons and GPUs",
     )
+    parser.addoption("--kerberos", action="store_true", help="on a Kerberized cluster, as alice")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -76,9 +77,9 @@ def hadoop() -> str | None:
 
 
 @pytest.fixture(scope="session")
-def kerberos() -> bool:
+def kerberos(pytestconfig: pytest.Config) -> bool:
     """Whether the cluster is Kerberized; all is then done as alice, with her keytab."""
-    return False
+    return bool(pytestconfig.getoption("kerberos"))
 
 
 @pytest.fixture(scope="session")

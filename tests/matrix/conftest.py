@@ -22,7 +22,6 @@ _SEEN = pytest.StashKey[dict[str, Seen]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--spark", default="", help="series of PySpark that must be installed: 3.5")
     parser.addoption("--hadoop", default="", help="version of the daemons; PySpark's by default")
-    parser.addoption("--kerberos", action="store_true", help="on a Kerberized cluster")
     parser.addoption("--record", action="store_true", help="store the results for the page")
 
 
@@ -83,8 +82,3 @@ def _java() -> str:
 def hadoop(pytestconfig: pytest.Config) -> str | None:
     """The daemons' version."""
     return pytestconfig.getoption("hadoop", "") or None
-
-
-@pytest.fixture(scope="session")
-def kerberos(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.getoption("kerberos", False))

@@ -23,9 +23,13 @@ Env = dict[str, str]
 @pytest.fixture(scope="session")
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("cluster")
-    tmpdir = {"yarn.nodemanager.admin-env.TMPDIR": str(own_tmpdir)}
+    conf = {
+        "yarn-site": {"yarn.nodemanager.admin-env.TMPDIR": str(own_tmpdir)},
+        # bob is also a gateway that may act for alice, where he says so.
+        "core-site": {"hadoop.proxyuser.bob.hosts": "*", "hadoop.proxyuser.bob.users": "alice"},
+    }
     try:
-        devcluster.up(directory, kerberos=True, conf={"yarn-site": tmpdir}, keep_classes=True)
+        devcluster.up(directory, kerberos=True, conf=conf, keep_classes=True)
         yield directory
     finally:
         devcluster.down(directory)

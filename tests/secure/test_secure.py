@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
+from hopsgpu import devcluster
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -137,6 +142,109 @@ def test_bob_ends_no_turn_of_hers(alice: Env, bob: Env, told: dict[str, str]) ->
     assert out.count("refused: permission") == 2
 
 
+HELD = """
+    import sys
+    import hopsgpu
+
+    hopsgpu.session("held")
+    with hopsgpu.hold(workers=1, memory_per_worker="512m", progress="off") as gang:
+        print("held", flush=True)
+        sys.stdin.readline()
+        print("value", gang.launch(lambda: 42).value)
+"""
+STRANGER = """
+    import asyncio, sys
+    from hopsgpu.control.channel import ChannelError
+    from hopsgpu.control.handshake import connect
+
+    async def join(host, port):
+        try:
+            channel = await connect(host, int(port), b"a guess" * 5)
+        except (ChannelError, OSError) as error:
+            print("refused", type(error).__name__, error)
+        else:
+            print("JOINED", channel)
+
+    for address in sys.argv[1:]:
+        asyncio.run(asyncio.wait_for(join(*address.split(":")), 60))
+"""
+
+
+def test_bob_does_not_join_her_driver(
+    alice: Env, bob: Env, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    driver = start_script(alice, HELD)
+    assert driver.stdin is not None and driver.stdout is not None
+    try:
+        assert driver.stdout.readline() == "held\n"
+        sockets = psutil.Process(driver.pid).net_connections("tcp")
+        listening = [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
+        stranger = start_script(bob, STRANGER, *(f"{a.ip}:{a.port}" for a in listening))
+        out, errors = stranger.communicate(timeout=SECONDS)
+        assert stranger.returncode == 0, errors
+        assert "JOINED" not in out and out.count("refused") == len(listening)
+        # By the handshake, and not because nobody listens.
+        assert "refused ChannelError" in out, out
+        out, errors = driver.communicate("go on\n", timeout=SECONDS)
+    finally:
+        driver.kill()
+    assert "value 42" in out, errors
+
+
+def test_a_gateway_acts_for_another_user(
+    alice: Env, bob: Env, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    script = tmp_path / "alone" / "proxied.py"
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(WHOLE).replace("secret", "proxied"))
+    acting = {**bob, "HADOOP_PROXY_USER": "alice"}
+    by_variable = run(acting, str(script))
+    assert by_variable.returncode == 0, by_variable.stderr[-3000:]
+    ((code, by_option, errors),) = ends(
+        started(submitting("--proxy-user", "alice", str(script)), client_env(bob))
+    )
+    assert code == 0, errors[-3000:]
+    for number, out in enumerate((by_variable.stdout, by_option), 1):
+        assert re.search(
+            rf"^model \S+/user/alice/hopsgpu/models/proxied/{number}$", out, re.MULTILINE
+        ), out
+    # Her runs are hers, whoever started them; and are not those of the gateway.
+    assert hopsgpu(alice, "runs").stdout.count("proxied") == 2
+    assert hopsgpu(acting, "runs").stdout == hopsgpu(alice, "runs").stdout
+    assert "proxied" not in hopsgpu(bob, "runs").stdout
+    seen = hopsgpu(acting, "doctor", "--no-session").stdout
+    assert re.search(rf"^ok +kerberos +alice \(bob@{REALM}\)", seen, re.MULTILINE), seen
+
+
+NEW_TOKENS = """
+    import sys, time
+    import hopsgpu
+    from hopsgpu.backends.spark.jvm import Jvm
+
+    spark = hopsgpu.session("tokens", conf={
+        "spark.kerberos.principal": "alice",
+        "spark.kerberos.keytab": sys.argv[1],
+    })
+    jvm = Jvm(spark.sparkContext)
+    print("planned", jvm.seconds_to_new_tokens())
+    before = jvm.hdfs_tokens()
+    jvm.plan_new_tokens()
+    deadline = time.monotonic() + 60
+    while jvm.hdfs_tokens() == before and time.monotonic() < deadline:
+        time.sleep(0.1)  # Spark tells nobody of new tokens
+    print("new", before != jvm.hdfs_tokens() != b"")
+"""
+
+
+def test_spark_gets_tokens_when_it_is_asked(cluster_env: Env, realm: Realm) -> None:
+    script = start_script(cluster_env, NEW_TOKENS, realm.keytab("alice"))
+    out, errors = script.communicate(timeout=SECONDS)
+    assert "new True" in out, out + errors
+    planned = re.search(r"^planned ([\d.]+)$", out, re.MULTILINE)
+    # Three quarters of a day, less the start of the session.
+    assert planned is not None and 0.7 * 86_400 < float(planned[1]) <= 0.75 * 86_400
+
+
 NO_TICKET = "there is no Kerberos ticket: run kinit, or name a keytab"
 SESSION = "import hopsgpu; hopsgpu.session('none')"
 COMMANDS = {
@@ -197,6 +305,18 @@ def test_a_kdc_out_of_reach(cluster_env: Env, realm: Realm, tmp_path: Path) -> N
     given = keytab_options(realm.keytab("alice"), "alice")
     told = last_line(env, [*COMMANDS["submit"][:3], *given, COMMANDS["submit"][3]])
     assert "no KDC answers (Cannot contact any KDC for realm" in told
+
+
+def test_a_kdc_that_died_is_brought_back(
+    cluster_dir: Path, cluster_env: Env, realm: Realm, tmp_path: Path
+) -> None:
+    (kdc,) = (d.pid for d in devcluster.status(cluster_dir).daemons if d.name == "kdc")
+    os.kill(kdc, signal.SIGKILL)
+    env = {**cluster_env, "KRB5CCNAME": f"FILE:{tmp_path / 'tickets'}"}
+    sign_in = ["kinit", "-k", "-t", str(realm.keytab("alice")), "alice"]
+    assert subprocess.run(sign_in, env=env, check=False, capture_output=True).returncode
+    assert devcluster.up(cluster_dir).started == ("kdc",)
+    subprocess.run(sign_in, env=env, check=True)
 
 
 def test_the_doctor_says_who_one_is_and_what_is_missing(
