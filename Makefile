@@ -104,6 +104,7 @@ unit: $(VENV)/.installed-dev
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
+	$(BIN)/python -m pytest -m 'not soak' --kerberos $(ALSO_SECURE)
 
 .venv-spark%/.installed: $(PACKAGING)
 	@echo "installing hopsgpu with PySpark $* into .venv-spark$*"
@@ -124,7 +125,6 @@ corner: java $(call environment,$(CORNER))/.installed
 # On a Kerberized cluster; needs krb5-kdc, krb5-admin-server, krb5-user and libkrb5-dev.
 secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m 'not soak' --durations=10 tests/secure
-	$(BIN)/python -m pytest -m 'not soak' --durations=10 --kerberos $(ALSO_SECURE)
 
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)
