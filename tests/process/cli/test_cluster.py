@@ -73,7 +73,17 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(library, "up", lambda *a, **k: calls.append((a, k)))
     args = ["--dir", "d", "--nodes", "3", "--gpus-per-node", "1", "--conf", "c.yaml"]
-    args += ["--hadoop", "3.3.6", "--kerberos", "--privacy", "--token-lifetimes", "60", "300"]
+    args += [
+        "--hadoop",
+        "3.3.6",
+        "--kerberos",
+        "--https",
+        "--namenode-ha",
+        "--privacy",
+        "--token-lifetimes",
+        "60",
+        "300",
+    ]
     assert CliRunner().invoke(main, ["cluster", "up", *args]).exit_code == 0
     assert CliRunner().invoke(main, ["cluster", "up"]).exit_code == 0
     given = {
@@ -85,6 +95,7 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "privacy": True,
     }
     given |= {"simple_web": None, "token_lifetimes": (60.0, 300.0)}
+    given |= {"https": True, "namenode_ha": True, "resourcemanager_ha": None}
     for _, options in calls:
         assert isinstance(options, dict) and options.pop("say")
     # Of what is not given, that of a cluster that runs is kept.
