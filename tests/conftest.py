@@ -22,6 +22,8 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
+from hopsgpu.backends.spark.pyspark_archives import VARIABLE as ARCHIVES
+from hopsgpu.backends.spark.pyspark_archives import with_bytecode
 from hopsgpu.devcluster.layout import Layout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
@@ -134,6 +136,8 @@ def hdfs_url(cluster_env: dict[str, str]) -> str:
 
 @pytest.fixture(scope="session")
 def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
+    # A session goes without the copies of PySpark that another worker's is creating.
+    assert until(lambda: ARCHIVES in with_bytecode(os.environ), 120)
     few = {"spark.dynamicAllocation.maxExecutors": 8, "spark.sql.shuffle.partitions": 2}
     session = hopsgpu.session("cluster-tests", conf=few)
     try:
