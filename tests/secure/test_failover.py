@@ -152,7 +152,7 @@ def test_a_resource_manager_dies_under_a_gang_and_a_line(
         assert until(lambda: devcluster.status(cluster_dir).gpus_used == 3, 120, 0.5)
         # It finds one GPU, and waits for the other.
         with jobs((submitting(str(script), "second", "2", "2", "1"), env)) as second:
-            assert until(lambda: "waiting:" in second[0].out.read_text(), 60)
+            assert until(lambda: "waiting:" in second[0].out.read_text(), 120)
             kill_active(cluster_dir, "resourcemanager", active_resource_manager)
             ended = ends(*first, *second)
     for code, out, err in ended:
