@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import secrets
 import shutil
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.devcluster.config import Properties
-from hopsgpu.devcluster.daemons import last_lines
+from hopsgpu.devcluster.daemons import run_logged
 from hopsgpu.devcluster.layout import MASTER, MAX_NODES, Layout, address_of, node_names
 from hopsgpu.devcluster.site_files import xml_text
 from hopsgpu.devcluster.state import write
-from hopsgpu.errors import ClusterError
 
 _AUTHORITY, _SERVER = "authority", "server"
 _DAYS = "3650"
-_SECONDS = 60.0
 # Not a secret: the store has the authority's public certificate alone.
 _TRUST_PASSWORD = "changeit"  # noqa: S105
 
@@ -103,7 +100,6 @@ def create_certificates(certificates: Certificates, layout: Layout, java: Path) 
     if certificates.bundle.exists():
         return
     log = layout.logs / "certificates.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(certificates.root, ignore_errors=True)
     certificates.root.mkdir(mode=0o700, parents=True)
     password = secrets.token_urlsafe(24)
@@ -191,15 +187,4 @@ class _Keytool:
             *("-keystore", str(store), "-storetype", "PKCS12", "-storepass:env", "PASSWORD"),
         ]
         environ = {"PASSWORD": self.password, "HOME": str(self.scratch), "LC_ALL": "C.UTF-8"}
-        with self.log.open("ab") as out:
-            ran = subprocess.run(
-                argv,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                timeout=_SECONDS,
-                check=False,
-            )
-        if ran.returncode:
-            raise ClusterError(f"keytool failed ({self.log}):\n{last_lines(self.log)}")
+        run_logged(argv, environ, self.log)

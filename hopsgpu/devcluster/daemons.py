@@ -6,15 +6,19 @@ import os
 import re
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hopsgpu.errors import ClusterError
+
 # A variable in the environment of every daemon and its containers; `marker` returns its value.
 MARKER = "HOPSGPU_CLUSTER_MEMBER"
 _TAIL_BYTES = 40_000
+_PROGRAM_SECONDS = 60.0
 _THREADS_SECONDS = 5.0
 _CAUSE = re.compile(r"Caused by:|^[\w.$]+(Exception|Error)\b")
 _SHELL = 'cd "$1" || exit 1; shift; exec "$@"'
@@ -63,6 +67,38 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
     # It is our child and not yet reaped, so its entry in /proc exists even if it has ended.
     stat = _stat(pid)
     return Process(pid, stat[1] if stat else "ended")
+
+
+def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, given: str = "") -> None:
+    """Run a program that prepares something, and wait for its end.
+
+    Args:
+        argv: the program and its arguments.
+        environ: its environment.
+        log: file to which its output is appended.
+        given: its standard input.
+
+    Raises:
+        ClusterError: it failed, or did not end within a minute.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        try:
+            ran = subprocess.run(
+                argv,
+                env=dict(environ),
+                input=given.encode(),
+                stdout=out,
+                stderr=out,
+                timeout=_PROGRAM_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"{argv[0]} did not end within {_PROGRAM_SECONDS:.0f} s ({log})"
+            ) from error
+    if ran.returncode:
+        raise ClusterError(f"{argv[0]} failed ({log}):\n{last_lines(log)}")
 
 
 @contextmanager

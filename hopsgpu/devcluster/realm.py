@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hopsgpu.devcluster.config import ClusterSpec, Properties
-from hopsgpu.devcluster.daemons import last_lines
+from hopsgpu.devcluster.daemons import last_lines, run_logged
 from hopsgpu.devcluster.layout import MASTER, MAX_NODES, Layout, address_of, node_names
 from hopsgpu.devcluster.state import write
 from hopsgpu.errors import ClusterError
@@ -172,13 +172,13 @@ def create_realm(realm: Realm, layout: Layout, port: int) -> None:
     if realm.created.exists():
         return
     log = layout.logs / "kerberos.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     # The master key's password is written to standard input: any user can read a command line.
     password = secrets.token_urlsafe(24)
     create = [_program("kdb5_util"), "create", "-r", REALM, "-s"]
-    _run(realm, log, create, f"{password}\n{password}\n")
+    environ = {**os.environ, **kdc_variables(realm)}
+    run_logged(create, environ, log, f"{password}\n{password}\n")
     administer = [_program("kadmin.local"), "-r", REALM]
-    _run(realm, log, administer, "".join(f"{line}\n" for line in principals(realm)))
+    run_logged(administer, environ, log, "".join(f"{line}\n" for line in principals(realm)))
     realm.signature_secret.write_bytes(secrets.token_bytes(64))
     for file in realm.signature_secret.parent.iterdir():
         file.chmod(0o600)
@@ -408,19 +408,3 @@ def _program(name: str) -> str:
             f"a Kerberized cluster needs MIT Kerberos, and {name} is not installed: {_INSTALL}"
         )
     return found
-
-
-def _run(realm: Realm, log: Path, argv: list[str], given: str) -> None:
-    environ = {**os.environ, **kdc_variables(realm)}
-    with log.open("ab") as out:
-        ran = subprocess.run(
-            argv,
-            env=environ,
-            input=given.encode(),
-            stdout=out,
-            stderr=out,
-            timeout=_SECONDS,
-            check=False,
-        )
-    if ran.returncode:
-        raise ClusterError(f"{argv[0]} failed ({log}):\n{last_lines(log)}")

@@ -99,3 +99,14 @@ def test_a_keytool_that_fails_is_told(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no entropy"):
         create_certificates(made, layout, tmp_path)
     assert not made.bundle.exists()
+
+
+def test_a_keytool_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopsgpu.devcluster.daemons._PROGRAM_SECONDS", 0.2)
+    java = tmp_path / "bin"
+    java.mkdir()
+    (java / "keytool").write_text("#!/bin/sh\nexec sleep 60\n")
+    (java / "keytool").chmod(0o755)
+    layout = Layout(tmp_path / "cluster")
+    with pytest.raises(ClusterError, match="keytool did not end within"):
+        create_certificates(Certificates(layout.certificates), layout, tmp_path)
