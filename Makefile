@@ -21,11 +21,12 @@ PARALLEL := -n 2 $(BY_FILE)
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
 SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
 SPARK += tests/contract/test_safe_mode.py
-LONGEST := search.py lease.py docs.py submit.py publishing.py notebook.py notebooks.py pipeline.py
-LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) ranks.py launch.py)
+LONGEST := lease.py submit.py search.py ranks.py elastic.py docs.py pipeline.py notebooks.py data.py
+LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) checkpoints.py publishing.py killed_driver.py)
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
 LIGHT += $(sort $(shell find tests/unit tests/process -name 'test_*.py'))
-LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
+LIGHT_LONGEST := elastic_frameworks.py checkpoints.py local.py publication_kills.py models.py
+LIGHT_LONGEST := $(addprefix tests/contract/test_,$(LIGHT_LONGEST))
 LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
 LIGHT_LONGEST += $(addprefix tests/process/agent/test_,supervisor.py fork_server.py)
 LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py tests/unit/control/test_heartbeat.py
@@ -46,10 +47,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak corner secure matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak faults corner secure serving objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | corner | secure | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | faults | corner | secure | serving | objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -101,10 +102,20 @@ test: java $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
+# Needs Debian's package prometheus, or its two programs.
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 	$(BIN)/python -m pytest -m 'not soak' --kerberos $(ALSO_SECURE)
+
+# With a loopback device of its own, in which connections can be cut.
+OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)
+OWN_NETWORK += sh -c 'ip link set lo up && exec "$$@"' --
+
+# Each fault with each kind of launch, one after the other; then the page of what was seen.
+faults: java $(VENV)/.installed-dev
+	@failed=0; $(OWN_NETWORK) $(BIN)/python -m pytest -q --record tests/faults || failed=1; \
+	$(BIN)/python -m tests.faults.page; exit $$failed
 
 .venv-spark%/.installed: $(PACKAGING)
 	@echo "installing hopsgpu with PySpark $* into .venv-spark$*"
@@ -125,6 +136,23 @@ corner: java $(call environment,$(CORNER))/.installed
 # On a Kerberized cluster; needs krb5-kdc, krb5-admin-server, krb5-user and libkrb5-dev.
 secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m 'not soak' --durations=10 tests/secure
+
+# Servers' packages exclude each other and ours: each has an environment of its own.
+SERVERS := kserve 'tritonclient[http]' nvidia-pytriton skops xgboost-cpu joblib
+MLSERVER := mlserver==1.7.1 mlserver-sklearn==1.7.1 mlserver-xgboost==1.7.1 skops
+
+.venv-serving/.installed:
+	python3 -m venv .venv-serving && .venv-serving/bin/pip install --quiet $(SERVERS) && touch $@
+
+.venv-mlserver/.installed:
+	python3 -m venv .venv-mlserver && .venv-mlserver/bin/pip install --quiet $(MLSERVER) && touch $@
+
+serving: $(VENV)/.installed-dev .venv-serving/.installed .venv-mlserver/.installed
+	$(BIN)/python -m pytest -q tests/serving
+
+# The contracts of the lake on the API of S3, without a cluster.
+objects: java $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) --durations=10 tests/objects
 
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)

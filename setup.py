@@ -35,7 +35,9 @@ DEMO = [*TORCH, "scikit-learn>=1.4.2,<2", "fsspec>=2024.2"]
 PANDAS = ["pandas>=2.2.2,<3"]
 # What examples/lake_pipeline.py scores with (Spark's mapInArrow wants pandas) and draws with.
 PIPELINE = [*PANDAS, "matplotlib>=3.8.4,<4"]
-# What the other examples, and `make soak`, train with. XGBoost on GPUs is the package xgboost.
+# For the nodes' GPUs it is the package xgboost.
+XGBOOST = ["xgboost-cpu>=3,<4"]
+# What the other examples, and `make soak`, train with.
 LIBRARIES = [
     *DEMO,
     *PANDAS,
@@ -43,7 +45,7 @@ LIBRARIES = [
     "lightning>=2.6,<3",
     "pillow>=10",
     "transformers>=5,<6",
-    "xgboost-cpu>=3,<4",
+    *XGBOOST,
 ]
 TEST = ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.7,<4"]
 # The other frameworks that examples and tests train with.
@@ -56,24 +58,65 @@ KERBEROS = ["requests-gssapi>=1.3,<2"]
 TENSORBOARD = ["tensorboard>=2.21,<3"]
 # Logs to an MLflow server; a database of its own wants the whole of MLflow.
 MLFLOW = ["mlflow-skinny>=3,<4"]
+# `hopsgpu exporter`.
+MONITORING = ["prometheus-client>=0.20,<1"]
+# ModelVersion.load of ONNX and skops; onnx reads names and shapes for `hopsgpu models export`.
+MODELS = ["onnx>=1.19,<2", "onnxruntime>=1.23,<2", "skops>=0.13,<1"]
+# Runs, models and data on object stores; before these versions there is no put-if-absent.
+S3 = ["s3fs>=2025.2"]
+GCS = ["gcsfs>=2025.2"]
+AZURE = ["adlfs>=2024.12"]
 # What proposes the trials of a search; cmaes is for Optuna's sampler of this name.
 SEARCH = ["optuna>=4.4,<6", "cmaes>=0.10,<0.14"]
+# `hopsgpu web`.
+WEB = ["starlette>=1.10,<2", "uvicorn>=0.54,<1", "jinja2>=3.1.6,<4"]
 # tests/matrix, in an environment for each PySpark.
 MATRIX = [*TEST, *SEARCH, *ENCRYPTION, *KERBEROS]
+# tests/objects: moto's server answers as S3 does.
+OBJECTS = [*S3, "moto[s3]>=5.1", "flask>=3", "flask-cors>=6"]
 # python_env= that names a conda environment; conda itself is the user's.
 CONDA = ["conda-pack>=0.8,<0.10"]
 # Whatever hopsgpu does something with that installs without a compiler: without Kerberos.
-ALL = [*TORCH, *TENSORFLOW, *SEARCH, *PIPELINE, *ENCRYPTION, *TENSORBOARD, *MLFLOW, *CONDA]
-CHECK = ["ruff>=0.12", "mypy>=1.15,<3", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
+ALL = [
+    *TORCH,
+    *TENSORFLOW,
+    *SEARCH,
+    *PIPELINE,
+    *ENCRYPTION,
+    *TENSORBOARD,
+    *MLFLOW,
+    *MONITORING,
+    *CONDA,
+    *WEB,
+    *MODELS,
+]
+CHECK = [
+    "ruff>=0.12",
+    "mypy>=1.15,<3",
+    "types-PyYAML",
+    "types-requests",
+    *ENCRYPTION,
+    *MONITORING,
+    *WEB,
+    *TEST,
+]
 # Makes hopsgpu's wheel in a test, without a network: what [build-system] wants.
 BUILD = ["setuptools>=77"]
 # Real kernels that run cells, and the notebooks under examples/.
 NOTEBOOK = ["ipykernel>=6.29,<8", "jupyter-client>=8,<9", "nbclient>=0.10,<0.12"]
+# Answers of the pages without a server, and the pages in a real Chromium, which is not of pip.
+BROWSER = ["httpx2>=2,<3", "playwright>=1.50,<2"]
 DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA + BUILD
+DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS
 # The pages (`make docs`), built and checked without a network.
 DOCS = ["sphinx>=8.2,<10", "myst-parser>=4,<6", "furo>=2024.8.6", "sphinx-click>=6,<7", *CHECK]
+# Ray Train is elastic since 2.55. torchft has wheels for Linux on x86-64 alone.
+ELASTIC = [
+    "ray[train]>=2.55,<3",
+    'torchft>=0.2,<0.3; sys_platform == "linux" and platform_machine == "x86_64"',
+]
 # What `make bench` measures beside hopsgpu.
-BENCH = ["spark-tensorflow-distributor>=1.0,<2", *DEV]
+BENCH = ["spark-tensorflow-distributor>=1.0,<2", *ELASTIC, *DEV]
 
 setup(
     name="hopsgpu",
@@ -98,7 +141,12 @@ setup(
     ],
     python_requires=">=3.11",
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
-    package_data={"hopsgpu": ["py.typed"], "hopsgpu.devcluster": ["admin_files/*/*"]},
+    package_data={
+        "hopsgpu": ["py.typed"],
+        "hopsgpu.devcluster": ["admin_files/*/*"],
+        "hopsgpu.monitoring": ["alerts.yml", "dashboard.json"],
+        "hopsgpu.web": ["templates/*", "static/*"],
+    },
     install_requires=RUNTIME,
     extras_require={
         # For users.
@@ -111,7 +159,13 @@ setup(
         "kerberos": KERBEROS,
         "tensorboard": TENSORBOARD,
         "mlflow": MLFLOW,
+        "monitoring": MONITORING,
+        "models": MODELS,
+        "s3": S3,
+        "gcs": GCS,
+        "azure": AZURE,
         "conda": CONDA,
+        "web": WEB,
         "all": ALL,
         # For the targets of the Makefile.
         "demo": DEMO,

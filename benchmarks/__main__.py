@@ -1,7 +1,7 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-channel | output | trials | secure] …`
+score | channel | output | trials | elastic | replay | scale | secure] …`
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ from benchmarks import (
     channel,
     contention,
     data,
+    elastic,
     launches,
     many_trials,
     output,
+    replay,
+    scale,
+    score,
     search,
     secure,
     stores,
@@ -42,11 +46,15 @@ ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "contention": contention.measure,
     "stores": stores.measure,
     "data": data.measure,
+    "score": score.measure,
 }
 ALONE: Mapping[str, Callable[[], object]] = {
     "channel": channel.measure,
     "output": output.measure,
     "trials": many_trials.measure,
+    "elastic": elastic.measure,
+    "replay": replay.measure,
+    "scale": scale.measure,
     # Needs a KDC.
     "secure": secure.measure,
 }

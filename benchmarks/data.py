@@ -131,6 +131,8 @@ def _compare(taken: Mapping[str, list[float]]) -> None:
     for ours, theirs, wanted in (
         ("hopsgpu, warm, each value read", "mapped Arrow, each value read", 0.8),
         ("hopsgpu, warm, views", "mapped Arrow, views", 0.8),
+        ("hopsgpu, warm, shuffled", "hopsgpu, warm, each value read", 0.5),
+        ("hopsgpu, warm, torch, shuffled", "hopsgpu, warm, torch", 0.5),
         ("hopsgpu, cold", "plain pyarrow from the lake", 0.9),
         ("hopsgpu, warm, torch", "TorchDistributor's loop", 30),
         ("hopsgpu, warm, torch", "petastorm, Parquet on the disk", None),

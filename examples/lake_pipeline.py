@@ -1,6 +1,7 @@
 """A pipeline on the lake, in one Spark application: from raw files to a table of predictions.
 
-    raw CSV -> clean -> features (Spark ML) -> gang training -> model version -> batch scoring
+    raw CSV -> clean -> features (Spark ML) -> gang training -> comparison with the version in
+    production -> promotion -> batch scoring -> table
 
 Each step reads what the previous one left on the lake, and can be repeated. Run all of them, or one
 as a task of an orchestrator, which needs only the exit code (not 0 on failure, with the reason on
@@ -8,11 +9,11 @@ stderr):
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/lake_pipeline.py hdfs:///tmp/wines --picture gpus.png
-    python examples/lake_pipeline.py hdfs:///tmp/wines --step train
+    python examples/lake_pipeline.py hdfs:///tmp/wines --step train --step compare --step promote
 
 At the end a picture shows the ResourceManager's count of GPUs in use, zero except during the
-training, and how many CPU executors Spark started and stopped. Without a cluster it runs on this
-machine, has no executors, and counts the machine's leased GPUs:
+training and the scoring, and how many CPU executors Spark started and stopped. Without a cluster it
+runs on this machine, has no executors, and counts the machine's leased GPUs:
 
     python examples/lake_pipeline.py file:///tmp/wines
 
@@ -23,20 +24,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import math
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
 import requests
 from pyspark import SparkContext
-from pyspark.ml import Pipeline, PipelineModel
+from pyspark.errors import PySparkException
+from pyspark.ml import Pipeline
 from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame, SparkSession
@@ -59,6 +59,7 @@ class Places:
         self.cleaned = f"{root}/cleaned"
         self.scaling = f"{root}/scaling"
         self.features = f"{root}/features"
+        self.comparison = f"{root}/comparison"
         self.scored = f"{root}/scored"
 
 
@@ -99,7 +100,7 @@ def clean(spark: SparkSession, places: Places) -> str:
 
 
 def make_features(spark: SparkSession, places: Places) -> str:
-    """Write one array of scaled floats per row, and keep the scaling, which scoring needs."""
+    """Write one array of scaled floats per row, and hold out a quarter of the rows."""
     cleaned = spark.read.parquet(places.cleaned)
     inputs = [name for name in cleaned.columns if name not in ("bottle", "kind")]
     stages = [
@@ -107,18 +108,22 @@ def make_features(spark: SparkSession, places: Places) -> str:
         StandardScaler(inputCol="assembled", outputCol="scaled", withMean=True),
     ]
     scaling = Pipeline(stages=stages).fit(cleaned)
-    scaling.write().overwrite().save(places.scaling)
-    featured(scaling, cleaned).write.mode("overwrite").parquet(places.features)
+    scaling.write().overwrite().save(places.scaling)  # for bottles that arrive later
+    rows = scaling.transform(cleaned).select(
+        "bottle",
+        vector_to_array("scaled", "float32").alias("features"),
+        "kind",
+        (F.pmod(F.hash("bottle"), F.lit(4)) == 0).alias("held_out"),
+    )
+    rows.write.mode("overwrite").parquet(places.features)
     return f"{len(inputs)} features"
 
 
-def featured(scaling: PipelineModel, cleaned: DataFrame) -> DataFrame:
-    return scaling.transform(cleaned).select(
-        "bottle", vector_to_array("scaled", "float32").alias("features"), "kind"
-    )
+def shapes(features: DataFrame) -> dict[str, tuple[int]]:
+    return {"features": (len(features.select("features").first()["features"]),)}
 
 
-# --- The training: GPUs are held here and nowhere else --------------------------------------
+# --- The training: GPUs are held here, and while the new version scores, and nowhere else ----
 
 
 def network(inputs: int):  # type: ignore[no-untyped-def]  # only ranks have torch
@@ -164,17 +169,18 @@ def fit(epochs: int) -> dict[str, float]:
 
 def train(spark: SparkSession, places: Places) -> str:
     """Hold all GPUs or none, for as long as it trains; publish a new version on the lake."""
-    has_gpus = hopsgpu.inventory().total > 0
+    features = spark.read.parquet(places.features)
     result = hopsgpu.launch(
         fit,
         args=(EPOCHS,),
         workers=WORKERS,
-        gpus_per_worker=1 if has_gpus else 0,
+        gpus_per_worker=gpus_per_worker(),
         memory_per_worker="2g",
-        data=places.features,
+        data=features.where("not held_out"),
         model=MODEL,
     )
     assert result.model is not None
+    models().tag(MODEL, result.model.version, "candidate")
     seconds = result.gpu_seconds
     return (
         f"version {result.model.version}, accuracy {result.value['accuracy']:.3f};"
@@ -183,48 +189,108 @@ def train(spark: SparkSession, places: Places) -> str:
     )
 
 
-# --- After it: CPU executors again ----------------------------------------------------------
+# --- Is the new version better than the one in production? CPU executors answer --------------
 
 
-def predict(
-    models: str, version: int, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Score the rows of one Spark task; the model is fetched once for all of them."""
-    import torch
+class Classifier:
+    """What scores: one object in each process, with the files of the version."""
 
-    with tempfile.TemporaryDirectory() as directory:
-        hopsgpu.ModelStore(models).get(MODEL, version).download(f"{directory}/model")
-        weights = torch.load(f"{directory}/model/weights.pt", weights_only=True)
-    model = network(weights["0.weight"].shape[1])
-    model.load_state_dict(weights)
-    model.eval()
-    for batch in batches:
+    def __init__(self, model_dir: Path) -> None:
+        import torch
+
+        weights = torch.load(model_dir / "weights.pt", weights_only=True)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.network = network(weights["0.weight"].shape[1]).to(self.device).eval()
+        self.network.load_state_dict(weights)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        import torch
+
         with torch.no_grad():
-            x = torch.tensor(batch["features"].to_pylist(), dtype=torch.float32)
-            said = torch.softmax(model(x), dim=1)
-        columns = [
-            batch["bottle"],
-            pa.array(said.argmax(1).int().numpy()),
-            pa.array(said.max(1).values.numpy()),
-            batch["kind"],
-        ]
-        yield pa.RecordBatch.from_arrays(columns, ["bottle", "said", "sure", "kind"])
+            features = torch.tensor(batch["features"]).to(self.device)
+            probabilities = torch.softmax(self.network(features), dim=1)
+        sure = probabilities.max(dim=1)
+        return {"predicted": sure.indices.int(), "probability": sure.values}
+
+
+def accuracy(spark: SparkSession, places: Places, version: int) -> float:
+    """Return the share of held-out bottles that a version gets right."""
+    rows = spark.read.parquet(places.features).where("held_out")
+    result = hopsgpu.score(
+        Classifier,
+        rows,
+        model=f"{MODEL}@{version}",
+        columns=["features"],
+        shapes=shapes(rows),
+        keep=["kind"],
+        gpus_per_worker=0,
+        max_concurrent=1,
+        memory_per_worker="2g",
+    )
+    right = F.avg((F.col("predicted") == F.col("kind")).cast("double")).alias("right")
+    return float(result.df(spark).agg(right).first()["right"])
+
+
+def compare(spark: SparkSession, places: Places) -> str:
+    """Write how well the candidate and the version in production do on the same rows."""
+    tags = models().tags(MODEL)
+    # The first candidate has no rival.
+    rivals = {tag: tags[tag] for tag in ("candidate", "production") if tag in tags}
+    rows = [(tag, version, accuracy(spark, places, version)) for tag, version in rivals.items()]
+    frame = spark.createDataFrame(rows, "tag string, version long, accuracy double")
+    frame.coalesce(1).write.mode("overwrite").json(places.comparison)
+    return ", ".join(f"{tag} {version}: {right:.3f}" for tag, version, right in rows)
+
+
+def promote(spark: SparkSession, places: Places) -> str:
+    """Move the tag to the candidate that was compared, unless production does better."""
+    rows = spark.read.schema("tag string, version long, accuracy double").json(places.comparison)
+    found = {row["tag"]: row for row in rows.collect()}
+    candidate, production = found["candidate"], found.get("production")
+    if production is not None and production["accuracy"] > candidate["accuracy"]:
+        return f"version {production['version']} stays in production"
+    models().tag(MODEL, candidate["version"], "production")
+    return f"version {candidate['version']} is in production"
+
+
+# --- The table: scored on GPUs, joined and written by Spark ----------------------------------
 
 
 def score(spark: SparkSession, places: Places) -> str:
-    """Write a table of the newest model's prediction for every row."""
-    models = f"{hopsgpu.plan(fit, args=(1,), gpus_per_worker=0).paths['root']}/models"
-    # Resolved once, so that all tasks use the same version, whatever is published meanwhile.
-    version = hopsgpu.ModelStore(models).get(MODEL).version
-    rows = featured(PipelineModel.load(places.scaling), spark.read.parquet(places.cleaned))
-    told = rows.mapInArrow(
-        functools.partial(predict, models, version),
-        "bottle long, said int, sure float, kind int",
+    """Write a table with the prediction of the version in production for every bottle."""
+    # Resolved once: another version may go into production meanwhile.
+    version = models().get(MODEL, "production").version
+    features = spark.read.parquet(places.features)
+    result = hopsgpu.score(
+        Classifier,
+        places.features,
+        model=f"{MODEL}@{version}",
+        columns=["features"],
+        shapes=shapes(features),
+        keep=["bottle"],
+        gpus_per_worker=gpus_per_worker(),
+        max_concurrent=WORKERS,
+        memory_per_worker="2g",
     )
-    told.withColumn("version", F.lit(version)).write.mode("overwrite").parquet(places.scored)
+    bottles = spark.read.parquet(places.cleaned).select("bottle", "alcohol", "kind")
+    table = bottles.join(result.df(spark), "bottle").withColumn("version", F.lit(version))
+    table.write.mode("overwrite").parquet(places.scored)
     table = spark.read.parquet(places.scored)
-    right = table.where("said = kind").count()
-    return f"version {version}: {right} of {table.count()} right"
+    right = table.where("predicted = kind").count()
+    return (
+        f"version {version}: {right} of {table.count()} right;"
+        f" GPU seconds: held {result.gpu_seconds.held:.0f}"
+    )
+
+
+def gpus_per_worker() -> int:
+    return 1 if hopsgpu.inventory().total > 0 else 0
+
+
+def models() -> hopsgpu.ModelStore:
+    """Return the store in which the launches of this session publish."""
+    root = hopsgpu.plan(fit, args=(1,), gpus_per_worker=0).paths["root"]
+    return hopsgpu.ModelStore(f"{root}/models")
 
 
 STEPS: dict[str, Callable[[SparkSession, Places], str]] = {
@@ -232,8 +298,12 @@ STEPS: dict[str, Callable[[SparkSession, Places], str]] = {
     "clean": clean,
     "features": make_features,
     "train": train,
+    "compare": compare,
+    "promote": promote,
     "score": score,
 }
+# The others hold no GPU.
+ON_GPUS = ("train", "score")
 
 
 # --- What was in use: GPUs, and the application's CPU executors ------------------------------
@@ -303,20 +373,15 @@ def counted(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[st
 
 
 def summary(times: Sequence[float], numbers: Sequence[int], spans: Sequence[Span]) -> str:
-    """Return the fewest and the most before the training, during it, and after it."""
-    trained = [(begin, end) for name, begin, end in spans if name == "train"]
-    found: dict[str, set[int]] = {}
+    """Return the fewest and the most in each step that may hold GPUs, and outside these."""
+    found: dict[str, set[int]] = {name: set() for name in (*ON_GPUS, "outside")}
     for at, number in zip(times, numbers, strict=True):
-        if not trained:
-            when = "without training"
-        elif any(begin <= at <= end for begin, end in trained):
-            when = "in it"
-        else:
-            when = "before the training" if at < trained[0][0] else "after it"
-        found.setdefault(when, set()).add(number)
+        during = [name for name, begin, end in spans if name in ON_GPUS and begin <= at <= end]
+        found[during[0] if during else "outside"].add(number)
     return ", ".join(
-        f"{' to '.join(map(str, sorted({min(some), max(some)})))} {when}"
-        for when, some in found.items()
+        f"{' to '.join(map(str, sorted({min(some), max(some)})))} {'in ' * (name in ON_GPUS)}{name}"
+        for name, some in found.items()
+        if some
     )
 
 
@@ -351,15 +416,13 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
     """Run steps in order, in one Spark application.
 
     Raises:
-        HopsGpuError: as the steps do.
+        HopsGpuError, PySparkException: as the steps do.
     """
     places = Places(root.rstrip("/"))
     spark = hopsgpu.session("lake-pipeline", conf={"spark.sql.shuffle.partitions": 4})
     spans: list[Span] = []
     said = {}
     try:
-        # Executors import this file if an orchestrator has imported it.
-        spark.sparkContext.addPyFile(__file__)
         with gpus_counted() as gpus:
             for name in steps:
                 begin = time.time()
@@ -388,7 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         run(given.root, given.step or list(STEPS), given.picture)
-    except hopsgpu.HopsGpuError as error:
+    except (hopsgpu.HopsGpuError, PySparkException) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

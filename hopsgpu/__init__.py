@@ -18,18 +18,22 @@ from hopsgpu.errors import (
     ConfigError,
     DiscoveryError,
     GangTimeout,
+    GpusIdle,
     HopsGpuError,
     RankFailed,
     StoreError,
 )
 
 if TYPE_CHECKING:
-    from hopsgpu.artifacts.models import ModelStore, ModelVersion
+    from hopsgpu.artifacts.models import ModelFormat, ModelStore, ModelVersion, TagChange
     from hopsgpu.backends.inventory import inventory
     from hopsgpu.backends.spark.session import session
-    from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
+    from hopsgpu.backends.usage import usage
+    from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline, WorldReport
+    from hopsgpu.core.scores import FailedPart, ScoreStatus
     from hopsgpu.core.spec import GangSpec, GpuRequest, LaunchPlan
     from hopsgpu.core.trials import AblationRow, Best, SearchStatus, TrialReport
+    from hopsgpu.core.usage_report import Usage, UsageRow
     from hopsgpu.data.argument import Data
     from hopsgpu.launcher.api import hold, launch, plan, submit
     from hopsgpu.launcher.gang_result import GangResult
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
     from hopsgpu.launcher.run import Run
     from hopsgpu.rank.context import Context, context
     from hopsgpu.rank.trial import Trial
+    from hopsgpu.scoring.score import score
+    from hopsgpu.scoring.score_results import ScoreResult
     from hopsgpu.tuning.ablate import ablate
     from hopsgpu.tuning.search import search
     from hopsgpu.tuning.search_results import AblationResult, SearchResult
@@ -52,6 +58,7 @@ _HOMES = {
     "ClusterGpus": "hopsgpu.yarn.cluster_gpus",
     "Context": "hopsgpu.rank.context",
     "Data": "hopsgpu.data.argument",
+    "FailedPart": "hopsgpu.core.scores",
     "Gang": "hopsgpu.launcher.held_gang",
     "GangResult": "hopsgpu.launcher.gang_result",
     "GangSpec": "hopsgpu.core.spec",
@@ -62,25 +69,34 @@ _HOMES = {
     "GpuType": "hopsgpu.yarn.cluster_gpus",
     "GpuUser": "hopsgpu.yarn.cluster_gpus",
     "LaunchPlan": "hopsgpu.core.spec",
+    "ModelFormat": "hopsgpu.artifacts.models",
     "ModelStore": "hopsgpu.artifacts.models",
     "ModelVersion": "hopsgpu.artifacts.models",
     "RankReport": "hopsgpu.core.run_values",
     "Run": "hopsgpu.launcher.run",
     "RunStatus": "hopsgpu.core.run_values",
+    "ScoreResult": "hopsgpu.scoring.score_results",
+    "ScoreStatus": "hopsgpu.core.scores",
     "SearchResult": "hopsgpu.tuning.search_results",
     "SearchStatus": "hopsgpu.core.trials",
+    "TagChange": "hopsgpu.artifacts.models",
     "Timeline": "hopsgpu.core.run_values",
     "Trial": "hopsgpu.rank.trial",
     "TrialReport": "hopsgpu.core.trials",
+    "Usage": "hopsgpu.core.usage_report",
+    "UsageRow": "hopsgpu.core.usage_report",
+    "WorldReport": "hopsgpu.core.run_values",
     "ablate": "hopsgpu.tuning.ablate",
     "context": "hopsgpu.rank.context",
     "hold": "hopsgpu.launcher.api",
     "inventory": "hopsgpu.backends.inventory",
     "launch": "hopsgpu.launcher.api",
     "plan": "hopsgpu.launcher.api",
+    "score": "hopsgpu.scoring.score",
     "search": "hopsgpu.tuning.search",
     "session": "hopsgpu.backends.spark.session",
     "submit": "hopsgpu.launcher.api",
+    "usage": "hopsgpu.backends.usage",
 }
 
 __all__ = [
@@ -95,6 +111,7 @@ __all__ = [
     "Context",
     "Data",
     "DiscoveryError",
+    "FailedPart",
     "Gang",
     "GangResult",
     "GangSpec",
@@ -105,29 +122,39 @@ __all__ = [
     "GpuSeconds",
     "GpuType",
     "GpuUser",
+    "GpusIdle",
     "HopsGpuError",
     "LaunchPlan",
+    "ModelFormat",
     "ModelStore",
     "ModelVersion",
     "RankFailed",
     "RankReport",
     "Run",
     "RunStatus",
+    "ScoreResult",
+    "ScoreStatus",
     "SearchResult",
     "SearchStatus",
     "StoreError",
+    "TagChange",
     "Timeline",
     "Trial",
     "TrialReport",
+    "Usage",
+    "UsageRow",
+    "WorldReport",
     "ablate",
     "context",
     "hold",
     "inventory",
     "launch",
     "plan",
+    "score",
     "search",
     "session",
     "submit",
+    "usage",
 ]
 
 

@@ -86,7 +86,8 @@ class StoreError(HopsGpuError):
 
     Attributes:
         kind: "permission", "quota", "safe mode", "absent", "exists", "unreachable", "damaged",
-            "unsupported", "schema" (another version of hopsgpu wrote it), or "" for anything else.
+            "unsupported", "schema" (another version of hopsgpu wrote it), "executor lost" (with
+            what its ranks had not uploaded yet), or "" for anything else.
     """
 
     __module__ = "hopsgpu"
@@ -143,3 +144,24 @@ class RankFailed(HopsGpuError):
         self.traceback = traceback
         self.log_tail = log_tail
         self.log_url = log_url
+
+
+class GpusIdle(RankFailed):
+    """All GPUs of a gang idled for `idle_timeout` while its function ran, which ended the run.
+
+    Attributes:
+        seconds: how long they had idled.
+    """
+
+    __module__ = "hopsgpu"
+
+    def __init__(self, message: str, *, seconds: float, **first: Any) -> None:
+        """Create the error.
+
+        Args:
+            message: what happened, and what to do.
+            seconds: how long the GPUs had idled.
+            first: attributes of RankFailed, about the first rank that was still running.
+        """
+        super().__init__(message, **first)
+        self.seconds = seconds

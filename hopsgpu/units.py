@@ -48,6 +48,25 @@ def parse_duration(value: object, name: str) -> float | None:
     return seconds
 
 
+OFF = "off"
+
+
+def parse_duration_or_off(value: object, name: str) -> float | None:
+    """Return a duration in seconds, as `parse_duration` does; None for "off" too.
+
+    An option for which an application can set a default needs a word for no bound.
+
+    Raises:
+        ConfigError: the value has another form, or is zero, negative or not finite.
+    """
+    if value == OFF:
+        return None
+    try:
+        return parse_duration(value, name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or {OFF!r} for never") from error
+
+
 def parse_memory(value: object, name: str) -> int:
     """Return a memory size in bytes, at least 1 MiB.
 

@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="give all workers one cluster: for tests that use its HDFS, and no daemons and GPUs",
     )
+    parser.addoption("--record", action="store_true", help="store the results for their page")
     parser.addoption("--kerberos", action="store_true", help="on a Kerberized cluster, as alice")
 
 
@@ -85,17 +86,26 @@ def kerberos(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def site_conf() -> Callable[[Path], dict[str, dict[str, object]]]:
+    """Gives further properties of the cluster in a directory, by file."""
+    return lambda directory: {}
+
+
+@pytest.fixture(scope="session")
 def cluster_dir(
     tmp_path_factory: pytest.TempPathFactory,
     own_tmpdir: Path,
     hadoop: str | None,
     kerberos: bool,
+    site_conf: Callable[[Path], dict[str, dict[str, object]]],
 ) -> Iterator[Path]:
     shared = os.environ.get(ONE_CLUSTER)
     directory = Path(shared, "cluster") if shared else tmp_path_factory.mktemp("cluster")
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
-    conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
+    conf: dict[str, dict[str, object]] = {"yarn-site": {**tmpdir}, "hdfs-site": {**HDFS_SITE}}
+    for file, properties in site_conf(directory).items():
+        conf[file] = {**conf.get(file, {}), **properties}
     if kerberos:
         keytab = Realm(Layout.at(directory).realm).keytab("alice")
         conf["spark-defaults"] = {
@@ -138,7 +148,12 @@ def hdfs_url(cluster_env: dict[str, str]) -> str:
 def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
     # A session goes without the copies of PySpark that another worker's is creating.
     assert until(lambda: ARCHIVES in with_bytecode(os.environ), 120)
-    few = {"spark.dynamicAllocation.maxExecutors": 8, "spark.sql.shuffle.partitions": 2}
+    few = {
+        "spark.dynamicAllocation.maxExecutors": 8,
+        "spark.sql.shuffle.partitions": 2,
+        # Two tasks of ETL in one executor rather than in two.
+        "spark.executor.cores": 2,
+    }
     session = hopsgpu.session("cluster-tests", conf=few)
     try:
         yield session

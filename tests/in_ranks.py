@@ -5,11 +5,13 @@ A rank imports the module of its function; that of a test would take each of the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import hopsgpu
@@ -26,6 +28,29 @@ def who_am_i(greeting: str) -> dict[str, object]:
         "environment": dict(os.environ),
         "pid": os.getpid(),
     }
+
+
+class Slow:
+    """Takes its time to be unpickled in a rank, as a large module to be imported."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __reduce__(self) -> tuple[Callable[[Path], Path], tuple[Path]]:
+        return imported, (self.directory,)
+
+
+def imported(directory: Path) -> Path:
+    rank = hopsgpu.context().rank
+    while not (directory / f"import-{rank}").exists():
+        time.sleep(0.02)
+    return directory
+
+
+def who_am_i_once_told(directory: Path, greeting: str) -> dict[str, object]:
+    while not (directory / "return").exists():
+        time.sleep(0.02)
+    return who_am_i(greeting)
 
 
 def gpus_in_use_seen_by(rank: int, other: Path) -> None:
@@ -115,10 +140,18 @@ def crash(how: str) -> None:
     threading.Event().wait(60)
 
 
-def hang_in_an_all_reduce() -> None:
+def hang_in_an_all_reduce(directory: str) -> None:
+    """And leave processes of sessions of their own, which are noted in a directory."""
+    import subprocess
+
     import torch
     import torch.distributed as dist
 
+    for number in range(3):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
+        )
+        Path(directory, f"{hopsgpu.context().rank}-{number}").write_text(str(child.pid))
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
         threading.Event().wait(120)
@@ -141,6 +174,33 @@ def leave(*contents: tuple[str, bytes, int], fail: bool = False) -> int:
     return context.rank
 
 
+def leave_a_signed_pickle() -> None:
+    """Leaves a model's signature, and a file with a pickle's name."""
+    import numpy as np
+
+    context = hopsgpu.context()
+    context.signature({"x": np.zeros((8, 3), np.float32)}, np.zeros(8, np.int64))
+    (context.model_dir / f"part-{context.rank}.pkl").write_bytes(b"")
+
+
+def leave_when_told(go: str, *contents: tuple[str, bytes, int]) -> int:
+    """The same, once a file is there."""
+    while not Path(go).exists():
+        time.sleep(0.02)  # the test tells
+    return leave(*contents)
+
+
+def save_and_leave_when_told(go: str, *contents: tuple[str, bytes, int]) -> int:
+    """Saves a checkpoint, and leaves files once a file is there; gives the step it began at.
+
+    Beside that file it writes its pid.
+    """
+    began = go_on(7)
+    Path(f"{go}-{hopsgpu.context().rank}").write_text(str(os.getpid()))
+    leave_when_told(go, *contents)
+    return began
+
+
 def go_on(step: int) -> int:
     """Saves a checkpoint at a step; gives the step that it goes on from, 0 for none."""
     context = hopsgpu.context()
@@ -149,6 +209,19 @@ def go_on(step: int) -> int:
     file.write_text(str(step))
     context.save_checkpoint(file, step)
     return 0 if found is None else int(found.read_text())
+
+
+def pauses_half_done(directory: str, x: float) -> float:
+    """A trial that notes its start; the third saves a checkpoint and waits, unless it resumes."""
+    context = hopsgpu.context()
+    assert context.trial is not None
+    kept = context.latest_checkpoint()
+    Path(directory, f"{context.trial.number}-{time.time()}").touch()
+    if context.trial.number == 2 and kept is None:
+        Path("state").write_text("half done")
+        context.save_checkpoint("state", 1)
+        time.sleep(300)
+    return x
 
 
 def counts(seconds: float) -> int:
@@ -276,3 +349,63 @@ def parse_arguments() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", required=True)
     parser.parse_args()
+
+
+def train_epochs(directory: str, epochs: int, lost: int | None, first: int, pause: float) -> int:
+    """Train on ids, elastically; note each batch of each world; return the last step.
+
+    In the first world, the executor of rank 1 kills itself at step `lost`. Worlds before the last
+    one, the third, pause at each step. Rank 0 saves after step `first`, and where it is asked to.
+    """
+    import json
+    import tempfile
+
+    import torch
+    import torch.distributed as dist
+
+    context = hopsgpu.context()
+    dist.init_process_group("gloo")
+    notes = Path(directory) / f"{context.generation}-{context.rank}.jsonl"
+    step, saved = 0, context.latest_checkpoint()
+    if saved is not None:
+        step = json.loads(saved.read_text())["step"]
+    data, met = context.data, torch.zeros(1)
+    assert not isinstance(data, dict) and data is not None
+    with notes.open("w") as file:
+        file.write(json.dumps({"begins": step, "of": context.world_size}) + "\n")
+        for epoch in range(data.epoch, epochs):
+            for batch in data.batches(4, shuffle=True, epoch=epoch):
+                if context.generation == 0 and context.rank == 1 and step == lost:
+                    os.kill(executor_jvm(), signal.SIGKILL)
+                    time.sleep(60)
+                dist.all_reduce(met)
+                note = {"step": step, "epoch": epoch, "ids": [int(i) for i in batch["id"]]}
+                file.write(json.dumps(note) + "\n")
+                file.flush()
+                asked = context.should_checkpoint(step)
+                step += 1
+                if context.rank == 0 and (asked or step == first):
+                    path = Path(tempfile.gettempdir()) / "state.json"
+                    path.write_text(json.dumps({"step": step}))
+                    context.save_checkpoint(path, step)
+                if context.generation < 2:
+                    time.sleep(pause)
+    return step
+
+
+def lose_executors_of_one_node(directory: str) -> int:
+    """Kill an executor of one node in each of the first two worlds; return the generation."""
+    context, node = hopsgpu.context(), Path(directory) / "node"
+    if context.generation == 0 and context.rank == 0:
+        node.with_suffix(".draft").write_text(context.host)
+        node.with_suffix(".draft").rename(node)
+    while not node.exists():
+        time.sleep(0.05)  # nobody tells
+    if context.generation < 2:
+        # The node's other rank may be the one that does it.
+        with contextlib.suppress(FileExistsError):
+            if context.host == node.read_text():
+                Path(directory, f"killed-{context.generation}").touch(exist_ok=False)
+                os.kill(executor_jvm(), signal.SIGKILL)
+        time.sleep(600)
+    return context.generation

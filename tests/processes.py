@@ -22,16 +22,20 @@ def processes_of(cluster: Path, command: bytes) -> set[int]:
     return found
 
 
-def python_workers(cluster: Path) -> list[tuple[int, int]]:
-    """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
+def python_workers(cluster: Path, container: str = "") -> list[tuple[int, int]]:
+    """When each of Spark's Python workers began, and its pid; the latest runs the agent.
+
+    Of all containers, or of one, by YARN's id.
+    """
     found = []
     for pid in processes_of(cluster, b"pyspark.worker"):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
             above = Path(f"/proc/{fields[1]}/cmdline").read_bytes()
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        if b"pyspark.worker" in above:
+        if b"pyspark.worker" in above and f"CONTAINER_ID={container}".encode() in environ:
             found.append((int(fields[19]), pid))
     return found
 

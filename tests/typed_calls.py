@@ -24,6 +24,7 @@ def accepted() -> None:
     assert_type(found, hopsgpu.SearchResult)
     told = hopsgpu.ablate(train, {"slow": {"rate": 0.0}}, seeds=2, max_concurrent=2)
     assert_type(told, hopsgpu.AblationResult)
+    assert_type(hopsgpu.usage("day", "30d", until=None)[0], hopsgpu.UsageRow)
 
 
 def refused() -> None:
@@ -34,4 +35,5 @@ def refused() -> None:
     hopsgpu.hold()  # type: ignore[call-arg]
     hopsgpu.hold(workers=1, retries=1)  # type: ignore[call-arg]
     hopsgpu.search(train, {}, max_concurrent=2)  # type: ignore[call-arg]
+    hopsgpu.usage("week")  # type: ignore[arg-type]
     hopsgpu.ablate(train, {}, max_concurrent=2, direction="up")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from typing import Any
 
 from hopsgpu.agent import fork_servers
 from hopsgpu.agent.reaper import ExitStatus, Reaper
-from hopsgpu.packaging.python_env.environment import find_unpacked
+from hopsgpu.storage.node_copies import find_whole, shared_directories
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,7 @@ def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
         environ: environment of the container; YARN names the directories in LOCAL_DIRS.
         container: its own directory, used if there are none.
     """
-    named = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
-    return [place / _DIRECTORY for place in named or [container]]
+    return shared_directories(environ, container, _DIRECTORY)
 
 
 class EnvironmentUnpacking:
@@ -67,7 +66,7 @@ class EnvironmentUnpacking:
         """
         digest = str(env["digest"])
         places = places_of(variables, self._directory)
-        if (whole := find_unpacked(places, digest)) is not None:
+        if (whole := find_whole(places, digest)) is not None:
             reply(home=str(whole))
             return
         for prepares, replies in self._replies.values():

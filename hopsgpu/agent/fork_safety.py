@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,33 @@ def unsafe(modules: Mapping[str, Any]) -> str | None:
         or cuda_use(modules, _devices(), _driver_is_initialised())
         or bad_fork
     )
+
+
+def may_import(name: str) -> bool:
+    """Return whether this process may fork ranks after it has imported a module; a child tries it.
+
+    This is for modules that have touched the GPUs in some versions.
+    """
+    child = os.fork()
+    if child == 0:
+        may = False
+        try:
+            importlib.import_module(name)
+            may = unsafe(sys.modules) is None
+        finally:
+            os._exit(0 if may else 1)
+    _, status = os.waitpid(child, 0)
+    return status == 0
+
+
+def forget_devices(modules: Mapping[str, Any]) -> None:
+    """Have torch count the GPUs again in each rank, which has not the variables of this process.
+
+    Up to torch 2.3 a module that asks for the number while it is imported makes it final.
+    """
+    count = getattr(modules.get("torch.cuda"), "device_count", None)
+    if (forget := getattr(count, "cache_clear", None)) is not None:
+        forget()
 
 
 def stray_threads(names: Iterable[str]) -> str | None:

@@ -23,6 +23,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -40,6 +41,9 @@ from hopsgpu.agent.reaper import Reaper
 from hopsgpu.rank import entry as rank
 from hopsgpu.rank import exit as exiting
 
+_COMPILER = "torch._dynamo"
+# Some older versions counted the GPUs while it was imported; this one is known not to.
+_HARMLESS_TORCH = (2, 15)
 # A spare is forked once there was nothing to do for so long: not beside a rank that begins.
 _SPARE_MS = 50
 
@@ -239,14 +243,25 @@ def _import(name: str) -> None:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
         return
-    # It may be an attribute of a module, or want what is not installed.
-    with contextlib.suppress(ImportError):
+    # It may be an attribute of a module, or want what is not installed. A compiler that is broken
+    # in any way is the ranks' to miss: not all of them need it.
+    with contextlib.suppress(Exception if name == _COMPILER else ImportError):
         if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name)
+            if name != _COMPILER or _compiler_is_harmless() or fork_safety.may_import(name):
+                importlib.import_module(name)
+            else:
+                print(f"leaves the import of {name} to the ranks: it touches the GPUs, or fails")
             return
         # A package may import what has an attribute once it is asked for it (transformers does).
         package, _, attribute = name.rpartition(".")
         getattr(importlib.import_module(package), attribute, None)
+
+
+def _compiler_is_harmless() -> bool:
+    """Return whether the import of torch's compiler touches no GPU, as far as is known."""
+    version = importlib.import_module("torch").version
+    numbers = re.match(r"(\d+)\.(\d+)", version.__version__)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= _HARMLESS_TORCH
 
 
 def _keep_exits_to_itself() -> None:
@@ -272,6 +287,7 @@ def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
         # The last ones are for calls and values, and for processes that ranks spawn.
         for name in (*modules, "hopsgpu.packaging.pickling", "multiprocessing.spawn"):
             _import(name)
+        fork_safety.forget_devices(sys.modules)
         _keep_exits_to_itself()
         gc.collect()
         # Else each rank's first collection would copy what is shared.

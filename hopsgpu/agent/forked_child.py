@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import FileFinder
 from pathlib import Path
+from typing import Any
 
 from hopsgpu import linux
 from hopsgpu.agent.rank_environment import as_bytes
@@ -108,7 +109,24 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerSt
         process.authkey = os.urandom(32)
     # Of the fork server's TMPDIR, where somebody has asked for it.
     tempfile.tempdir = None
+    _forget_compilers_directories()
     rank.prepare_output()
+
+
+def _forget_compilers_directories() -> None:
+    """Have torch's compiler write where it would if this process had imported it itself."""
+    # What follows is not in all versions.
+    modules: Mapping[str, Any] = sys.modules
+    config = modules.get("torch._dynamo.config")
+    if (debug_directory := getattr(config, "default_debug_dir_root", None)) is not None:
+        modules["torch._dynamo.config"].debug_dir_root = debug_directory()
+    cache = getattr(modules.get("torch._dynamo.package"), "DynamoCache", None)
+    if cache is not None and hasattr(cache, "_path_prefix"):
+        directories = modules["torch._inductor.runtime.cache_dir_utils"]
+        cache._path_prefix = str(Path(directories.cache_dir()) / "dynamo")
+    if "triton.knobs" in sys.modules:
+        # Its default is the home directory at the time of the import.
+        os.environ.setdefault("TRITON_HOME", str(Path.home()))
 
 
 def _forget_directories() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from hopsgpu.artifacts import publication
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.digests import FileFacts
+from hopsgpu.storage.lake import Lake
 
 # Each uploads several files at a time by itself.
 _RANKS_AT_ONCE = 4
@@ -54,7 +55,7 @@ def upload_all(
 
     Args:
         directories: directories by rank.
-        staging_url: URL that `publication.begin` returned.
+        staging_url: URL of the directory that `publication.begin` returned.
         stop: event that cancels the upload.
 
     Returns:
@@ -63,9 +64,10 @@ def upload_all(
     Raises:
         HopsGpuError: as `publication.upload`.
     """
+    staging = Lake(staging_url).with_client()
     with ThreadPoolExecutor(_RANKS_AT_ONCE, thread_name_prefix="hopsgpu-upload") as pool:
         uploads = {
-            rank: pool.submit(publication.upload, staging_url, directory, rank, stop=stop)
+            rank: pool.submit(publication.upload, staging, directory, rank, stop=stop)
             for rank, directory in directories.items()
         }
         try:

@@ -29,8 +29,10 @@ from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports
 from hopsgpu.agent.rank_process import RankEnd, RankProcess
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.uploader import RankUploads
+from hopsgpu.artifacts.checkpoints import Saved
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
+from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.errors import StoreError
 from hopsgpu.frameworks import accelerate
@@ -39,8 +41,11 @@ from hopsgpu.gpu.container_gpus import read_container_gpus
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.sampling import NOT_INSTALLED, sampling
 from hopsgpu.packaging.python_env.environment import RankPython
+from hopsgpu.rank.blocked_time import BlockedTime
+from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import DATA, KEPT, Context
 from hopsgpu.rank.entry import PRUNED, WELL, reserve
+from hopsgpu.rank.inbox import InboxWriter
 from hopsgpu.rank.trial import ask_to_end, has_seen_end
 from hopsgpu.storage.lake import Lake
 
@@ -55,6 +60,10 @@ _FILES_LOST = "files lost"
 _GPU_FAILED = "gpu failed"
 # For it to fail by itself, with its own traceback, before it is killed.
 _BROKEN_SECONDS = 5.0
+# How often the driver hears for how long a rank was blocked, if that has changed.
+_BLOCKED_SECONDS = 5.0
+# A look at a rank's answer takes a microsecond.
+_ANSWER_SECONDS = 0.01
 
 _Send = Callable[[bytes], Awaitable[None]]
 _Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
@@ -95,10 +104,16 @@ class Attempt:
         # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
         self._has_failed = False
+        # What agrees with each rank that has not ended on a checkpoint, and the open proposal.
+        self._proposals: dict[int, ProposalWords] = {}
+        self._proposed: int | None = None
+        # What hands lines of the driver to each rank that got one.
+        self._inboxes: dict[int, InboxWriter] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
         self._unwatched: set[str] = set()
         self._stopping = asyncio.Event()
+        self._dropping = asyncio.Event()
         self.begun = asyncio.Event()
         self.over = asyncio.Event()
 
@@ -153,7 +168,7 @@ class Attempt:
                 await self._not_started(rank, error, stopped=False)
         self.begun.set()
 
-    async def stop(self, *, dump_stacks: bool = False) -> None:
+    async def stop(self, *, dump_stacks: bool = False, drop_saves: bool = False) -> None:
         """End the ranks with SIGTERM, and SIGKILL after 5 s; report their ends.
 
         Checkpoints that they have saved are still uploaded, within bounded time, because a later
@@ -161,7 +176,11 @@ class Attempt:
 
         Args:
             dump_stacks: whether each rank first writes the stacks of its threads.
+            drop_saves: whether these uploads are abandoned, because the next attempt resumes from
+                an earlier checkpoint.
         """
+        if drop_saves:
+            self._dropping.set()
         self._stopping.set()
         await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
 
@@ -172,6 +191,82 @@ class Attempt:
                 ask_to_end(rank.directory)
             except OSError as error:
                 await self._warn(f"rank {rank.rank} could not be asked to end its trial: {error}")
+
+    async def hand(self, line: str) -> None:
+        """Hand a line to the ranks that have not ended; they read it from their inbox.
+
+        A rank that cannot get it is killed: the driver would wait for it for ever.
+        """
+        for rank in self._ranks.values():
+            if rank.rank in self._ended:
+                continue
+            try:
+                if rank.rank not in self._inboxes:
+                    self._inboxes[rank.rank] = InboxWriter(rank.directory)
+                self._inboxes[rank.rank].write(line)
+            except OSError as error:
+                await self._warn(
+                    f"rank {rank.rank} could not be handed its next task, and is killed: {error}"
+                )
+                rank.kill()
+
+    async def tell_steps(self, number: int) -> None:
+        """Report the last steps that the ranks have asked about.
+
+        Args:
+            number: number of the driver's question.
+        """
+        ranks = [described["context"]["rank"] for described in self._message["ranks"]]
+        shared = {rank: self._proposals.get(rank) for rank in ranks}
+        asked = [[rank, words and words.asked] for rank, words in shared.items()]
+        await self._tell("steps", number=number, asked=asked)
+
+    def propose(self, step: int) -> None:
+        """Propose to the ranks that they save a checkpoint at a step; report their answers."""
+        log.debug("%s: proposes a checkpoint at step %d", self.run_id, step)
+        self._proposed = step
+        for words in self._proposals.values():
+            words.propose(step)
+        self._tasks.create_task(self._tell_answers(step))
+
+    def decide(self, step: int, *, committed: bool) -> None:
+        """Let the ranks know whether all have accepted a proposal.
+
+        If so, report when each of them has come past the agreed step.
+        """
+        log.debug("%s: step %d is %s", self.run_id, step, "agreed" if committed else "given up")
+        self._proposed = None
+        for words in self._proposals.values():
+            if committed:
+                words.commit(step)
+            else:
+                words.abort(step)
+        if committed:
+            self._tasks.create_task(self._tell_passed(step))
+
+    async def _tell_answers(self, step: int) -> None:
+        pending = dict(self._proposals)
+        while self._proposed == step and (pending := self._running(pending)):
+            for rank, words in list(pending.items()):
+                if (accepted := words.answer(step)) is not None:
+                    kind = "accepted" if accepted else "rejected"
+                    await self._tell(kind, rank=rank, step=step)
+                    del pending[rank]
+            # The rank is another process and sends no signal.
+            await asyncio.sleep(_ANSWER_SECONDS)
+
+    async def _tell_passed(self, step: int) -> None:
+        pending = dict(self._proposals)
+        while pending := self._running(pending):
+            for rank, words in list(pending.items()):
+                if words.has_passed(step):
+                    await self._tell("passed", rank=rank, step=step)
+                    del pending[rank]
+            # The rank is another process and sends no signal.
+            await asyncio.sleep(_ANSWER_SECONDS)
+
+    def _running(self, shared: Mapping[int, ProposalWords]) -> dict[int, ProposalWords]:
+        return {rank: words for rank, words in shared.items() if rank in self._proposals}
 
     async def end(self) -> None:
         """End the ranks that still run, and remove their files here."""
@@ -224,6 +319,8 @@ class Attempt:
     ) -> None:
         try:
             reserve(rank.directory)
+            self._proposals[rank.rank] = ProposalWords(rank.directory)
+            blocked = BlockedTime(rank.directory)
             started = await rank.start(call)
         except OSError as error:
             await self._not_started(rank.rank, error, stopped=rank.stopped)
@@ -243,9 +340,14 @@ class Attempt:
         kill = functools.partial(keeper.signal, started.pid, signal.SIGKILL, "tree")
         try:
             async with RankUploads(
-                rank.directory, rank.context, self._stopping, self._warn
+                rank.directory,
+                rank.context,
+                self._stopping,
+                self._dropping,
+                self._warn,
+                functools.partial(self._tell_saved, rank.rank),
             ) as uploads:
-                await self._watch(rank, gpus, kill, uploads)
+                await self._watch(rank, gpus, kill, uploads, blocked)
         finally:
             # On a gang that is held the rest stays until the next launch.
             if (rank.directory / KEPT).exists():
@@ -259,7 +361,12 @@ class Attempt:
         await self._report(rank, end)
 
     async def _watch(
-        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], uploads: RankUploads
+        self,
+        rank: RankProcess,
+        gpus: list[str],
+        kill: Callable[[], None],
+        uploads: RankUploads,
+        blocked: BlockedTime,
     ) -> None:
         ended = asyncio.Event()
         file = rank.directory / metrics.FILE
@@ -284,6 +391,7 @@ class Attempt:
         async with asyncio.TaskGroup() as following:
             ending = following.create_task(_kill_when(broken, kill))
             following.create_task(self._tell_entry(rank, ended))
+            following.create_task(self._tell_blocked(rank.rank, blocked, ended))
             follow_shown = functools.partial(follow_output, keep_own=rank.shows_all_frames)
             for kind, path, follower in (
                 ("output", rank.log, follow_shown),
@@ -316,8 +424,26 @@ class Attempt:
         if (at := await rank.entered(ended)) is not None:
             await self._tell("entered", rank=rank.rank, time=at)
 
+    async def _tell_blocked(self, rank: int, blocked: BlockedTime, ended: asyncio.Event) -> None:
+        """Report for how long a rank was blocked, until its end, and once more then."""
+        told = RankLosses()
+        is_last = False
+        while not is_last:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_BLOCKED_SECONDS):
+                    await ended.wait()
+            is_last, now = ended.is_set(), blocked.read()
+            if now != told:
+                told = now
+                await self._tell("blocked", rank=rank, data=now.data, checkpoints=now.checkpoints)
+
     async def _warn(self, text: str) -> None:
         await self._tell("warning", text=text)
+
+    async def _tell_saved(self, rank: int, saved: Saved) -> None:
+        """Report that a rank's part of a checkpoint is on the lake."""
+        whole, agreed = saved.complete, saved.agreed
+        await self._tell("saved", rank=rank, step=saved.step, complete=whole, agreed=agreed)
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
         """Warn, once in this container, why events of its GPUs may go unnoticed."""
@@ -362,6 +488,9 @@ class Attempt:
             value, outcome = _ReturnedValue(), {"status": "value lost", "error": str(error)}
         # Before it is told: the next one may follow at once.
         self._ended.add(rank)
+        self._proposals.pop(rank, None)
+        if (inbox := self._inboxes.pop(rank, None)) is not None:
+            inbox.close()
         self._has_failed |= end.stopped or outcome.get("status") not in WELL
         if self._has_failed and len(self._ended) == len(self._message["ranks"]):
             # Before the last end, after which the driver hears nothing of this attempt.

@@ -270,6 +270,11 @@ class RankProcess:
             self._keeper.signal(pid, signal.SIGKILL, "tree")
             await self._gone.wait()
 
+    def kill(self) -> None:
+        """Send SIGKILL to the rank and all its descendants, as a failure of the rank."""
+        if self._pid is not None and not self._gone.is_set():
+            self._keeper.signal(self._pid, signal.SIGKILL, "tree")
+
     async def _dump_stacks(self, pid: int) -> None:
         before = self.log.stat().st_size
         self._keeper.signal(pid, signal.SIGUSR1, "process")

@@ -5,10 +5,18 @@ Between hello and the end of the connection it answers:
     reserve   checks its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
               starts a store if requested; the first one also starts the processes from which
               ranks are forked                              → preparing …, reserved {ports, ...}
+    warm      starts a fork server for ranks to come         → warmed
     keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
-              reports, warning …, failing, saving …, agent-log, ended
+              reports, saved …, warning …, failing, saving …, agent-log,
+              ended
+    steps     asks for the last steps that ranks have asked about → steps {number, asked}
+    propose   proposes to the ranks to save a checkpoint at a step
+                                                            → accepted | rejected, of each rank
+    commit, abort   decide on the proposal: all ranks save at the step, or none
+                                                            → passed, of each rank after commit
     prune     has the ranks of a trial know that it is to end
+    hand      hands a line to the ranks, which read it from their inbox
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
                                                             → (their ended, publish-failed)
     tokens    keeps the payload, renewed HDFS tokens, for itself and its ranks
@@ -163,21 +171,21 @@ class Agent:
 
     async def _answer(self, message: Message) -> None:
         match message.kind:
-            case "reserve":
-                slot = self._slots[message["slot"]]
-                slot.reserving = self._tasks.create_task(self._reserve(message, slot))
-            case "keep":
-                self._kept = message["name"], message.payload
+            case "reserve" | "keep" | "warm":
+                self._prepare(message)
             case "run":
                 await self._run(message, self._slots[message["slot"]])
-            case "prune":
-                await self._prune(message)
+            case "prune" | "hand" | "steps" | "propose" | "commit" | "abort":
+                await self._pass_on(message)
             case "stop":
                 log.info("%s: the driver stops the ranks", message["run_id"])
                 for slot in self._slots_of(message):
                     assert slot.attempt is not None
                     slot.unwanted.set()
-                    stopping = slot.attempt.stop(dump_stacks=bool(message["dump_stacks"]))
+                    stopping = slot.attempt.stop(
+                        dump_stacks=bool(message["dump_stacks"]),
+                        drop_saves=bool(message["drop_saves"]),
+                    )
                     self._tasks.create_task(stopping)
             case "tokens":
                 await self._keep_tokens(message)
@@ -191,16 +199,40 @@ class Agent:
             case other:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
 
+    def _prepare(self, message: Message) -> None:
+        match message.kind:
+            case "reserve":
+                slot = self._slots[message["slot"]]
+                slot.reserving = self._tasks.create_task(self._reserve(message, slot))
+            case "keep":
+                self._kept = message["name"], message.payload
+            case "warm":
+                # The reservation finds its answer, and the larger world does not wait for it.
+                self._try_lake(message["run_url"])
+                self._warming = self._warming or self._tasks.create_task(self._warm_up(message))
+
     def _slots_of(self, message: Message) -> list[Slot]:
         """Return the slot with the attempt of a message's run; none if it has been replaced."""
         run_id = message["run_id"]
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
-    async def _prune(self, message: Message) -> None:
-        log.info("%s: the driver ends the trial early", message["run_id"])
+    async def _pass_on(self, message: Message) -> None:
+        """Pass a message on to the ranks of its run, which goes on."""
         for slot in self._slots_of(message):
-            assert slot.attempt is not None
-            await slot.attempt.prune()
+            attempt = slot.attempt
+            assert attempt is not None
+            match message.kind:
+                case "prune":
+                    log.info("%s: the driver ends the trial early", attempt.run_id)
+                    await attempt.prune()
+                case "hand":
+                    await attempt.hand(message["line"])
+                case "steps":
+                    await attempt.tell_steps(message["number"])
+                case "propose":
+                    attempt.propose(message["step"])
+                case decision:
+                    attempt.decide(message["step"], committed=decision == "commit")
 
     async def _reserve(self, message: Message, slot: Slot) -> None:
         slot.meeting.close()
@@ -294,6 +326,20 @@ class Agent:
             return None
         meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
+
+    async def _warm_up(self, message: Message) -> None:
+        """Prepare for ranks before any is known, and tell the driver when that is done."""
+        python = RankPython()
+        fields = message["python_env"]
+        try:
+            if fields is not None:
+                keeper = await self._keeper_here()
+                python = await keeper.prepare(PythonEnv.from_fields(fields), os.environ)
+            await self._warm(spec_of(message, python))
+        except (ConfigError, OSError) as error:
+            # The launch will meet the same error, and tell its user.
+            log.warning("ranks will start without what was to be prepared: %s", error)
+        await self._channel.tell("warmed")
 
     async def _warm(self, spec: ServerSpec) -> None:
         """Start the process daemon and a fork server while the user's modules arrive."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from hopsgpu.artifacts import log_dir_upload
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
-from hopsgpu.artifacts.checkpoints import Checkpoints
+from hopsgpu.artifacts.checkpoints import Checkpoints, Saved
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.rank.context import Context
 from hopsgpu.storage.lake import Lake
@@ -38,6 +38,7 @@ _LOOK_SECONDS = 0.1
 _ROUND_SECONDS = 3.0
 
 _Tell = Callable[[str], Awaitable[None]]
+_TellSaved = Callable[[Saved], Awaitable[None]]
 
 
 @dataclass(eq=False)
@@ -69,17 +70,29 @@ class RankUploads:
         directory: the rank's.
         context: description of the gang for the rank.
         hurry: event, set when the attempt must end.
+        drop: event, set when nobody will resume from what is not on the lake yet.
         warn: receives warnings for people.
+        saved: receives each save once it is on the lake.
     """
 
     def __init__(
-        self, directory: Path, context: Context, hurry: asyncio.Event, warn: _Tell
+        self,
+        directory: Path,
+        context: Context,
+        hurry: asyncio.Event,
+        drop: asyncio.Event,
+        warn: _Tell,
+        saved: _TellSaved,
     ) -> None:
         self._rank = context.rank
         self._saves = PendingCheckpoints(directory)
-        self._checkpoints = Checkpoints(Lake(context.checkpoint_dir), context.rank, context.attempt)
+        self._checkpoints = Checkpoints(
+            Lake(context.checkpoint_dir), context.rank, context.attempt, context.world_size
+        )
         self._hurry = hurry
+        self._drop = drop
         self._warn = warn
+        self._saved = saved
         self._ended = asyncio.Event()
         self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
@@ -112,6 +125,8 @@ class RankUploads:
     async def finish(self, sign: Callable[[], Awaitable[None]], *, returned: bool) -> None:
         """Wait, within bounded time, until all is uploaded; warn of what is not.
 
+        Checkpoints that nobody will resume from are abandoned, and no warning tells of them.
+
         Args:
             sign: awaited every second meanwhile.
             returned: whether the rank ended by itself, and successfully.
@@ -121,12 +136,16 @@ class RankUploads:
         seconds = self._patience() if returned else FAILED_SAVE_SECONDS
         self._saving.until, self._logging.until = now + seconds, now + _LOG_SECONDS
         if pending := len(self._saves.pending()):
-            log.info(
-                "rank %d has ended: uploads %d checkpoints for at most %.0f s",
-                self._rank,
-                pending,
-                seconds,
-            )
+            if self._drop.is_set():
+                log.info("rank %d has ended: abandons %d checkpoints", self._rank, pending)
+                self._saving.stop.set()
+            else:
+                log.info(
+                    "rank %d has ended: uploads %d checkpoints for at most %.0f s",
+                    self._rank,
+                    pending,
+                    seconds,
+                )
         ways = [way for way in (self._saving, self._logging) if way.task is not None]
         while left := [way.task for way in ways if way.task is not None and not way.task.done()]:
             await asyncio.wait(left, timeout=_SIGN_SECONDS)
@@ -147,7 +166,8 @@ class RankUploads:
             return SAVE_SECONDS
 
     async def _warn_of_the_rest(self, seconds: float) -> None:
-        if lost := len(self._saves.pending()):
+        lost = 0 if self._drop.is_set() else len(self._saves.pending())
+        if lost:
             await self._abandoned(
                 f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
                 f" was abandoned after at most {seconds:.0f} s"
@@ -171,9 +191,11 @@ class RankUploads:
                     return
                 upload = functools.partial(self._saves.upload, handed, self._checkpoints, stop)
                 try:
-                    problem = await loop.run_in_executor(self._saving.pool, upload)
+                    saved, problem = await loop.run_in_executor(self._saving.pool, upload)
                 except Exception as error:  # noqa: BLE001 - a rank waits; its thread may not start
-                    problem = self._saves.refuse(handed, self._rank, error)
+                    saved, problem = None, self._saves.refuse(handed, self._rank, error)
+                if saved is not None:
+                    await self._saved(saved)
                 if problem is not None:
                     await self._warn(problem)
             if last:

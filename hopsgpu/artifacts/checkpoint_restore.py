@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.artifacts.checkpoint_retention import newest_direction
-from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, score
+from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, savers_of, score
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
@@ -45,22 +45,21 @@ def latest(
 ) -> Path | None:
     """Download the latest checkpoint of the first place that has one; return None if none has.
 
-    A place's latest checkpoint is its highest step for which all ranks that ever saved there have a
-    part. If a step was saved several times, the newest parts that all of them saved together count.
-    So what only some ranks had saved when their attempt failed does not count, and all ranks get
-    the same step.
+    A place's latest checkpoint is its highest step for which all savers of the attempt that saved
+    it have a part (`checkpoint_savers`), however many ranks there are now. If a step was saved
+    several times, the newest parts that all of them saved together count. So what only some ranks
+    had saved when their attempt failed does not count, and all ranks get the same step.
 
-    In a run that resumes another, what this attempt has saved counts only once all ranks that saved
-    in the other run have saved it too: some ranks may save before others have asked for the
-    checkpoint from which they begin. For the same reason, nothing that this attempt has saved
-    counts for a rank that has not saved in it itself.
+    In a run that resumes another, what this attempt has saved counts only once the ranks that saved
+    at the end of the other run, carried over to this world, have saved it too: some ranks may save
+    before others have asked for the checkpoint from which they begin. For the same reason, nothing
+    that this attempt has saved or announced counts for a rank that has not saved in it itself.
 
     Args:
         places: checkpoints to search, the run's own first.
         into: local directory that keeps what was downloaded.
         all_ranks: as for `best`.
-        world_size: number of ranks in the attempt; None if all ranks of the earlier run still
-            exist.
+        world_size: number of ranks in the attempt; None for as many as the earlier run had last.
         begun: whether this rank has saved in this attempt.
 
     Returns:
@@ -72,12 +71,17 @@ def latest(
 
     def candidates() -> Iterator[_Found]:
         for place, *before in (places[number:] for number in range(len(places))):
-            earlier = {rank for other in before for rank in other.ranks()}
-            here = {rank for rank in earlier if world_size is None or rank < world_size}
+            here = {
+                rank
+                for other in before
+                for rank in savers_of({}, other.announced()).carried_over(world_size)
+            }
             parts = without_torn(place.parts(), place.attempt, here)
+            announced = place.announced()
             if place is places[0] and not begun:
                 parts = parts_before_attempt(parts, place.attempt)
-            for step, there in sorted(complete(parts, place.ranks()).items(), reverse=True):
+                announced = frozenset(one for one in announced if one.attempt != place.attempt)
+            for step, there in sorted(complete(parts, announced).items(), reverse=True):
                 yield _Found(place, step, there)
 
     return _downloaded(candidates, into, all_ranks)
@@ -107,7 +111,7 @@ def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) 
         found = [
             (score(parts), _Found(place, step, parts))
             for place in reversed(places)
-            for step, parts in sorted(complete(place.parts(), place.ranks()).items())
+            for step, parts in sorted(complete(place.parts(), place.announced()).items())
         ]
         scored = [
             (score.metric, checkpoint) for score, checkpoint in found if score.metric is not None

@@ -11,7 +11,7 @@ from typing import Any
 from hopsgpu.errors import ConfigError
 
 # As for the steps of `report`; a step is the name of a directory.
-_MOST = 2**63 - 1
+MOST_STEP = 2**63 - 1
 _SIGNS = {"min": -1.0, "max": 1.0}
 
 
@@ -24,12 +24,16 @@ class CheckpointOptions:
         keep: number of last steps to keep.
         metric: a finite number, or None.
         best: "min" if the smallest metric is the best, "max" if the largest is.
+        position: the position in the launch's data, for its record; None without data.
+        agreed: the last step at which the rank was told that all ranks save, or None.
     """
 
     step: int
     keep: int = 3
     metric: float | None = None
     best: str = "min"
+    position: Mapping[str, Any] | None = None
+    agreed: int | None = None
 
 
 def check_options(step: object, keep: object, metric: object, best: object) -> CheckpointOptions:
@@ -50,7 +54,19 @@ def check_options(step: object, keep: object, metric: object, best: object) -> C
     number = None if metric is None else _number(metric)
     if number is not None and not math.isfinite(number):
         number = None
-    return CheckpointOptions(_whole("step", step, 0), _whole("keep", keep, 1), number, best)
+    return CheckpointOptions(check_step(step), _whole("keep", keep, 1), number, best)
+
+
+def check_step(step: object) -> int:
+    """Return a step that a user's argument gives.
+
+    Args:
+        step: an int in [0, 2**63), including NumPy's and torch's.
+
+    Raises:
+        ConfigError: it has another value.
+    """
+    return _whole("step", step, 0)
 
 
 def superseded(
@@ -91,7 +107,7 @@ def _whole(name: str, value: Any, least: int) -> int:
         number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or not least <= number <= _MOST:
+    if isinstance(value, bool) or not least <= number <= MOST_STEP:
         try:
             shown = f"{value!r:.99}"
         except ValueError:  # an int with more digits than Python converts to text

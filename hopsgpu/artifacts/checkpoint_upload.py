@@ -22,7 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
-from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
+from hopsgpu.artifacts.checkpoints import Checkpoints, Saved, files_of
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.local_tree import files_below
 
@@ -103,27 +103,29 @@ class PendingCheckpoints:
             return []
         return [path for path in there if _HANDED.fullmatch(path.name)]
 
-    def upload(self, handed: Path, checkpoints: Checkpoints, stop: threading.Event) -> str | None:
+    def upload(
+        self, handed: Path, checkpoints: Checkpoints, stop: threading.Event
+    ) -> tuple[Saved | None, str | None]:
         """Upload one of `pending`, and remove it here.
 
         If `stop` is set, the upload is abandoned and the directory stays.
 
         Returns:
-            Why the checkpoint did not reach the lake; or, only once, another warning for people; or
-            None.
+            What was saved, or None; and why the checkpoint did not reach the lake, or, only once,
+            another warning for people, or None.
         """
         if not handed.is_dir():
-            return None  # it was refused meanwhile
+            return None, None  # it was refused meanwhile
         try:
             saving = CheckpointOptions(**json.loads((handed / "saving.json").read_text()))
-            stalled = checkpoints.save(files_below(handed / "files"), saving, stop)
+            saved = checkpoints.save(files_below(handed / "files"), saving, stop)
         except BaseException as error:  # noqa: BLE001 - clients in Rust panic with one
-            return None if stop.is_set() else self.refuse(handed, checkpoints.rank, error)
+            return None, None if stop.is_set() else self.refuse(handed, checkpoints.rank, error)
         shutil.rmtree(handed, ignore_errors=True)
-        if stalled is None or self._warned_stalled:
-            return None
+        if saved.warning is None or self._warned_stalled:
+            return saved, None
         self._warned_stalled = True
-        return stalled
+        return saved, saved.warning
 
     def refuse(self, handed: Path, rank: int, error: BaseException) -> str:
         """Remove one of `pending` that cannot be uploaded; return why.

@@ -21,7 +21,6 @@ Schema 1 is one JSON object:
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import re
@@ -29,6 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.core.formats import utc_time
 from hopsgpu.core.spec import check_name
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
@@ -189,12 +189,11 @@ def compose(
         time: now, in epoch seconds.
         hopsgpu: the version of hopsgpu.
     """
-    moment = datetime.datetime.fromtimestamp(time, datetime.UTC)
     content = {
         "schema": SCHEMA,
         "name": name,
         "version": version,
-        "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": utc_time(time),
         "framework": about.framework or framework_of(files),
         "metrics": about.metrics,
         "signature": about.signature,

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
-import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hopsgpu.artifacts import publication, tags
 from hopsgpu.artifacts.manifest import LATEST, VersionDescription, tag_name
+from hopsgpu.artifacts.tags import TagChange
+from hopsgpu.artifacts.version_commit import commit_of
 from hopsgpu.artifacts.versions import (
     CLAIMS,
     DIGITS,
-    STAGING,
     ModelVersion,
+    is_version,
     lacks_manifest,
     numbers,
     without_manifest,
 )
 from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.error_messages import EXISTS, PERMISSION, UNREACHABLE
+from hopsgpu.serving import model_signature
+from hopsgpu.serving.model_formats import ModelFormat, pickle_warning
+from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import is_model_name, local_path, model_name
 
-__all__ = ["ModelStore", "ModelVersion"]
+__all__ = ["ModelFormat", "ModelStore", "ModelVersion", "TagChange"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ class ModelStore:
     """The models below a URL on the lake.
 
     Args:
-        url: an absolute hdfs://, viewfs://, webhdfs:// or file:// URL.
+        url: an absolute hdfs://, viewfs://, webhdfs://, s3://, gs://, abfss:// or file:// URL.
 
     Raises:
         ConfigError: the URL is another one.
@@ -75,7 +77,12 @@ class ModelStore:
             local_dir: directory whose files become the version's; links are followed.
             name: name of the model.
             metrics: numbers by name.
-            signature: description of the model's inputs and outputs, as a JSON value.
+            signature: the model's inputs and outputs: a pair of samples, or a mapping with the keys
+                "inputs" and "outputs", from which names, types and shapes are inferred; or a
+                description as a JSON value. A sample is an array of a batch (of NumPy, torch,
+                TensorFlow or JAX), a mapping of names to arrays, a list of arrays, or a pandas
+                DataFrame. By default, the content of the directory's `signature.json`, if there is
+                one.
             tags: tags to point at the version.
             run_id: id of the run that made the model.
 
@@ -90,11 +97,18 @@ class ModelStore:
             raise ConfigError(f"{directory} does not exist")
         if not directory.is_dir():
             raise ConfigError(f"{directory} is a file: pass the directory that contains it")
-        about = VersionDescription(metrics=metrics, signature=signature, tags=tags, run_id=run_id)
         files = publication.files_of(directory)
+        about = VersionDescription(
+            metrics=metrics,
+            signature=_signature(signature, files),
+            tags=tags,
+            run_id=run_id,
+        )
         if not files:
             raise StoreError(f"{local_dir} contains no file to publish as {name!r}")
-        staging = publication.begin(self._root.url, name)
+        if (warning := pickle_warning(files)) is not None:
+            log.warning("%s: %s", name, warning)
+        staging = publication.begin(self._root, name)
         try:
             return publication.publish(staging, files, about)
         except BaseException as error:
@@ -111,10 +125,11 @@ class ModelStore:
         """Return the names of the models that have a version, sorted."""
         # Skip what others put there: files, names that no model can have, and directories that may
         # not be read.
-        names = [name for name in self._root.names(directories=True) if is_model_name(name)]
+        root = self._root_with_client()
+        names = [name for name in root.names(directories=True) if is_model_name(name)]
 
         def has_version(name: str) -> bool:
-            home = self._root / name
+            home = root / name
             try:
                 candidates = _candidates(home)
             except StoreError as error:
@@ -159,7 +174,7 @@ class ModelStore:
         """
         home = self._home(name)
         number = self._number(home, version)
-        if not tags.is_version(home, number):
+        if not is_version(home, number):
             if _is_damaged(home, number):
                 raise without_manifest(home / str(number))
             raise self._unknown(home, version)
@@ -182,8 +197,66 @@ class ModelStore:
         tags.put_tag(self._home(name), wanted, self.get(name, version).version)
 
     @public
+    def rollback(self, name: str, tag: str) -> ModelVersion:
+        """Point a tag at the version that it pointed at before its last change.
+
+        A second rollback goes back further. Versions that were deleted are passed over.
+
+        Args:
+            name: name of the model.
+            tag: a tag that exists.
+
+        Returns:
+            The version that the tag points at now.
+
+        Raises:
+            ConfigError: `tag` cannot be a tag's name.
+            StoreError: there is no such tag, or the tag has pointed at no other version that still
+                exists (kind "absent"); the tag is damaged; or the lake refused the operation.
+        """
+        home, wanted = self._home(name), tag_name(tag)
+        current = tags.read_tag(home, wanted)
+        if current is None:
+            raise self._unknown(home, wanted)
+        changes = tags.read_changes(home, wanted) or ()
+        for number in tags.earlier_versions(changes, current):
+            if is_version(home, number):
+                tags.put_tag(home, wanted, number, action=tags.ROLLBACK)
+                return self._version(home, number)
+            log.info("rollback of tag %r passes over version %d: deleted", wanted, number)
+        raise StoreError(
+            f"cannot roll back tag {wanted!r} of {home.url}: it points at version {current}, and"
+            " its history has no earlier version that still exists; to choose a version, use"
+            f" ModelStore.tag or `hopsgpu models tag {home.url.rpartition('/')[2]} VERSION"
+            f" {wanted}`",
+            ABSENT,
+        )
+
+    @public
+    def history(self, name: str, tag: str) -> tuple[TagChange, ...]:
+        """Return the changes of a tag, the oldest first, also of one that was removed.
+
+        A change to the version at which the tag pointed already is none. The last 1000 changes are
+        kept. Those that were made by a hopsgpu that kept no history are missing.
+
+        Args:
+            name: name of the model.
+            tag: a tag that exists or was removed.
+
+        Raises:
+            ConfigError: `tag` cannot be a tag's name.
+            StoreError: there never was such a tag, its file is damaged, or the lake refused the
+                operation.
+        """
+        home, wanted = self._home(name), tag_name(tag)
+        changes = tags.read_changes(home, wanted)
+        if changes is None:
+            raise self._unknown(home, wanted)
+        return changes
+
+    @public
     def untag(self, name: str, tag: str) -> None:
-        """Remove a tag; the version stays.
+        """Remove a tag; the version stays, and so does the tag's history.
 
         Raises:
             ConfigError: `tag` cannot be a tag's name.
@@ -212,17 +285,37 @@ class ModelStore:
         """
         home = self._home(name)
         number = self._number(home, version)
-        if not tags.is_version(home, number) and not _is_damaged(home, number):
+        if not is_version(home, number) and not _is_damaged(home, number):
             raise self._unknown(home, version)
         _refuse_tagged(home, number)
         # A version that hopsgpu did not publish has no claim yet.
         (home / CLAIMS).make()
         (home / CLAIMS / str(number)).create()
-        _withdraw(home, number)
+        # A process that tags the version meanwhile writes the tag and then checks that the version
+        # exists (`tags.put_tag`):
+        #
+        # - A tag written before the tags are read here makes the version come back. If the other
+        #   process checks in between, it does not find the version: then the tag is removed too,
+        #   both operations are refused, and either may be tried again.
+        # - A tag written later is removed, because the check that follows finds no version.
+        #
+        # If this process is killed here, the version is deleted. If a process that tags is killed
+        # before its check, its tag stays. A tag that points at no version, for either reason, makes
+        # its readers raise an error. It never points at another version, because the number is not
+        # used again. It can be set anew, or removed.
+        commit_of(home).withdraw(home, number, lambda: _refuse_tagged(home, number))
         log.info("deleted version %d of %s", number, home.url)
 
     def _home(self, name: str) -> Lake:
-        return self._root / model_name(name)
+        wanted = model_name(name)
+        return self._root_with_client() / wanted
+
+    def _root_with_client(self) -> Lake:
+        """Return the root with a client, which all places and threads of a call share.
+
+        It is made anew for each call: the one before may be old, or another process's.
+        """
+        return Lake(self._root.url).with_client()
 
     def _version(self, home: Lake, number: int) -> ModelVersion:
         return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
@@ -252,7 +345,7 @@ class ModelStore:
     def _latest(self, home: Lake) -> int | None:
         for number in _candidates(home):
             try:
-                if tags.is_version(home, number):
+                if is_version(home, number):
                     return number
             except StoreError as error:
                 if error.kind != PERMISSION:
@@ -282,6 +375,17 @@ class ModelStore:
         )
 
 
+def _signature(given: Any, files: Mapping[str, Path]) -> Any:
+    """Return a publisher's signature as JSON values, else what the file among the files says."""
+    file = files.get(model_signature.FILE)
+    if given is not None or file is None:
+        return model_signature.inferred(given)
+    try:
+        return model_signature.load(file.read_bytes())
+    except (*ODD_JSON, OSError) as error:
+        raise ConfigError(f"{file} is not a signature in JSON: {error}") from error
+
+
 def _candidates(home: Lake) -> list[int]:
     """Return the numbers of directories that may be versions, the highest first."""
     return sorted(numbers(home.names(directories=True)), reverse=True)
@@ -290,7 +394,7 @@ def _candidates(home: Lake) -> list[int]:
 def _is_listed(home: Lake, number: int) -> bool:
     """Return whether a version exists, or a directory that may not be read."""
     try:
-        return tags.is_version(home, number)
+        return is_version(home, number)
     except StoreError as error:
         if error.kind != PERMISSION:
             raise
@@ -319,53 +423,3 @@ def _refuse_tagged(home: Lake, number: int) -> None:
             f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: before you"
             " delete it, point the tag at another version or remove the tag"
         )
-
-
-def _withdraw(home: Lake, number: int) -> None:
-    """Hide a version from everybody at once, and remove it unless a tag points at it by then.
-
-    A process that tags the version meanwhile writes the tag and then checks that the version exists
-    (`tags.put_tag`):
-
-    - A tag written before the tags are read here makes the version come back. If the other process
-      checks in between, it does not find the version: then the tag is removed too, both operations
-      are refused, and either may be tried again.
-    - A tag written later is removed, because the check that follows finds no version.
-
-    If the process that runs this is killed here, the version stays in the staging directory, and a
-    sweep removes it a day later: it is deleted. If a process that tags is killed before its check,
-    its tag stays. A tag that points at no version, for either reason, makes its readers raise an
-    error. It never points at another version, because the number is not used again. It can be set
-    anew, or removed.
-
-    Raises:
-        StoreError: a tag points at the version, which is in its place as before; or the lake
-            refused the operation; or the version cannot come back because its place was taken
-            meanwhile (kind "exists").
-    """
-    place, aside = home / str(number), home / STAGING / uuid.uuid4().hex
-    # In a new directory: a sweep would remove the version, by its own age, before it can come back.
-    aside.make()
-    kept = aside / str(number)
-    try:
-        place.rename(kept)
-    except StoreError as error:
-        with contextlib.suppress(StoreError):  # the first problem is the one to report
-            # A lake that did not answer may have renamed it; a sweep removes it then.
-            if error.kind != UNREACHABLE and not kept.names():
-                aside.remove()
-        raise
-    try:
-        _refuse_tagged(home, number)
-    except StoreError as refusal:
-        # If the answer to a first try was lost, the second try returns False.
-        if not kept.rename(place) and not tags.is_version(home, number):
-            raise StoreError(
-                f"cannot restore {place.url}, because the name is in use again: rename {kept.url}"
-                f" within a day, before a later publish removes it ({refusal})",
-                EXISTS,
-            ) from refusal
-        log.info("restored version %d of %s: a tag points at it", number, home.url)
-        aside.remove()
-        raise
-    aside.remove()

@@ -1,34 +1,25 @@
-"""How files become a version: they are uploaded to a staging directory, which is then renamed.
+"""Publish files as a model's next version.
 
 A publish calls `begin`, then `upload` for each part, in whichever process has its files, then
-`commit`:
-
-    <root>/<name>/_staging/<id>/<rank>/    the files of one part
-    <root>/<name>/_claims/<n>              an empty file: the number n is taken, permanently
-    <root>/<name>/<n>/                     a version, made by one strict rename of a directory
-
-Before the rename there is no version, and after it there is the complete version, whichever process
-is killed. A number is claimed by exclusive creation of its claim. Claims stay, so no number is used
-twice.
+`commit`. `version_commit` has the step that makes the version, and the places of the files.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import logging
 import queue
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.artifacts import manifest, stale_uploads
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.tags import put_tag
-from hopsgpu.artifacts.versions import CLAIMS, STAGING, ModelVersion, numbers
+from hopsgpu.artifacts.version_commit import Merged, commit_of
+from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.version import __version__
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.digests import FileFacts
@@ -38,23 +29,6 @@ from hopsgpu.storage.names import model_name
 from hopsgpu.storage.transfer import upload_files
 
 log = logging.getLogger(__name__)
-
-_RENAMES_AT_ONCE = 8
-
-
-@dataclass(frozen=True)
-class Merged:
-    """How the parts of several ranks become one directory.
-
-    Attributes:
-        files: files of all parts, by path.
-        base: the rank whose part becomes the version.
-        moves: for each path that is moved into that part, the rank whose part has the file.
-    """
-
-    files: Mapping[str, FileFacts]
-    base: int
-    moves: Mapping[str, int]
 
 
 def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
@@ -95,49 +69,32 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     )
 
 
-def claim(home: Lake) -> int:
-    """Claim the model's next number for the caller, permanently.
-
-    If several callers do so at once, each gets a number of its own.
+def begin(store: Lake, name: str) -> Lake:
+    """Make the place of a publish, and sweep what dead publishers left.
 
     Args:
-        home: directory of the model.
-
-    Raises:
-        StoreError: the lake refused the operation.
-    """
-    claims = home / CLAIMS
-    claims.make()
-    number = max((*numbers(claims.names()), *numbers(home.names())), default=0)
-    while True:
-        number += 1
-        if (claims / str(number)).create():
-            log.debug("claimed version %d of %s", number, home.url)
-            return number
-        log.info("another publisher has claimed version %d of %s", number, home.url)
-
-
-def begin(store_url: str, name: str) -> str:
-    """Create the staging directory of a publish, and sweep what dead publishers left.
-
-    Args:
-        store_url: URL of the models' root.
+        store: the models' root.
         name: name of the model.
 
     Returns:
-        The URL of the staging directory, for `upload`, `commit` and `abandon`.
+        The place, for `upload`, `commit` and `abandon`; they share its client, because to make one
+        on a secure cluster takes as long as several of their calls.
 
     Raises:
         ConfigError: `name` cannot be a model's name.
         StoreError: the lake refused the operation.
     """
-    home = (Lake(store_url) / model_name(name)).with_client()
-    staging = home / STAGING / uuid.uuid4().hex
-    staging.make()
-    log.debug("staging directory of a publish: %s", staging.url)
-    # The modification time of the new directory is the lake's own time.
-    stale_uploads.sweep(home, staging.stat().modified)
-    return staging.url
+    # A client of its own: the store's may be old, or another process's.
+    home = (Lake(store.url) / model_name(name)).with_client()
+    staging, now = commit_of(home).begin(home)
+    log.debug("place of a publish: %s", staging.url)
+    stale_uploads.sweep(home, now)
+    return staging
+
+
+def part_of(staging: Lake, rank: int) -> Lake:
+    """Return the directory of a rank's part of a publish, from `begin`."""
+    return commit_of(staging).part(staging, rank)
 
 
 def files_of(local_dir: str | Path) -> dict[str, Path]:
@@ -157,12 +114,12 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
 
 
 def upload(
-    staging_url: str, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
+    staging: Lake, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
 ) -> dict[str, FileFacts]:
     """Upload a directory as a rank's part of a publish.
 
     Args:
-        staging_url: from `begin`.
+        staging: from `begin`.
         local_dir: directory of the rank's files.
         rank: the rank; each part is uploaded under a different one.
         stop: event; once it is set, the upload ends early with Cancelled.
@@ -179,19 +136,17 @@ def upload(
     files = files_of(local_dir)
     if not files:
         return {}
-    part = Lake(staging_url) / str(rank)
-    part.make()
-    return upload_files(files, part, stop=stop)
+    return upload_files(files, part_of(staging, rank), stop=stop)
 
 
-def publish(staging_url: str, files: Mapping[str, Path], about: VersionDescription) -> ModelVersion:
+def publish(staging: Lake, files: Mapping[str, Path], about: VersionDescription) -> ModelVersion:
     """Upload files and make them the model's next version, as `upload` and `commit` do.
 
     To close a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report.
     So the manifest is written while the last files are still being written.
 
     Args:
-        staging_url: from `begin`.
+        staging: from `begin`.
         files: from `files_of`; at least one.
         about: what the publisher says, for the manifest.
 
@@ -199,8 +154,7 @@ def publish(staging_url: str, files: Mapping[str, Path], about: VersionDescripti
         StoreError: as `commit`, or a file was changed meanwhile.
         ConfigError: a file cannot be read.
     """
-    part = Lake(staging_url).with_client() / "0"
-    part.make()
+    part = part_of(staging, 0)
     uploads: queue.SimpleQueue[tuple[str, FileFacts] | None] = queue.SimpleQueue()
     stop = threading.Event()
 
@@ -229,14 +183,14 @@ def publish(staging_url: str, files: Mapping[str, Path], about: VersionDescripti
                         " writes to them"
                     )
 
-            return commit(staging_url, {0: known}, about, close=close)
+            return commit(staging, {0: known}, about, close=close)
         except BaseException:
             stop.set()  # nothing is written any more once this call has ended
             raise
 
 
 def commit(
-    staging_url: str,
+    staging: Lake,
     parts: Mapping[int, Mapping[str, FileFacts]],
     about: VersionDescription,
     *,
@@ -245,7 +199,7 @@ def commit(
     """Make what was uploaded the model's next version.
 
     Args:
-        staging_url: from `begin`.
+        staging: from `begin`.
         parts: what `upload` returned, by rank.
         about: what the publisher says, for the manifest.
         close: called before the version is made; it returns once all files are uploaded.
@@ -255,17 +209,16 @@ def commit(
             file; `abandon` removes what is left. If only a tag could not be set, the version
             exists, and the message says so.
     """
-    name, _, publication = staging_url.rsplit("/", 3)[1:]
-    home = Lake(staging_url.removesuffix(f"/{STAGING}/{publication}")).with_client()
-    staging = home / STAGING / publication
+    way = commit_of(staging)
+    home = way.home(staging)
+    name = home.url.rpartition("/")[2]
     merged = merge(parts)
-    base = staging / str(merged.base)
-    _gather(staging, base, merged.moves)
+    publication = uuid.uuid4().hex
     # The user as whom the lake knows the publisher, unless a driver publishes for somebody else.
-    user = about.user or staging.stat().owner
-    while True:
-        number = claim(home)
-        written = manifest.compose(
+    user = about.user or staging.owner()
+
+    def written(number: int) -> bytes:
+        return manifest.compose(
             name=name,
             version=number,
             files=merged.files,
@@ -275,15 +228,10 @@ def commit(
             time=time.time(),
             hopsgpu=__version__,
         ).written()
-        (base / manifest.FILE).write(written)
-        close()
-        version = ModelVersion(name, number, f"{home.url}/{number}")
-        if _renamed(base, home / str(number), written):
-            break
-        log.info("%s exists already: claims another number", version.url)
+
+    number = way.commit(staging, merged, written, close)
+    version = ModelVersion(name, number, f"{home.url}/{number}")
     log.info("published %s, %d files", version.url, len(merged.files))
-    with contextlib.suppress(StoreError):  # the version exists; a sweep removes the rest
-        staging.remove()
     for tag in about.tags or ():
         try:
             put_tag(home, tag, number)
@@ -294,44 +242,11 @@ def commit(
     return version
 
 
-def abandon(staging_url: str) -> None:
+def abandon(staging: Lake) -> None:
     """Remove what was uploaded; once it is a version, it stays.
 
     Raises:
         StoreError: the lake refused the operation; a later publish sweeps it away.
     """
-    Lake(staging_url).remove()
-    log.info("removed %s: its publish failed or was cancelled", staging_url)
-
-
-def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
-    for directory in sorted({path.rpartition("/")[0] for path in moves} - {""}):
-        (base / directory).make()
-
-    def move(path: str) -> None:
-        source = staging / str(moves[path]) / path
-        # If the answer to a first try was lost, the second try returns False.
-        if not source.rename(base / path) and source.exists():
-            raise StoreError(f"{(base / path).url} exists already", kind="exists")
-
-    if moves:
-        with concurrent.futures.ThreadPoolExecutor(_RENAMES_AT_ONCE) as pool:
-            list(pool.map(move, moves))
-
-
-def _renamed(source: Lake, target: Lake, written: bytes) -> bool:
-    """Return whether the version is in place, by this rename or by one whose answer was lost."""
-    try:
-        return source.rename(target) or _is_ours(target, written)
-    except StoreError as error:
-        if _is_ours(target, written):
-            log.info("%s is in place, although its rename failed: %s", target.url, error)
-            return True
-        raise
-
-
-def _is_ours(version: Lake, written: bytes) -> bool:
-    try:
-        return (version / manifest.FILE).read() == written
-    except StoreError:
-        return False
+    if commit_of(staging).abandon(staging):
+        log.info("removed %s: its publish failed or was cancelled", staging.url)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.artifacts import stale_uploads
+from hopsgpu.artifacts.version_commit import discard_by_rename
 from hopsgpu.artifacts.versions import STAGING
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED
@@ -66,7 +67,7 @@ def find(root: Lake, key: str) -> Description | None:
     if archive is None or archive.size != found["bytes"]:
         # Somebody has changed it: it must be made anew.
         log.info("removes %s: its archive is missing or has another size", (home / key).url)
-        stale_uploads.discard(home, home / key)
+        _discard(home, home / key)
         return None
     _note_use(home, home / key, max(entry.modified for entry in there.values()))
     return found
@@ -92,9 +93,13 @@ def put(
         Cancelled: `stop` was set.
     """
     home = root / DIRECTORY
-    staging = home / STAGING / uuid.uuid4().hex
+    unique = uuid.uuid4().hex
     suffix = "".join(archive.suffixes[-2:]) if ".tar" in archive.suffixes else archive.suffix
+    if home.is_object_store:
+        content = {"schema": SCHEMA, **described, _ARCHIVE: f"{_ARCHIVE}-{unique}{suffix}"}
+        return _put_in_place(home, key, archive, content, stop)
     content = {"schema": SCHEMA, **described, _ARCHIVE: f"{_ARCHIVE}{suffix}"}
+    staging = home / STAGING / unique
     staging.make()
     try:
         upload_files({content[_ARCHIVE]: archive}, staging, stop=stop)
@@ -105,6 +110,30 @@ def put(
         # After success it was renamed and is gone. A sweep removes what cannot be removed now.
         with contextlib.suppress(StoreError):
             staging.remove()
+
+
+def _put_in_place(
+    home: Lake, key: str, archive: Path, content: Description, stop: threading.Event
+) -> Description:
+    """Upload an environment where there are no renames: it exists once its description does."""
+    place = home / key
+    uploaded = place / content[_ARCHIVE]
+    try:
+        upload_files({content[_ARCHIVE]: archive}, place, stop=stop)
+        description = json.dumps(content, indent=1).encode()
+        is_ours = (place / _FILE).create(description)
+        there = content if is_ours else _described(place)
+    except BaseException:
+        with contextlib.suppress(StoreError):  # the first problem is the one to report
+            uploaded.remove()
+        raise
+    if there is None:
+        raise StoreError(f"{place.url} was removed while it was written: try again", ABSENT)
+    if there != content:  # of a creation whose answer was lost, it is what was written
+        log.info("uses %s, which another process has uploaded meanwhile", place.url)
+        uploaded.remove()
+    sweep(home, (place / _FILE).stat().modified)
+    return there
 
 
 def archive_of(root: Lake, key: str, described: Description) -> Lake:
@@ -132,10 +161,19 @@ def sweep(home: Lake, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
             continue
         with contextlib.suppress(StoreError):
             if now - stale_uploads.newest(place, entry) > age:
-                stale_uploads.discard(home, place)
+                _discard(home, place)
                 log.info("removed the Python environment %s: nobody has used it lately", place.url)
                 removed.append(entry.name)
     return removed
+
+
+def _discard(home: Lake, place: Lake) -> None:
+    """Remove an environment; it is complete for its readers, or absent."""
+    if home.is_object_store:
+        (place / _FILE).remove()
+        place.remove()
+    else:
+        discard_by_rename(home, place)
 
 
 def _published(home: Lake, staging: Lake, key: str, content: Description) -> Description:
@@ -152,7 +190,7 @@ def _published(home: Lake, staging: Lake, key: str, content: Description) -> Des
         # directory.
         if not place.names():
             with contextlib.suppress(StoreError):
-                stale_uploads.discard(home, place)
+                _discard(home, place)
     raise StoreError(
         f"{place.url} is not a Python environment, but has the name of one: remove it", DAMAGED
     )

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from hopsgpu.storage.lake import Lake
 
-_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
+# The name of the directory of the logs of an attempt after the first.
+ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 _NAME = re.compile(r"logs/(?:attempt-(\d{1,9})/)?rank-(\d{1,9})\.log")
 _CHUNK = 2**20
 
@@ -41,12 +42,25 @@ def log_sizes(directory: Lake) -> dict[Log, int]:
     found = {}
     for entry in logs.entries() if logs.exists() else ():
         listed = [(f"logs/{entry.name}", entry)]
-        if entry.is_directory and _ATTEMPT.fullmatch(entry.name):
+        if entry.is_directory and ATTEMPT.fullmatch(entry.name):
             listed = [(f"logs/{entry.name}/{e.name}", e) for e in (logs / entry.name).entries()]
         for name, status in listed:
             if not status.is_directory and (log := log_of(name)) is not None:
                 found[log] = status.size
     return dict(sorted(found.items()))
+
+
+def log_file(directory: Lake, log: Log) -> Lake:
+    """Return the place of a log.
+
+    Args:
+        directory: directory of the run.
+        log: the log.
+    """
+    place = directory / "logs"
+    if log.attempt:
+        place /= f"attempt-{log.attempt}"
+    return place / f"rank-{log.rank}.log"
 
 
 class LogReader:
@@ -61,10 +75,7 @@ class LogReader:
     """
 
     def __init__(self, directory: Lake, log: Log) -> None:
-        place = directory / "logs"
-        if log.attempt:
-            place /= f"attempt-{log.attempt}"
-        self._file = place / f"rank-{log.rank}.log"
+        self._file = log_file(directory, log)
         self.at = 0
 
     def read(self, size: int) -> Iterator[bytes]:

@@ -14,13 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.core.formats import duration
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import ABSENT, ODD_JSON
 from hopsgpu.storage.lake import Lake, Status
+from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
+# The directory of runs below a root.
+RUNS = "runs"
 # Files in a run's directory.
 RECORD = "run.json"
 CANCEL = "cancel"
@@ -35,7 +39,8 @@ LATEST = "last"
 _ID = re.compile(r"\w[\w.+=-]{0,199}")
 _BEGAN = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+")
 _TERMINAL = frozenset(state.value for state in GangState if state.is_terminal)
-_READERS = 8
+# Records that are read at the same time.
+READERS = 8
 _MORE_READINGS = 3
 _LOGS = "`hopsgpu logs ID` may still work"
 
@@ -86,6 +91,22 @@ class RunRecord:
     def goes_on(self, now: float) -> bool:
         """Return whether the run's driver is working, as far as the record tells."""
         return not self.has_ended and self.state_at(now) != LOST
+
+    def check_goes_on(self, now: float) -> None:
+        """Check that a driver may still do something about the run.
+
+        Raises:
+            ConfigError: the run has ended, or is lost.
+        """
+        if self.has_ended:
+            raise ConfigError(f"{self.run_id} has ended already: {self.state}")
+        if not self.goes_on(now):
+            ago = duration(now - self.updated)
+            application = self.content.get("application") or "its application"
+            raise ConfigError(
+                f"{self.run_id} is lost: its driver was last heard from {ago} ago, when it was"
+                f" {self.state}. YARN has its GPUs back if {application} has ended"
+            )
 
     def took(self, now: float) -> float | None:
         """Return the seconds from the request to the end, or until now.
@@ -148,16 +169,16 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
     return record
 
 
-def _parsed(file: Lake) -> RunRecord:
+def _parsed(file: Lake, largest: int | None) -> RunRecord:
     """Read and parse a record that its driver may be replacing at the moment."""
     for _ in range(_MORE_READINGS):
-        content = file.read()
+        content = file.read(largest)
         # Over WebHDFS the length comes from a separate request: it may be that of the previous
         # record.
         with contextlib.suppress(StoreError):
             return parse(content, file.url)
         log.debug("%s cannot be parsed, and may be changing: reads it again", file.url)
-    return parse(file.read(), file.url)
+    return parse(file.read(largest), file.url)
 
 
 def _refuse(constant: str) -> None:
@@ -226,25 +247,37 @@ def began(entry: Status) -> float:
 
     The time is in the run's id; without it, it is the modification time of the directory.
     """
-    if (match := _BEGAN.search(entry.name)) is not None:
-        try:
-            when = datetime.datetime.strptime(match[1], "%Y%m%d-%H%M%S")
-        except ValueError:
-            pass
-        else:
-            return when.replace(tzinfo=datetime.UTC).timestamp()
-    return entry.modified / 1000
+    named = began_by_name(entry.name)
+    return entry.modified / 1000 if named is None else named
+
+
+def began_by_name(run_id: str) -> float | None:
+    """Return when a run began, in seconds since the epoch, if its id says so."""
+    match = _BEGAN.search(run_id)
+    if match is None:
+        return None
+    try:
+        when = datetime.datetime.strptime(match[1], "%Y%m%d-%H%M%S")
+    except ValueError:
+        return None
+    return when.replace(tzinfo=datetime.UTC).timestamp()
+
+
+# For a reader of other users' records.
+LARGEST_RECORD = 16 * MIB
 
 
 class RunStore:
     """The runs below a root on the lake.
 
     Args:
-        root: URL of the root.
+        root: the root, or its URL.
+        largest: bytes that a record may have, for a reader of other users' records; None for any.
     """
 
-    def __init__(self, root: str) -> None:
-        self._runs = Lake(root) / "runs"
+    def __init__(self, root: str | Lake, largest: int | None = None) -> None:
+        self._runs = (Lake(root) if isinstance(root, str) else root) / RUNS
+        self._largest = largest
 
     @property
     def url(self) -> str:
@@ -259,11 +292,34 @@ class RunStore:
         """
         return self._runs / run_name(run_id)
 
-    def ids(self) -> tuple[str, ...]:
-        """Return the names of all directories here, those of the newest runs first."""
-        # Before the first run the directory does not exist.
+    def modified(self) -> int | None:
+        """Return when a run came or went last, in milliseconds since the epoch; None without runs.
+
+        The time is that of the file system's clock; 0 on an object store, which does not know it.
+        """
+        try:
+            return self._runs.stat().modified
+        except StoreError as error:
+            if error.kind == ABSENT:
+                return None
+            raise
+
+    def directories(self) -> tuple[Status, ...]:
+        """Return the status of each directory here; none before the first run."""
         entries = self._runs.entries() if self._runs.exists() else ()
-        found = [entry for entry in entries if entry.is_directory]
+        return tuple(entry for entry in entries if entry.is_directory)
+
+    def ids(self, changed_since: float | None = None) -> tuple[str, ...]:
+        """Return the names of all directories here, those of the newest runs first.
+
+        Args:
+            changed_since: leaves out runs whose records were all written before this time, in
+                seconds since the epoch by the file system's clock; None for all.
+        """
+        # A record replaces the one before by a rename, which changes the directory. An object
+        # store's directories have no time: any of them may have changed.
+        least = 0.0 if changed_since is None else changed_since * 1000
+        found = [e for e in self.directories() if e.modified >= least or not e.modified]
         return tuple(e.name for e in sorted(found, key=lambda e: (began(e), e.name), reverse=True))
 
     def find(self, reference: str) -> str:
@@ -301,21 +357,36 @@ class RunStore:
             StoreError: the record does not exist, or it cannot be read.
         """
         file = self.directory(run_id) / RECORD
-        record = _parsed(file)
+        record = _parsed(file, self._largest)
         if record.run_id != run_id:
             raise StoreError(f"{file.url} is the record of run {record.run_id}", kind="damaged")
         return record
 
     def read(self, run_ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with their records, read in parallel; an unreadable one has its problem."""
-        with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(self._stored, run_ids))
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(self.stored, run_ids))
 
-    def _stored(self, run_id: str) -> StoredRun:
+    def stored(self, run_id: str) -> StoredRun:
+        """Return a run with its record, or with the problem for which that cannot be read."""
         try:
             return StoredRun(run_id, self.record(run_id))
         except HopsGpuError as error:
             return StoredRun(run_id, None, str(error), getattr(error, "kind", ""))
+
+    def cancel(self, run_id: str, now: float) -> None:
+        """Ask the driver of a run that goes on to cancel it.
+
+        Args:
+            run_id: the run's id.
+            now: seconds since the epoch.
+
+        Raises:
+            ConfigError: the run has ended, or is lost.
+            StoreError: as `ask_to_cancel`, or the record cannot be read.
+        """
+        self.record(run_id).check_goes_on(now)
+        self.ask_to_cancel(run_id)
 
     def ask_to_cancel(self, run_id: str) -> None:
         """Leave a request to cancel for the run's driver, which looks for it every few seconds.
@@ -327,10 +398,40 @@ class RunStore:
         (self.directory(run_id) / CANCEL).create()
         log.info("asked the driver of %s to cancel it", run_id)
 
+    def is_asked_to_cancel(self, run_id: str) -> bool:
+        """Return whether the run's driver was asked to cancel it."""
+        return (self.directory(run_id) / CANCEL).exists()
+
     def remove(self, run_id: str) -> None:
-        """Remove a run with its logs and checkpoints; its models stay."""
+        """Remove a run with its logs and checkpoints, and with what a score has left; models stay.
+
+        Raises:
+            StoreError: the lake refused; then the record, which names what is left, is still there.
+        """
+        record = self.stored(run_id).record
+        if record is not None and (parts := parts_elsewhere(record)) is not None:
+            parts.remove()
+            log.info("removed %s", parts.url)
         self.directory(run_id).remove()
         log.info("removed %s", self.directory(run_id).url)
+
+
+def parts_elsewhere(record: RunRecord) -> Lake | None:
+    """Return where a score that is not complete has its parts, beside its output; or None.
+
+    Other users may read and write there: only a directory whose name has the run's id counts.
+    """
+    score = record.content.get("score")
+    url = score.get("kept_in") if isinstance(score, Mapping) else None
+    if not isinstance(url, str):
+        return None
+    name = url.rpartition("/")[2]
+    if not (name.startswith(".") and name.endswith(f"-{record.run_id}")):
+        return None
+    try:
+        return Lake(url)
+    except ConfigError:
+        return None
 
 
 def run_name(text: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
-import uuid
 from collections.abc import Callable
 
-from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, numbers
+from hopsgpu.artifacts.version_commit import commit_of
+from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, is_version, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import UNFIT, Lake, Status, is_draft
@@ -15,13 +16,15 @@ log = logging.getLogger(__name__)
 
 # A live publisher writes something more often.
 AGE_MILLISECONDS = 24 * 3600 * 1000
+_LOOKS_AT_ONCE = 8
 
 
 def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     """Remove leftovers to which nobody has written for a long time.
 
-    These are staging directories, empty versions, drafts of tags, and probes. Probes are also
-    searched in the directory above the model: those of a model that did not exist yet are there.
+    These are staging directories, empty versions, on an object store uploads that are no version,
+    drafts of tags, and probes. Probes are also searched in the directory above the model: those of
+    a model that did not exist yet are there.
     If the lake refuses a removal, that leftover is skipped: it may belong to another user, or
     another sweep may be removing it.
 
@@ -37,27 +40,15 @@ def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     for place, entry in _leftovers(home):
         try:
             if now - entry.modified > age and now - newest(place, entry) > age:
-                if entry.is_directory:
-                    discard(home, place)
-                else:
+                if not entry.is_directory:
                     place.remove()
+                elif not commit_of(home).discard(home, place):
+                    continue
                 log.info("removed the leftover %s of a dead publisher", place.url)
                 removed.append(entry.name)
         except StoreError as error:
             log.debug("left the leftover %s: %s", place.url, error)
     return removed
-
-
-def discard(home: Lake, place: Lake) -> None:
-    """Remove a directory: rename it out of everybody's way in one step, then delete it.
-
-    Raises:
-        StoreError: the lake refused the operation.
-    """
-    (home / STAGING).make()
-    aside = home / STAGING / uuid.uuid4().hex
-    place.rename(aside)
-    aside.remove()
 
 
 def _leftovers(home: Lake) -> list[tuple[Lake, Status]]:
@@ -70,7 +61,30 @@ def _leftovers(home: Lake) -> list[tuple[Lake, Status]]:
         # directory.
         versions = _entries(home, lambda entry: entry.is_directory and bool(numbers([entry.name])))
         found += [(place, entry) for place, entry in versions if not place.names()]
+    if home.is_object_store:
+        found += _uploads(home)
     return found
+
+
+def _uploads(home: Lake) -> list[tuple[Lake, Status]]:
+    """Return the directories of an object store in which a publisher's files are, and no version.
+
+    Others make directories with such names, but no claims.
+    """
+    claimed = {str(number) for number in numbers((home / CLAIMS).names())}
+    places = _entries(home, lambda entry: entry.is_directory and entry.name in claimed)
+
+    def is_upload(number: int) -> bool:
+        try:
+            return not is_version(home, number)
+        except StoreError as error:
+            if error.kind != PERMISSION:
+                raise
+            return False
+
+    with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+        found = pool.map(is_upload, [int(entry.name) for _, entry in places])
+        return [pair for pair, is_one in zip(places, found, strict=True) if is_one]
 
 
 def _entries(place: Lake, wanted: Callable[[Status], bool]) -> list[tuple[Lake, Status]]:

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,10 @@ from hopsgpu.artifacts.manifest import Manifest
 from hopsgpu.core import html
 from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.serving import export, model_signature
+from hopsgpu.serving.hand_over import Served
+from hopsgpu.serving.model_formats import ModelFormat, chosen, model_class, recognised
+from hopsgpu.serving.model_loading import check_trust, load_model
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
 from hopsgpu.storage.lake import Lake
@@ -92,6 +97,122 @@ class ModelVersion:
     @functools.cached_property
     def _manifest(self) -> Manifest:
         return self._read_manifest()
+
+    @property
+    @public
+    def formats(self) -> tuple[ModelFormat, ...]:
+        """Return the models among the version's files, recognised by names and content.
+
+        Nothing is loaded or unpickled. Empty if hopsgpu recognises none.
+
+        Raises:
+            StoreError: the lake refused the operation, or `model_class.json` is damaged.
+        """
+        return self._formats
+
+    @functools.cached_property
+    def _formats(self) -> tuple[ModelFormat, ...]:
+        with _deletion_told(Lake(self.url)):
+            return recognised(self.files, self.open)
+
+    @public
+    def load(self, *, path: str | None = None, trust: bool | Iterable[str] = False) -> Any:
+        """Download the version, and load its model into this process.
+
+        Of a SavedModel the call returns what `tf.saved_model.load` does; of TorchScript a
+        `torch.jit.ScriptModule` and of a state_dict the tensors by name, both on the CPU; of ONNX
+        an `onnxruntime.InferenceSession`; of XGBoost an `xgboost.Booster`; of skops and of a pickle
+        the estimator. Each needs the library that wrote it.
+
+        Unless `trust` allows it, nothing is unpickled. A SavedModel, TorchScript and ONNX are
+        programs too: run only those of publishers that you trust.
+
+        Args:
+            path: path of the model within the version, as in `formats`; needed if there are
+                several.
+            trust: True to run whatever code the files have: a pickle, and a file of torch's that
+                has more than tensors. For skops, the names of further types to accept.
+
+        Raises:
+            ConfigError: there is no model, or several; it needs `trust`; or its library is not
+                installed.
+            StoreError: as `download`.
+        """
+        model = chosen(self.formats, path, None, self.url)
+        check_trust(model, trust)
+        with tempfile.TemporaryDirectory(prefix="hopsgpu-model-") as directory:
+            return load_model(model, self.download(directory), trust)
+
+    @public
+    def export(
+        self,
+        to: str,
+        *,
+        out: str | Path | None = None,
+        path: str | None = None,
+        trust: bool | Iterable[str] = False,
+        max_batch_size: int | None = None,
+        python: bool | None = None,
+        namenode: str | None = None,
+        principal: str | None = None,
+        image: str | None = None,
+    ) -> Path:
+        """Write what a server needs to serve this version, and return the directory.
+
+        Args:
+            to: "kserve", "triton", "tf-serving" or "mlserver".
+            out: a directory, created if missing; by default `NAME-SERVER` in the working directory.
+                Other files in it stay.
+            path: path of the model within the version, as in `formats`; needed if there are several
+                that the server serves.
+            trust: True if the server may unpickle the model; for skops, the names of further types
+                that it may accept.
+            max_batch_size: for Triton, the most rows that it may put together; by default none.
+            python: for Triton, whether its Python backend is to call the model, where the format
+                has a backend of its own, too.
+            namenode: for KServe, the address of WebHDFS, `http://host:9870`.
+            principal: for KServe, the Kerberos principal whose keytab it uses.
+            image: for KServe, the image of the predictor, where it has no server for the format.
+
+        Raises:
+            ConfigError: the server does not serve the version's formats; there are several models;
+                the manifest lacks the signature that the server needs; the model needs `trust`; or
+                an argument is missing, or is another server's.
+            StoreError: as `download`, or `out` cannot be written.
+        """
+        options = export.options_of(
+            to,
+            {
+                "max_batch_size": max_batch_size,
+                "python": python,
+                "namenode": namenode,
+                "principal": principal,
+                "image": image,
+            },
+        )
+        model = chosen(self.formats, path, export.formats_of(to), self.url)
+        check_trust(model, trust)
+        target = Path(f"{self.name}-{to}") if out is None else local_path(out, "out")
+        with tempfile.TemporaryDirectory(prefix="hopsgpu-model-") as directory:
+            if export.needs_files(to, model):
+                self.download(directory)
+            known = Served(
+                name=self.name,
+                version=self.version,
+                url=self.url,
+                model=model,
+                files=(model.path,),
+                signature=model_signature.parse(self._manifest.content["signature"]),
+                model_class=model_class(self.files, self.open),
+            )
+            version = export.served(known, self.files, Path(directory), trust)
+            try:
+                export.write(to, version, Path(directory), target, options)
+            except OSError as error:
+                raise StoreError(
+                    f"cannot export to {target}: {error}", explain(error).kind
+                ) from error
+        return target
 
     def _read_manifest(self) -> Manifest:
         file = Lake(self.url) / manifest.FILE
@@ -174,8 +295,33 @@ class ModelVersion:
         return (Lake(self.url) / path).reader()
 
 
+def is_version(home: Lake, number: int) -> bool:
+    """Return whether a version exists: its manifest appears with it, in one step.
+
+    Args:
+        home: directory of the model.
+        number: number of the version.
+    """
+    return has_manifest(home / str(number))
+
+
+def has_manifest(version: Lake) -> bool:
+    """Return whether a version has a manifest; on an object store an empty one stands for none."""
+    try:
+        return bool((version / manifest.FILE).stat().size) or not version.is_object_store
+    except StoreError as error:
+        if error.kind in (ABSENT, EXISTS):  # a file may have the number as its name
+            return False
+        raise
+
+
 def lacks_manifest(version: Lake) -> bool:
-    """Return whether a version has files but no manifest."""
+    """Return whether a version has files but no manifest.
+
+    On an object store that is an upload that is no version yet, or no more.
+    """
+    if version.is_object_store:
+        return False
     try:
         # Use a single listing: a version may appear between two of them. On a local lake it appears
         # as an empty directory first.
@@ -206,7 +352,7 @@ def _deletion_told(version: Lake) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        if error.kind not in (ABSENT, DAMAGED) or (version / manifest.FILE).exists():
+        if error.kind not in (ABSENT, DAMAGED) or has_manifest(version):
             raise
         if lacks_manifest(version):
             raise without_manifest(version) from error

@@ -67,6 +67,22 @@ class Site(Protocol):
     def keeps_data(self) -> bool:
         """Return whether the data that launches write for `data=` stays on the lake afterwards."""
 
+    @property
+    def elastic_interval(self) -> float:
+        """Return the seconds between two growths of an elastic gang at least."""
+
+    @property
+    def gives_way(self) -> bool:
+        """Return whether elastic gangs shrink while other gangs wait for their GPUs."""
+
+    @property
+    def idle_warning(self) -> float | None:
+        """Return for how many seconds GPUs may idle until people are told; None for any."""
+
+    @property
+    def idle_timeout(self) -> float | None:
+        """Return for how many seconds GPUs may idle if a launch does not say so; None for any."""
+
     def words_of(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run; never raise."""
 

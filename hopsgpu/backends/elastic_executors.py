@@ -1,9 +1,10 @@
-"""A search's executors, which arrive and leave one by one, each with an agent."""
+"""Executors of searches and elastic gangs: they arrive and leave one by one, each with an agent."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,18 +21,19 @@ from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
 
-# Executors that get no trial are held aside, because they would otherwise be granted again. The
+# Executors that get no rank are held aside, because they would otherwise be granted again. The
 # limit is the number of GPUs of a large node.
 _MOST_ASIDE = 8
+_LOOK_SECONDS = 0.1
 
 
 class ElasticLease(ABC):
-    """The lease of a search, which acquires and releases executors while the search runs.
+    """The lease of a search or of an elastic gang, which acquires and releases executors meanwhile.
 
-    Only the thread of the search calls its public methods; slow operations run in other threads.
+    Only one thread, its owner's, calls its public methods; slow operations run in other threads.
 
     Args:
-        request: the search's request; its shape is that of each executor.
+        request: the owner's request; its shape is that of each executor.
         server: control channel of the executors.
 
     Attributes:
@@ -50,7 +52,7 @@ class ElasticLease(ABC):
 
     @property
     def aside(self) -> int:
-        """Return the number of executors that are held aside because they cannot run trials."""
+        """Return the number of executors that are held aside because they get no rank."""
         return len(self._aside)
 
     @property
@@ -60,18 +62,40 @@ class ElasticLease(ABC):
 
     @property
     @abstractmethod
+    def coming(self) -> int:
+        """Return how many executors have been granted and start, as far as it is known."""
+
+    @property
+    @abstractmethod
     def waiting_for(self) -> str:
         """Return why more executors have not arrived; "" if no more are requested."""
 
     @abstractmethod
-    def want(self, executors: int, at_once: int) -> None:
+    def want(self, executors: int, at_once: int, *, least: int = 1) -> None:
         """Set the number of executors to have from now on; return at once.
 
-        Executors that are here stay.
+        Executors that are here stay. As long as fewer than `least` are here, the missing ones are
+        requested as a gang, within the request's time limit; later ones behind all waiting gangs,
+        and without a limit.
 
         Args:
             executors: total number.
             at_once: how many of the missing ones are requested together.
+            least: number without which the owner cannot work.
+        """
+
+    @property
+    @abstractmethod
+    def asked_back(self) -> int:
+        """Return how many of the offered executors gangs need that wait."""
+
+    @abstractmethod
+    def offer(self, executors: int, giving: int) -> None:
+        """Offer executors to gangs that wait, from now on; return at once.
+
+        Args:
+            executors: how many the owner has above its minimum; 0 for no offer.
+            giving: how many of them it gives back at its next checkpoint.
         """
 
     @abstractmethod
@@ -79,15 +103,19 @@ class ElasticLease(ABC):
         """Start to give back executors that were disconnected; return at once."""
 
     @abstractmethod
-    def _agent_lost(self, job: Job) -> None:
-        """Record that the agent of a job is gone, at least for now."""
+    def _forget(self, job: Job) -> None:
+        """Give up the job of an agent that is gone, so that another executor is requested for it.
+
+        Without this, the job itself gets another executor outside the queue of gangs, or none if
+        the agent is only frozen or cut off.
+        """
 
     @abstractmethod
     def _job_of(self, hello: Message) -> Job | None:
         """Return the job of the agent that introduces itself; None if that is an earlier job."""
 
     @abstractmethod
-    def _arrived(self) -> None:
+    def _arrived(self, container: Container) -> None:
         """Record that one more executor is here."""
 
     @abstractmethod
@@ -100,20 +128,32 @@ class ElasticLease(ABC):
 
     def let_go(self, keys: Iterable[int]) -> None:
         """Give back the executors whose agents have the given keys; return at once."""
-        leaving = {key: self.here.pop(key) for key in keys if key in self.here}
+        self._give_back({key: self.here.pop(key) for key in keys if key in self.here})
+
+    def _give_back(self, leaving: Mapping[int, Container]) -> None:
         if leaving:
             hosts = sorted(container.host for container in leaving.values())
             log.info("executors given back: %s", ", ".join(hosts))
         self.server.hang_up(leaving)
         self._let_go(leaving)
 
-    def avoid(self, blamed: Exclusions) -> list[int]:
-        """Exclude the causes of a failure; return the keys of agents that get no more trials.
+    def avoid(self, exclusions: Exclusions) -> list[int]:
+        """Exclude these nodes and GPUs from now on, and no others.
+
+        An executor that is held aside and is not excluded any more is given back: another one is
+        granted for it.
+
+        Returns:
+            The keys of agents that get no more ranks.
 
         Raises:
             HopsGpuError: too many executors are excluded to continue.
         """
-        self.request = replace(self.request, avoid=self.request.avoid | blamed)
+        self.request = replace(self.request, avoid=exclusions)
+        aside = list(self._aside.items())
+        forgiven = [key for key, container in aside if self.request.unwanted(container) is None]
+        self._give_back({key: self._aside.pop(key) for key in forgiven})
+        self._tell_aside()
         excluded = []
         for key, container in list(self.here.items()):
             if (reason := self.request.unwanted(container)) is not None:
@@ -143,7 +183,8 @@ class ElasticLease(ABC):
                 log.info("executor lost: agent %d: %s", event.peer, event.reason)
                 self.here.pop(event.peer, None)
                 self._aside.pop(event.peer, None)
-                self._agent_lost(self._jobs[event.peer])
+                self._tell_aside()
+                self._forget(self._jobs[event.peer])
             return None
         if event.message.kind != "hello":
             return None
@@ -164,22 +205,27 @@ class ElasticLease(ABC):
             container.host,
             len(self.here),
         )
-        self._arrived()
+        self._arrived(container)
         return container
 
     def _put_aside(self, container: Container, reason: str) -> None:
         self._aside[container.key] = container
+        self._tell_aside()
         log.info("executor held aside: %s: %s", container.container_id, reason)
-        self.request.watcher.warn(f"an executor got no trial: {reason}")
+        self.request.watcher.warn(f"an executor got no rank: {reason}")
         if len(self._aside) > _MOST_ASIDE:
             raise HopsGpuError(
-                f"{counted(len(self._aside), 'executor')} started that cannot run trials, the last"
+                f"{counted(len(self._aside), 'executor')} started that get no rank, the last"
                 f" because {reason}"
             )
 
+    def _tell_aside(self) -> None:
+        self.request.watcher.held_aside([container.host for container in self._aside.values()])
+
     def of(self, keys: Collection[int]) -> Lease:
-        """Return the executors of a trial, by the keys of their agents, as a gang's lease."""
-        jobs = tuple(self._jobs[key] for key in dict.fromkeys(keys))
+        """Return some of the executors, by the keys of their agents, as a gang's lease."""
+        own = {key: self._jobs[key] for key in keys}
+        jobs = tuple(own.values())
         containers = tuple(self.here[key] for key in dict.fromkeys(keys))
         return Lease(
             self.server,
@@ -188,6 +234,7 @@ class ElasticLease(ABC):
             self._why_lost,
             keep_all,
             self._tokens,
+            own,
         )
 
     def _fail(self, problem: HopsGpuError) -> None:
@@ -208,7 +255,7 @@ class _AnyEvent(threading.Event):
 
 @dataclass
 class _Jobs:
-    """The jobs of a trial on several executors, as one `Job` that ends when any of them ends."""
+    """The jobs of several executors, as one `Job` that ends when any of them ends."""
 
     jobs: tuple[Job, ...]
 
@@ -218,3 +265,11 @@ class _Jobs:
     def reason(self, seconds: float) -> str:
         ended = [job for job in self.jobs if job.ended.is_set()]
         return (ended or list(self.jobs))[0].reason(seconds if not ended else 0.0)
+
+    def loss(self, seconds: float) -> str:
+        until = time.monotonic() + seconds
+        while not (found := next(filter(None, (job.loss(0.0) for job in self.jobs)), "")):
+            # Polled, because nothing announces what Spark or the system know of an end.
+            if time.monotonic() >= until or self.ended.wait(_LOOK_SECONDS):
+                break
+        return found

@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from hopsgpu.backends.lease_request import Request
@@ -29,6 +29,9 @@ class Job(Protocol):
     def reason(self, seconds: float) -> str:
         """Return why the job ended, in words; wait up to `seconds` for its end."""
 
+    def loss(self, seconds: float) -> str:
+        """Return why an executor of the job was lost; "" if that is not known in `seconds`."""
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -43,6 +46,7 @@ class Lease:
             the others continue; returns whether the ResourceManager has confirmed that they are
             gone. The gang is then no longer whole.
         tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
+        own_jobs: the jobs by the keys of the agents, if each executor has its own.
     """
 
     server: ControlServer
@@ -51,6 +55,17 @@ class Lease:
     why_lost: Callable[[str, str], str]
     let_go: Callable[[Collection[int]], bool]
     tokens: Callable[[], bytes]
+    own_jobs: Mapping[int, Job] = field(default_factory=dict)
+
+    @property
+    def jobless(self) -> frozenset[int]:
+        """Return the keys of the agents that are connected although their job has ended."""
+        keys = (container.key for container in self.containers)
+        return frozenset(
+            key
+            for key in keys
+            if self.own_jobs.get(key, self.job).ended.is_set() and self.server.is_connected(key)
+        )
 
     @property
     def lost(self) -> frozenset[int]:
@@ -79,6 +94,11 @@ class Owner(ABC):
     def is_whole(self) -> bool:
         """Return whether no executor is known to be lost."""
         return self._lease is not None and self._lease.is_whole()
+
+    @property
+    def executors(self) -> int:
+        """Return the number of executors of the gang that are not known to be lost."""
+        return 0 if self._lease is None else len(self._lease.containers) - len(self._lease.lost)
 
     def whole(self, request: Request) -> Lease:
         """Return the gang: at once if it is whole, else once the missing executors have arrived.

@@ -63,11 +63,26 @@ class Observer:
         Raises:
             HopsGpuError: the ResourceManager does not answer, or requires Kerberos.
         """
+        overview = self.overview()
+        return self.gpus(overview, self.devices(overview))
+
+    def overview(self) -> Overview:
+        """Return the ResourceManager's answers.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not answer, or requires Kerberos.
+        """
         if self._user is None:
             self._user = _caller(self._manager, self._setting)
-        overview = self._manager.overview(self._user)
-        told = self._nodes.devices(asked_nodes(overview.nodes))
-        return cluster_gpus(overview, told, self._user, time.time())
+        return self._manager.overview(self._user)
+
+    def devices(self, overview: Overview) -> NodeAnswers:
+        """Return the answers of the NodeManagers whose nodes have GPUs."""
+        return self._nodes.devices(asked_nodes(overview.nodes))
+
+    def gpus(self, overview: Overview, answers: NodeAnswers) -> ClusterGpus:
+        """Return the state of the GPUs that such answers show."""
+        return cluster_gpus(overview, answers, self._user or "", time.time())
 
 
 @public

@@ -43,6 +43,9 @@ class Watcher(Protocol):
     def arrived(self, times: Sequence[float]) -> None:
         """Report when executors arrived, in seconds since the epoch."""
 
+    def held_aside(self, hosts: Sequence[str]) -> None:
+        """Report the host of each executor that is held aside now, because it gets no rank."""
+
     def warn(self, text: str) -> None:
         """Report a warning that people should find in the result."""
 
@@ -123,6 +126,7 @@ class AcquisitionClock:
         self._deadline = None if timeout is None else began + timeout
         self._why = "nothing yet"
         self._aside: set[str] = set()
+        self._failed = ""
 
     def held_aside(self, reason: str) -> None:
         """Record why an executor got no rank, for all later reports.
@@ -131,8 +135,14 @@ class AcquisitionClock:
         """
         self._aside.add(reason)
 
+    def failed_before(self, remark: str) -> None:
+        """Record which executors ended before a part was given back, for all later reports."""
+        self._failed = remark
+
     def tell(self, hosts: Sequence[str], why: str) -> None:
         """Tell the watcher what the gang waits for."""
+        if self._failed and "ended unexpectedly" not in why:
+            why = f"{why}; before that, {self._failed}"
         before = sorted(reason for reason in self._aside if reason not in why)
         if before:
             more = f" and {len(before) - _SHOWN} more" if len(before) > _SHOWN else ""

@@ -69,6 +69,12 @@ def cluster() -> None:
     is_flag=True,
     help="A second ResourceManager, which takes over when one dies.",
 )
+@click.option(
+    "--preemption",
+    is_flag=True,
+    help="The queues default and training, with half of the cluster each, take it back from each"
+    " other.",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 def up(
     dir_: str | None,
@@ -82,6 +88,7 @@ def up(
     https: bool,
     namenode_ha: bool,
     resourcemanager_ha: bool,
+    preemption: bool,
     conf: str | None,
 ) -> None:
     """Start a cluster and wait until it is ready.
@@ -105,6 +112,7 @@ def up(
             https=https or None,
             namenode_ha=namenode_ha or None,
             resourcemanager_ha=resourcemanager_ha or None,
+            preemption=preemption or None,
             conf=conf,
             say=click.echo,
         )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import click
-
-from hopsgpu.errors import ConfigError
 
 _KEY = "hopsgpu.root"
 
@@ -29,6 +27,26 @@ root_option: Callable[[Any], Any] = click.option(
 )
 
 
+def _note_first(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    if value:
+        context.meta[_KEY] = value[0]
+    return value
+
+
+# Of a command that reads several roots.
+roots_option: Callable[[Any], Any] = click.option(
+    "--root",
+    "roots",
+    metavar="URL",
+    multiple=True,
+    callback=_note_first,
+    help="Directory of runs and models; may be given several times.  [default: that of a session"
+    " here, and unless it was set those of all users]",
+)
+
+
 json_option: Callable[[Any], Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON."
 )
@@ -40,6 +58,8 @@ def lake_root() -> str:
     Raises:
         ConfigError: the root is unknown.
     """
+    from hopsgpu.backends.lake_root import default_root
+
     use_keytab()
     root = click.get_current_context().meta.get(_KEY)
     return str(root) if root else default_root(os.environ)
@@ -49,45 +69,16 @@ def unset_hint() -> str:
     """Return what to say beside finding nothing where nothing tells of a root or a cluster; else
     "".
     """
+    from hopsgpu.backends.lake_root import named_root
     from hopsgpu.storage.hadoop_conf import is_configured
 
-    root = click.get_current_context().meta.get(_KEY) or _named(os.environ)
+    root = click.get_current_context().meta.get(_KEY) or named_root(os.environ)
     if root or is_configured(os.environ):
         return ""
     return (
         " (HADOOP_CONF_DIR is not set: for a cluster, set it; for the development cluster:"
         ' eval "$(hopsgpu cluster env)")'
     )
-
-
-def default_root(environ: Mapping[str, str]) -> str:
-    """Return spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
-
-    The user's directory is on the cluster's file system; without a Hadoop configuration, it is in
-    the home directory.
-
-    Args:
-        environ: environment of the process.
-
-    Raises:
-        ConfigError: the configuration of the cluster cannot be read.
-    """
-    from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
-    from hopsgpu.storage.identity import hadoop_user
-    from hopsgpu.storage.root import root_on
-
-    if named := _named(environ):
-        return root_on(named, None, "")
-    if not is_configured(environ):
-        return root_on(None, None, "")
-    try:
-        hadoop = HadoopConf.load(environ).get
-        return root_on(None, hadoop("fs.defaultFS"), hadoop_user(hadoop, environ))
-    except ConfigError as error:
-        raise ConfigError(
-            "the root of runs and models is unknown: pass --root URL, or set HOPSGPU_ROOT"
-            f" ({error})"
-        ) from error
 
 
 def use_keytab() -> None:
@@ -104,10 +95,3 @@ def use_keytab() -> None:
     settings = spark_defaults(os.environ).get
     if has_keytab(settings):
         ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings, os.environ)
-
-
-def _named(environ: Mapping[str, str]) -> str | None:
-    """Return the root that an administrator or the user has set, or None."""
-    from hopsgpu.backends.spark.submit_arguments import spark_defaults
-
-    return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")

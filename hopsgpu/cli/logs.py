@@ -39,6 +39,7 @@ Write = Callable[[bytes], object]
     help="Show only this rank (repeatable).",
 )
 @click.option("--trial", type=click.IntRange(0), metavar="N", help="Show this trial of a search.")
+@click.option("--worker", type=click.IntRange(0), metavar="N", help="Show this worker of a score.")
 @click.option(
     "--attempt",
     type=click.IntRange(0),
@@ -52,6 +53,7 @@ def logs(
     run_id: str,
     ranks: tuple[int, ...],
     trial: int | None,
+    worker: int | None,
     attempt: int | None,
     follow: bool,
     as_json: bool,
@@ -59,17 +61,21 @@ def logs(
     """Show what the ranks of a run wrote, also while the run is active.
 
     The ranks are shown one after the other, each line with its rank and node. With --follow,
-    lines appear a few seconds after they were written. For a search, name a trial that has ended.
+    lines appear a few seconds after they were written. For a search, name a trial that has ended,
+    for a score a worker.
     """
     from hopsgpu.artifacts.runs import RunStore
 
-    if trial is not None and follow:
+    if trial is not None and worker is not None:
+        raise ConfigError("--trial is for a search and --worker for a score: leave one of them out")
+    if follow and (trial, worker) != (None, None):
+        option, noun = ("--trial", "trial") if worker is None else ("--worker", "worker")
         raise ConfigError(
-            "--follow cannot be combined with --trial: a trial's logs reach the lake when it has"
+            f"--follow cannot be combined with {option}: a {noun}'s logs reach the lake when it has"
             " ended; leave one of them out"
         )
     store = RunStore(lake_root())
-    shown = _Shown(store, store.find(run_id), ranks, trial, attempt, as_json)
+    shown = _Shown(store, store.find(run_id), ranks, trial, worker, attempt, as_json)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             shown.follow()
@@ -86,6 +92,7 @@ class _Shown:
         run_id: str,
         ranks: tuple[int, ...],
         trial: int | None,
+        worker: int | None,
         attempt: int | None,
         as_json: bool,
     ) -> None:
@@ -98,6 +105,8 @@ class _Shown:
         self._directory = store.directory(run_id)
         if trial is not None:
             self._directory /= f"trials/{trial}"
+        if worker is not None:
+            self._directory /= f"workers/{worker}"
         self._readers: dict[Log, LogReader] = {}
         self._outs: dict[Log, Unchanged | WholeLines] = {}
         self._hosts: Mapping[int, str] = {}
@@ -105,7 +114,7 @@ class _Shown:
         self._unread: StoreError | None = None
         # The attempt whose nodes they are, where others may have been elsewhere.
         self._located: int | None = None
-        self._is_search = False
+        self._is_search = self._is_score = False
 
     def once(self) -> None:
         """Show the existing logs, rank by rank.
@@ -138,7 +147,9 @@ class _Shown:
         )
 
     def _hint(self) -> str:
-        """Return how to find the logs of a search."""
+        """Return how to find the logs of a search or a score."""
+        if self._is_score:
+            return ": for a score, name a worker with --worker N; its logs appear when it has ended"
         if not self._is_search:
             return "" if self._trial is None else f": {self._run_id} is not a search"
         if self._trial is None:
@@ -209,7 +220,7 @@ class _Shown:
         self._unread = None
         self._hosts = {rank["rank"]: rank["host"] for rank in record.ranks}
         search = record.content.get("search")
-        self._is_search = search is not None
+        self._is_search, self._is_score = search is not None, "score" in record.content
         if search is not None and self._trial is not None:
             try:
                 self._locate(search, self._trial)

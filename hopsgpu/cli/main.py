@@ -12,12 +12,16 @@ import click
 from hopsgpu.cli.cluster import cluster
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.doctor import doctor
+from hopsgpu.cli.exporter import exporter
 from hopsgpu.cli.gpus import gpus
 from hopsgpu.cli.logs import logs
 from hopsgpu.cli.model_commands import models
 from hopsgpu.cli.run_commands import runs
+from hopsgpu.cli.score import score
 from hopsgpu.cli.submit import submit
 from hopsgpu.cli.tensorboard import tensorboard
+from hopsgpu.cli.usage import usage
+from hopsgpu.cli.web import web
 from hopsgpu.core.version import __version__
 from hopsgpu.errors import HopsGpuError
 
@@ -70,12 +74,16 @@ def main() -> None:
 
 main.add_command(cluster)
 main.add_command(doctor)
+main.add_command(exporter)
 main.add_command(gpus)
 main.add_command(logs)
 main.add_command(models)
 main.add_command(runs)
+main.add_command(score)
 main.add_command(submit)
 main.add_command(tensorboard)
+main.add_command(usage)
+main.add_command(web)
 
 if __name__ == "__main__":
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -10,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopsgpu.artifacts.model_listing import entry_of, listed, tags_at, tags_of
 from hopsgpu.cli.command_group import Commands
-from hopsgpu.cli.formats import local_time_of, size
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import Fact, Layout, Row, headers, show
-from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.core.formats import local_time_of, size
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.serving.export import SERVERS, next_steps
 from hopsgpu.storage.root import join_url
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
-    from hopsgpu.artifacts.models import ModelStore, ModelVersion
+    from hopsgpu.artifacts.models import ModelStore
 
 _LAYOUT = Layout(
-    right=("VERSION", "VERSIONS", "LATEST", "FILES", "SIZE"),
+    right=("VERSION", "VERSIONS", "LATEST", "FILES", "SIZE", "FROM", "TO"),
     least={"MODEL": 8, "RUN": 16, "METRICS": 12, "TAGS": 6, "FILE": 16, "DIGEST": 8},
     spared=("DIGEST", "METRICS", "RUN", "FILES", "SIZE"),
     cut_in_front=("RUN", "FILE"),
@@ -44,16 +47,16 @@ def models(context: click.Context, as_json: bool) -> None:
         return
     store = _store()
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        listed = list(pool.map(lambda name: _listed(store, name), store.list()))
+        found = list(pool.map(lambda name: listed(store, name), store.list()))
     if as_json:
-        click.echo(json.dumps(listed, indent=2))
-    elif listed:
+        click.echo(json.dumps(found, indent=2))
+    elif found:
         rows: list[Row] = [headers("MODEL", "LATEST", "VERSIONS", "TAGS")]
-        for model in listed:
+        for model in found:
             last = max(model["versions"], default=None)
             counts = [(str(last or "-"), ""), (str(len(model["versions"])), "")]
             rows.append([(model["name"], ""), *counts, (_tags(model["tags"]), "")])
-        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in listed if "problem" in m]
+        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
         show(rows, _LAYOUT)
     else:
         click.echo(f"no models in {_url()}{unset_hint()}")
@@ -69,9 +72,9 @@ def versions(name: str, as_json: bool) -> None:
     published = store.versions(name)[::-1]
     if not published:
         store.get(name)  # says what there is instead
-    tags, problem = _tags_of(store, name)
+    tags, problem = tags_of(store, name)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        entries = list(pool.map(lambda version: _told(version, tags), published))
+        entries = list(pool.map(lambda version: entry_of(version, tags), published))
     if as_json:
         click.echo(json.dumps(entries, indent=2))
         if problem:
@@ -109,8 +112,8 @@ def show_version(name: str, version: str, as_json: bool) -> None:
     store = _store()
     found = store.get(name, version)
     manifest = found.manifest
-    tags, problem = _tags_of(store, name)
-    tagged = _leading(tags, found.version)
+    tags, problem = tags_of(store, name)
+    tagged = tags_at(tags, found.version)
     if as_json:
         # Where tags lead now: a manifest has those that it was published with.
         click.echo(json.dumps({**manifest, "tags": tagged, "url": found.url}, indent=2))
@@ -119,6 +122,7 @@ def show_version(name: str, version: str, as_json: bool) -> None:
         return
     rows: list[Row | Fact] = []
     shown = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
+    shown["model"] = ", ".join(map(str, found.formats)) or None
     shown["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
     shown["time"] = local_time_of(str(manifest.get("time")))
     for key, value in shown.items():
@@ -151,6 +155,44 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
     _done(outcome, f"{found.name} {found.version} is in {target}", as_json)
 
 
+@models.command("export")
+@root_option
+@json_option
+@click.option("--to", required=True, type=click.Choice(SERVERS), help="The server.")
+@click.option("--out", metavar="DIR", help="Directory for it; by default NAME-SERVER.")
+@click.option("--path", help="Path of the model within the version, if there are several.")
+@click.option("--trust", is_flag=True, help="The server may unpickle the model.")
+@click.option(
+    "--trust-type", "types", multiple=True, help="A type that skops may load; repeatable."
+)
+@click.option("--max-batch-size", type=int, help="Triton: the most rows that it may put together.")
+@click.option("--python", is_flag=True, help="Triton: use its Python backend for any format.")
+@click.option("--namenode", metavar="URL", help="KServe: WebHDFS, as http://namenode:9870.")
+@click.option("--principal", help="KServe: the Kerberos principal whose keytab it uses.")
+@click.option("--image", help="KServe: image of a predictor that is built from the export.")
+@click.argument("name")
+@click.argument("version", default=_LATEST)
+def export_version(
+    name: str,
+    version: str,
+    to: str,
+    as_json: bool,
+    out: str | None,
+    trust: bool,
+    types: tuple[str, ...],
+    python: bool,
+    **options: Any,
+) -> None:
+    """Write what a server needs to serve a version."""
+    found = _store().get(name, version)
+    target = found.export(to, out=out, trust=trust or list(types), python=python or None, **options)
+    steps = next_steps(to, target)
+    outcome = {"name": found.name, "version": found.version, "directory": str(target)}
+    said = [f"{found.name} {found.version} for {to} is in {target}; next:"]
+    text = "\n".join([*said, *(f"  {step}" for step in steps)])
+    _done({**outcome, "server": to, "next": steps}, text, as_json)
+
+
 @models.command()
 @root_option
 @json_option
@@ -175,6 +217,45 @@ def untag(name: str, tag: str, as_json: bool) -> None:
     """Remove a tag and keep the version."""
     _store().untag(name, tag)
     _done({"name": name, "removed": tag}, f"{tag} is removed from {name}", as_json)
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+@click.argument("tag")
+def rollback(name: str, tag: str, as_json: bool) -> None:
+    """Point a tag at the version that it pointed at before its last change.
+
+    A second rollback goes back further. Versions that were deleted are passed over.
+    """
+    number = _store().rollback(name, tag).version
+    outcome = {"name": name, "tag": tag, "version": number}
+    _done(outcome, f"{tag} is version {number} of {name} again", as_json)
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+@click.argument("tag")
+def history(name: str, tag: str, as_json: bool) -> None:
+    """Show the changes of a tag, the newest first: who, when, from which version to which."""
+    changes = _store().history(name, tag)[::-1]
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(change) for change in changes], indent=2))
+        return
+    rows: list[Row] = [headers("TIME", "USER", "ACTION", "FROM", "TO")]
+    for change in changes:
+        texts = (
+            local_time_of(change.time),
+            change.user,
+            change.action,
+            str(change.previous or "-"),
+            str(change.version or "-"),
+        )
+        rows.append([(text, "") for text in texts])
+    show(rows, _LAYOUT)
 
 
 @models.command()
@@ -236,56 +317,15 @@ def _url() -> str:
     return join_url(lake_root(), "models")
 
 
-def _listed(store: ModelStore, name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
-    try:
-        entry["versions"] = [version.version for version in store.versions(name)]
-        entry["tags"] = store.tags(name)
-    except HopsGpuError as error:  # one that is damaged does not hide the others
-        entry["problem"] = str(error)
-    return entry
-
-
-def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
-    """Return a model's tags, and why they cannot be read, or ""."""
-    try:
-        return store.tags(name), ""
-    except HopsGpuError as error:  # a damaged one hides no version
-        return {}, str(error)
-
-
-def _leading(tags: dict[str, int], version: int) -> list[str]:
-    """Return the tags of a model that point at a version."""
-    return sorted(tag for tag, number in tags.items() if number == version)
-
-
 def _check_directory(store: ModelStore, name: str, directory: str) -> None:
     """Refuse a directory that looks like a version."""
-    if directory == _LATEST or directory.isdecimal() or directory in _tags_of(store, name)[0]:
+    if directory == _LATEST or directory.isdecimal() or directory in tags_of(store, name)[0]:
         shown = shlex.quote(name), shlex.quote(directory)
         raise ConfigError(
             f"{directory!r} alone looks like a version of {name!r}, not like a directory: to copy"
             f" that version to DIR, use `hopsgpu models download {shown[0]} {shown[1]} DIR`;"
             f" to copy the latest to a directory of that name, use ./{shown[1]}"
         )
-
-
-def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
-    """Return the entry of a version in a list."""
-    try:
-        manifest = version.manifest
-    except HopsGpuError as error:
-        return {"version": version.version, "url": version.url, "problem": str(error)}
-    return {
-        "version": version.version,
-        "url": version.url,
-        "time": manifest.get("time"),
-        "files": len(manifest["files"]),
-        "bytes": sum(facts["bytes"] for facts in manifest["files"].values()),
-        "tags": _leading(tags, version.version),
-        "run_id": manifest.get("run_id"),
-        "metrics": manifest.get("metrics"),
-    }
 
 
 def _tags(tags: dict[str, int]) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hopsgpu.cli.command_group import Commands
-from hopsgpu.cli.formats import duration
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import show
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -83,8 +82,7 @@ def cancel(run_id: str, as_json: bool) -> None:
     """
     store = _store()
     run_id = store.find(run_id)
-    _check_goes_on(store.record(run_id))
-    store.ask_to_cancel(run_id)
+    store.cancel(run_id, time.time())
     for record in _until_ended(store, run_id):
         if record.has_ended:
             if as_json:
@@ -97,7 +95,7 @@ def cancel(run_id: str, as_json: bool) -> None:
             )
             click.echo(f"{run_id} is {record.state}{by_itself}")
             return
-        _check_goes_on(record)
+        record.check_goes_on(time.time())
     raise HopsGpuError(
         f"{run_id} has not ended within {_CANCEL_SECONDS:g} s; it is {record.state}. Its driver has"
         " the request, and ends the run as soon as it can"
@@ -117,7 +115,8 @@ def cancel(run_id: str, as_json: bool) -> None:
 def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove runs that have ended, with their logs, checkpoints and TensorBoard files.
 
-    Published models stay. An active run is never removed, nor a run that it resumes, nor a
+    Parts of scores that ended early are removed with them. Published models stay, and so does what
+    `hopsgpu usage` counts. An active run is never removed, nor a run that it resumes, nor a
     directory that cannot be read as a run.
     """
     from hopsgpu.artifacts.runs import prunable
@@ -125,9 +124,13 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
 
     if older_than is None and keep is None:
         raise ConfigError("say which runs to remove: --older-than 30d, --keep 100, or both")
-    store = _store()
+    store, now = _store(), time.time()
     seconds = parse_duration(older_than, "--older-than")
-    going = prunable(store.read(store.ids()), seconds, keep or 0, time.time())
+    found = store.read(store.ids())
+    going = prunable(found, seconds, keep or 0, now)
+    if not dry_run:
+        # First: a run whose GPU time is not kept stays.
+        _keep_usage(found, going, seconds, now)
     gone, problems = [], []
     for run_id in going:
         try:
@@ -153,20 +156,17 @@ def _store() -> RunStore:
     return RunStore(lake_root())
 
 
-def _check_goes_on(record: RunRecord) -> None:
-    if record.has_ended:
-        raise ConfigError(f"{record.run_id} has ended already: {record.state}")
-    now = time.time()
-    if not record.goes_on(now):
-        ago = duration(now - record.updated)
-        raise ConfigError(
-            f"{record.run_id} is lost: its driver was last heard from {ago} ago, when it was"
-            f" {record.state}. YARN has its GPUs back if {_of(record)} has ended"
-        )
+def _keep_usage(
+    found: Sequence[StoredRun], going: Sequence[str], older_than: float | None, now: float
+) -> None:
+    """Keep the GPU time of the runs that are to be removed."""
+    from hopsgpu.artifacts.run_uses import keep_before_removal
+    from hopsgpu.storage.lake import Lake
 
-
-def _of(record: RunRecord) -> str:
-    return str(record.content.get("application") or "its application")
+    leaving = set(going)
+    records = [run.record for run in found if run.record is not None and run.run_id in leaving]
+    for unknown in keep_before_removal(Lake(lake_root()), records, older_than, now):
+        click.echo(f"hopsgpu: not kept for `hopsgpu usage`: {unknown}", err=True)
 
 
 def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
@@ -191,6 +191,7 @@ def _listed(run: StoredRun, now: float) -> dict[str, Any]:
         "requested": record.timeline.get("requested"),
         "seconds": record.took(now),
         "workers": record.content["spec"]["workers"],
+        "least_workers": record.content["spec"].get("least_workers"),
         "gpus": record.gpus,
         "model": record.model,
         "error": record.error,

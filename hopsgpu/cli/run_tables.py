@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.artifacts.runs import LOST, OTHER_SCHEMA
 from hopsgpu.cli import trial_tables
-from hopsgpu.cli.formats import duration, local_time, size
+from hopsgpu.cli.score_facts import score_facts
 from hopsgpu.cli.tables import Fact, Layout, Row, headers
-from hopsgpu.core.run_values import Timeline
-from hopsgpu.display import phrases
+from hopsgpu.core.formats import duration, local_time, size
+from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.display import phrases, record_phrases
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def _rows(runs: Sequence[StoredRun], now: float) -> Iterator[Row]:
             (record.name, ""),
             (local_time(record.timeline.get("requested")), ""),
             (duration(record.took(now)), ""),
-            (str(record.content["spec"]["workers"]), ""),
+            (record_phrases.world_sizes(record.content["spec"]), ""),
             (str(record.gpus), ""),
-            (_model(record.model), ""),
+            (record_phrases.model(record.model), ""),
         ]
     others = [run for run in runs if run.kind == OTHER_SCHEMA]
     for run in runs:
@@ -71,9 +71,19 @@ def _rows(runs: Sequence[StoredRun], now: float) -> Iterator[Row]:
         yield [(f"{others[0].run_id}: {others[0].problem}{more}", "red")]
 
 
-def _model(url: str | None) -> str:
-    """Return the name and number of a version from its URL."""
-    return "-" if url is None else " ".join(url.rsplit("/", 2)[-2:])
+def _worlds(content: Mapping[str, Any], requested: float | None) -> Iterator[Fact]:
+    """Yield a line about each world of an elastic gang; nothing for other runs."""
+    reports = record_phrases.worlds(content)
+    for number, line in enumerate(phrases.world_lines(reports, requested, len(reports))):
+        yield Fact("" if number else "worlds", line)
+
+
+def _spent(content: Mapping[str, Any]) -> Iterator[Fact]:
+    """Yield what the GPUs did while they were held, and what most of their time was lost to."""
+    if (seconds := record_phrases.gpu_seconds(content)) is not None:
+        yield Fact("GPU seconds", ", ".join(phrases.spent(seconds)))
+        if lost := largest_loss(seconds):
+            yield Fact("largest loss", lost)
 
 
 def run_facts(record: RunRecord, url: str, now: float) -> list[Row | Fact]:
@@ -101,32 +111,29 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         "requested": local_time(requested),
         "took": duration(record.took(now)),
         "attempt": str(record.attempt),
-        "gang": f"{counted(content['spec']['workers'], 'rank')}, {counted(record.gpus, 'GPU')}",
+        "gang": record_phrases.gang(record),
         "model": record.model or "-",
         "directory": url,
-        "environment": _environment(content.get("environment")),
+        "environment": record_phrases.environment(content.get("environment")),
     }
-    if "search" in content:  # its own lines tell better
-        del facts["gang"], facts["attempt"]
-    facts |= dict(_data(content.get("data")))
+    for name in _told_otherwise(content):
+        del facts[name]
+    if why := record_phrases.waiting_for(record, now):
+        facts["waits for"] = why
+    facts |= dict(record_phrases.data(content.get("data")))
     for name, text in facts.items():
         yield Fact(name, text, _COLOURS.get(state, "bold") if name == "state" else "")
     if record.error is not None:
         for number, line in enumerate(record.error.splitlines()):
             yield Fact("" if number else "error", line, "red")
-    for warning in _texts(content.get("warnings")):
+    for warning in record_phrases.texts(content.get("warnings")):
         yield Fact("warning", warning, "yellow")
-    known = {field.name for field in fields(Timeline)}
-    passed = Timeline(**{name: at for name, at in record.timeline.items() if name in known})
-    if lasted := phrases.phase_durations(passed):
+    yield from _worlds(content, requested)
+    if lasted := phrases.phase_durations(record_phrases.timeline(record)):
         yield Fact("time", ", ".join(lasted))
-    seconds = content.get("gpu_seconds")
-    if isinstance(seconds, dict):
-        spent = ", ".join(f"{name} {value:.1f}" for name, value in _numbers(seconds))
-        yield Fact("GPU seconds", spent)
-    if "search" in content:
-        left = "" if record.goes_on(now) else "stopped" if record.has_ended else LOST
-        yield from trial_tables.search_facts(content["search"], left, now)
+    yield from _spent(content)
+    if "search" in content or "score" in content:
+        yield from _on_elastic_executors(record, now)
         return
     yield [("", "")]
     yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "GPU-USE", "HOST-MEMORY", "LAST REPORT")
@@ -134,62 +141,33 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         yield _rank(rank, record, now)
 
 
+def _on_elastic_executors(record: RunRecord, now: float) -> Iterable[Row | Fact]:
+    """Return the rows about a search's trials, or a score's parts."""
+    content = record.content
+    if "score" in content:
+        return score_facts(content["score"], goes_on=record.goes_on(now))
+    left = "" if record.goes_on(now) else "stopped" if record.has_ended else LOST
+    return trial_tables.search_facts(content["search"], left, now)
+
+
+def _told_otherwise(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the facts of a gang that lines of a record's own tell better."""
+    if "search" in content or "score" in content:
+        return ("gang", "attempt")
+    return ("attempt",) if "worlds" in content else ()
+
+
 def _rank(rank: Any, record: RunRecord, now: float) -> Row:
-    metrics = record.content.get("metrics")
-    number = rank["rank"]
-    last = metrics[number] if isinstance(metrics, list) and number < len(metrics) else {}
-    shown = ", ".join(f"{n}={v}" for n, v in _reported(last))
-    if rank["ended"]:
-        ended = str(rank.get("signal") or rank.get("exit_code"))
-    elif record.has_ended:
-        ended = "lost"
-    else:  # of a lost run nobody knows
-        ended = "runs" if record.goes_on(now) else "-"
+    last = record_phrases.last_reported(record, rank["rank"])
+    shown = ", ".join(f"{n}={v}" for n, v in record_phrases.reported(last))
     use, peak = rank.get("gpu_utilisation"), rank.get("peak_memory")
     return [
-        (str(number), ""),
+        (str(rank["rank"]), ""),
         (str(rank.get("role", "-")), ""),
         (rank["host"], ""),
         (str(rank.get("pid", "-")), ""),
-        (ended, ""),
+        (record_phrases.rank_end(rank, record, now), ""),
         (f"{use:.0%}" if isinstance(use, float) else "-", ""),
         (size(peak).replace(" ", "") if isinstance(peak, int) else "-", ""),
         (shown or "-", ""),
     ]
-
-
-def _reported(last: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a rank reported last, without samples of its GPUs."""
-    for name, value in last.items() if isinstance(last, dict) else ():
-        if not name.startswith("gpu."):
-            yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _data(data: Any) -> Iterator[tuple[str, str]]:
-    """Yield the data that the ranks read, one line each."""
-    for name, facts in data.items() if isinstance(data, dict) else ():
-        if isinstance(facts, dict) and isinstance(facts.get("bytes"), int):
-            rows = counted(facts.get("rows", 0), "row")
-            many = f"{rows}, {size(facts['bytes'])}"
-            gone = "" if facts.get("kept") else ", removed at the end of the run"
-            yield (
-                (name if name == "data" else f"data {name}"),
-                f"{many} of {facts.get('url')}{gone}",
-            )
-
-
-def _environment(environment: Any) -> str:
-    if not isinstance(environment, dict):
-        return "-"
-    driver = environment.get("driver")
-    host = f" on {driver['host']}" if isinstance(driver, dict) and "host" in driver else ""
-    names = ("hopsgpu", "python", "spark", "hadoop")
-    return ", ".join(f"{name} {environment.get(name, '-')}" for name in names) + host
-
-
-def _texts(texts: Any) -> list[str]:
-    return [str(text) for text in texts] if isinstance(texts, list) else []
-
-
-def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    return ((n, float(v)) for n, v in values.items() if isinstance(v, (int, float)))

@@ -8,80 +8,138 @@ import shlex
 import signal
 import sys
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hopsgpu.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hopsgpu.backends.spark.submit_command import Job
     from hopsgpu.storage.lake import Lake
     from hopsgpu.yarn.resource_manager import ResourceManager
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
+_IDLE_TIMEOUT = "spark.hopsgpu.idle_timeout"
 _ENDS = {"allow_interspersed_args": False}
 
 
+_OPTIONS = (
+    click.option(
+        "--deploy-mode",
+        type=click.Choice(["client", "cluster"]),
+        help="Run the driver here (client) or in YARN (cluster).  [default: Spark's setting]",
+    ),
+    click.option("--queue", metavar="Q", help="YARN queue of the application."),
+    click.option(
+        "--name", metavar="N", help="Name of the application.  [default: the script's name]"
+    ),
+    click.option(
+        "--conf", "confs", multiple=True, metavar="K=V", help="Set a Spark property (repeatable)."
+    ),
+    click.option(
+        "--principal", metavar="P", help="Kerberos principal of the application; needs --keytab."
+    ),
+    click.option(
+        "--keytab",
+        metavar="FILE",
+        help="Keytab of the principal: no kinit is needed, and runs may last longer than tokens"
+        " do.",
+    ),
+    click.option(
+        "--python-env",
+        "python_envs",
+        multiple=True,
+        metavar="ENV",
+        help="Python environment of the ranks whose launch names none: a requirements file,"
+        " packages (humanize==4.9; separate several by commas, or repeat the option), a directory,"
+        " a packed archive or a conda environment of this machine. It is stored on the lake.",
+    ),
+    click.option(
+        "--detach",
+        is_flag=True,
+        help="In cluster mode, print the application's ID once YARN has accepted it, and return.",
+    ),
+    click.option(
+        "--proxy-user",
+        metavar="USER",
+        help="Act for another user, as gateways do that YARN and HDFS allow it to.",
+    ),
+    click.option(
+        "--dry-run", is_flag=True, help="Print the spark-submit command line instead of running it."
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """The options of a command that submits an application; `submission_options` adds them."""
+
+    deploy_mode: str | None
+    queue: str | None
+    name: str | None
+    confs: tuple[str, ...]
+    principal: str | None
+    keytab: str | None
+    python_envs: tuple[str, ...]
+    detach: bool
+    proxy_user: str | None
+    dry_run: bool
+
+    def run(
+        self, script: str, arguments: tuple[str, ...] = (), more: Mapping[str, str] | None = None
+    ) -> None:
+        """Submit a script.
+
+        Args:
+            script: path of the script.
+            arguments: its arguments.
+            more: Spark properties that override those of the options.
+
+        Raises:
+            ConfigError: an option is invalid, or the application cannot hold gangs.
+        """
+        from hopsgpu.backends.spark.submit_command import Job, parse_conf
+        from hopsgpu.storage.identity import PROXY_USER
+
+        conf = {**parse_conf(self.confs), **(more or {})}
+        for option, value in (("principal", self.principal), ("keytab", self.keytab)):
+            if value is not None:
+                conf[f"spark.kerberos.{option}"] = value
+        tag = None if self.dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
+        if self.proxy_user is not None:
+            # For this process's clients and for spark-submit, which has it from here.
+            os.environ[PROXY_USER] = self.proxy_user
+        job = Job(
+            script, arguments, self.deploy_mode, self.queue, self.name, conf, self.detach, tag
+        )
+        # One may be anything; several are a list of packages.
+        envs = self.python_envs
+        _run(job, envs[0] if len(envs) == 1 else envs or None, self.dry_run)
+
+
+def submission_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Submission` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command(context_settings=_ENDS)
+@submission_options
 @click.option(
-    "--deploy-mode",
-    type=click.Choice(["client", "cluster"]),
-    help="Run the driver here (client) or in YARN (cluster).  [default: Spark's setting]",
-)
-@click.option("--queue", metavar="Q", help="YARN queue of the application.")
-@click.option("--name", metavar="N", help="Name of the application.  [default: the script's name]")
-@click.option(
-    "--conf", "confs", multiple=True, metavar="K=V", help="Set a Spark property (repeatable)."
-)
-@click.option(
-    "--principal", metavar="P", help="Kerberos principal of the application; needs --keytab."
-)
-@click.option(
-    "--keytab",
-    metavar="FILE",
-    help="Keytab of the principal: no kinit is needed, and runs may last longer than tokens do.",
-)
-@click.option(
-    "--python-env",
-    "python_envs",
-    multiple=True,
-    metavar="ENV",
-    help="Python environment of the ranks whose launch names none: a requirements file, packages"
-    " (humanize==4.9; separate several by commas, or repeat the option), a directory, a packed"
-    " archive or a conda environment of this machine. It is stored on the lake.",
-)
-@click.option(
-    "--detach",
-    is_flag=True,
-    help="In cluster mode, print the application's ID once YARN has accepted it, and return.",
-)
-@click.option(
-    "--proxy-user",
-    metavar="USER",
-    help="Act for another user, as gateways do that YARN and HDFS allow it to.",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Print the spark-submit command line instead of running it."
+    "--idle-timeout",
+    metavar="TIME",
+    help="End a run whose GPUs all idle for so long while its function runs (30m; off for never),"
+    " unless its launch has an idle_timeout of its own.",
 )
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def submit(
-    deploy_mode: str | None,
-    queue: str | None,
-    name: str | None,
-    confs: tuple[str, ...],
-    principal: str | None,
-    keytab: str | None,
-    python_envs: tuple[str, ...],
-    detach: bool,
-    proxy_user: str | None,
-    dry_run: bool,
-    script: str,
-    arguments: tuple[str, ...],
+    script: str, arguments: tuple[str, ...], idle_timeout: str | None, **options: Any
 ) -> None:
     """Run a script as a Spark application on YARN that can hold gangs of GPUs.
 
@@ -90,21 +148,13 @@ def submit(
     code is 0 if that of the script is. Ending this command (SIGTERM, Ctrl-C) ends the application
     and releases its GPUs, except with --detach.
     """
-    from hopsgpu.backends.spark.submit_command import Job, parse_conf
-    from hopsgpu.storage.identity import PROXY_USER
+    from hopsgpu.units import parse_duration_or_off
 
-    conf = parse_conf(confs)
-    for option, value in (("principal", principal), ("keytab", keytab)):
-        if value is not None:
-            conf[f"spark.kerberos.{option}"] = value
-    tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
-    if proxy_user is not None:
-        # For this process's clients and for spark-submit, which has it from here.
-        os.environ[PROXY_USER] = proxy_user
-    job = Job(script, arguments, deploy_mode, queue, name, conf, detach, tag)
-    # One may be anything; several are a list of packages.
-    python_env = python_envs[0] if len(python_envs) == 1 else python_envs or None
-    _run(job, python_env, dry_run)
+    more = {}
+    if idle_timeout is not None:
+        parse_duration_or_off(idle_timeout, "--idle-timeout")
+        more[_IDLE_TIMEOUT] = idle_timeout
+    Submission(**options).run(script, arguments, more)
 
 
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
@@ -206,7 +256,7 @@ def _root(properties: Mapping[str, str]) -> Lake:
         ConfigError: there is no Hadoop configuration, and a directory of this machine is not a
             lake.
     """
-    from hopsgpu.cli.lake_root import default_root
+    from hopsgpu.backends.lake_root import default_root
     from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.lake import Lake
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hopsgpu.cli.formats import duration
 from hopsgpu.cli.tables import Fact, Row, headers
+from hopsgpu.core.formats import duration
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
 from hopsgpu.display.search_phrases import gpus, measure, number, shortened
 from hopsgpu.storage.error_messages import ODD_JSON

@@ -76,7 +76,8 @@ _NEXT = {
         GangState.READY,
     },
     GangState.RUNNING: {GangState.PUBLISHING, GangState.WAITING, GangState.READY},
-    GangState.PUBLISHING: set[GangState](),
+    # An elastic gang that lost an executor meanwhile trains again from its latest checkpoint.
+    GangState.PUBLISHING: {GangState.WAITING, GangState.READY},
     GangState.RELEASING: {
         GangState.SUCCEEDED,
         GangState.FAILED,

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# A GPU that is less busy than this does not train.
+UNUSED_UTILISATION = 0.05
+# Between two samples that are further apart, nothing is known.
+_LONGEST_GAP = 5.0
 _IDLE_SHARE = 0.95
 _IDLE_SECONDS = 10.0
 
@@ -57,6 +61,7 @@ class GpuUse:
         peak_memory: largest number of bytes in use; None if it was never reported.
         began: time of the first sample that has a utilisation, seconds since the epoch.
         ended: time of the last one.
+        unused: seconds in which the utilisation was under 5 %.
         problem: the last problem, or "".
     """
 
@@ -66,6 +71,7 @@ class GpuUse:
     peak_memory: int | None = None
     began: float | None = None
     ended: float | None = None
+    unused: float = 0.0
     problem: str = ""
 
     def after(self, sample: GpuSample) -> GpuUse:
@@ -79,8 +85,16 @@ class GpuUse:
             peak_memory=max(memories, default=None),
             began=sample.time if is_measured and self.began is None else self.began,
             ended=sample.time if is_measured else self.ended,
+            unused=self.unused + self._unused_until(sample),
             problem=sample.problem or self.problem,
         )
+
+    def _unused_until(self, sample: GpuSample) -> float:
+        """Return the seconds between the last sample and a next one if the GPU was not used."""
+        if sample.utilisation is None or sample.utilisation >= UNUSED_UTILISATION:
+            return 0.0
+        passed = 0.0 if self.ended is None else sample.time - self.ended
+        return passed if 0.0 < passed <= _LONGEST_GAP else 0.0
 
     @property
     def utilisation(self) -> float | None:

@@ -11,7 +11,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hopsgpu.core.gpu_usage import GpuSample, GpuUse, idle_warning
@@ -21,7 +21,7 @@ from hopsgpu.errors import ConfigError
 FILE = "metrics.jsonl"
 _MOST_STEP = 2**63 - 1
 _MOST_NAMES = 1000
-_LONGEST_NAME = 200
+LONGEST_NAME = 200
 
 
 def report_line(step: object, metrics: Mapping[str, object], time: float) -> bytes:
@@ -120,7 +120,7 @@ class _RankMetrics:
         self._reported: dict[str, float] = {}
         self._sampled: dict[str, GpuSample] = {}
 
-    def take(self, content: Mapping[str, Any]) -> None:
+    def take(self, content: Mapping[str, Any]) -> Sequence[GpuSample]:
         if content["step"] is not None:
             self._reported["step"] = content["step"]
         for name, value in content["metrics"].items():
@@ -128,7 +128,8 @@ class _RankMetrics:
                 self._reported[name] = float(value)
             else:
                 self.refused += 1
-        for sample in (GpuSample(**fields) for fields in content["gpus"]):
+        samples = [GpuSample(**fields) for fields in content["gpus"]]
+        for sample in samples:
             self._sampled[sample.uuid] = sample
             self.uses[sample.uuid] = self.uses.get(sample.uuid, GpuUse()).after(sample)
         self.last = self._reported | {
@@ -136,6 +137,7 @@ class _RankMetrics:
             for number, uuid in enumerate(self.uses)
             for name, value in self._readings(uuid).items()
         }
+        return samples
 
     def _readings(self, uuid: str) -> dict[str, float]:
         peak = self.uses[uuid].peak_memory
@@ -152,9 +154,9 @@ class Metrics:
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = {rank: _RankMetrics() for rank in ranks}
 
-    def take(self, rank: int, folded: bytes) -> None:
-        """Add what `Fold.flush` returned for a rank."""
-        self._ranks[rank].take(json.loads(folded))
+    def take(self, rank: int, folded: bytes) -> Sequence[GpuSample]:
+        """Add what `Fold.flush` returned for a rank; return the samples of GPUs in it."""
+        return self._ranks[rank].take(json.loads(folded))
 
     def last(self) -> tuple[Mapping[str, float], ...]:
         """Return the last values of each rank, by name.
@@ -171,6 +173,11 @@ class Metrics:
         means = [use.utilisation for use in self._ranks[rank].uses.values()]
         known = [mean for mean in means if mean is not None]
         return sum(known) / len(known) if known else None
+
+    def unused(self, rank: int) -> float:
+        """Return the seconds in which a rank's GPUs were not used, on average; 0 if unknown."""
+        uses = self._ranks[rank].uses.values()
+        return sum(use.unused for use in uses) / len(uses) if uses else 0.0
 
     def gpus(self, rank: int) -> Mapping[str, GpuUse]:
         """Return how a rank's GPUs were used, by UUID."""
@@ -198,10 +205,10 @@ def record_name(rank: int) -> str:
 
 
 def _name(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         raise ConfigError(
             f"report() of a metric named {_shown(name)}: must be a name of 1 to"
-            f" {_LONGEST_NAME} characters"
+            f" {LONGEST_NAME} characters"
         )
     # A name with lone surrogates could not be printed.
     return name.encode(errors="backslashreplace").decode()

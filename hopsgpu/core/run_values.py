@@ -92,12 +92,25 @@ _OPTIONAL = ("prepared", "published")
 class GpuSeconds:
     """The GPU seconds of a run.
 
+    `held` is the sum of `training`, `publishing` and `idle`. The other fields say what a part of
+    these was; `kinds` has all of it as kinds that do not overlap.
+
     Attributes:
         held: from each executor's arrival at the driver to its release, times its GPUs.
         training: while the function ran in all ranks, until the last had ended; of all attempts.
+            Those of an elastic gang's executor that was lost end with the loss.
         publishing: from the return until the model was on the lake, for the executors that took
             part.
-        idle: held minus the others.
+        idle: held minus training and publishing.
+        waiting_for_data: of training: while a rank's main thread waited for rows of
+            `context().data`. A loader of the user's own is not seen.
+        checkpointing: of training: while a rank's main thread was in `save_checkpoint`,
+            `latest_checkpoint` or `best_checkpoint` of `context()`.
+        unused: of training: while the GPU's utilisation was under 5 %, without the seconds of
+            `waiting_for_data` and `checkpointing`; 0 if the utilisation is unknown, and then
+            `RankReport.gpu_utilisation` is None.
+        starting: of idle: from the grant until the function ran in all ranks; of an elastic gang
+            from the start of each world. 0 for a search, whose trials count from their start.
     """
 
     __module__ = "hopsgpu"
@@ -106,10 +119,40 @@ class GpuSeconds:
     training: float = 0.0
     publishing: float = 0.0
     idle: float = 0.0
+    waiting_for_data: float = 0.0
+    checkpointing: float = 0.0
+    unused: float = 0.0
+    starting: float = 0.0
+
+    def kinds(self) -> Mapping[str, float]:
+        """Return what the GPUs did while they were held: GPU seconds by kind, whose sum is `held`.
+
+        Unlike the field, "training" leaves out "waiting for data", "checkpointing" and "unused",
+        and "idle" leaves out "starting".
+        """
+        lost = self.waiting_for_data + self.checkpointing + self.unused
+        return {
+            "training": self.training - lost,
+            "waiting for data": self.waiting_for_data,
+            "checkpointing": self.checkpointing,
+            "unused": self.unused,
+            "publishing": self.publishing,
+            "starting": self.starting,
+            "idle": self.idle - self.starting,
+        }
 
     def __str__(self) -> str:
-        parts = (f"{f.name} {getattr(self, f.name):.1f}" for f in fields(self))
+        parts = (
+            f"{field.name} {getattr(self, field.name):.1f}"
+            for field in fields(self)
+            # What is not always there is left out where it is not.
+            if field.name in _ALWAYS or getattr(self, field.name) >= _LEAST_SHOWN
+        )
         return f"GpuSeconds({', '.join(parts)})"
+
+
+_ALWAYS = ("held", "training", "publishing", "idle")
+_LEAST_SHOWN = 0.05
 
 
 @dataclass(frozen=True)
@@ -146,6 +189,40 @@ class RankReport:
 
 
 @dataclass(frozen=True)
+class WorldReport:
+    """One world of an elastic gang: the ranks that trained together, from their start to their end.
+
+    Attributes:
+        generation: number of the world, from 0; `context().generation` in its ranks.
+        ranks: the world size.
+        hosts: host of each executor.
+        began: when its ranks were ordered to start, in seconds since the epoch.
+        started: when the function ran in all ranks; None if it never did.
+        ended: when the last rank had ended; None while it runs.
+        end: why it ended: "returned", "grew", "gave way", "lost", "failed" or "cancelled"; "" while
+            it runs.
+        why: the reason in words, as "the executor on node3 was lost"; or "".
+        resize_seconds: from the order to stop the world before until the function ran in all ranks
+            of this one; None for the first.
+        gpu_seconds: GPUs of its executors times the seconds from `began` to `ended`; those of an
+            executor that was lost end with the loss.
+    """
+
+    __module__ = "hopsgpu"
+
+    generation: int
+    ranks: int
+    hosts: tuple[str, ...]
+    began: float
+    started: float | None = None
+    ended: float | None = None
+    end: str = ""
+    why: str = ""
+    resize_seconds: float | None = None
+    gpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class RunOutcome:
     """The outcome of a run, as values; users get it as a `GangResult`."""
 
@@ -157,6 +234,7 @@ class RunOutcome:
     model: Published | None = None
     timeline: Timeline = Timeline()
     gpu_seconds: GpuSeconds = GpuSeconds()
+    worlds: tuple[WorldReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,13 +249,17 @@ class RunStatus:
             the end "held", and later "released".
         attempt: number of the attempt, from 0.
         granted: executors that have arrived.
-        wanted: executors that the gang needs.
+        wanted: executors that the gang needs; for an elastic gang, those that it wants at present.
         granted_hosts: host of each executor that has arrived.
         waiting_for: why the run waits, in words with numbers; "" if it does not wait.
         elapsed: seconds since it was submitted.
         ranks: reports of the ranks that have ended.
         metrics: last reported metrics of each rank.
         timeline: the times of the points passed so far.
+        worlds: the worlds so far of an elastic gang, the present one last.
+        sizes: the smallest and the largest world size of an elastic gang; None for a gang of one
+            size.
+        gpu_seconds: how the GPU time has been spent so far.
     """
 
     __module__ = "hopsgpu"
@@ -193,3 +275,6 @@ class RunStatus:
     ranks: tuple[RankReport, ...] = ()
     metrics: tuple[Mapping[str, float], ...] = ()
     timeline: Timeline = Timeline()
+    worlds: tuple[WorldReport, ...] = ()
+    sizes: tuple[int, int] | None = None
+    gpu_seconds: GpuSeconds = GpuSeconds()

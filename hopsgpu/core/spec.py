@@ -158,7 +158,8 @@ class GangSpec:
 
     Attributes:
         name: name of the run, part of its id.
-        workers: the world size.
+        workers: the world size; of an elastic gang, the largest.
+        least_workers: the smallest world size of an elastic gang; None for a gang of one size.
         gpus: GPUs of each rank.
         cores_per_worker: cores of each rank; None for the node's share of cores per GPU.
         memory_per_worker: bytes that a rank may use.
@@ -173,6 +174,8 @@ class GangSpec:
         resume: id of the run whose checkpoints this run resumes from, or None.
         acquire_timeout: seconds that the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
+        idle_timeout: seconds that all GPUs of the gang may idle while the function runs, None for
+            no bound.
         retries: how often the gang starts again after a failure.
         env_vars: the user's environment variables for every rank.
         python_env: the Python environment of the ranks, as the user named it, or None.
@@ -182,6 +185,7 @@ class GangSpec:
 
     name: str
     workers: int = 1
+    least_workers: int | None = None
     gpus: GpuRequest = field(default_factory=GpuRequest)
     cores_per_worker: int | None = None
     memory_per_worker: int = 4 * 2**30
@@ -193,17 +197,13 @@ class GangSpec:
     resume: str | None = None
     acquire_timeout: float | None = 600.0
     run_timeout: float | None = None
+    idle_timeout: float | None = None
     retries: int = 0
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     python_env: str | None = None
 
     def __post_init__(self) -> None:
-        check_count(self.workers, "workers", 1)
-        if self.workers % self.gpus.sharing:
-            raise ConfigError(
-                f"workers={self.workers} with gpus_per_worker={self.gpus.per_worker!r}: workers"
-                f" must be a multiple of {self.gpus.sharing}, so that no part of a GPU is left over"
-            )
+        _check_workers(self.workers, self.least_workers, self.gpus)
         if self.cores_per_worker is not None:
             check_count(self.cores_per_worker, "cores_per_worker", 1)
         if self.placement not in PLACEMENTS:
@@ -213,6 +213,12 @@ class GangSpec:
             )
         _check_gpu_type(self.gpu_type, self.gpus)
         check_count(self.parameter_servers, "parameter_servers", 0)
+        if self.parameter_servers and self.is_elastic:
+            raise ConfigError(
+                f"parameter_servers={self.parameter_servers} with"
+                f" workers=({self.least_workers}, {self.workers}): an elastic gang has no parameter"
+                " servers; give the number of workers"
+            )
         if self.parameter_servers and self.workers < 2:
             raise ConfigError(
                 f"parameter_servers={self.parameter_servers} with workers={self.workers}: rank 0 is"
@@ -229,6 +235,33 @@ class GangSpec:
             object.__setattr__(self, "visible", "rank")
         object.__setattr__(self, "name", check_name(self.name, "name"))
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
+
+    @property
+    def is_elastic(self) -> bool:
+        """Return whether the gang may have another size later."""
+        return self.least_workers is not None
+
+    @property
+    def least(self) -> int:
+        """Return the smallest world size."""
+        return self.workers if self.least_workers is None else self.least_workers
+
+
+def _check_workers(most: object, least: object, gpus: GpuRequest) -> None:
+    given = f"workers={most!r}" if least is None else f"workers=({least!r}, {most!r})"
+    for count in (most,) if least is None else (least, most):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ConfigError(
+                f"{given}: must be an integer ≥ 1, or the smallest and the largest of an elastic"
+                " gang, as in (2, 8)"
+            )
+        if count % gpus.sharing:
+            raise ConfigError(
+                f"{given} with gpus_per_worker={gpus.per_worker!r}: workers"
+                f" must be a multiple of {gpus.sharing}, so that no part of a GPU is left over"
+            )
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        raise ConfigError(f"{given}: the smallest size comes first, as in ({most}, {least})")
 
 
 def _check_gpu_type(gpu_type: object, gpus: GpuRequest) -> None:
@@ -330,7 +363,7 @@ class LaunchPlan:
 
     Attributes:
         spec: the gang, as requested.
-        executors: number of containers.
+        executors: number of containers; of an elastic gang, the largest.
         ranks_per_executor: ranks in each.
         shape: what each container requests from YARN.
         queue: YARN's queue; "" on a local master.
@@ -353,13 +386,23 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     hosts: frozenset[str] | None = None
 
+    @property
+    def least_executors(self) -> int:
+        """Return the number of containers of the smallest world."""
+        if not self.spec.is_elastic:
+            return self.executors
+        return self.spec.least // self.ranks_per_executor
+
     def __str__(self) -> str:
         s, servers = self.shape, self.spec.parameter_servers
+        ranks, executors = counted(self.spec.workers, "rank"), counted(self.executors, "executor")
+        if self.spec.is_elastic:
+            ranks = f"{self.spec.least} to {ranks}"
+            executors = f"{self.least_executors} to {executors}"
         where = f"queue {self.queue}" if self.queue else "on this machine"
         heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
         lines = [
-            f"{self.spec.name}: {counted(self.spec.workers, 'rank')} in"
-            f" {counted(self.executors, 'executor')} of {self.ranks_per_executor}, {where}",
+            f"{self.spec.name}: {ranks} in {executors} of {self.ranks_per_executor}, {where}",
             *([f"  {counted(servers, 'parameter server')} beside them"] if servers else []),
             *(
                 [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]

@@ -134,6 +134,7 @@ class SearchStatus:
         curve: best value so far after a number of ended trials: pairs (trials ended, value), one
             for each improvement.
         moments: GPUs held and used over time.
+        gpu_seconds: how the GPU time has been spent so far; `training` is that of the trials.
     """
 
     __module__ = "hopsgpu"
@@ -157,6 +158,7 @@ class SearchStatus:
     recent: tuple[TrialReport, ...] = ()
     curve: tuple[tuple[int, float], ...] = ()
     moments: tuple[Moment, ...] = ()
+    gpu_seconds: GpuSeconds = GpuSeconds()
 
     @property
     def attempt(self) -> int:

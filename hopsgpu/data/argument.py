@@ -160,6 +160,7 @@ def url_of(path: str, files: str | None) -> str:
     except ConfigError:
         raise ConfigError(
             f"data={path!r}: Parquet is read in place only from an absolute path, or from an"
-            " hdfs://, viewfs://, webhdfs://, swebhdfs:// or file:/// URL without '#', '?' and ';';"
-            " otherwise read it with Spark and pass the DataFrame"
+            " hdfs://, viewfs://, webhdfs://, swebhdfs://, s3://, s3a://, gs://, abfss:// or"
+            " file:/// URL without '#', '?' and ';'; otherwise read it with Spark and pass the"
+            " DataFrame"
         ) from None

@@ -12,13 +12,15 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hopsgpu.storage.bounded_calls import WorkerThread
+from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ _KEPT_FREE = 0.15
 _PAGE = mmap.PAGESIZE
 # Record batches that may wait to be written: the disk is not always as fast as the decoder.
 _LATE = 3
+# The bytes that the kernel reads ahead of a reader that does not touch pages itself.
+_READ_AHEAD = 24 * MIB
 # A disk that takes longer than this to write some megabytes hangs.
 _WRITE_SECONDS = 60.0
 
@@ -39,10 +43,12 @@ class Chunk:
         batch: the Arrow record batch.
         release: to be called when the batch has been used: its pages then no longer count as
             memory. Reading the batch again is slower, but safe.
+        name: name of the batch among all that the cache has; None for one that is not from it.
     """
 
     batch: Any
     release: Callable[[], None]
+    name: tuple[str, int] | None = None
 
 
 def in_memory(batch: Any) -> Chunk:
@@ -70,15 +76,32 @@ class Cache:
         self._directory = directory
         self._budget = budget
         self._full = False
+        # What was checked of which record batches, which do not change.
+        self.checked: set[Hashable] = set()
 
-    def read(self, key: str) -> Iterator[Chunk] | None:
-        """Return the record batches that are cached under the key, or None if there are none."""
+    def holds(self, key: str) -> bool:
+        """Return whether record batches are cached under the key."""
+        return (self._directory / key).exists()
+
+    def read(self, key: str, *, touched: bool = True) -> Iterator[Chunk] | None:
+        """Return the record batches that are cached under the key, or None if there are none.
+
+        Args:
+            key: the key.
+            touched: whether the pages of a record batch are in memory when it is returned; else the
+                kernel reads them ahead, and whoever uses the values maps them.
+        """
         try:
             file = (self._directory / key).open("rb")
         except FileNotFoundError:
             return None
         with file:
-            return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if touched:
+                return _mapped(key, mapping, _touch(mapping))
+            ahead = _ReadAhead(mapping, os.dup(file.fileno()))
+        ahead(0, 0)
+        return _mapped(key, mapping, ahead)
 
     @contextlib.contextmanager
     def keeping(
@@ -256,30 +279,71 @@ class _Writer:
             raise OSError("over the budget")
 
 
-def _mapped(mapping: mmap.mmap) -> Iterator[Chunk]:
-    import numpy as np
+def _mapped(key: str, mapping: mmap.mmap, prepare: Callable[[int, int], object]) -> Iterator[Chunk]:
     import pyarrow as pa
 
     whole = pa.py_buffer(mapping)
-    pages = np.frombuffer(whole, np.uint8)
     file = pa.ipc.open_file(pa.BufferReader(whole))
     begin = 0
     for number in range(file.num_record_batches):
         batch = file.get_batch(number)
         end = _end(batch, whole.address + begin) - whole.address
-        # Read the pages here, where nobody waits, and not in the training; this releases the GIL.
-        pages[begin:end:_PAGE].max(initial=0)
-        yield Chunk(batch, _release(mapping, begin, end))
+        prepare(begin, end)
+        yield Chunk(batch, _release(mapping, begin, end), (key, number))
         begin = end
+
+
+def _touch(mapping: mmap.mmap) -> Callable[[int, int], object]:
+    """Return a function that reads the pages of a range.
+
+    It is for a thread that reads ahead, where nobody waits; it releases the GIL.
+    """
+    import numpy as np
+
+    pages = np.frombuffer(mapping, np.uint8)
+    return lambda begin, end: pages[begin:end:_PAGE].max(initial=0)
+
+
+class _ReadAhead:
+    """Has the kernel read what follows a range of a file, unless it has it in memory.
+
+    Args:
+        mapping: the file.
+        descriptor: the same; it is closed with this object.
+    """
+
+    def __init__(self, mapping: mmap.mmap, descriptor: int) -> None:
+        self._mapping = mapping
+        self._descriptor = descriptor
+        self._begun = 0
+        weakref.finalize(self, os.close, descriptor)
+
+    def __call__(self, begin: int, end: int) -> None:
+        wanted = min(-(-(end + _READ_AHEAD) // _PAGE) * _PAGE, len(self._mapping))
+        if wanted <= self._begun:
+            return
+        try:
+            # To ask for the pages takes longer than all else about a record batch.
+            os.preadv(self._descriptor, [bytearray(1)], wanted - 1, os.RWF_NOWAIT)
+        # The last page is not in memory, or the file system cannot tell; or this Python was built
+        # for a libc that has no such call, as conda's are.
+        except (OSError, AttributeError, NotImplementedError):
+            self._mapping.madvise(mmap.MADV_WILLNEED, self._begun, wanted - self._begun)
+        self._begun = wanted // _PAGE * _PAGE
 
 
 def _end(batch: Any, begin: int) -> int:
     """Return the address after the batch's last byte, or `begin` if it has no bytes."""
-    buffers = (buffer for column in batch.columns for buffer in column.buffers())
-    # An empty buffer may be anywhere, even outside the file.
-    return max(
-        (int(b.address + b.size) for b in buffers if b is not None and b.size), default=begin
-    )
+    for column in reversed(batch.columns):
+        ends = [
+            int(buffer.address + buffer.size)
+            for buffer in column.buffers()
+            # An empty buffer may be anywhere, even outside the file.
+            if buffer is not None and buffer.size
+        ]
+        if ends:  # those of earlier columns lie before
+            return max(ends)
+    return begin
 
 
 def _release(mapping: mmap.mmap, begin: int, end: int) -> Callable[[], None]:

@@ -40,6 +40,8 @@ class Column:
         dtype: dtype of the array; if the kind is RAGGED, that of the lists' elements.
         shape: shape of a row, () for a number; if the kind is RAGGED, that of a list's element.
         convert: converts an Arrow array to the NumPy array.
+        is_view: whether the NumPy array is a view of the Arrow array, if that has no nulls.
+        check: raises an error if an Arrow array cannot be converted; None if `convert` does so.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Column:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     convert: Callable[[Any], Array]
+    is_view: bool = False
+    check: Callable[[Any], None] | None = None
 
 
 def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]) -> list[Column]:
@@ -153,13 +157,14 @@ def _single(name: str, kind: Any) -> Column:
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         # `to_pandas_dtype` of pyarrow 18 requires pandas.
         dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
-        return Column(name, Kind.NUMBER, dtype, (), lambda array: _flat(name, array))
+        is_view = not types.is_boolean(kind)
+        return Column(name, Kind.NUMBER, dtype, (), lambda array: _flat(name, array), is_view)
     if types.is_date(kind):
         dtype = np.dtype("M8[D]" if types.is_date32(kind) else "M8[ms]")
         return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array))
     if types.is_timestamp(kind) or types.is_duration(kind):
         dtype = np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
-        return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array))
+        return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array), is_view=True)
     raise ConfigError(f"column {name!r} has the type {kind}, {_advice(kind)}")
 
 
@@ -261,9 +266,9 @@ def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
     def convert(array: Any) -> Array:
         storage = array.storage if isinstance(array, pa.ExtensionArray) else array
         _refuse_null_lists(name, storage)
-        return inner.convert(storage.flatten()).reshape(len(array), *whole)
+        return inner.convert(elements(storage)).reshape(len(array), *whole)
 
-    return Column(name, inner.kind, inner.dtype, whole, convert)
+    return Column(name, inner.kind, inner.dtype, whole, convert, inner.is_view)
 
 
 def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
@@ -286,12 +291,14 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
             f"shapes: column {name!r} has the type {kind}; only lists of numbers can have a shape"
         )
 
-    def convert(array: Any) -> Array:
-        values, offsets = _listed(name, array)
-        _refuse_other_lengths(name, offsets, shape)
-        return inner.convert(values).reshape(len(array), *shape)
+    def check(array: Any) -> None:
+        _refuse_null_lists(name, array)
+        _refuse_other_lengths(name, array.offsets.to_numpy(), shape)
 
-    return Column(name, inner.kind, inner.dtype, shape, convert)
+    def convert(array: Any) -> Array:
+        return inner.convert(elements(array)).reshape(len(array), *shape)
+
+    return Column(name, inner.kind, inner.dtype, shape, convert, inner.is_view, check)
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:

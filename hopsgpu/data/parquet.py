@@ -62,6 +62,18 @@ def schema_of(handle: Any, footer: Any) -> Any:
     return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
 
 
+def instants_of(footer: Any) -> tuple[str, ...]:
+    """Return the columns whose timestamps are points in time although their type has no time zone.
+
+    Those are the columns of INT96, as Spark and Hive write timestamps. Columns within others are
+    left out.
+    """
+    columns = (footer.schema.column(number) for number in range(len(footer.schema)))
+    return tuple(
+        one.path for one in columns if one.physical_type == "INT96" and "." not in one.path
+    )
+
+
 def _plain(kind: Any) -> Any:
     import pyarrow as pa
 

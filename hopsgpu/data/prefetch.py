@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 # The longest wait for a read of the lake that is under way; the thread ends after that read.
 _LONGEST_SECONDS = 10.0
 
+# For waits that keep no training waiting.
+NOT_COUNTED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
+
 
 class _Buffer(Generic[T]):
     """The items between the thread and its reader."""
 
-    def __init__(self, room: int) -> None:
+    def __init__(self, room: int, waiting: AbstractContextManager[None]) -> None:
         self._room = room
+        self._waiting = waiting
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
         self._ended = False
@@ -43,7 +49,9 @@ class _Buffer(Generic[T]):
 
     def get(self) -> T:
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._ended or self._closed)
+            if not (self._items or self._ended or self._closed):
+                with self._waiting:
+                    self._changed.wait_for(lambda: self._items or self._ended or self._closed)
             if self._items and not self._closed:
                 self._changed.notify_all()
                 return self._items.popleft()
@@ -69,10 +77,16 @@ class PrefetchIterator(Iterator[T]):
         make: called in the thread; returns the iterator that makes the items, which the thread
             closes.
         room: number of items that are made before they are asked for.
+        waiting: entered while the reader waits for an item that is not made yet.
     """
 
-    def __init__(self, make: Callable[[], Iterator[T]], room: int) -> None:
-        self._buffer: _Buffer[T] = _Buffer(room)
+    def __init__(
+        self,
+        make: Callable[[], Iterator[T]],
+        room: int,
+        waiting: AbstractContextManager[None] = NOT_COUNTED,
+    ) -> None:
+        self._buffer: _Buffer[T] = _Buffer(room, waiting)
         thread = threading.Thread(
             target=_fill, args=(make, self._buffer), name="hopsgpu-data", daemon=True
         )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopsgpu.data.cache import default_budget
-from hopsgpu.data.rank_data import RankData
+from hopsgpu.data.position import Position
+from hopsgpu.data.prefetch import NOT_COUNTED
+from hopsgpu.data.rank_data import Beginning, RankData
 from hopsgpu.data.shard import Shard
 from hopsgpu.errors import StoreError
 from hopsgpu.units import MIB
@@ -27,15 +30,34 @@ class RankShards:
     Attributes:
         shards: the shards, by the name of the data.
         single: whether the data was given without a name.
+        ranks: number of ranks of the gang.
+        epochs: number of the present epoch, by name; 0 for others.
+        rests: the rest of the present epoch, by name, of data of which a part is trained.
+        position: what earlier worlds have trained of the present epochs.
     """
 
     shards: Mapping[str, Shard]
     single: bool
+    ranks: int = 1
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    rests: Mapping[str, Shard] = field(default_factory=dict)
+    position: Position = field(default_factory=lambda: Position({}))
+
+    def beginning(self, name: str) -> Beginning:
+        """Return where the gang begins in the data of a name."""
+        legs = self.position.legs.get(name, ())
+        return Beginning(self.epochs.get(name, 0), self.rests.get(name), legs, self.ranks, name)
 
     def dump(self) -> bytes:
         """Return the shards as compressed JSON, which is sent to the rank."""
-        shards = {name: shard.dump().decode() for name, shard in self.shards.items()}
-        content = {"single": self.single, "shards": shards}
+        content = {
+            "single": self.single,
+            "ranks": self.ranks,
+            "shards": {name: shard.dump().decode() for name, shard in self.shards.items()},
+            "epochs": dict(self.epochs),
+            "rests": {name: shard.dump().decode() for name, shard in self.rests.items()},
+            "position": self.position.as_fields(),
+        }
         return zlib.compress(json.dumps(content).encode(), _EFFORT)
 
     @classmethod
@@ -47,8 +69,18 @@ class RankShards:
         """
         try:
             content = json.loads(zlib.decompress(dumped))
-            shards = {name: Shard.load(s.encode()) for name, s in content["shards"].items()}
-            return cls(shards, bool(content["single"]))
+            shards, rests = (
+                {name: Shard.load(s.encode()) for name, s in content[key].items()}
+                for key in ("shards", "rests")
+            )
+            return cls(
+                shards,
+                bool(content["single"]),
+                content["ranks"],
+                content["epochs"],
+                rests,
+                Position.from_fields(content["position"]),
+            )
         except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"these shards are of another version of hopsgpu ({error!r}): use one version at"
@@ -65,19 +97,54 @@ def parts(budget: int, sizes: Sequence[int]) -> list[int]:
     return [budget * size // whole for size in sizes]
 
 
-def opened(dealt: RankShards, directory: Path, sharers: int) -> RankData | dict[str, RankData]:
+@dataclass(frozen=True)
+class Opened:
+    """A rank's data.
+
+    Attributes:
+        named: the data, by name.
+        single: whether the data was given without a name.
+        digests: digest of each dataset, as in `Position`.
+    """
+
+    named: dict[str, RankData]
+    single: bool
+    digests: Mapping[str, str]
+
+    @property
+    def view(self) -> RankData | dict[str, RankData]:
+        """Return what `context().data` is."""
+        return next(iter(self.named.values())) if self.single else self.named
+
+    @property
+    def continued(self) -> dict[str, int]:
+        """Return the epoch, by name, of the data that continues at a checkpoint."""
+        return {name: data.epoch for name, data in self.named.items() if data.is_continued}
+
+    def position(self) -> Position:
+        """Return the position of the gang, as far as this rank knows it."""
+        return Position({name: data.legs for name, data in self.named.items()}, self.digests)
+
+
+def opened(
+    dealt: RankShards,
+    directory: Path,
+    sharers: int,
+    waiting: AbstractContextManager[None] = NOT_COUNTED,
+) -> Opened:
     """Return a rank's data, which is cached below a directory.
 
     Args:
         dealt: the rank's shards.
         directory: the directory, created if it does not exist; the caller removes it.
         sharers: number of ranks that cache their data on this disk.
+        waiting: counts the time that the training waits for rows.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     sizes = [shard.num_rows * shard.row_bytes for shard in dealt.shards.values()]
     budgets = parts(default_budget(directory, sharers), sizes)
     found = {
-        name: RankData(shard, directory, budget)
+        name: RankData(shard, directory, budget, dealt.beginning(name), waiting)
         for (name, shard), budget in zip(dealt.shards.items(), budgets, strict=True)
     }
-    return next(iter(found.values())) if dealt.single else found
+    return Opened(found, dealt.single, dealt.position.digests)

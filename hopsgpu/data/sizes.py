@@ -117,8 +117,10 @@ def elements(array: Any) -> Any:
     """
     import pyarrow as pa
 
-    types = pa.types
-    if array.null_count or not (types.is_list(array.type) or types.is_large_list(array.type)):
+    types, kind = pa.types, array.type
+    if not array.null_count and types.is_fixed_size_list(kind):
+        return array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+    if array.null_count or not (types.is_list(kind) or types.is_large_list(kind)):
         return array.flatten()
     offsets = array.offsets
     first = int(offsets[0].as_py())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +13,8 @@ from typing import Any
 
 from hopsgpu.data.calendars import refused_columns
 from hopsgpu.data.lake_file import opened
-from hopsgpu.data.parquet import read_footer, schema_of
+from hopsgpu.data.parquet import instants_of, read_footer, schema_of
+from hopsgpu.data.shuffle import ORDER_VERSION
 from hopsgpu.data.sizes import footer_bytes
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import UNFIT, Lake
@@ -47,6 +50,8 @@ class Source:
             repeat, and too many if only a few of many columns are read.
         schema: schema of all files, as Arrow serialises it.
         refused: columns with dates or timestamps that cannot be converted, each with the reason.
+        instants: columns whose timestamps are points in time, in UTC, although their type has no
+            time zone.
     """
 
     url: str
@@ -54,6 +59,7 @@ class Source:
     row_bytes: int
     schema: bytes
     refused: Mapping[str, str] = field(default_factory=dict)
+    instants: frozenset[str] = frozenset()
 
     @property
     def num_rows(self) -> int:
@@ -64,6 +70,26 @@ class Source:
     def num_bytes(self) -> int:
         """Return the bytes of all files."""
         return sum(file.size for file in self.files)
+
+    @property
+    def arrow_schema(self) -> Any:
+        """Return the schema as a pyarrow.Schema."""
+        import pyarrow as pa
+
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+def order_digest(source: Source, remainder: str, seed: int) -> str:
+    """Return a digest of what determines which rows a rank reads, and in which order.
+
+    Args:
+        source: the data.
+        remainder: what happens to rows that cannot be divided evenly.
+        seed: determines how rows are dealt.
+    """
+    files = [(file.name, file.size, file.groups) for file in source.files]
+    order = [ORDER_VERSION, files, source.row_bytes, source.schema.hex(), remainder, seed]
+    return hashlib.sha256(json.dumps(order).encode()).hexdigest()
 
 
 def _nobody(done: int, files: int) -> None:
@@ -127,6 +153,7 @@ def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> S
         schema=schema.serialize().to_pybytes(),
         # Reversed, so that each column has the first file's reason.
         refused={n: why for footer in reversed(footers) for n, why in footer.refused.items()},
+        instants=frozenset(name for footer in footers for name in footer.instants),
     )
 
 
@@ -174,13 +201,14 @@ class _Footer:
         file: the file's name, size and row groups.
         schema: the file's columns.
         row_bytes: bytes of all its rows in memory.
-        refused: as in `Source`.
+        refused, instants: as in `Source`.
     """
 
     file: SourceFile
     schema: Any
     row_bytes: int
     refused: Mapping[str, str]
+    instants: tuple[str, ...]
 
 
 def _footer(lake: Lake, name: str) -> _Footer:
@@ -194,14 +222,13 @@ def _footer(lake: Lake, name: str) -> _Footer:
         schema,
         footer_bytes(footer, schema),
         refused_columns(footer, schema, file.url),
+        instants_of(footer),
     )
 
 
 def columns_of(source: Source) -> dict[str, str]:
     """Return the columns by name, with their types as Arrow writes them."""
-    import pyarrow as pa
-
-    return {f.name: str(f.type) for f in pa.ipc.read_schema(pa.py_buffer(source.schema))}
+    return {f.name: str(f.type) for f in source.arrow_schema}
 
 
 def _difference(schema: Any, other: Any) -> str:

@@ -9,18 +9,30 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hopsgpu.data.batches import Block, converted, windows
+from hopsgpu.data.batches import (
+    Block,
+    Rows,
+    are_late,
+    converted,
+    in_strips,
+    shared_values,
+    windows,
+)
 from hopsgpu.data.cache import Cache, CacheWriter, Chunk, in_memory
 from hopsgpu.data.columns import Column
 from hopsgpu.data.reader import FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
-from hopsgpu.data.shuffle import interleaved, pieces_of, shuffled
+from hopsgpu.data.shuffle import (
+    MIXED,
+    Mixes,
+    in_windows,
+    interleaved,
+    pieces_of,
+    shuffled,
+    window_rows,
+)
 from hopsgpu.units import MIB
 
-# The size of a window of rows that are shuffled together, and the number of pieces of the shard
-# that its rows come from in turn.
-_WINDOW_BYTES = 32 * MIB
-_MIXED = 4
 # The most bytes of arrays that are made from a record batch at a time.
 _BLOCK_BYTES = 8 * MIB
 # The largest row group that is fetched as a whole; a shuffle has several in memory at a time.
@@ -34,12 +46,14 @@ class Stream:
 
     Args:
         shard: the rows.
-        cache: caches them on the local disk.
+        cache: caches them on the local disk; None for rows that are read only once.
         columns: names of the columns.
         schema: the shard's Arrow schema.
     """
 
-    def __init__(self, shard: Shard, cache: Cache, columns: Sequence[str], schema: Any) -> None:
+    def __init__(
+        self, shard: Shard, cache: Cache | None, columns: Sequence[str], schema: Any
+    ) -> None:
         import pyarrow as pa
 
         self._shard = shard
@@ -47,7 +61,8 @@ class Stream:
         self._pieces = pieces_of(shard.slices, shard.row_bytes)
         # In the order of the files, so that the same columns are cached once.
         self._schema = pa.schema([field for field in schema if field.name in columns])
-        named = json.dumps(self._schema.names).encode()
+        # With the rows, since processes that each read a part of a shard have the same cache.
+        named = json.dumps([self._schema.names, shard.slices]).encode()
         self._key = hashlib.sha256(named).hexdigest()[:16]
         self._open = contextlib.ExitStack()
         self._scribe = self._open.enter_context(CacheWriter())
@@ -64,39 +79,76 @@ class Stream:
         reader = LakeReader(self._shard, self._schema, _FETCHED_BYTES)
         return self._open.enter_context(reader)
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Return all record batches, in the shard's order."""
-        return self._in_order(range(len(self._pieces)), 1)
+    def is_cached(self) -> bool:
+        """Return whether all rows are on the local disk."""
+        cache = self._cache
+        if cache is None:
+            return False
+        keys = [self._key_of(number) for number in range(len(self._pieces))]
+        for key in keys:
+            self._scribe.wait_for(key)
+        return all(map(cache.holds, keys))
 
-    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
-        """Return all rows, in the shard's order."""
-        return self._converted(self.chunks(), columns)
+    def chunks(self, *, touched: bool = True) -> Iterator[Chunk]:
+        """Return all record batches, in the shard's order.
 
-    def shuffled(self, columns: Sequence[Column], seed: int, epoch: int) -> Iterator[Block]:
-        """Return all rows, in an order that seed and epoch determine."""
-        chunks = self._in_order(shuffled(range(len(self._pieces)), seed, epoch), _MIXED)
-        return windows(self._converted(chunks, columns), _WINDOW_BYTES, (seed, epoch))
+        Args:
+            touched: whether the pages of cached ones are in memory, as for `Cache.read`.
+        """
+        pieces = (
+            functools.partial(self._piece, n, FETCHES, touched=touched)
+            for n in range(len(self._pieces))
+        )
+        return interleaved(pieces, 1)
+
+    def blocks(self, columns: Sequence[Column], *, touched: bool = True) -> Iterator[Block]:
+        """Return all rows, in the shard's order; `touched` as for `chunks`."""
+        return self._converted(self.chunks(touched=touched), columns)
+
+    def shuffled(
+        self, columns: Sequence[Column], seed: int, epoch: int, size: int, *, is_own: bool = False
+    ) -> Iterator[Block]:
+        """Return all rows, in an order that seed and epoch determine.
+
+        The order is that of `shuffle.first_rows`. The blocks are for batches of `size` rows, as
+        `windows` says. If `is_own`, arrays may be changed where they are writeable.
+        """
+        window = window_rows(self._shard.arrow_schema, self._shard.row_bytes)
+        numbers = shuffled(range(len(self._pieces)), seed, epoch)
+        strips = interleaved(
+            (functools.partial(self._strips, n, columns, window // MIXED) for n in numbers), MIXED
+        )
+        held = in_windows(strips, lambda strip: sum(part.rows for part in strip), window)
+        mixes = Mixes(seed, epoch, window)
+        return windows(held, mixes.next, size, are_late(columns, size), is_own)
+
+    def _strips(self, number: int, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
+        # Mixed pieces are fetched concurrently, so each of them fetches one row group less ahead.
+        blocks = self._converted(self._piece(number, 1), columns)
+        return in_strips(shared_values(blocks, self._shard.row_bytes), rows)
 
     def _converted(self, chunks: Iterable[Chunk], columns: Sequence[Column]) -> Iterator[Block]:
+        checked = set() if self._cache is None else self._cache.checked
         for chunk in chunks:
-            yield from converted(chunk, columns, _BLOCK_BYTES)
+            yield from converted(chunk, columns, _BLOCK_BYTES, checked)
             del chunk  # free it before the next one is made
 
-    def _in_order(self, numbers: Sequence[int], mixed: int) -> Iterator[Chunk]:
-        # Mixed pieces are fetched concurrently, so each of them fetches one row group less ahead.
-        ahead = FETCHES if mixed == 1 else 1
-        return interleaved((functools.partial(self._piece, n, ahead) for n in numbers), mixed)
+    def _key_of(self, number: int) -> str:
+        return f"{self._key}/{number}"
 
-    def _piece(self, number: int, ahead: int) -> Iterator[Chunk]:
-        key = f"{self._key}/{number}"
+    def _piece(self, number: int, ahead: int, *, touched: bool = True) -> Iterator[Chunk]:
+        pieces = self._pieces[number]
+        if self._cache is None:
+            return map(in_memory, self._lake.chunks(pieces, ahead))
+        key = self._key_of(number)
         self._scribe.wait_for(key)
-        kept = self._cache.read(key)
+        kept = self._cache.read(key, touched=touched)
         if kept is not None:
             return kept
-        return self._fetched(key, self._lake.chunks(self._pieces[number], ahead))
+        return self._fetched(key, self._cache, self._lake.chunks(pieces, ahead))
 
-    def _fetched(self, key: str, batches: Iterator[Any]) -> Iterator[Chunk]:
-        with self._cache.keeping(key, self._schema, self._scribe) as keep:
+    def _fetched(self, key: str, cache: Cache, batches: Iterator[Any]) -> Iterator[Chunk]:
+        with cache.keeping(key, self._schema, self._scribe) as keep:
             for batch in batches:
                 keep(batch)
                 yield in_memory(batch)

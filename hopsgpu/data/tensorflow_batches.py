@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.columns import Column, Kind
+from hopsgpu.data.position import Pass, Tracker
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,19 +20,32 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset has its batches from.
+
+    Attributes:
+        batches: returns the batches of a pass.
+        begin: returns the pass of an epoch.
+        tracker: counts the batches that are handed out.
+        waiting: counts the time that an eager loop waits for batches.
+    """
+
+    batches: Callable[[Pass], Iterator[Mapping[str, Array]]]
+    begin: Callable[[int], Pass]
+    tracker: Tracker
+    waiting: AbstractContextManager[None]
+
+
 def dataset(
-    batches: Callable[[Sequence[int]], Iterator[Mapping[str, Array]]],
-    columns: Sequence[Column],
-    count: int,
-    epoch: int,
-    rows: int | None,
+    source: Source, columns: Sequence[Column], count: int | None, epoch: int, rows: int | None
 ) -> Any:
     """Return a tf.data.Dataset.
 
     Args:
-        batches: returns the batches of some epochs.
+        source: where the batches are from.
         columns: columns of the batches.
-        count: number of batches of an epoch.
+        count: number of batches of every epoch; None if the first one has fewer.
         epoch: number of the first epoch.
         rows: number of rows of every batch, or None if the last one may be smaller.
 
@@ -38,13 +55,73 @@ def dataset(
     tf = importlib.import_module("tensorflow")
     specs = {column.name: _spec(tf, column, rows) for column in columns}
     numbers = itertools.count(epoch)
+    # Passes whose batches tf.data reads, and that no loop has counted yet.
+    begun: list[Pass] = []
+    # Passes of which tf.data has read all batches. Keras also begins some that it does not use.
+    read: list[Pass] = []
 
     def generate() -> Iterator[dict[str, Any]]:
-        for batch in batches([next(numbers)]):
+        one = source.begin(next(numbers))
+        if not one.total:
+            return
+        # tf.data reads ahead, and within a graph nobody sees which batches were trained.
+        one.is_known, one.fallback = False, epoch + len(read)
+        begun[:] = [one]
+        source.tracker.begin(one)
+        for number, batch in enumerate(source.batches(one), start=1):
+            if number == one.total:
+                read.append(one)
             yield {c.name: _values(tf, c, batch[c.name]) for c in columns}
 
     made = tf.data.Dataset.from_generator(generate, output_signature=specs)
-    return made.apply(tf.data.experimental.assert_cardinality(count))
+    if count is not None:
+        made = made.apply(tf.data.experimental.assert_cardinality(count))
+    return _counting(tf, made, begun, source)
+
+
+# Methods of a dataset that keep the number of its elements and their order.
+_ONE_TO_ONE = ("map", "prefetch", "with_options")
+
+
+def _counting(tf: Any, made: Any, begun: list[Pass], source: Source) -> Any:
+    """Return the dataset with iterators that count what an eager loop receives."""
+    kind = type(made)
+
+    def iterate(self: Any) -> Any:
+        iterator = kind.__iter__(self)
+        own: list[Pass] = []
+        base = type(iterator)
+
+        def receive(self: Any) -> Any:
+            with source.waiting:
+                batch = base.__next__(self)
+            if tf.executing_eagerly():
+                if not own and begun:
+                    own.append(begun.pop())
+                    own[0].is_known = own[0].is_open = True
+                for one in own:
+                    source.tracker.handed(one)
+            return batch
+
+        iterator.__class__ = type(base.__name__, (base,), {"__next__": receive})
+        weakref.finalize(iterator, _close, own)
+        return iterator
+
+    def derive(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **options: Any) -> Any:
+            return _counting(tf, getattr(kind, name)(self, *args, **options), begun, source)
+
+        return method
+
+    # A subclass that is made here, since the class of a dataset depends on what it is made of.
+    methods: dict[str, Any] = {name: derive(name) for name in _ONE_TO_ONE}
+    made.__class__ = type(kind.__name__, (kind,), {"__iter__": iterate, **methods})
+    return made
+
+
+def _close(passes: Sequence[Pass]) -> None:
+    for one in passes:
+        one.is_open = False
 
 
 def _spec(tf: Any, column: Column, rows: int | None) -> Any:

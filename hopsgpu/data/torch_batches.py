@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.columns import Column, Kind
+from hopsgpu.data.position import Pass
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,17 +19,32 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a dataset has its batches from.
+
+    Attributes:
+        batches: returns the batches of some epochs, and counts those that are handed out.
+        part: returns the batches of a pass for one of the processes that read it, by its number.
+        begin: returns the pass of an epoch that some processes read.
+        handed: counts a batch of a pass.
+        waiting: counts the time that the training waits for batches.
+    """
+
+    batches: Callable[[Sequence[int]], Iterator[Mapping[str, Array]]]
+    part: Callable[[Pass, int], Iterator[Mapping[str, Array]]]
+    begin: Callable[[int, int], Pass]
+    handed: Callable[[Pass], None]
+    waiting: AbstractContextManager[None]
+
+
 def dataset(
-    batches: Callable[[Sequence[int]], Iterator[Mapping[str, Array]]],
-    columns: Sequence[Column],
-    count: int,
-    epoch: int,
-    pin_memory: bool | None,
+    source: Source, columns: Sequence[Column], count: int, epoch: int, pin_memory: bool | None
 ) -> Any:
     """Return a torch.utils.data.IterableDataset.
 
     Args:
-        batches: returns the batches of some epochs.
+        source: where the batches are from.
         columns: columns of the batches.
         count: number of batches of an epoch.
         epoch: number of the first epoch.
@@ -34,13 +53,7 @@ def dataset(
     Raises:
         ConfigError: a column has dates or times, or lists of them.
     """
-    for column in columns:
-        if column.dtype.kind in "mM":
-            raise ConfigError(
-                f"column {column.name!r} has the type {column.dtype}, which torch does not have:"
-                " convert it to a number in Spark (unix_timestamp, datediff), or leave it out of"
-                " columns="
-            )
+    _check_types(columns)
     torch = importlib.import_module("torch")
     pinned = bool(torch.cuda.is_available()) if pin_memory is None else pin_memory
 
@@ -49,6 +62,7 @@ def dataset(
 
         def __init__(self) -> None:
             self._epoch = epoch
+            self._pass: Pass | None = None
 
         def __len__(self) -> int:
             return count
@@ -57,16 +71,130 @@ def dataset(
             """Set the epoch of the next iteration."""
             self._epoch = epoch
 
+        def begin(self, readers: int) -> Pass:
+            """Return the pass of the next epoch, for processes that are started now."""
+            current, self._epoch = self._epoch, self._epoch + 1
+            self._pass = source.begin(current, readers)
+            return self._pass
+
+        def loader(self, num_workers: int, **options: Any) -> Any:
+            """Return a torch DataLoader whose workers each read a part of the shard.
+
+            Each iteration over it is an epoch. Its batches are those of the dataset, of other rows:
+            the order depends on the number of workers.
+
+            Args:
+                num_workers: number of processes, at least 1.
+                options: of `DataLoader`, as `collate_fn`, which gets a batch in a worker, and
+                    `prefetch_factor`.
+
+            Raises:
+                ConfigError: the number is no integer ≥ 1, or an option cannot be used here.
+            """
+            check_workers(num_workers, options)
+            return _loader_class(torch, source)(
+                self, batch_size=None, num_workers=num_workers, **options
+            )
+
         def __iter__(self) -> Iterator[dict[str, Any]]:
-            if torch.utils.data.get_worker_info() is not None:
+            worker = torch.utils.data.get_worker_info()
+            _check_no_accelerate()
+            if worker is None:
+                current, self._epoch = self._epoch, self._epoch + 1
+                return _tensors(torch, source.batches([current]), columns, pinned)
+            if self._pass is None or self._pass.leg.readers != worker.num_workers:
                 raise ConfigError(
                     "num_workers must be 0: each worker would read the whole shard, and the dataset"
-                    " itself reads ahead"
+                    " itself reads ahead. If batches need work in other processes, use"
+                    f" dataset.loader({worker.num_workers}) instead of DataLoader(dataset, ...)"
                 )
-            current, self._epoch = self._epoch, self._epoch + 1
-            return _tensors(torch, batches([current]), columns, pinned)
+            if not self._pass.total:
+                return iter(())
+            # Page-locked memory cannot be sent to another process.
+            return _tensors(torch, source.part(self._pass, worker.id), columns, False)
 
     return Batches()
+
+
+def _check_no_accelerate() -> None:
+    """Check that no loader of Accelerate's `prepare` reads.
+
+    It reads rank 0's shard alone and divides its batches among the ranks, and it reads ahead.
+
+    Raises:
+        ConfigError: such a loader is among the callers.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "accelerate.data_loader":
+            raise ConfigError(
+                "a loader over context().data must not be given to Accelerate's prepare(), nor to"
+                " the Trainer of transformers, which prepares it: only rank 0's rows would be read"
+                " and divided among the ranks, although each rank has its own rows already. Give"
+                " only the model and the optimizer to prepare()"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _check_types(columns: Sequence[Column]) -> None:
+    for column in columns:
+        if column.dtype.kind in "mM":
+            raise ConfigError(
+                f"column {column.name!r} has the type {column.dtype}, which torch does not have:"
+                " convert it to a number in Spark (unix_timestamp, datediff), or leave it out of"
+                " columns="
+            )
+
+
+def _loader_class(torch: Any, source: Source) -> Any:
+    end = object()
+
+    class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
+        """Batches that worker processes have read, counted where the training receives them."""
+
+        def __iter__(self) -> Iterator[Any]:
+            # The workers are forked with the pass, and batches that they have read ahead and the
+            # training has not received do not count.
+            one = self.dataset.begin(self.num_workers)
+            batches = super().__iter__()
+            one.is_open = True
+            try:
+                while True:
+                    with source.waiting:
+                        batch = next(batches, end)
+                    if batch is end:
+                        return
+                    source.handed(one)
+                    yield batch
+            finally:
+                one.is_open = False
+
+    return Loader
+
+
+def check_workers(num_workers: object, options: Mapping[str, Any]) -> None:
+    """Raise an error unless a loader can have these arguments.
+
+    Raises:
+        ConfigError: the number is no integer ≥ 1, or an option cannot be used here.
+    """
+    if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 1:
+        raise ConfigError(
+            f"num_workers={num_workers!r}: must be an integer ≥ 1; without workers, use the dataset"
+            " itself"
+        )
+    fixed = {"batch_size", "sampler", "batch_sampler", "shuffle", "drop_last", "dataset"}
+    if wrong := sorted(fixed & options.keys()):
+        raise ConfigError(
+            f"{', '.join(wrong)}: cannot be given here, since the dataset makes the batches; give"
+            " batch_size, shuffle and drop_remainder to torch(...)"
+        )
+    for name, accepted in (("persistent_workers", False), ("in_order", True)):
+        if options.get(name, accepted) is not accepted:
+            raise ConfigError(
+                f"{name}={options[name]!r}: must be {accepted}, so that a checkpoint knows which"
+                " batches were trained"
+            )
 
 
 def _tensors(
@@ -85,9 +213,10 @@ def _values(torch: Any, kind: Kind, array: Array, pinned: bool) -> Any:
 
 
 def _tensor(torch: Any, array: Array, pinned: bool) -> Any:
-    # A copy: a change in place must not reach other epochs, or pages that are mapped read-only.
+    # A copy: a change in place must not reach other epochs, or pages that are mapped read-only. An
+    # array that is writeable belongs to its batch.
     if not pinned:
-        return torch.from_numpy(array.copy())
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
     import numpy as np
 
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype

@@ -72,6 +72,8 @@ class ClusterSpec:
         https: whether the web addresses are HTTPS, with certificates of a private authority.
         namenode_ha: whether a second NameNode takes over when the active one dies.
         resourcemanager_ha: whether a second ResourceManager does.
+        preemption: whether the Capacity Scheduler takes containers back for a queue that has less
+            than its share, and asks for more.
     """
 
     nodes: int = 2
@@ -85,6 +87,7 @@ class ClusterSpec:
     https: bool = False
     namenode_ha: bool = False
     resourcemanager_ha: bool = False
+    preemption: bool = False
 
     @property
     def daemons(self) -> tuple[str, ...]:

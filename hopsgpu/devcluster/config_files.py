@@ -48,7 +48,7 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
         "hdfs-site": site_files.hdfs_site(layout, spec, ports),
         "yarn-site": site_files.yarn_site(layout, spec, ports),
         "mapred-site": {},
-        "capacity-scheduler": site_files.capacity_scheduler(spec.nodes),
+        "capacity-scheduler": site_files.capacity_scheduler(spec),
         "resource-types": site_files.resource_types(),
     }
     for node in (None, *node_names(spec.nodes)):

@@ -80,6 +80,7 @@ def up(
     https: bool | None = None,
     namenode_ha: bool | None = None,
     resourcemanager_ha: bool | None = None,
+    preemption: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     say: Say = print,
     keep_classes: bool = False,
@@ -101,6 +102,8 @@ def up(
         https: whether the web addresses, also YARN's REST, are HTTPS, by an authority of its own.
         namenode_ha: whether a second NameNode takes over when the active one dies.
         resourcemanager_ha: whether a second ResourceManager does.
+        preemption: whether the Capacity Scheduler takes containers back for a queue that has less
+            than its share, half of the cluster for each of `default` and `training`.
         conf: a YAML file, or its content, a mapping of site file → property → value.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB) if they are
@@ -125,6 +128,7 @@ def up(
         "https": https,
         "namenode_ha": namenode_ha,
         "resourcemanager_ha": resourcemanager_ha,
+        "preemption": preemption,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -16,7 +16,27 @@ from hopsgpu.devcluster.realm import Realm
 
 Ports = Mapping[str, int]
 GPU_PLUGIN = "yarn.nodemanager.resource-plugins"
+_PREEMPTION_MONITOR: Mapping[str, str] = {
+    "yarn.resourcemanager.scheduler.monitor.enable": "true",
+    "yarn.resourcemanager.scheduler.monitor.policies": "org.apache.hadoop.yarn.server"
+    ".resourcemanager.monitor.capacity.ProportionalCapacityPreemptionPolicy",
+}
+_MONITOR = "yarn.resourcemanager.monitor.capacity.preemption"
+# By default YARN looks every 3 s, lets a container run for 15 s more, takes back a fifth of the
+# excess in a round, and ignores a tenth: for many small containers, of which most end soon.
+_PREEMPTION: Mapping[str, str] = {
+    f"{_MONITOR}.monitoring_interval": "1000",
+    f"{_MONITOR}.max_wait_before_kill": "3000",
+    f"{_MONITOR}.total_preemption_per_round": "1.0",
+    f"{_MONITOR}.natural_termination_factor": "1.0",
+    f"{_MONITOR}.max_ignored_over_capacity": "0.0",
+    # Among the applications of one queue nothing is taken back.
+    f"{_MONITOR}.intra-queue-preemption.enabled": "false",
+}
 _GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
+# Threads that answer the calls to one port. A thread that has no call wakes up each second: with
+# the default of 50, this is most of what an idle ResourceManager does.
+_HANDLERS = "8"
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:
@@ -27,6 +47,16 @@ def node_size(gpus_per_node: int) -> tuple[int, int]:
     """
     memory = 1024 * (gpus_per_node * _GIB_PER_GPU + _GIB_BESIDE)
     return memory, gpus_per_node + _CORES_BESIDE
+
+
+def _plenty(spec: ClusterSpec) -> int:
+    """Return by what the memory and the cores of a node are multiplied.
+
+    Once a queue has exactly its share of the memory or of the cores, YARN's policy preempts nothing
+    more of it, although it has too many GPUs (DominantResourceCalculator.isAnyMajorResourceZero).
+    With plenty of both, no gang reaches its queue's share of them.
+    """
+    return 4 if spec.preemption else 1
 
 
 def core_site(layout: Layout, spec: ClusterSpec, ports: Ports, user: str) -> Properties:
@@ -57,7 +87,11 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         "dfs.namenode.safemode.extension": "0",
         "dfs.namenode.safemode.min.datanodes": "1",
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
-        "dfs.namenode.handler.count": "8",
+        "dfs.namenode.handler.count": _HANDLERS,
+        "dfs.datanode.handler.count": _HANDLERS,
+        # With the default of 10 ms, the thread that frees deleted blocks is most of an idle
+        # NameNode's CPU load.
+        "dfs.namenode.block.deletion.unlock.interval.ms": "100",
         "dfs.datanode.data.dir": str(layout.data),
         # Numeric, because clients other than JVMs do not know the private host names.
         "dfs.datanode.hostname": MASTER,
@@ -68,7 +102,7 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
 
 
 def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
-    memory, cores = node_size(spec.gpus_per_node)
+    memory, cores = (one * _plenty(spec) for one in node_size(spec.gpus_per_node))
     rm = "yarn.resourcemanager"
     web = "webapp.https.address" if spec.https else "webapp.address"
     # The addresses of one ResourceManager; those of two are in `standby`.
@@ -85,6 +119,10 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         f"{rm}.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager.scheduler"
         ".capacity.CapacityScheduler",
         f"{rm}.nodemanagers.heartbeat-interval-ms": "250",
+        f"{rm}.client.thread-count": _HANDLERS,
+        f"{rm}.scheduler.client.thread-count": _HANDLERS,
+        f"{rm}.resource-tracker.client.thread-count": _HANDLERS,
+        "yarn.nodemanager.container-manager.thread-count": _HANDLERS,
         # A NodeManager that starts before the ResourceManager would try again after 30 s.
         f"{rm}.connect.retry-interval.ms": "1000",
         # By default both are in /tmp, where the clusters of one machine would share them.
@@ -104,6 +142,7 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         "yarn.nodemanager.log.retain-seconds": str(7 * 24 * 3600),
         "yarn.log-aggregation-enable": "false",
         "yarn.timeline-service.enabled": "false",
+        **(_PREEMPTION_MONITOR if spec.preemption else {}),
     }
 
 
@@ -141,7 +180,7 @@ def node_site(
     return properties
 
 
-def capacity_scheduler(nodes: int) -> Properties:
+def capacity_scheduler(spec: ClusterSpec) -> Properties:
     cs = "yarn.scheduler.capacity"
     return {
         **admin.yarn_file("capacity-scheduler"),
@@ -150,7 +189,8 @@ def capacity_scheduler(nodes: int) -> Properties:
         # The default of 5 ms causes a third of the idle daemons' CPU load.
         f"{cs}.schedule-asynchronously.scheduling-interval-ms": "50",
         # Heartbeats for which a request waits for the node that it prefers: about half a second.
-        f"{cs}.node-locality-delay": str(4 * nodes),
+        f"{cs}.node-locality-delay": str(4 * spec.nodes),
+        **(_PREEMPTION if spec.preemption else {}),
     }
 
 

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 
 from hopsgpu.core import html
+from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.html import Html
-from hopsgpu.core.run_values import GpuSeconds, RankReport, RunOutcome, RunStatus, Timeline
-from hopsgpu.display.phrases import gang, phase_durations, seconds, state, uuid
+from hopsgpu.core.run_values import (
+    RankReport,
+    RunOutcome,
+    RunStatus,
+    Timeline,
+    WorldReport,
+)
+from hopsgpu.display.charts import worlds_image
+from hopsgpu.display.phrases import (
+    WORLD_HEADERS,
+    attempt,
+    gang,
+    phase_durations,
+    seconds,
+    spent,
+    state,
+    uuid,
+    world_cells,
+)
 from hopsgpu.display.picture import how_ended
 
 _MOST_METRICS = 8
@@ -17,6 +34,8 @@ _MOST_WARNINGS = 20
 # "ended" comes first: a narrow page cuts off the last columns.
 _REPORTED = ("ended", "host", "GPU use", "host memory", "GPUs")
 _GIB = 2**30
+_MOST_BARS = 200
+_WIDTH, _HEIGHT = 400, 64
 
 
 def run_card(status: RunStatus) -> str:
@@ -27,10 +46,13 @@ def run_card(status: RunStatus) -> str:
         "for": seconds(status.elapsed),
         "gang": gang(status),
         "waiting for": status.waiting_for,
-        "attempt": status.attempt or "",
+        "attempt": status.attempt or "" if status.sizes is None else "",
+        "world": "" if status.sizes is None else attempt(status).removeprefix("world "),
         "rank 0": _metrics(reported),
     }
-    return html.box(html.title("Run", status.run_id), html.facts(known_facts(pairs)))
+    facts = html.facts(known_facts(pairs))
+    shown = worlds(status.worlds, status.timeline)
+    return html.box(html.title("Run", status.run_id), facts, *shown)
 
 
 def result_card(result: RunOutcome) -> str:
@@ -38,12 +60,14 @@ def result_card(result: RunOutcome) -> str:
     pairs: dict[str, object] = {
         "model": "" if result.model is None else result.model.url,
         "time": timeline(result.timeline),
-        "GPU seconds": gpu_seconds(result.gpu_seconds),
+        "GPU seconds": " · ".join(spent(result.gpu_seconds)),
+        "largest loss": largest_loss(result.gpu_seconds),
     }
     return html.box(
         html.title("GangResult", result.run_id),
         html.facts(known_facts(pairs)),
         *warning_lines(result.warnings),
+        *worlds(result.worlds, result.timeline),
         html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)),
     )
 
@@ -85,14 +109,43 @@ def warning_lines(warnings: Sequence[str]) -> Iterable[Html]:
         yield html.element("div", sign, warning)
 
 
+def worlds(reports: Sequence[WorldReport], passed: Timeline) -> Iterable[Html]:
+    """Return the worlds of an elastic gang: bars over time, and a table; nothing without worlds.
+
+    Args:
+        reports: the worlds, in order.
+        passed: the run's timeline.
+    """
+    if reports:
+        yield html.element("div", world_bars(reports, passed))
+        cells = [world_cells(world, passed.requested) for world in reports]
+        yield html.table(WORLD_HEADERS, cells)
+
+
+def world_bars(reports: Sequence[WorldReport], passed: Timeline, elapsed: float = 0.0) -> Html:
+    """Return bars of the worlds over time, as high as their numbers of ranks.
+
+    Args:
+        reports: the worlds, in order, at least one.
+        passed: the run's timeline.
+        elapsed: seconds since the run began, up to which a world that runs is drawn.
+    """
+    zero = reports[0].began if passed.requested is None else passed.requested
+    # Of a world that runs, the GPU seconds say how long it has run; its end is not known.
+    ends = [zero + elapsed, *(at for world in reports for at in (world.began, world.ended) if at)]
+    last = max(*ends, passed.released or zero)
+    bars = [
+        (world.began - zero, (last if world.ended is None else world.ended) - zero, world.ranks)
+        for world in reports
+    ]
+    words = ", ".join(f"{world.ranks}" for world in reports[-_MOST_BARS:])
+    drawn = worlds_image(bars[-_MOST_BARS:], last - zero, _WIDTH, _HEIGHT)
+    return html.image(drawn, _WIDTH, _HEIGHT, f"ranks of the worlds: {words}")
+
+
 def timeline(passed: Timeline) -> str:
     """Return the duration of each phase."""
     return " · ".join(phase_durations(passed))
-
-
-def gpu_seconds(spent: GpuSeconds) -> str:
-    """Return how the GPU seconds were spent."""
-    return " · ".join(f"{f.name} {getattr(spent, f.name):.1f}" for f in fields(spent))
 
 
 def known_facts(pairs: Mapping[str, object]) -> dict[str, object]:

@@ -12,6 +12,7 @@ from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.display import phrases
 from hopsgpu.display.base import Status
+from hopsgpu.display.cards import world_bars, worlds
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import SHOWN_RANKS, Log, Picture, Row
 
@@ -73,6 +74,7 @@ def summary(picture: Picture) -> str:
     """Return a picture in one line, for viewers without HTML."""
     status = picture.status
     said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.detail_lines(status))]
+    said.append(phrases.loss(status))
     said += [f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots]
     parts = "; ".join(part for part in said if part)
     return f"hopsgpu {status.run_id} {picture.elapsed:.1f} s: {parts}"
@@ -87,6 +89,8 @@ def page(picture: Picture, key: str) -> Html:
     """
     return html.box(
         _head(picture),
+        below(phrases.loss(picture.status)),
+        *_worlds(picture),
         _plots(picture),
         _ranks(picture),
         *_logs(picture, key),
@@ -97,6 +101,17 @@ def _head(picture: Picture) -> Html:
     status = picture.status
     about = [phrases.seconds(picture.elapsed), phrases.gang(status)]
     return heading(status, phrases.phase(picture), about, " · ".join(phrases.detail_lines(status)))
+
+
+def _worlds(picture: Picture) -> Iterable[Html]:
+    """Return the worlds of an elastic gang: bars over time, and at the end a table."""
+    status = picture.status
+    if picture.has_ended:
+        return worlds(status.worlds, status.timeline)
+    if not status.worlds:
+        return []
+    bars = world_bars(status.worlds, status.timeline, picture.elapsed)
+    return [html.element("div", bars)]
 
 
 def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
@@ -114,6 +129,11 @@ def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -
     told = " · ".join(part for part in about if part)
     line = html.title(kind, phase, f"· {told}" if told else "")
     return Html(line + html.element("div", below)) if below else line
+
+
+def below(text: str) -> Html:
+    """Return a line of text; nothing for ""."""
+    return html.element("div", text) if text else Html("")
 
 
 def _plots(picture: Picture) -> Html:

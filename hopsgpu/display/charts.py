@@ -140,19 +140,50 @@ def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height:
         ]
         return f'<polygon points="{left},{low} {" ".join(at)} {width - 4},{low}" {look}/>'
 
-    def text(x: float, y: float, words: str, anchor: str) -> str:
-        font = f'font-family="sans-serif" font-size="11" fill="{_WRITTEN}"'
-        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" {font}>{words}</text>'
-
     shapes = [
         area(held, f'fill="{_FAINT}" fill-opacity="0.35"'),
         area(used, f'fill="{_COLOUR}" fill-opacity="0.8"'),
-        text(left - 5, 16, f"{most:g}", "end"),
-        text(left - 5, low, "0", "end"),
-        text(left, height - 4, "0 s", "start"),
-        text(width - 4, height - 4, f"{last:,.0f} s" if last >= 10 else f"{last:.1f} s", "end"),
+        _text(left - 5, 16, f"{most:g}", "end"),
+        _text(left - 5, low, "0", "end"),
+        _text(left, height - 4, "0 s", "start"),
+        _text(width - 4, height - 4, f"{last:,.0f} s" if last >= 10 else f"{last:.1f} s", "end"),
     ]
     return _address("".join(shapes), width, height)
+
+
+def worlds_image(
+    worlds: Sequence[tuple[float, float, int]], last: float, width: int, height: int
+) -> str:
+    """Return a bar for each world of an elastic gang over time, as the URL of an image.
+
+    A bar is as high as the world's number of ranks, which stands above it if there is room.
+
+    Args:
+        worlds: of each world its begin and its end, in seconds, and its number of ranks.
+        last: where the axis ends, in seconds.
+        width: pixels.
+        height: pixels.
+    """
+    low, most = height - 18.0, max((ranks for _, _, ranks in worlds), default=1)
+    scale = (width - 4) / (last or 1.0)
+    shapes = [
+        f'<rect x="2" y="{low:.1f}" width="{width - 4}" height="1" fill="{_FAINT}"/>',
+        _text(2, height - 4, "0 s", "start"),
+        _text(width - 4, height - 4, f"{last:,.0f} s" if last >= 10 else f"{last:.1f} s", "end"),
+    ]
+    for begin, end, ranks in worlds:
+        left, wide = 2 + begin * scale, max((end - begin) * scale - 1, 1.0)
+        tall = ranks / most * (low - 14)
+        place = f'x="{left:.1f}" y="{low - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
+        shapes.append(f'<rect {place} fill="{_COLOUR}" fill-opacity="0.8"/>')
+        if wide >= 7 * len(str(ranks)):
+            shapes.append(_text(left + wide / 2, low - tall - 3, str(ranks), "middle"))
+    return _address("".join(shapes), width, height)
+
+
+def _text(x: float, y: float, words: str, anchor: str) -> str:
+    font = f'font-family="sans-serif" font-size="11" fill="{_WRITTEN}"'
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" {font}>{words}</text>'
 
 
 def _range(traces: Sequence[Sequence[Point]]) -> Bounds:

@@ -12,13 +12,16 @@ from typing import Generic, Protocol, TypeVar
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.html import Html
 from hopsgpu.core.run_values import RunStatus
+from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus, Writer
-from hopsgpu.display import cell, search_cell, search_terminal, terminal
+from hopsgpu.display import cell, score_screens, search_cell, search_terminal, terminal
 from hopsgpu.display.base import Display, PlainLines, S, S_contra, W, W_contra
 from hopsgpu.display.cell import Cell
 from hopsgpu.display.nonblocking import PATIENCE_SECONDS
 from hopsgpu.display.picture import Picture, Scene
 from hopsgpu.display.progress import RunLines
+from hopsgpu.display.score_phrases import ScoreFormatter
+from hopsgpu.display.score_screens import ScorePicture, ScoreScene
 from hopsgpu.display.screens import in_kernel, is_taken
 from hopsgpu.display.search_phrases import SearchFormatter
 from hopsgpu.display.search_picture import SearchPicture, SearchScene
@@ -95,8 +98,13 @@ def search_screen(context: contextvars.Context) -> Screen[SearchPicture] | None:
     return screen(context, search_cell.page, search_cell.summary, search_terminal.lines_of)
 
 
+def score_screen(context: contextvars.Context) -> Screen[ScorePicture] | None:
+    """Return the screen for scores."""
+    return screen(context, score_screens.page, score_screens.summary, score_screens.lines_of)
+
+
 class LiveDisplay(Generic[S, W, P]):
-    """Shows a run or a search on a screen; reporting to it is nearly free.
+    """Shows a run, a search or a score on a screen; reporting to it is nearly free.
 
     Reports are stored in bounded memory. A thread draws them, from a quarter of a second after the
     start to the end, when it draws once more before `status` returns, unless the screen accepts
@@ -169,6 +177,20 @@ class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
             return PlainLines(SearchFormatter())
 
         super().__init__(open_screen, SearchScene, lines, clock)
+
+
+class LiveScore(LiveDisplay[ScoreStatus, int, ScorePicture]):
+    """The live display of a score."""
+
+    def __init__(
+        self,
+        open_screen: Callable[[contextvars.Context], Screen[ScorePicture] | None] = score_screen,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        def lines() -> Display[ScoreStatus, int]:
+            return PlainLines(ScoreFormatter())
+
+        super().__init__(open_screen, ScoreScene, lines, clock)
 
 
 class _Shown(Generic[S, W, P]):

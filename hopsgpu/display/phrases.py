@@ -5,19 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hopsgpu.core.gang import ENDS, GangState
-from hopsgpu.core.run_values import RunStatus, Timeline
+from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.run_values import GpuSeconds, RunStatus, Timeline, WorldReport
+from hopsgpu.core.scores import ScoreStatus
+from hopsgpu.core.trials import SearchStatus
 from hopsgpu.display.picture import Gpu, Picture, Plot, Row
 from hopsgpu.units import counted
 
 _GIB = 2**30
 _UUID = 12
+_MOST_WORLDS = 8
 
 
 def phase(picture: Picture) -> str:
-    """Return the state, and the number of the attempt."""
+    """Return the state, and the attempt or the world."""
     status = picture.status
-    name = state(status.state)
-    return f"{name} (attempt {status.attempt})" if status.attempt else name
+    name, which = state(status.state), attempt(status)
+    return f"{name} ({which})" if which else name
+
+
+def attempt(status: RunStatus) -> str:
+    """Return the number of the attempt, or the present world of an elastic gang; "" for none."""
+    if status.sizes is None:
+        return f"attempt {status.attempt}" if status.attempt else ""
+    if not status.worlds or status.worlds[-1].end or GangState(status.state) in ENDS:
+        return ""
+    world = status.worlds[-1]
+    return f"world {world.generation}: {world.ranks} of {sizes(status.sizes)}"
+
+
+def sizes(bounds: tuple[int, int]) -> str:
+    """Return the smallest and the largest world size of an elastic gang: "2 to 4 ranks"."""
+    least, most = bounds
+    return f"{least} to {counted(most, 'rank')}"
 
 
 def state(name: str) -> str:
@@ -37,6 +57,18 @@ def detail_lines(status: RunStatus) -> list[str]:
     return [status.waiting_for] if status.waiting_for else []
 
 
+def loss(status: RunStatus | SearchStatus | ScoreStatus) -> str:
+    """Return, at the end, what most GPU time was lost to and how to reduce it; else ""."""
+    lost = largest_loss(status.gpu_seconds) if GangState(status.state) in ENDS else ""
+    return f"largest loss: {lost}" if lost else ""
+
+
+def spent(seconds: GpuSeconds) -> list[str]:
+    """Return what GPUs did while they were held: GPU seconds by kind, without empty kinds."""
+    shown = [f"{kind} {value:.1f}" for kind, value in seconds.kinds().items() if value >= 0.05]
+    return [f"held {seconds.held:.1f}", *shown]
+
+
 def gang(status: RunStatus) -> str:
     """Return how much of the gang is there, and where; "" if that says nothing."""
     if not status.granted_hosts and status.state != "waiting":
@@ -44,6 +76,10 @@ def gang(status: RunStatus) -> str:
     hosts = sorted(set(status.granted_hosts))
     more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
     on = f" on {', '.join(hosts[:6])}{more}" if hosts else ""
+    if status.sizes is not None:
+        missing = status.wanted - status.granted
+        asked = f", {missing:,} more asked for" if missing > 0 else ""
+        return f"{counted(status.granted, 'executor')}{on}{asked}"
     return f"{status.granted} of {counted(status.wanted, 'executor')}{on}"
 
 
@@ -55,6 +91,54 @@ def seconds(elapsed: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def world_lines(
+    worlds: Sequence[WorldReport], requested: float | None, most: int = _MOST_WORLDS
+) -> list[str]:
+    """Return a line about each world of an elastic gang; of many worlds, only about the last.
+
+    Args:
+        worlds: the worlds, in order.
+        requested: when the run began, in seconds since the epoch.
+        most: number of worlds that get a line.
+    """
+    shown = worlds[-most:]
+    before = len(worlds) - len(shown)
+    lines = [f"{counted(before, 'world')} before"] if before else []
+    for world in shown:
+        cells = world_cells(world, requested)
+        number, ranks, begin, end, how, cost, spent = cells
+        resize = f"resize {cost}" if cost else ""
+        used = f"{spent} GPU seconds" if spent else ""
+        parts = [f"{begin} to {end}", resize, used, how]
+        said = ", ".join(part for part in parts if part)
+        lines.append(f"world {number}: {counted(int(ranks), 'rank')}, {said}")
+    return lines
+
+
+# What `world_cells` returns.
+WORLD_HEADERS = ("world", "ranks", "from", "to", "ended", "resize", "GPU seconds")
+
+
+def world_cells(world: WorldReport, requested: float | None) -> tuple[str, ...]:
+    """Return the facts about a world, as `WORLD_HEADERS` names them; "" for what is unknown.
+
+    Args:
+        world: the world.
+        requested: when the run began, in seconds since the epoch.
+    """
+    zero = world.began if requested is None else requested
+    why = f": {world.why}" if world.why else ""
+    return (
+        str(world.generation),
+        str(world.ranks),
+        seconds(max(world.began - zero, 0.0)),
+        "now" if world.ended is None else seconds(max(world.ended - zero, 0.0)),
+        f"{world.end}{why}",
+        "" if world.resize_seconds is None else seconds(world.resize_seconds),
+        f"{world.gpu_seconds:.1f}" if world.gpu_seconds else "",
+    )
 
 
 def metric_summary(plot: Plot) -> str:

@@ -1,4 +1,4 @@
-"""The progress of a run or a search, for people: choice of the display, and plain lines."""
+"""The progress of runs, searches and scores, for people: choice of display, and plain lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Protocol, TextIO
 
 from hopsgpu.core.gang import ENDS, GangState
 from hopsgpu.core.run_values import RunStatus
+from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus, Writer
+from hopsgpu.display import phrases
 from hopsgpu.display.base import Display, NoDisplay, PlainLines, Shield, display_of
 from hopsgpu.units import counted
 
@@ -18,9 +20,11 @@ __all__ = [
     "Progress",
     "SearchProgress",
     "Shielded",
+    "ShieldedScore",
     "ShieldedSearch",
     "describe",
     "progress_of",
+    "score_progress_of",
     "search_progress_of",
 ]
 
@@ -32,6 +36,8 @@ _SELDOM = ("preparing", "starting", "running")
 # For a run, the writer of a line is the number of a rank.
 Progress = Display[RunStatus, int]
 Shielded = Shield[RunStatus, int]
+# For a score, it is the number of a worker.
+ShieldedScore = Shield[ScoreStatus, int]
 
 
 class SearchProgress(Protocol):
@@ -60,7 +66,7 @@ class _RunFormatter:
         if not is_news and now - self._said < _REPEAT_SECONDS:
             return []
         self._state, self._last, self._said = status.state, text, now
-        return [text]
+        return [text, *_worlds(status), *filter(None, [phrases.loss(status)])]
 
     def label(self, rank: int, host: str) -> str:
         return f"rank {rank} {host}"
@@ -102,25 +108,38 @@ class ShieldedSearch:
 
 def describe(status: RunStatus) -> str:
     """Return a status in one line."""
+    why = f"; {status.waiting_for}" if status.waiting_for else ""
     if status.state in ("requested", "waiting"):
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
-        why = f"; {status.waiting_for}" if status.waiting_for else ""
+        if status.sizes is not None:
+            verb = "is" if status.granted == 1 else "are"
+            here = f"{counted(status.granted, 'executor')} {verb} here{hosts}"
+            return f"waiting for {phrases.sizes(status.sizes)}: {here}{why}"
         gang = f"{counted(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
         return f"waiting: {status.granted} of {gang} here{hosts}{why}"
     if status.state == "preparing":
         return status.waiting_for
-    again = f" (attempt {status.attempt})" if status.attempt else ""
+    which = phrases.attempt(status)
+    again = f" ({which})" if which else ""
     if status.state in ("granted", "ready"):
         hosts = ", ".join(status.granted_hosts)
-        return f"{status.state}: {counted(status.wanted, 'executor')} on {hosts}{again}"
+        executors = status.wanted if status.sizes is None else status.granted
+        return f"{status.state}: {counted(executors, 'executor')} on {hosts}{again}"
     if status.state == "starting":
-        return f"starting ranks{again}{f': {why}' if (why := status.waiting_for) else ''}"
+        return f"starting ranks{again}{f': {status.waiting_for}' if status.waiting_for else ''}"
     if status.state == "running":
-        return f"running{again}{_measured(status)}"
+        return f"running{again}{_measured(status)}{'' if status.sizes is None else why}"
     lasted = ", ".join(f"{word} {took:.1f} s" for word, took in status.timeline.phases())
     if GangState(status.state) in ENDS and lasted:
         return f"{status.state}: {lasted}"
     return status.state
+
+
+def _worlds(status: RunStatus) -> list[str]:
+    """Return what an elastic gang's worlds were, once the run has ended."""
+    if GangState(status.state) not in ENDS:
+        return []
+    return phrases.world_lines(status.worlds, status.timeline.requested)
 
 
 def _measured(status: RunStatus) -> str:
@@ -163,3 +182,23 @@ def search_progress_of(progress: object) -> ShieldedSearch:
         return PlainLines(SearchFormatter())
 
     return ShieldedSearch(display_of(progress, "SearchStatus", live, lines))
+
+
+def score_progress_of(progress: object) -> ShieldedScore:
+    """Return the display of a score that `progress=` names; see `display_of`.
+
+    Raises:
+        ConfigError: the value is invalid.
+    """
+
+    def live() -> Display[ScoreStatus, int]:
+        from hopsgpu.display.live import LiveScore
+
+        return LiveScore()
+
+    def lines() -> Display[ScoreStatus, int]:
+        from hopsgpu.display.score_phrases import ScoreFormatter
+
+        return PlainLines(ScoreFormatter())
+
+    return ShieldedScore(display_of(progress, "ScoreStatus", live, lines))

@@ -6,11 +6,13 @@ import heapq
 from collections.abc import Sequence
 
 from hopsgpu.core import html
+from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.html import Html
 from hopsgpu.core.trials import COMPLETE, FAILED, SearchOutcome, TrialReport
 from hopsgpu.display import search_phrases as say
-from hopsgpu.display.cards import gpu_seconds, known_facts, timeline, warning_lines
+from hopsgpu.display.cards import known_facts, timeline, warning_lines
 from hopsgpu.display.charts import held_image
+from hopsgpu.display.phrases import spent
 from hopsgpu.display.search_cell import trials_table
 from hopsgpu.display.search_picture import held_and_used
 
@@ -34,7 +36,8 @@ def summary(result: SearchOutcome) -> Sequence[Html]:
         "parameters": "" if best is None else say.shortened(best.params, 300),
         "trials": say.count_phrase(len(result.trials), result.states),
         "time": timeline(result.timeline),
-        "GPU seconds": gpu_seconds(result.gpu_seconds) if result.gpu_seconds.held else "",
+        "GPU seconds": " · ".join(spent(result.gpu_seconds)) if result.gpu_seconds.held else "",
+        "largest loss": largest_loss(result.gpu_seconds),
     }
     return [
         html.title("SearchResult", result.run_id),

@@ -9,7 +9,7 @@ from hopsgpu.core.html import Html
 from hopsgpu.core.trials import TrialReport
 from hopsgpu.display import phrases
 from hopsgpu.display import search_phrases as say
-from hopsgpu.display.cell import folded_log, heading, plotted
+from hopsgpu.display.cell import below, folded_log, heading, plotted
 from hopsgpu.display.charts import lines_image
 from hopsgpu.display.search_picture import SearchPicture
 
@@ -35,6 +35,7 @@ def page(picture: SearchPicture, key: str) -> Html:
     about = [phrases.seconds(picture.elapsed), counts, say.held_gpus(status)]
     return html.box(
         heading(status, phrases.state(status.state), about, status.waiting_for),
+        below(phrases.loss(status)),
         _best(picture),
         _plots(picture),
         _running(picture),

@@ -18,7 +18,7 @@ from hopsgpu.core.trials import (
     TrialReport,
     Writer,
 )
-from hopsgpu.display.phrases import seconds, state, uuid
+from hopsgpu.display.phrases import loss, seconds, state, uuid
 from hopsgpu.units import counted
 
 _REPEAT_SECONDS = 10.0
@@ -173,7 +173,7 @@ class SearchFormatter:
         has_reason = status.waiting_for != self._why and ago >= _LEAST_SECONDS
         if status.state != self._state or has_reason or ago >= _REPEAT_SECONDS:
             self._state, self._why, self._said = status.state, status.waiting_for, now
-            lines.append(summary(status))
+            lines += filter(None, [summary(status), loss(status)])
         return lines
 
     def _ends(self, status: SearchStatus) -> list[str]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import bisect
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from hopsgpu.core.gang import GangState
 from hopsgpu.core.trials import Moment, SearchStatus, TrialReport, Writer
-from hopsgpu.display.picture import Log, Point, Tail
+from hopsgpu.display.picture import Log, Point
 from hopsgpu.display.search_phrases import label
+from hopsgpu.display.status_scene import StatusScene
 
 # Number of running trials that have a row.
 SHOWN_TRIALS = 12
@@ -48,8 +47,8 @@ class SearchPicture:
     recent: Log
 
 
-class SearchScene:
-    """The reports of a search so far, in bounded memory; one thread reports, another draws.
+class SearchScene(StatusScene[SearchStatus]):
+    """The reports of a search so far.
 
     Args:
         status: the first one.
@@ -60,41 +59,22 @@ class SearchScene:
     def __init__(
         self, status: SearchStatus, now: float, wall: Callable[[], float] = time.time
     ) -> None:
-        self._lock = threading.Lock()
+        super().__init__(status, now)
         self._wall = wall
-        self._status = status
-        self._told = now
-        self._recent = Tail()
-        self._news = 0
-
-    @property
-    def news(self) -> int:
-        """Return a number that grows with every report."""
-        return self._news
-
-    def status(self, status: SearchStatus, now: float) -> None:
-        """Record the state of the search."""
-        with self._lock:
-            self._status, self._told = status, now
-            self._news += 1
 
     def line(self, writer: Writer, host: str, texts: Sequence[str]) -> None:
         """Record the last lines of a trial's rank."""
-        with self._lock:
-            self._news += len(texts)
-            self._recent.take(texts, f"[{label(writer, host, self._status.workers)}] ")
+        self._take(texts, label(writer, host, self._status.workers))
 
     def picture(self, now: float) -> SearchPicture:
         """Return what to show."""
-        with self._lock:
-            status, told, recent = self._status, self._told, self._recent.log()
-        over = 0.0 if GangState(status.state).is_terminal else max(now - told, 0.0)
+        status, elapsed, recent = self._shown(now)
         running = sorted(status.running, key=attrgetter("host", "gpu", "number"))[:SHOWN_TRIALS]
         wall = self._wall()
         held, used = held_and_used(status.moments)
         return SearchPicture(
             status=status,
-            elapsed=status.elapsed + over,
+            elapsed=elapsed,
             running=tuple(running),
             seconds=tuple(None if t.started is None else max(wall - t.started, 0) for t in running),
             ended=tuple(reversed(status.recent[-_ENDED:])),

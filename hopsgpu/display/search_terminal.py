@@ -10,7 +10,7 @@ from hopsgpu.display import search_phrases as say
 from hopsgpu.display.charts import sparkline
 from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
-from hopsgpu.display.terminal import head, levels_of, packed, plot_width, shown_in, tail
+from hopsgpu.display.terminal import head, levels_of, packed, plot_width, shown_in, tail, wrapped
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
         lines.append(
             shown(f"  {say.best_phrase(status)}: {say.shortened(status.best.params, 200)}")
         )
+    lines += wrapped(phrases.loss(status), shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
     lines += [shown(text) for text in _running(picture, most)]

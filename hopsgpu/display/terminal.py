@@ -131,6 +131,10 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
         lines += packed(phrases.detail_lines(picture.status), ", ", shown, width)
     else:
         lines += packed(picture.status.waiting_for.split("; "), "; ", shown, width)
+    worlds = phrases.world_lines(picture.status.worlds, picture.status.timeline.requested)
+    # The present world is in the first line.
+    lines += [shown(f"{_INDENT}{text}") for text in (worlds if picture.has_ended else worlds[:-1])]
+    lines += wrapped(phrases.loss(picture.status), shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     room = height - len(lines) - min(picture.recent.total, _LEAST_LINES)
     lines += [shown(text) for text in _ranks(picture, levels, room)]
@@ -158,6 +162,12 @@ def packed(parts: Sequence[str], between: str, shown: LineStyle, width: int) -> 
             count += 1
         texts = [between.join(parts[:count]) + between.rstrip(), between.join(parts[count:])]
     return [shown(f"{_INDENT}{text}") for text in texts if text]
+
+
+def wrapped(text: str, shown: LineStyle, width: int) -> list[Text]:
+    """Return a text below the first line in as many lines as it needs; "" in none."""
+    room = max(width - len(_INDENT), 1)
+    return [shown(f"{_INDENT}{line}") for line in textwrap.wrap(text, room)]
 
 
 def levels_of(encoding: str) -> str:

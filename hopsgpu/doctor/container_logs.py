@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -25,24 +25,15 @@ class Logs:
         self._managers = managers
         self._addresses = {node.host: node.web for node in nodes if node.web}
 
-    def reason(self, container: str, hosts: Sequence[str]) -> tuple[str, str] | None:
-        """Return (host, reason) of an ended container of one of these hosts.
-
-        Return None if no NodeManager has its log.
-        """
-        for host in hosts:
-            text = self._text(host, container)
-            if text is not None and (found := reason_in(text)):
-                return host, found
-        return None
-
-    def _text(self, host: str, container: str) -> str | None:
+    def reason(self, container: str, host: str) -> str:
+        """Return why an ended container of a host ended; "" if its log does not say it (yet)."""
         if host not in self._addresses:
-            return None
+            return ""
         try:
-            return self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
+            log = self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
         except HopsGpuError:
-            return None  # the checks of the nodes report it
+            return ""  # the doctor asks again; another check reports a NodeManager that is lost
+        return reason_in(log)
 
 
 def reason_in(log: str) -> str:

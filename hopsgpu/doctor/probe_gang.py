@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.settings import check_gang
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.doctor.container_logs import Logs
 from hopsgpu.doctor.node_probe import NodeFacts, inspect_node
@@ -66,7 +66,8 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
         seconds: seconds to wait for the containers.
     """
     try:
-        workers = _most(len(hosts))
+        application = _application()
+        workers = _most(len(hosts), application)
         run = submit(
             inspect_node,
             workers=workers,
@@ -82,7 +83,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     watched = _Watched(hosts, logs)
     with _ended(run):
         while not run.wait(_LOOK_SECONDS):
-            watched.look(run)
+            watched.look(run.status(), application.failing.containers())
             if watched.is_clear:
                 run.cancel()  # the other containers would only fail again
         try:
@@ -100,15 +101,19 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     )
 
 
-def _most(nodes: int) -> int:
+def _application() -> Application:
+    application = application_of(None)
+    assert isinstance(application, Application), "the doctor's session is on YARN"
+    return application
+
+
+def _most(nodes: int, application: Application) -> int:
     """Return on how many nodes the queue and the user limit allow a container at once.
 
     Raises:
         CapacityError: not even one is allowed.
     """
     shape = plan(inspect_node, workers=1, placement="spread", **_SHAPE).shape
-    application = application_of(None)
-    assert isinstance(application, Application), "the doctor's session is on YARN"
     return largest_gang(nodes, shape, application)
 
 
@@ -146,7 +151,7 @@ class _Watched:
     def __init__(self, hosts: Sequence[str], logs: Logs) -> None:
         self._hosts = frozenset(hosts)
         self._logs = logs
-        self._ended: set[str] = set()
+        self._ended: dict[str, str] = {}
         self.came: frozenset[str] = frozenset()
         self.failed: dict[str, str] = {}
         self.why = ""
@@ -158,6 +163,8 @@ class _Watched:
 
     def unfinished(self, error: Exception) -> Trial:
         """Return the result of a gang that did not become whole, or whose ranks failed."""
+        for host, container in sorted(self._ended.items()):
+            self.failed[host] = f"{container} ended there, and its log cannot be read"
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
         late = isinstance(error, GangTimeout | Cancelled)
         why = (self.why or str(error)) if late else "the gang failed"
@@ -175,20 +182,24 @@ class _Watched:
             error=error,
         )
 
-    def look(self, run: Run) -> None:
-        """Record which containers started, what the gang waits for, and why containers ended."""
-        status = run.status()
+    def look(self, status: RunStatus, ended: Mapping[str, str]) -> None:
+        """Record which containers started, what the gang waits for, and why containers ended.
+
+        Args:
+            status: the gang's.
+            ended: the containers that ended before their executors were ready, with their hosts.
+        """
         if status.state != "waiting":
             return
         self.came |= frozenset(status.granted_hosts)
         self.why = status.waiting_for
-        for container in _containers(self.why):
-            if container not in self._ended:
-                self._ended.add(container)
-                missing = sorted(self._hosts - self.came)
-                if (failure := self._logs.reason(container, missing)) is not None:
-                    self.failed.setdefault(*failure)
-
-
-def _containers(text: str) -> Iterable[str]:
-    return re.findall(r"\bcontainer_\w+", text)
+        # A log that cannot be read now may be readable at the next look.
+        self._ended = {}
+        for container, host in ended.items():
+            if host not in self._hosts or host in self.came or host in self.failed:
+                continue
+            if reason := self._logs.reason(container, host):
+                self.failed[host] = reason
+                self._ended.pop(host, None)
+            else:
+                self._ended[host] = container

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hopsgpu.backends.backend import Site
+from hopsgpu.core.gpu_idle import IdleBounds
 from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.launcher.attempt_watcher import WatchBounds
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.status_board import StatusBoard
 from hopsgpu.storage.lake import Lake
@@ -37,6 +39,16 @@ class ActiveRun(Generic[B]):
     def run_id(self) -> str:
         """The id of the run, which is also the name of its directory on the lake."""
         return self.board.run_id
+
+    @property
+    def bounds(self) -> WatchBounds:
+        """How long its ranks and agents are waited for, and how long their GPUs may idle.
+
+        Raises:
+            ConfigError: an option of the application is invalid.
+        """
+        idle = IdleBounds(self.application.idle_warning, self.plan.spec.idle_timeout)
+        return WatchBounds(idle=idle)
 
     def directory(self) -> Lake:
         """Return the run's directory on the lake.

@@ -13,6 +13,8 @@ from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import Arguments, arguments, held_arguments
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
+from hopsgpu.launcher.elastic_board import ElasticBoard
+from hopsgpu.launcher.elastic_gang import execute_elastic, terms_of
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
@@ -67,6 +69,7 @@ def launch(options: LaunchOptions, interrupted: threading.Event) -> GangResult:
         GangTimeout: not all executors arrived in time; the message says who holds the rest.
         RankFailed: a rank failed (the error is the first failure by time), or ranks took longer
             than `run_timeout`; the others were stopped.
+        GpusIdle: all GPUs idled for `idle_timeout`; the ranks were stopped. It is a RankFailed too.
         DiscoveryError: two containers were given the same GPU.
         StoreError: the data cannot be read, or the lake refused writes to the logs' or the models'
             directory, before any GPU was requested; or the lake refused the model, or two ranks
@@ -101,10 +104,19 @@ def _started(checked: Arguments) -> Run:
         shape.cores,
         shape.heap_mib + shape.overhead_mib,
     )
-    board = Board(run_id, planned.executors, planned.shape.gpus, checked.progress)
-    cancelled = threading.Event()
-    leasing = functools.partial(leased, checked.application.lease)
+    application, cancelled = checked.application, threading.Event()
     background = Background(f"hopsgpu-{run_id}-record")
-    active = ActiveRun(planned, checked.application, board, cancelled, background)
-    work = functools.partial(execute, checked, active, leasing)
+    shown = run_id, planned.executors, planned.shape.gpus, checked.progress
+    board: Board
+    if planned.spec.is_elastic:
+        sizes = planned.spec.least, planned.spec.workers
+        board = elastic_board = ElasticBoard(*shown, sizes)
+        elastic = ActiveRun(planned, application, elastic_board, cancelled, background)
+        terms = terms_of(planned, application)
+        work = functools.partial(execute_elastic, checked, elastic, terms)
+    else:
+        board = Board(*shown)
+        active = ActiveRun(planned, application, board, cancelled, background)
+        leasing = functools.partial(leased, application.lease)
+        work = functools.partial(execute, checked, active, leasing)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

@@ -21,7 +21,14 @@ from hopsgpu.launcher.function_shipping import (
     pickled,
     positional,
 )
-from hopsgpu.launcher.options import HeldRunOptions, HoldOptions, LaunchOptions, RunOptions
+from hopsgpu.launcher.options import (
+    Duration,
+    HeldRunOptions,
+    HoldOptions,
+    LaunchOptions,
+    RunOptions,
+    check_idle_timeout,
+)
 from hopsgpu.packaging.code_variables import carried
 from hopsgpu.packaging.modules import Packer
 from hopsgpu.packaging.preload import likely_preloads
@@ -124,7 +131,9 @@ def arguments(options: LaunchOptions) -> Arguments:
     of_run, python_env = options.of_run(), options.recipe()
     spec = options.gang_of(**of_run)
     return _arguments(
-        options, lambda: gang_in(application_of(options.spark), spec, python_env), Packer()
+        options,
+        lambda: gang_in(application_of(options.spark), spec, python_env, options.idle_timeout),
+        Packer(),
     )
 
 
@@ -134,7 +143,11 @@ def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
     Raises:
         ConfigError: an option is wrong; the message names it, its value and what is accepted.
     """
-    spec = replace(held.spec, **options.of_run())
+    of_run = options.of_run()
+    check_idle_timeout(
+        options.idle_timeout, held.spec.gpus.per_worker, "a gang held with gpus_per_worker=0", "run"
+    )
+    spec = _with_idle_timeout(replace(held.spec, **of_run), held.application, options.idle_timeout)
     gang = GangArguments(spec=spec, application=held.application, python_env=held.python_env)
     return _arguments(options, lambda: gang, held.packer)
 
@@ -182,16 +195,38 @@ def held_arguments(options: HoldOptions) -> HeldArguments:
     )
 
 
-def gang_in(application: Site, spec: GangSpec, python_env: Wanted | None) -> GangArguments:
-    """Return a gang with the requested Python environment, else with the application's.
+def gang_in(
+    application: Site,
+    spec: GangSpec,
+    python_env: Wanted | None,
+    idle_timeout: Duration = None,
+) -> GangArguments:
+    """Return a gang with the requested Python environment and idle_timeout, else the application's.
 
-    `hopsgpu submit` can set an environment for the application.
+    `hopsgpu submit` can set these for the application.
+
+    Args:
+        application: the application.
+        spec: the gang; its `idle_timeout` is the requested one in seconds.
+        python_env: the requested Python environment, or None.
+        idle_timeout: the request, which tells "off" from none.
+
+    Raises:
+        ConfigError: those of the application are invalid.
     """
     default = application.option("python_env")
     if python_env is None and default:
         python_env = recipe_for(default)
     spec = replace(spec, python_env=None if python_env is None else python_env.name)
+    spec = _with_idle_timeout(spec, application, idle_timeout)
     return GangArguments(spec=spec, application=application, python_env=python_env)
+
+
+def _with_idle_timeout(spec: GangSpec, application: Site, requested: Duration) -> GangSpec:
+    """Return the gang with the application's idle_timeout if none is requested; not on CPUs."""
+    if requested is not None or not spec.gpus.per_worker:
+        return spec
+    return replace(spec, idle_timeout=application.idle_timeout)
 
 
 def refuse_nested() -> None:

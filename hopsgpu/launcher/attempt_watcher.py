@@ -11,6 +11,7 @@ from enum import Enum
 
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import RankPlace
+from hopsgpu.core.gpu_idle import IdleBounds
 from hopsgpu.launcher.failures import EndedRank
 from hopsgpu.launcher.outcome import RankEnds
 
@@ -25,12 +26,14 @@ class WatchBounds:
         alike: after one rank's exception, for others to raise the same exception.
         quiet: without an event after the end of the gang's job, until an agent is presumed lost.
         saving: for the upload of a checkpoint by a rank that has ended.
+        idle: for GPUs that idle while the function runs.
     """
 
     stop: float = 15.0
     alike: float = 0.5
     quiet: float = 2.0
     saving: float = 120.0
+    idle: IdleBounds = IdleBounds()
 
 
 class Step(Enum):
@@ -38,7 +41,7 @@ class Step(Enum):
 
     WAIT = "wait"
     STOP = "stop"
-    # The stacks show where ranks that took too long are.
+    # The stacks show where ranks are that took too long, or that left their GPUs idle.
     DUMP_AND_STOP = "dump the stacks and stop"
     GIVE_UP = "give up"
 
@@ -69,16 +72,27 @@ class AttemptWatcher:
         # Ranks that have ended, except that their checkpoints are still uploading, and since when.
         self._saving: dict[int, float] = {}
 
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a failure was seen, after which the other ranks are stopped."""
+        return self._failed_at is not None
+
+    @property
+    def only_uploads(self) -> bool:
+        """Return whether the ranks that have not ended are gone, and only upload checkpoints."""
+        return bool(self._ends.pending) and self._ends.pending <= self._saving.keys()
+
     def begin(self, now: float) -> None:
         """Record that the ranks were started: the timeout counts from now on."""
         self._overdue_at = None if self._timeout is None else now + self._timeout
 
-    def step(self, *, cancelled: bool, now: float) -> Step:
+    def step(self, *, cancelled: bool, now: float, idled: bool = False) -> Step:
         """Return what to do next.
 
         Args:
             cancelled: whether the run was cancelled.
             now: the clock's reading.
+            idled: whether the GPUs have idled for too long.
         """
         if self._stop_until is not None:
             return Step.GIVE_UP if now > self._stop_until else Step.WAIT
@@ -87,10 +101,10 @@ class AttemptWatcher:
             # A rank that only uploads is not too late.
             self.overdue = tuple(sorted(self._ends.pending - self._saving.keys()))
         failed = self._failed_at is not None and now >= self._failed_at
-        if not (cancelled or failed or self.overdue or self._ends.chief_has_returned):
+        if not (cancelled or failed or idled or self.overdue or self._ends.chief_has_returned):
             return Step.WAIT
         self._stop_until = now + self._bounds.stop
-        return Step.DUMP_AND_STOP if self.overdue else Step.STOP
+        return Step.DUMP_AND_STOP if self.overdue or idled else Step.STOP
 
     def heard(self, message: Message | None, now: float) -> None:
         """Record that a message of an agent, or the end of its connection (None), has arrived.
@@ -99,7 +113,8 @@ class AttemptWatcher:
         only as fast as it is processed. That a rank has ended but still uploads checkpoints is a
         reason to wait for two minutes.
         """
-        is_sign = True
+        # A rank that no signal ends stays blocked, and its agent goes on to tell for how long.
+        is_sign = message is None or message.kind != "blocked"
         if message is not None and message.kind == "saving":
             since = self._saving.setdefault(message["rank"], now)
             is_sign = now - since < self._bounds.saving
@@ -140,26 +155,23 @@ class AttemptWatcher:
         self._failed_at = now
         return True
 
-    def presumed_lost(
-        self, connected: Collection[int], *, heard: bool, job_ended: bool, now: float
-    ) -> int | None:
+    def presumed_lost(self, jobless: Collection[int], *, heard: bool, now: float) -> int | None:
         """Return the key of an agent to presume lost, or None.
 
         Spark may detect a lost node, and end the other tasks, while the control channel's
         connection to that node still seems to be open. So if no event arrives for a while after
-        the end of the job, an agent that is connected is presumed lost.
+        the end of its job, an agent that is connected is presumed lost.
 
         Args:
-            connected: keys of the agents that are connected.
+            jobless: keys of the agents that are connected although their job has ended.
             heard: whether an event has arrived.
-            job_ended: whether the job that runs the agents has ended.
             now: the clock's reading.
         """
-        if heard or not job_ended:
+        if heard or not jobless:
             self._quiet_since = None
             return None
         if self._quiet_since is None:
             self._quiet_since = now
         if now - self._quiet_since < self._bounds.quiet:
             return None
-        return min(connected, default=None)
+        return min(jobless)

@@ -6,15 +6,20 @@ import contextlib
 import functools
 import logging
 import pickle
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from hopsgpu.artifacts.checkpoint_positions import latest_positions
+from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.lease_request import Request
+from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
 from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.launcher.active_run import ActiveRun
@@ -24,7 +29,7 @@ from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.outcome import Conclusion
 from hopsgpu.launcher.preflight import modules_to_check, python_of
-from hopsgpu.launcher.publisher import check_writable
+from hopsgpu.launcher.publisher import check_writable, discard
 from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.launcher.rank_table import Entered, RankTable
 from hopsgpu.launcher.recorder import Recording
@@ -33,6 +38,7 @@ from hopsgpu.launcher.run_end import run_to_end
 from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow
 from hopsgpu.units import counted
@@ -67,11 +73,11 @@ def execute(
     Raises:
         HopsGpuError: the error that ended the run, with `error.result`.
     """
-    execution = Execution(arguments, active, leasing, keeps=keeps)
+    execution = GangExecution(arguments, active, leasing, keeps=keeps)
     return run_to_end(execution, active, waits=not keeps)
 
 
-class _OnBoard(AttemptListener):
+class OnBoard(AttemptListener):
     """Writes the progress of an attempt to the run's status board."""
 
     def __init__(self, board: Board) -> None:
@@ -95,22 +101,18 @@ class _OnBoard(AttemptListener):
         self._board.warn_of_attempt(text)
 
 
-class Execution:
+class Execution(ABC):
     """One launch in progress; `Endable` describes its public methods.
 
     Args:
         arguments: the launch's arguments.
         active: the launch's run.
-        leasing: provides the gang.
         keeps: whether the gang is held for other launches.
     """
 
-    def __init__(
-        self, arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
-    ) -> None:
+    def __init__(self, arguments: Arguments, active: ActiveRun[Board], *, keeps: bool) -> None:
         self._arguments = arguments
         self._active = active
-        self._leasing = leasing
         self._keeps = keeps
         self._plan = active.plan
         self._board = active.board
@@ -120,6 +122,11 @@ class Execution:
         self._values: tuple[Any, ...] = ()
         self._avoid = Exclusions()
         self._suspects: list[str] = []
+        # Attempts that failed and were retried.
+        self._retried = 0
+        self._publishes = False
+        # What earlier attempts uploaded and could not publish.
+        self._kept_uploads: list[Lake] = []
         self._feed = StagedData(
             arguments.data, self._plan, arguments.application, self._board, self._cancelled
         )
@@ -134,7 +141,7 @@ class Execution:
             HopsGpuError: as `launcher.api.launch`.
         """
         # A lake that refuses writes is detected before any GPU is requested.
-        self._directory.make()
+        self._directory.make_writable()
         (self._directory / "logs").make()
         spec = self._plan.spec
         if spec.model is not None:
@@ -162,26 +169,51 @@ class Execution:
                 has_data=self._arguments.data is not None,
             )
             log.debug("%s: prepared; waits for its executors", self._board.run_id)
-            with self._feed.ready(), self._leasing(request) as whole:
-                while not self._attempted(whole(self._avoid), recording):
-                    self._board.retry()
+            with self._feed.ready():
+                self._on_gang(request, recording)
         self._values = self._unpickled()
 
-    def _attempted(self, lease: Lease, recording: Recording) -> bool:
-        """Make one attempt; return False if it failed and another one follows."""
+    @abstractmethod
+    def _on_gang(self, request: Request, recording: Recording) -> None:
+        """Acquire executors, and make attempts on them until one succeeds; release them."""
+
+    def _attempt(
+        self,
+        lease: Lease,
+        recording: Recording,
+        listener: AttemptListener,
+        stopped: threading.Event,
+        begun: Callable[[Training], None] = lambda _: None,
+    ) -> Conclusion | None:
+        """Make one attempt; return why it failed, or None.
+
+        Args:
+            lease: the gang.
+            recording: follows the attempt's logs.
+            listener: is notified of the attempt's progress.
+            stopped: event that stops the attempt.
+            begun: called with the attempt before it starts its ranks.
+
+        Raises:
+            Cancelled: `stopped` was set; the ranks have been stopped.
+        """
         spec = self._plan.spec
+        # An earlier attempt may have lost what it published.
+        self._publishes = False
         world = assign_ranks(
             lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
         )
         with train_on(
             lease,
             world,
-            self._call(),
+            self._call(world.size),
             self._arguments.progress,
-            _OnBoard(self._board),
-            self._cancelled,
+            listener,
+            stopped,
+            self._active.bounds,
         ) as training:
             self._trained = training.trained
+            begun(training)
             log.info(
                 "%s: attempt %d starts %s on %s",
                 self._board.run_id,
@@ -192,20 +224,36 @@ class Execution:
             self._board.state(GangState.STARTING)
             try:
                 with recording.following(training):
-                    training.run()
+                    self._run(training)
             finally:
                 self._board.mark("returned")
                 training.keep_logs(self._active.background)
             conclusion = self._trained.conclusion
-            if conclusion is None:
-                if spec.model is not None:
-                    self._publish(training, lease, spec.model)
-                return True
-        if not self._is_retried(conclusion):
-            raise conclusion.failure
-        return False
+            if conclusion is None and spec.model is not None:
+                self._publish(training, lease, spec.model)
+        return conclusion
 
-    def _call(self) -> Call:
+    def _run(self, training: Training) -> None:
+        """Run the ranks of an attempt to their end."""
+        training.run()
+
+    def _shards(self, ranks: int) -> Sequence[bytes]:
+        """Return the serialized shards for each of the ranks of an attempt; empty without data.
+
+        An attempt that continues at a checkpoint first gets the rest of the checkpoint's epoch.
+
+        Raises:
+            ConfigError: there are fewer rows than ranks.
+            StoreError: the lake failed, or a checkpoint there is damaged.
+        """
+        resumed = self._plan.paths.get("resume")
+        if self._arguments.data is None or not (self._board.attempt or resumed):
+            return self._feed.parts_for(ranks)
+        urls = [self._plan.paths["run"], *([resumed] if resumed else [])]
+        places = [Checkpoints(Lake(join_url(url, "checkpoints")), rank=0) for url in urls]
+        return self._feed.parts_for(ranks, latest_positions(places))
+
+    def _call(self, ranks: int) -> Call:
         return Call(
             self._plan,
             self._arguments.function,
@@ -213,7 +261,7 @@ class Execution:
             self._directory,
             self._board.attempt,
             interface=self._arguments.application.interface,
-            data=self._feed.parts,
+            data=self._shards(ranks),
             python_env=self._python_env,
             script=script_name(),
         )
@@ -223,22 +271,21 @@ class Execution:
         failure, fault = conclusion.failure, conclusion.fault
         code_too = self._arguments.application.retries_code_too
         if self._cancelled.is_set() or not may_retry(
-            fault, attempt=attempt, retries=retries, code_too=code_too
+            fault, retried=self._retried, retries=retries, code_too=code_too
         ):
             log.info(
                 "%s: attempt %d is not retried: fault: %s; %d of %d retries used",
                 self._board.run_id,
                 attempt,
                 fault.value,
-                attempt,
+                self._retried,
                 retries,
             )
             return False
-        if conclusion.suspect is not None:
-            self._suspects.append(conclusion.suspect)
-        self._avoid = avoid_next(self._avoid | conclusion.avoid, self._suspects)
+        self._note_causes(conclusion)
         if not self._still_fits(failure):
             return False
+        self._retried += 1
         log.info(
             "%s: retries after attempt %d: fault: %s, rank %s on %s; excludes: %s",
             self._board.run_id,
@@ -254,24 +301,36 @@ class Execution:
         self._arguments.progress.line(failure.rank or 0, failure.host or "?", line)
         return True
 
+    def _note_causes(self, conclusion: Conclusion) -> None:
+        """Have later attempts avoid what caused a failure."""
+        if conclusion.suspect is not None:
+            self._suspects.append(conclusion.suspect)
+        self._avoid = avoid_next(self._avoid | conclusion.avoid, self._suspects)
+
     def _still_fits(self, failure: RankFailed) -> bool:
         """Return whether the gang still fits without what caused the failure; if not, note why."""
+        problem = self._misfit()
+        if problem is None:
+            return True
+        log.info(
+            "%s: not retried: the gang does not fit without %s",
+            self._board.run_id,
+            self._avoid,
+        )
+        failure.add_note(f"not retried without {self._avoid}, which caused the failure: {problem}")
+        return False
+
+    def _misfit(self) -> CapacityError | None:
+        """Return why the gang can never be granted without what it avoids, or None."""
         try:
             if self._avoid.is_any:
-                self._arguments.application.check_again(self._plan, self._avoid)
+                least = replace(self._plan, executors=self._plan.least_executors)
+                self._arguments.application.check_again(least, self._avoid)
         except CapacityError as error:
-            log.info(
-                "%s: not retried: the gang does not fit without %s",
-                self._board.run_id,
-                self._avoid,
-            )
-            failure.add_note(
-                f"not retried without {self._avoid}, which caused the failure: {error}"
-            )
-            return False
+            return error
         except HopsGpuError as error:
             self._board.warn(f"cannot determine whether the gang still fits: {error}")
-        return True
+        return None
 
     @property
     def _models(self) -> str:
@@ -295,7 +354,13 @@ class Execution:
         if idle and lease.let_go(idle):
             self._board.departed([time.time()] * len(idle))
         began = time.monotonic()
-        model = publisher.publish(self._models, left, self._about())
+        self._publishes = True
+        try:
+            model = publisher.publish(self._models, left, self._about())
+        finally:
+            if publisher.kept is not None:
+                self._kept_uploads.append(publisher.kept)
+        self._publishes = False
         log.info(
             "%s: model published: %s version %d after %.1f s",
             self._board.run_id,
@@ -303,6 +368,8 @@ class Execution:
             model.version,
             time.monotonic() - began,
         )
+        for warning in filter(None, map(discard, self._kept_uploads)):
+            self._board.warn(warning)
         self._board.published(model)
 
     def _about(self) -> VersionDescription:
@@ -340,6 +407,12 @@ class Execution:
     def result(self) -> GangResult:
         return replace(self._board.result(), values=self._values)
 
+    def end_reason(self, error: BaseException) -> EndReason:
+        conclusion = self._trained.conclusion
+        if conclusion is not None and error is conclusion.failure:
+            return conclusion.reason
+        return reason_of_error(error, publishing=self._publishes)
+
     def result_of_failure(self, error: HopsGpuError) -> GangResult:
         if isinstance(error, StoreError):
             # The ranks may have returned before the model could not be published.
@@ -361,3 +434,31 @@ class Execution:
                     f" ({type(error).__name__}: {error}); return plain data"
                 ) from error
         return tuple(values)
+
+
+class GangExecution(Execution):
+    """One launch of a gang of one size in progress.
+
+    Args:
+        arguments: the launch's arguments.
+        active: the launch's run.
+        leasing: provides the gang.
+        keeps: whether the gang is held for other launches.
+    """
+
+    def __init__(
+        self, arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool
+    ) -> None:
+        super().__init__(arguments, active, keeps=keeps)
+        self._leasing = leasing
+
+    def _on_gang(self, request: Request, recording: Recording) -> None:
+        with self._leasing(request) as whole:
+            while True:
+                lease, listener = whole(self._avoid), OnBoard(self._board)
+                conclusion = self._attempt(lease, recording, listener, self._cancelled)
+                if conclusion is None:
+                    return
+                if not self._is_retried(conclusion):
+                    raise conclusion.failure
+                self._board.retry()

@@ -15,12 +15,12 @@ from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.data.argument import ONLY, Data, Datasets
+from hopsgpu.data.position import Position, agreed
 from hopsgpu.data.rank_shards import MOST_SHARD_BYTES, RankShards
-from hopsgpu.data.shard import Shard
-from hopsgpu.data.shard_plan import plan_shards
-from hopsgpu.data.source import Source, columns_of, read_source
+from hopsgpu.data.shard_plan import EpochPlan, plan_epoch
+from hopsgpu.data.source import Source, columns_of, order_digest, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.launcher.status_board import Board
+from hopsgpu.launcher.status_board import Board, StatusBoard
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB, counted
@@ -35,8 +35,8 @@ _REPORT_FILES = 100
 _MOST_COLUMNS = 200
 
 
-class StagedData:
-    """The data of one run.
+class StagedSources:
+    """The data of one run: written where it is a DataFrame, and its footers read.
 
     Args:
         datasets: the data, or None.
@@ -46,7 +46,7 @@ class StagedData:
         cancelled: event that cancels the run.
 
     Attributes:
-        parts: the serialized shards for each rank; empty without data.
+        sources: what the footers say, by name; empty without data.
         reference: description of each dataset for record and manifest, by name; None without data.
     """
 
@@ -55,18 +55,17 @@ class StagedData:
         datasets: Datasets | None,
         plan: LaunchPlan,
         application: Site,
-        board: Board,
+        board: StatusBoard,
         cancelled: threading.Event,
     ) -> None:
         self._datasets = datasets
         self._places = plan.paths
-        self._ranks = plan.spec.workers
         self._home = Lake(plan.paths["run"], stop=cancelled) / ONLY
         self._application = application
         self._board = board
         self._cancelled = cancelled
         self._keeps = datasets is not None and application.keeps_data
-        self.parts: Sequence[bytes] = ()
+        self.sources: Mapping[str, Source] = {}
         self.reference: Mapping[str, Any] | None = None
 
     @contextlib.contextmanager
@@ -74,7 +73,7 @@ class StagedData:
         """Prepare the data, and on exit remove what was written for the run, unless it is kept.
 
         Raises:
-            ConfigError: there are fewer rows than ranks, or the data cannot be sharded or written.
+            ConfigError: the data cannot be read in place or written.
             StoreError: the data cannot be read, or the lake refuses the write.
             HopsGpuError: the Spark job that writes the data failed.
             Cancelled: the run was cancelled meanwhile; the Spark job is over. This does not wait
@@ -86,11 +85,11 @@ class StagedData:
         began = time.monotonic()
         with self._written(self._datasets):
             sources = {name: self._read(self._datasets, name) for name in self._datasets.named}
+            self.sources = sources
             self.reference = {
                 name: self._reference(data, sources[name])
                 for name, data in self._datasets.named.items()
             }
-            self.parts = serialized_shards(self._datasets, sources, self._ranks)
             log.info(
                 "%s: data is ready after %.1f s: %d rows in %d files",
                 self._board.run_id,
@@ -99,6 +98,10 @@ class StagedData:
                 sum(len(source.files) for source in sources.values()),
             )
             yield
+
+    def keep(self) -> None:
+        """Have what was written for the run stay on the lake, for a run that resumes this one."""
+        self._keeps = True
 
     @contextlib.contextmanager
     def _written(self, datasets: Datasets) -> Iterator[None]:
@@ -189,26 +192,114 @@ class StagedData:
         }
 
 
+class StagedData(StagedSources):
+    """The data of a launch, divided among its ranks.
+
+    Attributes:
+        parts: the serialized shards for each rank; empty without data.
+    """
+
+    def __init__(
+        self,
+        datasets: Datasets | None,
+        plan: LaunchPlan,
+        application: Site,
+        board: Board,
+        cancelled: threading.Event,
+    ) -> None:
+        super().__init__(datasets, plan, application, board, cancelled)
+        self._ranks = plan.spec.workers
+        self.parts: Sequence[bytes] = ()
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """Prepare the data and divide it, as `StagedSources.ready`.
+
+        Raises:
+            ConfigError: there are also fewer rows than ranks, or the data cannot be sharded.
+        """
+        with super().ready():
+            if self._datasets is not None:
+                self.parts = serialized_shards(self._datasets, self.sources, self._ranks)
+            yield
+
+    def parts_for(self, ranks: int, positions: Sequence[Mapping[str, Any]] = ()) -> Sequence[bytes]:
+        """Return the serialized shards for each rank of a world that continues at a checkpoint.
+
+        Args:
+            ranks: number of ranks of the world.
+            positions: those of the checkpoint, from `checkpoint_positions.latest_positions`; empty
+                to begin with the first epoch.
+
+        Returns:
+            As `parts`; empty without data. Outside `ready()` there are no shards.
+
+        Raises:
+            ConfigError: as for `serialized_shards`.
+            StoreError: a position is damaged, or of another version of hopsgpu.
+        """
+        if self._datasets is None:
+            return ()
+        if not positions and ranks == self._ranks:
+            return self.parts
+        known = [Position.from_fields(fields) for fields in positions]
+        position = agreed(known) if known else Position({})
+        position, others = position.of_data(digests_of(self._datasets, self.sources))
+        for name in others:
+            self._board.warn(
+                f"{self._datasets.label(name)} ({self.sources[name].url}) is other data, or is"
+                " dealt in another way, than that of the checkpoint from which the ranks continue:"
+                " it begins with epoch 0"
+            )
+        return serialized_shards(self._datasets, self.sources, ranks, position)
+
+
+def digests_of(datasets: Datasets, sources: Mapping[str, Source]) -> dict[str, str]:
+    """Return the digest of each dataset, as `Position` has it."""
+    return {
+        name: order_digest(sources[name], data.remainder, data.seed)
+        for name, data in datasets.named.items()
+    }
+
+
 def serialized_shards(
-    datasets: Datasets, sources: Mapping[str, Source], ranks: int
+    datasets: Datasets,
+    sources: Mapping[str, Source],
+    ranks: int,
+    position: Position | None = None,
 ) -> tuple[bytes, ...]:
     """Return for each rank its shards of all datasets, serialized.
+
+    Args:
+        datasets: the data.
+        sources: what the footers say, by name.
+        ranks: number of ranks of the world.
+        position: what earlier worlds have trained; None for nothing.
 
     Raises:
         ConfigError: there are fewer rows than ranks, or so many row groups that their plan is too
             large.
     """
-    shards: dict[str, tuple[Shard, ...]] = {}
+    digests = digests_of(datasets, sources)
+    plans: dict[str, EpochPlan] = {}
     for name, data in datasets.named.items():
-        plan_one = functools.partial(plan_shards, remainder=data.remainder, seed=data.seed)
+        legs = () if position is None else position.legs.get(name, ())
+        plan_one = functools.partial(plan_epoch, remainder=data.remainder, seed=data.seed)
         try:
-            shards[name] = plan_one(sources[name], ranks)
+            plans[name] = plan_one(sources[name], ranks, legs)
         except ConfigError as error:
             raise ConfigError(f"{datasets.label(name)} ({sources[name].url}): {error}") from None
     serialized, size = [], 0
     for rank in range(ranks):
-        mine = {name: of_ranks[rank] for name, of_ranks in shards.items()}
-        serialized.append(RankShards(mine, datasets.single).dump())
+        mine = RankShards(
+            {name: plan.shards[rank] for name, plan in plans.items()},
+            datasets.single,
+            ranks,
+            {name: plan.epoch for name, plan in plans.items()},
+            {name: plan.rests[rank] for name, plan in plans.items() if plan.rests},
+            Position({name: plan.legs for name, plan in plans.items()}, digests),
+        )
+        serialized.append(mine.dump())
         size += len(serialized[-1])
         if size > MOST_SHARD_BYTES:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)

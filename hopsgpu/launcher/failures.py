@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from hopsgpu.core.gang import Container, Exclusions, RankPlace
-from hopsgpu.errors import RankFailed
+from hopsgpu.core.gang import Exclusions, RankPlace
+from hopsgpu.core.gpu_idle import IdleVerdict
+from hopsgpu.errors import GpusIdle, RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.node.health import HEALTHY
 from hopsgpu.launcher.native_failures import why_aborted
@@ -23,6 +25,7 @@ from hopsgpu.rank.entry import WELL
 _SILENT_END_SECONDS = 0.05
 # Lines of the log in the error of a rank that called sys.exit: usage messages have several lines.
 _EXIT_LINES = 10
+_STACKS = "the stacks of all threads are at the end of the logs"
 
 
 class Blame(Enum):
@@ -33,6 +36,13 @@ class Blame(Enum):
     HOST = "host"
 
 
+_GPU_MEMORY = (
+    r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|OutOfMemoryError: CUDA|OOM when allocating tensor"
+)
+_HOST_MEMORY = (
+    r"^MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate"
+)
 _NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
 _UUIDS = "CUDA_VISIBLE_DEVICES contains UUIDs: use range(torch.cuda.device_count()) instead"
 _NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
@@ -47,8 +57,7 @@ _ADVICE = (
         Blame.HOST,
     ),
     (
-        r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
-        r"|OutOfMemoryError: CUDA|OOM when allocating tensor",
+        _GPU_MEMORY,
         "the memory of GPU {gpus} is full: use smaller batches or a smaller model, and check with"
         " nvidia-smi on {host} whether another process uses that GPU",
         Blame.NOTHING,
@@ -66,7 +75,7 @@ _ADVICE = (
         Blame.GPU,
     ),
     (
-        r"^MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate",
+        _HOST_MEMORY,
         "the system refused it more memory: raise memory_per_worker, or use less memory",
         Blame.NOTHING,
     ),
@@ -92,6 +101,7 @@ _NO_GPU = (
 )
 # Lines of an exception's message that are shown before its traceback.
 _MOST_LINES = 3
+_KILLS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
@@ -134,6 +144,24 @@ class EndedRank:
     def has_returned(self) -> bool:
         """Whether the rank returned a value."""
         return self.status in WELL
+
+
+def was_killed(end: EndedRank) -> bool:
+    """Return whether something outside the rank killed it, and not because of its memory."""
+    return (
+        end.signal in _KILLS
+        and not end.stopped
+        and end.status != "over memory"
+        and not end.oom_kills
+    )
+
+
+def ran_out_of_memory(end: EndedRank) -> bool:
+    """Return whether a rank failed because it got no more memory, the host's or a GPU's."""
+    if end.status == "over memory" or end.oom_kills:
+        return True
+    error = end.outcome.get("error", "") if end.status == "raised" else ""
+    return re.search(f"{_GPU_MEMORY}|{_HOST_MEMORY}", error, re.MULTILINE) is not None
 
 
 def first_failure(ends: Sequence[EndedRank]) -> EndedRank | None:
@@ -205,22 +233,47 @@ def timed_out(
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
     others = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
-    parts = [
-        f"{where(place)} was still running after run_timeout={seconds:g} s{others}{_likely(cause)};"
-        " the stacks of all threads are at the end of the logs"
-    ]
-    tail = tuple(end.log_tail) if end is not None else ()
-    if tail:
-        parts.append(_tail(tail))
-    parts.append(f"whole log: {log_url}")
-    return _error(
-        place,
-        "\n".join(parts),
-        exit_code=end.exit_code if end is not None else None,
-        signal=end.signal if end is not None else None,
-        log_tail=tail,
-        log_url=log_url,
+    text = f"{where(place)} was still running after run_timeout={seconds:g} s{others}"
+    text += f"{_likely(cause)}; {_STACKS}"
+    return RankFailed(_ended_text(text, end, log_url), **_ended_fields(place, end, log_url))
+
+
+def idled(
+    place: RankPlace, verdict: IdleVerdict, timeout: float, end: EndedRank | None, log_url: str
+) -> GpusIdle:
+    """Return the error for a gang whose GPUs idled for `idle_timeout`.
+
+    Args:
+        place: the place of the first rank that was still running.
+        verdict: what the GPUs did.
+        timeout: idle_timeout, in seconds.
+        end: the end of that rank after it was stopped; None if it was not reported.
+        log_url: URL of its log.
+    """
+    text = (
+        f"{verdict}, and idle_timeout={timeout:g} s ended the run; {where(place)} was still"
+        f" running; {_STACKS}. Does the function wait for data or for a lock, or compute on the CPU"
+        " alone? Do that before the launch, or give a longer idle_timeout"
     )
+    fields = _ended_fields(place, end, log_url)
+    return GpusIdle(_ended_text(text, end, log_url), seconds=verdict.seconds, **fields)
+
+
+def _ended_text(text: str, end: EndedRank | None, log_url: str) -> str:
+    """Return the message about a rank that was stopped."""
+    tail = [_tail(end.log_tail)] if end is not None and end.log_tail else []
+    return "\n".join([text, *tail, f"whole log: {log_url}"])
+
+
+def _ended_fields(place: RankPlace, end: EndedRank | None, log_url: str) -> dict[str, Any]:
+    """Return the attributes of RankFailed about a rank that was stopped."""
+    return {
+        **_place_fields(place),
+        "exit_code": end.exit_code if end is not None else None,
+        "signal": end.signal if end is not None else None,
+        "log_tail": tuple(end.log_tail) if end is not None else (),
+        "log_url": log_url,
+    }
 
 
 def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") -> RankFailed:
@@ -266,19 +319,26 @@ def _error(
     log_tail: tuple[str, ...] = (),
     log_url: str | None = None,
 ) -> RankFailed:
-    container: Container = place.container
     return RankFailed(
         message,
-        rank=place.rank,
-        host=container.host,
-        container=container.container_id,
-        gpus=place.gpus,
+        **_place_fields(place),
         exit_code=exit_code,
         signal=signal,
         traceback=traceback,
         log_tail=log_tail,
         log_url=log_url,
     )
+
+
+def _place_fields(place: RankPlace) -> dict[str, Any]:
+    """Return the attributes of RankFailed about the place of a rank."""
+    container = place.container
+    return {
+        "rank": place.rank,
+        "host": container.host,
+        "container": container.container_id,
+        "gpus": place.gpus,
+    }
 
 
 def _likely(cause: str) -> str:

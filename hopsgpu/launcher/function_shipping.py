@@ -39,18 +39,23 @@ class PackedFunction:
     needs: tuple[str, ...] = ()
 
 
-def check_callable(train_fn: object) -> None:
-    """Raise ConfigError if this is not callable, or if a call would not run its body."""
-    if not callable(train_fn):
-        raise ConfigError(f"train_fn={train_fn!r}: must be a function or another callable")
-    for function in (train_fn, type(train_fn).__call__):
-        if inspect.iscoroutinefunction(function):
+def check_callable(function: object, label: str = "train_fn") -> None:
+    """Raise ConfigError if this is not callable, or if a call would not run its body.
+
+    Args:
+        function: the user's function.
+        label: the argument's name, for the error.
+    """
+    if not callable(function):
+        raise ConfigError(f"{label}={function!r}: must be a function or another callable")
+    for called in (function, type(function).__call__):
+        if inspect.iscoroutinefunction(called):
             problem = "is an async function: pass a function that calls asyncio.run() on it"
-        elif inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        elif inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             problem = "is a generator function (it has a yield), which a call does not run"
         else:
             continue
-        raise ConfigError(f"train_fn={name_of(train_fn)} {problem}")
+        raise ConfigError(f"{label}={name_of(function)} {problem}")
 
 
 def default_name(train_fn: Callable[..., Any]) -> str:

@@ -6,6 +6,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.run_values import RunOutcome
 from hopsgpu.display.cards import result_card
 from hopsgpu.units import counted
@@ -30,6 +31,7 @@ class GangResult(RunOutcome):
         model: the published version, or None.
         timeline: when the run passed each point.
         gpu_seconds: how the GPU time was spent.
+        worlds: the worlds of an elastic gang, in order; none for a gang of one size.
     """
 
     __module__ = "hopsgpu"
@@ -41,12 +43,20 @@ class GangResult(RunOutcome):
         """Rank 0's value; None if there is none."""
         return self.values[0] if self.values else None
 
+    @property
+    def largest_loss(self) -> str:
+        """What most GPU time was lost to, and how to reduce it; "" if little was lost."""
+        return largest_loss(self.gpu_seconds)
+
     def __repr__(self) -> str:
         # Values can be of any size; they must not hide the other fields.
         parts = [f"run_id={self.run_id!r}", f"values={reprlib.repr(self.values)}"]
         if self.model is not None:
             parts.append(f"model={self.model.url!r}")
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
+        if self.worlds:
+            sizes = reprlib.repr([world.ranks for world in self.worlds])
+            parts.append(f"{counted(len(self.worlds), 'world')} of {sizes} ranks")
         parts += [counted(len(self.ranks), "rank"), str(self.timeline), str(self.gpu_seconds)]
         return f"GangResult({', '.join(parts)})"
 

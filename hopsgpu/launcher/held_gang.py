@@ -27,6 +27,7 @@ from hopsgpu.launcher.arguments import HeldArguments, launch_on
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
 from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.held_time import HeldTime
 from hopsgpu.launcher.interrupts import interruption, interrupts_noted, wait_for
 from hopsgpu.launcher.options import HeldRunOptions
 from hopsgpu.launcher.planner import new_run_id, plan_on
@@ -53,6 +54,7 @@ class LeaseThread:
         idle_timeout: seconds without a launch after which the gang is released, or None.
         own_request: returns a request of the gang itself, for acquisitions and releases outside
             launches.
+        held: receives the number of executors that the gang holds for no launch.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class LeaseThread:
         lease: Leasing,
         idle_timeout: float | None,
         own_request: Callable[[], Request],
+        held: Callable[[int], None] = lambda executors: None,
     ) -> None:
         self._lease = lease
         self._idle_timeout = idle_timeout
         self._own_request = own_request
+        self._held = held
         self._lock = threading.Lock()
         self._open = False
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -137,11 +141,13 @@ class LeaseThread:
         if self._problem is not None:
             request.watcher.warn(self._problem)
             self._problem = None
+        self._held(0)
         try:
             yield lambda avoid: self._whole(replace(request, avoid=avoid))
         finally:
             if self._owner is not None:
                 request.watcher.state(GangState.FINISHING, ())
+            self._hold()
 
     @contextlib.contextmanager
     def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
@@ -172,6 +178,10 @@ class LeaseThread:
         finally:
             done.set()
 
+    def _hold(self) -> None:
+        """Tell how many executors are held for no launch at present."""
+        self._held(0 if self._owner is None else self._owner.executors)
+
     def _whole(self, request: Request) -> Lease:
         """Return the whole gang; acquire the executors that are missing.
 
@@ -191,7 +201,10 @@ class LeaseThread:
         if self._owner is not None:
             self._owner.request = request
         self._owner = None
-        self._stack.close()
+        try:
+            self._stack.close()
+        finally:
+            self._held(0)
 
     def _let_go_unasked(self) -> None:
         """Release all executors outside of a launch, and notify the gang's own watcher."""
@@ -225,6 +238,7 @@ class LeaseThread:
                 return work
             if self._owner is None:
                 continue
+            self._hold()
             left = None
             if self._idle_timeout is not None:
                 left = idle_since + self._idle_timeout - time.monotonic()
@@ -280,8 +294,9 @@ class Gang:
         self._background = Background(f"hopsgpu-{given.spec.name}-records")
         # The latest status board of what the gang did outside launches.
         self._own_board: Board | None = None
+        self._time = HeldTime(plan, given.application, self._background)
         self._lease_thread = LeaseThread(
-            given.application.lease, given.idle_timeout, self._own_request
+            given.application.lease, given.idle_timeout, self._own_request, self._time.holds
         )
 
     @public
@@ -289,14 +304,17 @@ class Gang:
         board, cancelled = self._board(), threading.Event()
 
         def acquire() -> GangResult:
+            self._time.begins()
             try:
                 root = self._plan.paths["root"]
                 self._python_env = python_of(self._arguments.python_env, root, board, cancelled)
                 with self._lease_thread.borrowed(self._request(board, cancelled)) as whole:
                     whole(Exclusions())
             except BaseException as error:
+                self._time.acquired(board)
                 board.state(state_of_failure(error))
                 raise
+            self._time.acquired(board)
             board.state(GangState.HELD)
             return board.result()
 
@@ -329,6 +347,7 @@ class Gang:
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
             self._lease_thread.close()
+            self._time.write()
             self._background.flush(KEEP_SECONDS)
         for problem in self._background.problems():
             warnings.warn(problem, stacklevel=4)

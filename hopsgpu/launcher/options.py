@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.core.signatures import placed
 from hopsgpu.core.spec import GangSpec, GpuRequest
+from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import check_callable, default_name
 from hopsgpu.packaging.python_env.builder import Wanted
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.names import file_name, model_name
-from hopsgpu.units import parse_duration, parse_memory
+from hopsgpu.units import OFF, parse_duration, parse_duration_or_off, parse_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,7 +102,10 @@ class GangOptions(ExecutorOptions):
     """The options of a gang.
 
     Attributes:
-        workers: the world size.
+        workers: the world size; or, for `launch`, `submit` and `plan`, the smallest and the largest
+            of an elastic gang, as (2, 8): it starts once the smallest number of ranks can, grows at
+            a checkpoint as more executors arrive, and goes on from the latest checkpoint with those
+            that are left when some are lost.
         gpus_per_worker: number of whole GPUs of each rank; 0 for a gang on CPUs; 1/k (0.5, say) for
             k ranks of one container on one GPU, which NCCL does not connect (gloo does).
         parameter_servers: number of processes without GPU, besides the workers, that also run
@@ -112,14 +116,34 @@ class GangOptions(ExecutorOptions):
             node; None to leave it to YARN.
     """
 
-    workers: int
+    workers: int | tuple[int, int]
     gpus_per_worker: float = 1
     parameter_servers: int = placed(0, "memory_per_worker")
     placement: str | None = None
 
+    @property
+    def world_sizes(self) -> tuple[int | None, int]:
+        """Return the smallest world size of an elastic gang, or None; and the largest.
+
+        Raises:
+            ConfigError: `workers` is neither one size nor two.
+        """
+        given: Any = self.workers
+        if not isinstance(given, tuple | list):
+            return None, given
+        if len(given) != 2 or given[0] is None:
+            raise ConfigError(
+                f"workers={self.workers!r}: must be an integer ≥ 1, or the smallest and the largest"
+                " of an elastic gang, as in (2, 8)"
+            )
+        least, most = given
+        return least, most
+
     def gang_of(self, **others: Any) -> GangSpec:
+        least, most = self.world_sizes
         return super().gang_of(
-            workers=self.workers,
+            workers=most,
+            least_workers=least,
             gpus=GpuRequest(self.gpus_per_worker),
             parameter_servers=self.parameter_servers,
             placement=self.placement,
@@ -139,7 +163,35 @@ class HoldOptions(GangOptions):
             next launch acquires them again; None to keep them until the end.
     """
 
+    workers: int
     idle_timeout: Duration = placed("10m", "acquire_timeout")
+
+    def gang_of(self, **others: Any) -> GangSpec:
+        if isinstance(self.workers, tuple | list):
+            raise ConfigError(
+                f"hold(workers={self.workers!r}): a held gang has one size; launch(workers=(…, …))"
+                " is elastic without hold()"
+            )
+        return super().gang_of(**others)
+
+
+def check_idle_timeout(value: Duration, gpus: float, without: str, bounded: str) -> None:
+    """Check that there are GPUs whose idling an `idle_timeout` could bound.
+
+    Args:
+        value: the option.
+        gpus: number of GPUs of each rank.
+        without: what says that there are none, in words.
+        bounded: what has another time limit, "run" or "trial".
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if value not in (None, OFF) and not gpus:
+        raise ConfigError(
+            f"idle_timeout={value!r} with {without}: there is no GPU that could idle; leave it"
+            f" out, or use {bounded}_timeout="
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +231,10 @@ class RunOptions(FunctionOptions):
             which every rank may write a part. If no rank leaves a file there is no version, but a
             warning. Executors whose ranks left nothing are released before the others upload.
         run_timeout: how long the ranks may take in one attempt; None for no bound.
+        idle_timeout: how long all GPUs of the gang may idle while the function runs, in a row: with
+            a utilisation under 5 %, as NVML gives it. Then the run ends as GpusIdle. "off" for no
+            bound; None for the value of `spark.hopsgpu.idle_timeout`, by default no bound. GPUs
+            whose utilisation is unknown never end a run.
         retries: how often the gang may start again after a failure of a rank or of the
             infrastructure; `context().attempt` counts the starts. Executors that still work are
             kept. The same exception in all ranks at once is an error of the code, and is not
@@ -192,6 +248,7 @@ class RunOptions(FunctionOptions):
     data: Any = placed(None, "visible", "kwargs")
     model: str | None = None
     run_timeout: Duration = placed(None, "acquire_timeout", "name")
+    idle_timeout: Duration = None
     retries: int = 0
     resume: str | None = None
 
@@ -207,6 +264,7 @@ class RunOptions(FunctionOptions):
             "model": None if self.model is None else model_name(self.model),
             "resume": None if self.resume is None else file_name(self.resume, "resume"),
             "run_timeout": parse_duration(self.run_timeout, "run_timeout"),
+            "idle_timeout": parse_duration_or_off(self.idle_timeout, "idle_timeout"),
             "retries": self.retries,
             "env_vars": {} if self.env_vars is None else self.env_vars,
         }
@@ -216,7 +274,11 @@ class RunOptions(FunctionOptions):
 class LaunchOptions(RunOptions, GangOptions):
     """The options of `launch`, `submit` and `plan`: those of a gang and of a run on it."""
 
-    workers: int = 1
+    workers: int | tuple[int, int] = 1
+
+    def gang_of(self, **others: Any) -> GangSpec:
+        check_idle_timeout(self.idle_timeout, self.gpus_per_worker, "gpus_per_worker=0", "run")
+        return super().gang_of(**others)
 
 
 @dataclass(frozen=True, kw_only=True)

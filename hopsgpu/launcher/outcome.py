@@ -6,12 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.control.channel import Message
+from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import Exclusions, RankPlace, World
+from hopsgpu.core.gpu_idle import IdleVerdict
 from hopsgpu.errors import RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.launcher import failures
 from hopsgpu.launcher.failures import EndedRank
-from hopsgpu.launcher.retry_policy import Fault, fault_of, suspect
+from hopsgpu.launcher.retry_policy import (
+    Fault,
+    exceeded_memory,
+    fault_of,
+    suspect,
+    was_preempted,
+)
 
 # A lost container is a cause; its consequences in other ranks can be reported before the loss.
 _LOST_SECONDS = 1.0
@@ -62,12 +70,34 @@ class Conclusion:
         avoid: the GPU or node to blame for it, and GPUs of any rank that failed.
         suspect: the node that may be to blame for a lost executor, or for a rank that failed
             because of the infrastructure; or None.
+        was_preempted: whether YARN took the executor for another queue.
+        is_loss: whether something was lost: an executor, a node, a GPU, or a rank that something
+            other than hopsgpu killed. The user's code is then not the cause.
+        reason: the reason of the run's end, if the run is not retried.
     """
 
     failure: RankFailed
     fault: Fault
     avoid: Exclusions = Exclusions()
     suspect: str | None = None
+    was_preempted: bool = False
+    is_loss: bool = False
+    reason: EndReason = EndReason.USER_ERROR
+
+
+@dataclass(frozen=True)
+class IdleEnd:
+    """Why ranks were stopped whose GPUs idled.
+
+    Attributes:
+        verdict: what the GPUs did.
+        timeout: how long they might idle, in seconds.
+        rank: the first rank that was still running.
+    """
+
+    verdict: IdleVerdict
+    timeout: float
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -122,6 +152,7 @@ class RankEnds:
         reason: Callable[[str], str],
         overdue: Sequence[int] = (),
         timeout: float | None = None,
+        idle: IdleEnd | None = None,
     ) -> Conclusion | None:
         """Return why the attempt failed, or None if it did not.
 
@@ -130,6 +161,7 @@ class RankEnds:
                 answer; "" if they do not know.
             overdue: the ranks that had not ended at the timeout, in order.
             timeout: seconds that the ranks were allowed.
+            idle: why the ranks were stopped, if their GPUs idled for too long.
         """
         ends = list(self._ends.values())
         first, failed_gpus = failures.first_failure(ends), failures.failed_gpus(ends)
@@ -141,6 +173,8 @@ class RankEnds:
             loss = loss if loss is not None and loss.at < chief.at else None
         elif overdue:
             return self._too_late(overdue, timeout or 0.0)
+        elif idle is not None:
+            return self._idled(idle)
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason(loss.place.container.host) or loss.reason or "its connection ended"
             url, cause = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
@@ -149,6 +183,9 @@ class RankEnds:
                 Fault.INFRASTRUCTURE,
                 failed_gpus,
                 suspect=suspect(loss.place.container.host, why),
+                was_preempted=was_preempted(why),
+                is_loss=True,
+                reason=EndReason.GPU_FAILED if failed_gpus.is_any else _reason_of_loss(why),
             )
         if first is None:
             return None
@@ -160,7 +197,18 @@ class RankEnds:
             fault,
             failures.to_avoid(first) | failed_gpus,
             first.place.container.host if fault is Fault.INFRASTRUCTURE else None,
+            is_loss=fault is Fault.INFRASTRUCTURE
+            or failures.was_killed(first)
+            or (failures.to_avoid(first) | failed_gpus).is_any,
+            reason=_reason_of_end(first, fault, failed_gpus),
         )
+
+    def _idled(self, idle: IdleEnd) -> Conclusion:
+        place, rank = self._world.processes[idle.rank], idle.rank
+        failure = failures.idled(
+            place, idle.verdict, idle.timeout, self._ends.get(rank), self._log_url(rank)
+        )
+        return Conclusion(failure, Fault.IDLE, reason=EndReason.GPUS_IDLE)
 
     def _too_late(self, overdue: Sequence[int], timeout: float) -> Conclusion:
         rank, ends = overdue[0], list(self._ends.values())
@@ -173,4 +221,24 @@ class RankEnds:
             self._log_url(rank),
             failures.likely_cause(place, ends),
         )
-        return Conclusion(failure, Fault.RANK, failures.failed_gpus(ends))
+        failed_gpus = failures.failed_gpus(ends)
+        reason = EndReason.GPU_FAILED if failed_gpus.is_any else EndReason.TIMEOUT
+        return Conclusion(failure, Fault.RANK, failed_gpus, reason=reason)
+
+
+def _reason_of_loss(why: str) -> EndReason:
+    """Return the reason of a run's end from the reason for the loss of an executor."""
+    if was_preempted(why):
+        return EndReason.PREEMPTED
+    return EndReason.OUT_OF_MEMORY if exceeded_memory(why) else EndReason.EXECUTOR_LOST
+
+
+def _reason_of_end(first: EndedRank, fault: Fault, failed_gpus: Exclusions) -> EndReason:
+    """Return the reason of a run's end from the first failure of a rank."""
+    if (failures.to_avoid(first) | failed_gpus).gpus:
+        return EndReason.GPU_FAILED
+    if failures.ran_out_of_memory(first):
+        return EndReason.OUT_OF_MEMORY
+    if fault is Fault.INFRASTRUCTURE:
+        return EndReason.NOT_STARTED
+    return EndReason.KILLED if failures.was_killed(first) else EndReason.USER_ERROR

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
+import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete
-from hopsgpu.artifacts.runs import RECORD
+from hopsgpu.artifacts.runs import RECORD, began
+from hopsgpu.backends.backend import Site
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.data.argument import Datasets
-from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.errors import CapacityError, ConfigError, StoreError
 from hopsgpu.launcher.arguments import Arguments, GangArguments
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracebacks import inherited
+
+log = logging.getLogger(__name__)
 
 _MOST_LISTED = 5
 # By default, pyarrow's allocator keeps freed memory for some time, which in a rank that reads data
@@ -40,13 +45,64 @@ def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None)
         StoreError: the run to resume from cannot be read on the lake, or data that is to be read
             in place does not exist.
     """
-    fitting = arguments.application.fit(arguments.spec)
+    fitting = _fit(arguments.application, arguments.spec)
     return replace(
         fitting,
         environment=_environment(arguments.spec, fitting, arguments.environment),
-        paths=_paths(Lake(arguments.application.root).url, arguments, run_id, data),
+        paths=_paths(_root(arguments.application.root), arguments, run_id, data),
         warnings=(*arguments.warnings, *fitting.warnings),
     )
+
+
+def _fit(application: Site, spec: GangSpec) -> LaunchPlan:
+    """Return the plan of a gang's containers; for an elastic gang, of the largest that fits.
+
+    Raises:
+        ConfigError, CapacityError: as `Site.fit`; of an elastic gang, its smallest size counts.
+    """
+    if not spec.is_elastic:
+        return application.fit(spec)
+
+    def sized(workers: int) -> GangSpec:
+        return replace(spec, workers=workers, least_workers=None)
+
+    # All worlds are made of containers of one shape.
+    step = spec.gpus.sharing
+    if spec.placement == "pack":
+        step = math.gcd(spec.least, spec.workers)
+    container = application.fit(sized(step))
+    step = container.ranks_per_executor
+    smallest = application.fit(sized(spec.least))
+    try:
+        largest, found = spec.workers, application.fit(sized(spec.workers))
+    except (CapacityError, ConfigError) as error:
+        largest, found = _largest(application, sized, spec.least, spec.workers, step), smallest
+        log.info("the gang can have at most %d workers: %s", largest, error)
+        warning = f"at most {largest} of the {spec.workers} ranks can run here: {error}"
+        found = replace(found, warnings=(*found.warnings, warning))
+    warnings = dict.fromkeys((*smallest.warnings, *found.warnings))
+    return replace(
+        container,
+        spec=replace(container.spec, workers=largest, least_workers=spec.least),
+        executors=largest // step,
+        warnings=tuple(warnings),
+    )
+
+
+def _largest(
+    application: Site, sized: Callable[[int], GangSpec], least: int, most: int, step: int
+) -> int:
+    """Return the largest world size in [least, most) that fits, where `least` does."""
+    low, high = least // step, most // step
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            application.fit(sized(middle * step))
+        except (CapacityError, ConfigError):
+            high = middle
+        else:
+            low = middle
+    return low * step
 
 
 def plan_on(held: LaunchPlan, arguments: Arguments, run_id: str) -> LaunchPlan:
@@ -74,6 +130,10 @@ def _environment(
     # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
     of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
     return {**of_cores, **_OF_MEMORY, **inherited(), **variables, **spec.env_vars}
+
+
+def _root(url: str) -> str:
+    return Lake(url).url
 
 
 def _paths(
@@ -132,7 +192,7 @@ def _run_there(runs: Lake, run_id: str) -> str:
 
 def _has_checkpoint(run: Lake) -> bool:
     checkpoints = Checkpoints(run / "checkpoints", rank=0)
-    return bool(complete(checkpoints.parts(), checkpoints.ranks()))
+    return bool(complete(checkpoints.parts(), checkpoints.announced()))
 
 
 def _resumed_by(run: Lake) -> str | None:
@@ -149,7 +209,7 @@ def _resumed_by(run: Lake) -> str | None:
 
 
 def _unknown(runs: Lake, run_id: str) -> ConfigError:
-    entries = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
+    entries = sorted(runs.entries(), key=began, reverse=True)
     known = [entry.name for entry in entries if entry.is_directory]
     listed = ", ".join(known[:_MOST_LISTED]) or "none"
     unlisted = len(known) - _MOST_LISTED

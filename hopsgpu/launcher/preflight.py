@@ -8,10 +8,12 @@ from collections.abc import Collection
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.lease_request import Watcher
 from hopsgpu.core.gang import GangState
+from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import Wanted, ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.missing_modules import lacking_error
 from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.object_store import library_of
 
 
 def python_of(
@@ -43,8 +45,15 @@ def modules_to_check(
             None to leave the check to the gang's agents.
 
     Raises:
-        ConfigError: modules are known to be missing.
+        ConfigError: modules are known to be missing, or the library of the object store on which
+            the runs are.
     """
+    if application is not None and application.lacking(library_of(application.root)):
+        raise ConfigError(
+            f"the runs are on {application.root}, for which the executors' Python lacks"
+            f" {', '.join(library_of(application.root))}: install it on the nodes"
+            " (spark.pyspark.python), or set spark.hopsgpu.root (HOPSGPU_ROOT) to another lake"
+        )
     if env is not None and env.modules is None:
         return ()
     left = tuple(needs) if env is None else env.lacks(needs)

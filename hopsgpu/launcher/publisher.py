@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import threading
 import time
@@ -20,16 +18,16 @@ from hopsgpu.control.events import Event
 from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.gang import World
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
+from hopsgpu.serving import model_signature
+from hopsgpu.serving.model_formats import pickle_warning
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.storage.lake import Lake
 
 log = logging.getLogger(__name__)
 
-# The file, among those that the ranks left, with the model's inputs and outputs, in JSON.
-SIGNATURE = "signature.json"
-# In bytes; the signature becomes a part of the manifest.
-_MOST_SIGNATURE = 2**20
+# The kind of a StoreError: with the executor was lost what its ranks had not uploaded.
+EXECUTOR_LOST = "executor lost"
 # For an upload that was asked to stop; one that waits for the lake can take longer.
 _STOP_SECONDS = 10.0
 
@@ -43,12 +41,14 @@ class Agents:
         channel: what they say about the run.
         next_event: takes the next event from the channel, and returns it, or None.
         cancelled: event that cancels the run.
+        why_lost: returns why the executor on a host was lost, or "".
     """
 
     world: World
     channel: Subscription
     next_event: Callable[[], Event | None]
     cancelled: threading.Event
+    why_lost: Callable[[str], str] = lambda _: ""
 
     def of(self, ranks: Collection[int]) -> dict[int, list[int]]:
         """Return these ranks grouped by the key of their agent."""
@@ -60,14 +60,18 @@ class Agents:
 
 @dataclass(frozen=True)
 class _Signed:
-    """The facts for the manifest, and why they lack the signature that a rank left, or None."""
+    """The facts for the manifest, and warnings: why they lack the signature that a rank left."""
 
     about: VersionDescription
-    problem: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class Publisher:
     """Publishes what the ranks of one training left.
+
+    Attributes:
+        kept: what ranks uploaded before a publish failed, if it may be the only copy of it; its
+            owner may `discard` it once it is not needed.
 
     Args:
         name: name of the model.
@@ -83,6 +87,7 @@ class Publisher:
         self._name = name
         self._agents = agents
         self._ranks = agents.of(ranks)
+        self.kept: Lake | None = None
         # Keys of the agents that are uploading.
         self._busy: set[int] = set()
 
@@ -90,7 +95,7 @@ class Publisher:
         """Ask the agents what their ranks left, and return it by rank, without empty entries.
 
         Raises:
-            StoreError: an agent was lost.
+            StoreError: an agent was lost; its kind is EXECUTOR_LOST.
             Cancelled: the run was cancelled meanwhile.
         """
         files: dict[int, ModelFiles] = {}
@@ -127,13 +132,13 @@ class Publisher:
         uploading = self._agents.of({rank for rank, files in left.items() if not files.problem})
         if not uploading:
             self._check(left)
-        staging = publication.begin(models_url, self._name)
-        log.info("%s: %d agents upload to %s", self._name, len(uploading), staging)
+        staging = publication.begin(Lake(models_url), self._name)
+        log.info("%s: %d agents upload to %s", self._name, len(uploading), staging.url)
         parts: dict[int, dict[str, FileFacts]] = {}
         try:
             for key, ranks in uploading.items():
                 self._busy.add(key)
-                self._agents.channel.send(key, "publish", ranks=ranks, staging_url=staging)
+                self._agents.channel.send(key, "publish", ranks=ranks, staging_url=staging.url)
             try:
                 for message in self._answers("uploaded", set(uploading)):
                     parts |= load_parts(message.payload)
@@ -141,24 +146,31 @@ class Publisher:
                 self._stop()
                 raise
             self._check(left)
+            # Uploads may take hours, and a connection that is idle so long may be dropped unseen.
+            staging = Lake(staging.url)
             if any(map(framework_of, parts.values())):
                 # The files tell the framework more reliably than the function's imports.
                 about = replace(about, framework=None)
-            signed = self._signed(about, Lake(staging), parts)
+            signed = self._signed(about, staging, parts)
             version = publication.commit(staging, parts, signed.about)
         except BaseException as error:
             whole = [rank for rank, files in sorted(parts.items()) if files]
             if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
                 _abandon(staging, error)
                 raise
-            note = self._kept_note(staging, whole)
+            self.kept = staging
+            note = self._kept_note(staging.url, whole)
             if not isinstance(error, HopsGpuError):
                 error.add_note(note)
                 raise
             raise StoreError(f"{error}. {note}", getattr(error, "kind", "")) from error
-        if signed.problem is not None:
-            self._warn(signed.problem)
+        for warning in (*signed.warnings, *self._warnings(parts)):
+            self._warn(warning)
         return version
+
+    def _warnings(self, parts: Mapping[int, Mapping[str, FileFacts]]) -> list[str]:
+        warning = pickle_warning({path for files in parts.values() for path in files})
+        return [] if warning is None else [f"{self._name!r}: {warning}"]
 
     def _check(self, left: Mapping[int, ModelFiles]) -> None:
         for rank, files in sorted(left.items()):
@@ -185,21 +197,20 @@ class Publisher:
         self, about: VersionDescription, staging: Lake, parts: Mapping[int, Mapping[str, FileFacts]]
     ) -> _Signed:
         """Return the facts for the manifest, with the signature if a rank left one."""
-        rank = next((rank for rank, files in sorted(parts.items()) if SIGNATURE in files), None)
+        file = model_signature.FILE
+        rank = next((rank for rank, files in sorted(parts.items()) if file in files), None)
         if rank is None:
             return _Signed(about)
         try:
-            if parts[rank][SIGNATURE].bytes > _MOST_SIGNATURE:
-                raise ValueError(f"it has more than {_MOST_SIGNATURE} bytes")
-            content = (staging / str(rank) / SIGNATURE).read()
-            signature = json.loads(content, parse_constant=_refuse)
+            model_signature.check_size(parts[rank][file].bytes)
+            signature = model_signature.load((publication.part_of(staging, rank) / file).read())
             return _Signed(replace(about, signature=signature))
         except (*ODD_JSON, ConfigError) as error:
-            return _Signed(
-                about,
-                f"the manifest of {self._name!r} has no signature: {SIGNATURE}, which rank {rank}"
-                f" left, is not valid JSON ({error})",
+            problem = (
+                f"the manifest of {self._name!r} has no signature: {file}, which rank {rank} left,"
+                f" is not valid JSON ({error})"
             )
+            return _Signed(about, (problem,))
 
     def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
         """Yield one answer of each of these agents, in order of arrival."""
@@ -209,7 +220,8 @@ class Publisher:
                 raise Cancelled(f"the run was cancelled while it published {self._name!r}")
             if lost := waiting.difference(self._agents.channel.connected):
                 log.info("%s: agents %s were lost during %r", self._name, sorted(lost), kind)
-                raise StoreError(f"{self._name!r} is not published: {self._lost(lost)}")
+                why = f"{self._name!r} is not published: {self._lost(lost)}"
+                raise StoreError(why, EXECUTOR_LOST)
             event = self._next_event()
             if event is None or event.peer not in waiting or event.message is None:
                 continue
@@ -225,9 +237,11 @@ class Publisher:
 
     def _lost(self, keys: Collection[int]) -> str:
         ranks = sorted(rank for key in keys for rank in self._ranks[key])
+        reason = self._agents.why_lost(self._agents.world.processes[ranks[0]].container.host)
+        why = f" ({reason})" if reason else ""
         if len(ranks) == 1:
-            return f"rank {ranks[0]}'s executor was lost"
-        return f"the executors of ranks {', '.join(map(str, ranks))} were lost"
+            return f"rank {ranks[0]}'s executor was lost{why}"
+        return f"the executors of ranks {', '.join(map(str, ranks))} were lost{why}"
 
     def _next_event(self) -> Event | None:
         event = self._agents.next_event()
@@ -239,7 +253,7 @@ class Publisher:
     def _stop(self) -> None:
         """Stop the uploads, so that no agent writes where everything has been removed."""
         for key in self._busy:
-            self._agents.channel.send(key, "stop", dump_stacks=False)
+            self._agents.channel.send(key, "stop", dump_stacks=False, drop_saves=False)
         deadline = time.monotonic() + _STOP_SECONDS
         while (
             self._busy.intersection(self._agents.channel.connected) and time.monotonic() < deadline
@@ -247,11 +261,20 @@ class Publisher:
             self._next_event()
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+def discard(kept: Lake) -> str:
+    """Remove an upload that was kept, since a later publish of its training succeeded.
+
+    Returns:
+        A warning if the lake refuses; else "".
+    """
+    try:
+        publication.abandon(Lake(kept.url))
+    except HopsGpuError as problem:
+        return f"an earlier upload stays on the lake until a later publish removes it: {problem}"
+    return ""
 
 
-def _abandon(staging: str, error: BaseException) -> None:
+def _abandon(staging: Lake, error: BaseException) -> None:
     try:
         publication.abandon(staging)
     except HopsGpuError as problem:
@@ -275,26 +298,16 @@ def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> 
     """
     models = Lake(models_url)
     home = models / name
+    probe = f"{PROBE}{run_id}"  # no name of a model, a version or a claim has this prefix
+    content = b"\n" if blocks else b""
     try:
         models.make()
         if not home.exists():
-            _probe(models, run_id, blocks)
+            (models / probe).try_create(content)
             return
-        _probe(home, run_id, blocks)
+        (home / probe).try_create(content)
         for place in (home / STAGING, home / CLAIMS):
             if place.exists():
-                _probe(place, run_id, blocks=False)
+                (place / probe).try_create()
     except StoreError as error:
         raise StoreError(f"model={name!r} could not be published: {error}", error.kind) from error
-
-
-def _probe(directory: Lake, run_id: str, blocks: bool) -> None:
-    # No name of a model, a version or a claim has this prefix.
-    probe = directory / f"{PROBE}{run_id}"
-    try:
-        probe.create(b"\n" if blocks else b"")
-        probe.remove()
-    except StoreError:
-        with contextlib.suppress(StoreError):  # the first error is raised, with its reason
-            probe.remove()
-        raise

@@ -15,6 +15,7 @@ from typing import IO
 
 from hopsgpu.agent.rank_logs import LineSplitter
 from hopsgpu.core.gang import RankPlace, World
+from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import Metrics, record_name
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import StoreError
@@ -24,6 +25,9 @@ from hopsgpu.storage.lake import Lake
 
 # Bytes of a large output that are in memory, and appended, at a time.
 _CHUNK = 4 * 2**20
+# A file on a lake that cannot append is written anew once this share of it would be new. So all
+# writes of a log together are about five times its size, and a small log is always up to date.
+_NEW_SHARE = 0.2
 # Kinds of error after which a file on the lake must be rewritten: its length is not what was
 # appended before, or the lake cannot append at all.
 _REWRITE_KINDS = frozenset({DAMAGED, UNSUPPORTED})
@@ -45,6 +49,7 @@ class OutputSpool:
         self._size = 0
         self._there = 0
         self._is_followed = False
+        self._is_rewritten = False
         # Prevents reads from the descriptor of a file that has been closed.
         self._reading = threading.Lock()
 
@@ -91,10 +96,24 @@ class OutputSpool:
     def follow(self, target: Lake) -> None:
         """Append to a file on the lake what has arrived since the last call.
 
+        If the lake cannot append, the file is written anew, unless there is little new.
+
         Raises:
             StoreError: the lake refused; the next call appends what is missing.
         """
         size = self._size
+        if self._is_rewritten:
+            self._rewrite(target, _NEW_SHARE)
+            return
+        try:
+            self._append(target, size)
+        except StoreError as error:
+            if error.kind != UNSUPPORTED:
+                raise
+            self._is_rewritten = True
+            self._rewrite(target, _NEW_SHARE)
+
+    def _append(self, target: Lake, size: int) -> None:
         while self._there < size:
             chunk = self._read(self._there, min(_CHUNK, size - self._there))
             if not chunk:  # closed meanwhile
@@ -126,12 +145,25 @@ class OutputSpool:
     def _upload_rest(self, target: Lake) -> None:
         """Append the rest, or replace the file if appending is impossible."""
         try:
-            self.follow(target)
+            if not self._is_rewritten:
+                self._append(target, self._size)
         except StoreError as error:
-            if error.kind not in _REWRITE_KINDS or self._file is None:
+            if error.kind not in _REWRITE_KINDS:
                 raise
-            target.replace_with(self._path(self._file))
-            self._there = self._size
+            self._is_rewritten = True
+        if self._is_rewritten:
+            self._rewrite(target, 0.0)
+
+    def _rewrite(self, target: Lake, least_new: float) -> None:
+        """Replace the file if at least this share of it is new."""
+        with self._reading:
+            if self._file is None or self._file.closed:
+                return
+            path = self._path(self._file)
+            size = self._size
+            if size > self._there and size - self._there >= least_new * size:
+                target.replace_with(path)
+                self._there = size
 
     def _path(self, file: IO[bytes]) -> Path:
         return Path(f"/proc/self/fd/{file.fileno()}")
@@ -189,6 +221,10 @@ class RankOutput:
             f"the executor of rank {self._rank} on {self._host} was lost ({why});"
             " the end of its output may be missing"
         )
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Say something in the log and in the display, in a line of hopsgpu's own."""
         self.spool.note(text)
         self._line([f"hopsgpu: {text}"])
 
@@ -299,9 +335,9 @@ class Outputs:
         """Include the agents' own logs with the ranks' on the lake: the attempt has failed."""
         self._keeps_agents = True
 
-    def take_reports(self, rank: int, folded: bytes) -> None:
-        """Process a message of the agent's `follow_reports`."""
-        self._metrics.take(rank, folded)
+    def take_reports(self, rank: int, folded: bytes) -> Sequence[GpuSample]:
+        """Process a message of the agent's `follow_reports`; return the samples in it."""
+        return self._metrics.take(rank, folded)
 
     def refresh(self) -> None:
         """Show progress bars that have advanced; call this several times a second."""
@@ -315,6 +351,14 @@ class Outputs:
     def lost(self, rank: int, reason: str) -> None:
         """Record that no more output of a rank will arrive, although some may be missing."""
         self._ranks[rank].lost(reason)
+
+    def note(self, rank: int, text: str) -> None:
+        """Say something in a rank's log and in the display, in a line of hopsgpu's own."""
+        self._ranks[rank].note(text)
+
+    def unused(self, rank: int) -> float:
+        """Return the seconds in which a rank's GPUs were not used; 0 if that is unknown."""
+        return self._metrics.unused(rank)
 
     def metrics(self) -> tuple[Mapping[str, float], ...]:
         """Return the last values of each rank, as `Metrics.last` does."""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 
 from hopsgpu.core.gang import World
+from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import RankReport
 
 
@@ -42,6 +43,10 @@ class RankTable:
         self._reports: dict[int, RankReport] = {}
         self._entered: dict[int, float] = {}
         self._ended: set[int] = set()
+        # Of each rank the seconds in which it was blocked, and in which its GPUs were not used.
+        self._seen: dict[int, RankLosses] = {}
+        # The same until the function ran in all ranks, which was no training.
+        self._before: dict[int, RankLosses] = {}
 
     def started(self, rank: int, pid: int) -> None:
         """Record that a rank's process has started."""
@@ -56,8 +61,36 @@ class RankTable:
         clock = self._world.processes[rank].container.clock
         with self._lock:
             self._entered[rank] = at + clock
-            last = max(self._entered.values())
-            return Entered(len(self._entered), len(self._world.processes), last)
+            entered = Entered(
+                len(self._entered), len(self._world.processes), max(self._entered.values())
+            )
+            if entered.all:
+                self._before = dict(self._seen)
+            return entered
+
+    def blocked(self, rank: int, data: float, checkpoints: float) -> None:
+        """Record for how many seconds a rank has waited for data, and been in checkpoint calls."""
+        with self._lock:
+            seen = self._seen.get(rank, RankLosses())
+            self._seen[rank] = RankLosses(data, checkpoints, seen.unused)
+
+    def unused(self, rank: int, seconds: float) -> None:
+        """Record for how long a rank's GPUs have not been used."""
+        with self._lock:
+            self._seen[rank] = replace(self._seen.get(rank, RankLosses()), unused=seconds)
+
+    def losses(self, gpus: float) -> RankLosses:
+        """Return the GPU seconds that the workers have lost until now.
+
+        Args:
+            gpus: number of GPUs of an executor's ranks.
+        """
+        with self._lock:
+            lost = RankLosses()
+            for rank, seen in self._seen.items():
+                if rank < self._world.size:
+                    lost += seen.since(self._before.get(rank, RankLosses())).apart()
+            return lost.of_gpus(gpus / self._world.ranks_per_container)
 
     def ended(
         self,

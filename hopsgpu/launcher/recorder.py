@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from hopsgpu.artifacts.runs import CANCEL
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.gpu_use import Points, UsePoint, extended
+from hopsgpu.core.waits import Wait, noted
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import run_record
 from hopsgpu.launcher.active_run import ActiveRun
@@ -45,11 +49,18 @@ class Recording:
     Args:
         run: the run; its `cancelled` is set if a cancel request is found on the lake.
         details: returns what the record shows and the run's board does not know.
+        clock: returns the time, in seconds since the epoch.
     """
 
-    def __init__(self, run: ActiveRun[StatusBoard], details: Callable[[], RunDetails]) -> None:
+    def __init__(
+        self,
+        run: ActiveRun[StatusBoard],
+        details: Callable[[], RunDetails],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._run = run
         self._details = details
+        self._clock = clock
         self._directory = run.directory()
         self._cancel_request = Lake(self._directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
@@ -57,11 +68,19 @@ class Recording:
         self._logs: dict[str, int] = {}
         self._logs_at = 0.0
         self._turn = 0
+        self._use: Points = ()
+        self._waits: tuple[Wait, ...] = ()
 
-    def put(self, state: str, error: str | None = None) -> None:
-        """Have the run's state written to its record."""
+    def put(self, state: str, error: str | None = None, reason: EndReason | None = None) -> None:
+        """Have the run's state written to its record.
+
+        Args:
+            state: value of a GangState.
+            error: the error that ended the run, in words.
+            reason: why the run ended; None before its end.
+        """
         with self._lock:
-            self._run.background.put(self._key, self._work(state, error))
+            self._run.background.put(self._key, self._work(state, error, reason))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -93,21 +112,33 @@ class Recording:
     def _key(self) -> str:
         return f"the record of {self._run.run_id}"
 
-    def _work(self, state: str, error: str | None) -> Work:
+    def _work(self, state: str, error: str | None = None, reason: EndReason | None = None) -> Work:
         if self._followed is not None:
             self._logs |= self._followed.log_sizes()
-        board, application = self._run.board, self._run.application
+        board, application, plan = self._run.board, self._run.application, self._run.plan
+        result, now = board.result(), self._clock()
+        needed = board.least_executors(plan) * plan.shape.gpus
+        points = self._use or (UsePoint(result.timeline.requested or now),)
+        self._use = extended(points, result.gpu_seconds, board.waited * needed, now)
+        is_over = GangState(state).is_terminal
+        waiting_for = "" if is_over else board.status().waiting_for
+        self._waits = noted(self._waits, waiting_for, now)
         snapshot = run_record.RunSnapshot(
-            plan=self._run.plan,
-            result=board.result(),
+            plan=plan,
+            result=result,
             application=application.id,
             user=application.user,
             state=state,
             attempt=board.attempt,
-            updated=time.time(),
+            updated=now,
             error=error,
+            reason=reason,
+            waiting_for=waiting_for,
+            aside={} if is_over else board.aside,
             ranks=board.ranks,
             logs=dict(self._logs),
+            use=self._use,
+            waits=self._waits,
             details=self._details(),
         )
         return lambda: run_record.write(
@@ -118,12 +149,14 @@ class Recording:
         now = time.monotonic()
         state, record_at, cancel_at = "", now + _RECORD_SECONDS, now + _CANCEL_SECONDS
         while not ended.wait(_LOOK_SECONDS):
-            now, before, state = time.monotonic(), state, self._run.board.status().state
+            status = self._run.board.status()
+            now, before, state = time.monotonic(), state, status.state
             with self._lock:
                 if ended.is_set():
                     return
+                self._waits = noted(self._waits, status.waiting_for, self._clock())
                 if state != before or now >= record_at:
-                    self._run.background.offer(self._key, self._work(state, None))
+                    self._run.background.offer(self._key, self._work(state))
                     record_at = now + _RECORD_SECONDS
                 if now >= self._logs_at:
                     self._append_logs(now)

@@ -14,7 +14,8 @@ _ALWAYS = frozenset({"unpicklable", "too large"})
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _FRAME = re.compile(r'^  File "(?:.*)", line \d+, in .*$', re.MULTILINE)
 # Spark's messages for YARN's exit codes -102 (preempted), and -103 and -104 (memory exceeded).
-_EXCUSED = re.compile(r"preempt|exceeding (physical|virtual) memory|beyond the .* memory", re.I)
+_PREEMPTED = re.compile(r"was preempted", re.I)
+_MEMORY = re.compile(r"exceeding (physical|virtual) memory|beyond the .* memory", re.I)
 
 
 class Fault(Enum):
@@ -23,12 +24,14 @@ class Fault(Enum):
     INFRASTRUCTURE: an executor, its node or its connection was lost, YARN preempted it, or a rank
     could not be started or lost its files. RANK: one of the ranks failed, or the time was too
     short. CODE: all of several ranks raised the same exception at the same place at once, or a
-    value can never be sent to the driver.
+    value can never be sent to the driver. IDLE: the function left the GPUs idle, which
+    `idle_timeout` ends for good.
     """
 
     INFRASTRUCTURE = "infrastructure"
     RANK = "rank"
     CODE = "code"
+    IDLE = "idle"
 
 
 def fault_of(first: EndedRank, ends: Sequence[EndedRank]) -> Fault:
@@ -63,7 +66,25 @@ def suspect(host: str, reason: str) -> str | None:
         reason: the reason that YARN or Spark gives. The node is not to blame if the executor was
             preempted, or used more memory than it may.
     """
-    return None if _EXCUSED.search(reason) else host
+    return None if was_preempted(reason) or exceeded_memory(reason) else host
+
+
+def was_preempted(reason: str) -> bool:
+    """Return whether YARN took an executor for a queue that has a right to it.
+
+    Args:
+        reason: the reason that YARN or Spark gives for its loss.
+    """
+    return _PREEMPTED.search(reason) is not None
+
+
+def exceeded_memory(reason: str) -> bool:
+    """Return whether YARN ended an executor because it used more memory than it may.
+
+    Args:
+        reason: the reason that YARN or Spark gives for its loss.
+    """
+    return _MEMORY.search(reason) is not None
 
 
 def avoid_next(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
@@ -78,13 +99,15 @@ def avoid_next(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
     return avoid | Exclusions(hosts=twice)
 
 
-def may_retry(fault: Fault, *, attempt: int, retries: int, code_too: bool) -> bool:
+def may_retry(fault: Fault, *, retried: int, retries: int, code_too: bool) -> bool:
     """Return whether another attempt follows.
 
     Args:
         fault: the fault of the failed attempt.
-        attempt: number of the failed attempt, from 0.
+        retried: how many attempts have failed and were retried before.
         retries: how many attempts may follow the first.
         code_too: whether errors of the code are also retried.
     """
-    return attempt < retries and (code_too or fault is not Fault.CODE)
+    if fault is Fault.IDLE:
+        return False
+    return retried < retries and (code_too or fault is not Fault.CODE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Protocol, TypeVar
 
+from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.active_run import ActiveRun
@@ -35,6 +36,9 @@ class Endable(Protocol[R]):
     def result(self) -> R:
         """Return the result of a run that has succeeded."""
 
+    def end_reason(self, error: BaseException) -> EndReason:
+        """Return why this error ended the run."""
+
     def result_of_failure(self, error: HopsGpuError) -> Any:
         """Return the result so far of a run that this error ended; None if there is none."""
 
@@ -62,7 +66,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
     except BaseException as error:
         ended = state_of_failure(error)
         log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
-        recording.put(ended.value, active.application.words_of(error))
+        recording.put(ended.value, active.application.words_of(error), run.end_reason(error))
         run.put_rest()
         background.flush(KEEP_SECONDS)
         for problem in background.problems():
@@ -72,7 +76,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
         board.state(ended)
         raise
     log.info("%s: succeeded", active.run_id)
-    recording.put(GangState.SUCCEEDED.value)
+    recording.put(GangState.SUCCEEDED.value, reason=EndReason.SUCCEEDED)
     run.put_rest()
     if waits:
         background.flush(KEEP_SECONDS)

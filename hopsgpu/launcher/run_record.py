@@ -13,10 +13,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.artifacts.runs import RECORD, SCHEMA
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.gpu_use import Points
 from hopsgpu.core.metrics import for_json
 from hopsgpu.core.run_values import RankReport
 from hopsgpu.core.spec import GangSpec, LaunchPlan, redacted
 from hopsgpu.core.version import __version__
+from hopsgpu.core.waits import Wait
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.packaging.python_env.environment import PythonEnv
@@ -34,11 +37,13 @@ class RunDetails:
         data: description of the data that the ranks read, by its name; None without data.
         python_env: the Python environment of the ranks, once it is on the lake; or None.
         search: description of a search and its trials; None if the run is not a search.
+        score: description of a score and its parts; None if the run is not a score.
     """
 
     data: Mapping[str, Any] | None = None
     python_env: PythonEnv | None = None
     search: Mapping[str, Any] | None = None
+    score: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,13 @@ class RunSnapshot:
         attempt: number of the latest attempt, from 0.
         updated: time of this state, in seconds since the epoch.
         error: the error that ended the run, or None.
+        reason: why the run ended; None before its end.
+        waiting_for: what the run waits for, or is about to do, in words; "" for nothing.
+        aside: number of GPUs that are held aside, and get no rank, by host.
         ranks: for each rank that has started, its report and whether its end is known.
         logs: bytes of each log so far, by its path in the run's directory.
+        use: the run's GPU seconds over time, as far as they are recorded.
+        waits: what the run waited for, over time.
         details: what only the run itself knows.
     """
 
@@ -67,8 +77,13 @@ class RunSnapshot:
     attempt: int
     updated: float
     error: str | None = None
+    reason: EndReason | None = None
+    waiting_for: str = ""
+    aside: Mapping[str, int] = field(default_factory=dict)
     ranks: tuple[tuple[RankReport, bool], ...] = ()
     logs: Mapping[str, int] = field(default_factory=dict)
+    use: Points = ()
+    waits: tuple[Wait, ...] = ()
     details: RunDetails = RunDetails()
 
 
@@ -90,9 +105,13 @@ def content(snapshot: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
             "state": snapshot.state,
             "attempt": snapshot.attempt,
             "error": snapshot.error,
+            **({} if snapshot.reason is None else {"reason": snapshot.reason.value}),
+            "waiting_for": snapshot.waiting_for,
+            **({"waits": [asdict(wait) for wait in snapshot.waits]} if snapshot.waits else {}),
             "updated": snapshot.updated,
             "timeline": asdict(result.timeline),
             "gpu_seconds": asdict(result.gpu_seconds),
+            **({"use": [point.rounded() for point in snapshot.use]} if snapshot.use else {}),
             "model": result.model.url if result.model is not None else None,
             "data": details.data,
             "spec": _spec(plan.spec),
@@ -100,12 +119,15 @@ def content(snapshot: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
             "queue": plan.queue,
             "executors": plan.executors,
             "executor": asdict(plan.shape),
+            **({"aside": snapshot.aside} if snapshot.aside else {}),
             "ranks": [{**asdict(rank), "ended": ended} for rank, ended in snapshot.ranks],
             "metrics": [{n: for_json(v) for n, v in last.items()} for last in result.metrics],
             "logs": snapshot.logs,
+            **({"worlds": [asdict(world) for world in result.worlds]} if result.worlds else {}),
             "warnings": result.warnings,
             "environment": environment,
             **({} if details.search is None else {"search": details.search}),
+            **({} if details.score is None else {"score": details.score}),
         },
         indent=1,
         allow_nan=False,

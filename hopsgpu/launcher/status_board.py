@@ -7,11 +7,14 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from hopsgpu.core.gang import GangState, may_follow
+from hopsgpu.core.gpu_losses import RankLosses, added, spent
 from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
 from hopsgpu.display.progress import Shielded
 from hopsgpu.errors import HopsGpuError
@@ -20,15 +23,17 @@ from hopsgpu.launcher.rank_table import RankTable
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelVersion
+    from hopsgpu.core.spec import LaunchPlan
 
 log = logging.getLogger(__name__)
 
 # What becomes of the executors if the run's gang is held.
 KEPT = "the gang keeps"
+_LATELY_SECONDS = 1.0
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
 
 
-class _Shown(Protocol):
+class Shown(Protocol):
     """A display that may have stopped."""
 
     @property
@@ -46,20 +51,27 @@ class StatusBoard(ABC):
         run_id: id of the run.
         gpus: number of GPUs of each executor.
         shown: the run's display.
+        clock: returns the time, in seconds since the epoch.
     """
 
-    def __init__(self, run_id: str, gpus: int, shown: _Shown) -> None:
+    def __init__(
+        self, run_id: str, gpus: int, shown: Shown, clock: Callable[[], float] = time.time
+    ) -> None:
         self.run_id = run_id
         self._gpus = gpus
         self._shown = shown
+        self._clock = clock
         self._lock = threading.Lock()
         self._state = GangState.REQUESTED
         self._passed: set[GangState] = set()
         self._why = ""
         self._warnings: list[str] = []
-        self._timeline = Timeline(requested=time.time())
+        self._timeline = Timeline(requested=clock())
         self._began = time.monotonic()
         self._took: float | None = None
+        self._waited = 0.0
+        self._waits_since: float | None = None
+        self._aside: tuple[str, ...] = ()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
         """Record a state, or the same one again with other hosts or another reason to wait."""
@@ -69,6 +81,9 @@ class StatusBoard(ABC):
                     raise HopsGpuError(f"{self.run_id} cannot go from {self._state} to {state}")
                 log.debug("%s: %s after %s", self.run_id, state.value, self._state.value)
                 self._leave(self._state)
+                now = self._clock()
+                self._waited = self._waited_until(now)
+                self._waits_since = now if state is GangState.WAITING else None
                 self._state = state
                 self._passed.add(state)
             self._why = why
@@ -88,7 +103,7 @@ class StatusBoard(ABC):
     def mark(self, point: str, at: float | None = None) -> None:
         """Record that a point of the timeline was passed, now or at this time since the epoch."""
         with self._lock:
-            self._mark(point, time.time() if at is None else at)
+            self._mark(point, self._clock() if at is None else at)
 
     def _mark(self, point: str, at: float) -> None:
         self._timeline = dataclasses.replace(self._timeline, **{point: at})
@@ -96,6 +111,20 @@ class StatusBoard(ABC):
     @abstractmethod
     def arrived(self, times: Sequence[float]) -> None:
         """Record when executors arrived."""
+
+    def held_aside(self, hosts: Sequence[str]) -> None:
+        """Record the host of each executor that is held aside at present, because it gets no rank.
+
+        It is called often.
+        """
+        with self._lock:
+            self._aside = tuple(hosts)
+
+    @property
+    def aside(self) -> Mapping[str, int]:
+        """Return the number of GPUs that are held aside, by host."""
+        with self._lock:
+            return {host: n * self._gpus for host, n in Counter(self._aside).items() if self._gpus}
 
     def warn(self, text: str) -> None:
         """Record a warning; the same text is recorded once."""
@@ -124,6 +153,25 @@ class StatusBoard(ABC):
         return ()
 
     @property
+    def waited(self) -> float:
+        """Return the seconds of waiting for executors without which the run cannot go on.
+
+        They are those of all attempts. Those of a run that can do without more executors, like an
+        elastic gang that would grow, do not count.
+        """
+        now = self._clock()
+        with self._lock:
+            return self._waited_until(now)
+
+    def least_executors(self, plan: LaunchPlan) -> int:
+        """Return the number of executors without which the run cannot start."""
+        return plan.least_executors
+
+    def _waited_until(self, now: float) -> float:
+        since = now if self._waits_since is None else self._waits_since
+        return self._waited + max(now - since, 0.0)
+
+    @property
     def timeline(self) -> Timeline:
         """Return when each point was passed."""
         return self._timeline
@@ -139,7 +187,7 @@ class StatusBoard(ABC):
         return self._took or time.monotonic() - self._began
 
     @abstractmethod
-    def status(self) -> RunStatus | SearchStatus:
+    def status(self) -> RunStatus | SearchStatus | ScoreStatus:
         """Return the run's status now."""
 
     @abstractmethod
@@ -159,10 +207,18 @@ class Board(StatusBoard):
         wanted: number of executors.
         gpus: number of GPUs of each executor.
         progress: the display.
+        clock: returns the time, in seconds since the epoch.
     """
 
-    def __init__(self, run_id: str, wanted: int, gpus: int, progress: Shielded) -> None:
-        super().__init__(run_id, gpus, progress)
+    def __init__(
+        self,
+        run_id: str,
+        wanted: int,
+        gpus: int,
+        progress: Shielded,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(run_id, gpus, progress, clock)
         self._wanted = wanted
         self._progress = progress
         self._hosts: tuple[str, ...] = ()
@@ -174,14 +230,19 @@ class Board(StatusBoard):
         self._before = GpuSeconds()
         # Of the latest attempt whose ranks were placed.
         self._ranks: RankTable | None = None
+        # Those whose losses are in the GPU seconds of earlier attempts.
+        self._counted: RankTable | None = None
+        self._shown_state: GangState | None = None
+        self._shown_at = 0.0
+        self._shown_seconds = GpuSeconds()
         self._attempt_warnings: list[str] = []
         self._metrics: tuple[Mapping[str, float], ...] = ()
 
     def _leave(self, state: GangState) -> None:
         if state is GangState.PUBLISHING:
-            self._uploaded = time.time()
+            self._uploaded = self._clock()
         if state is GangState.PREPARING:
-            self._mark("prepared", time.time())
+            self._mark("prepared", self._clock())
 
     def _granted(self, hosts: Sequence[str]) -> None:
         if self._state in _WITH_HOSTS:
@@ -223,14 +284,14 @@ class Board(StatusBoard):
         """Record that the model is on the lake."""
         with self._lock:
             self._model = model
-            self._mark("published", time.time())
+            self._mark("published", self._clock())
 
     def retry(self) -> None:
         """Record that the gang starts again; add up the GPU seconds until now separately."""
-        now = time.time()
+        now = self._clock()
         with self._lock:
             self._attempt += 1
-            self._before = self._seconds(now)
+            self._before, self._counted = self._seconds(now), self._ranks
             self._arrivals = (now,) * len(self._arrivals)
             self._timeline = dataclasses.replace(
                 self._timeline, retried=now, granted=None, started=None, returned=None
@@ -246,6 +307,7 @@ class Board(StatusBoard):
         return () if self._ranks is None else self._ranks.seen
 
     def status(self) -> RunStatus:
+        now = self._clock()
         with self._lock:
             return RunStatus(
                 run_id=self.run_id,
@@ -259,6 +321,7 @@ class Board(StatusBoard):
                 ranks=self._reports,
                 metrics=self._metrics,
                 timeline=self._timeline,
+                gpu_seconds=self._seconds_lately(now),
             )
 
     def show(self) -> None:
@@ -274,7 +337,7 @@ class Board(StatusBoard):
                 ranks=self._reports,
                 model=self._model,
                 timeline=self._timeline,
-                gpu_seconds=self._seconds(time.time()),
+                gpu_seconds=self._seconds(self._clock()),
             )
 
     @property
@@ -283,6 +346,21 @@ class Board(StatusBoard):
         if self._ranks is None or self._timeline.returned is None:
             return ()
         return self._ranks.reports
+
+    @property
+    def seconds_held(self) -> float:
+        """Return the GPU seconds held until now."""
+        now = self._clock()
+        with self._lock:
+            return self._seconds(now).held
+
+    def _seconds_lately(self, now: float) -> GpuSeconds:
+        """Return the GPU seconds until a second ago at most, or until the last change of state."""
+        # Hundreds of ranks report each second, and each report is a status.
+        if self._shown_state is not self._state or now >= self._shown_at + _LATELY_SECONDS:
+            self._shown_state, self._shown_at = self._state, now
+            self._shown_seconds = self._seconds(now)
+        return self._shown_seconds
 
     def _seconds(self, now: float) -> GpuSeconds:
         return gpu_seconds(
@@ -293,7 +371,16 @@ class Board(StatusBoard):
             self._before,
             self._departures,
             self._uploaded,
+            self._lost_by_ranks,
         )
+
+    @property
+    def _lost_by_ranks(self) -> RankLosses:
+        """The GPU seconds that the ranks of this attempt lost."""
+        # Until the next attempt has its places, the ranks are those of the one before.
+        if self._ranks is None or self._ranks is self._counted:
+            return RankLosses()
+        return self._ranks.losses(self._gpus)
 
 
 def gpu_seconds(
@@ -304,6 +391,7 @@ def gpu_seconds(
     before: GpuSeconds = GpuSeconds(),  # noqa: B008 - frozen
     departures: Sequence[float] = (),
     uploaded: float | None = None,
+    losses: RankLosses = RankLosses(),  # noqa: B008 - frozen
 ) -> GpuSeconds:
     """Return how a run's GPU time was spent.
 
@@ -316,20 +404,23 @@ def gpu_seconds(
         departures: when the executors without files to publish were seen to be gone; the others
             stay until the release.
         uploaded: when the upload of a model ended, whether or not it became a version.
+        losses: GPU seconds that the ranks of this attempt lost.
     """
     end = timeline.released or now
     held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
     held -= sum(max(end - departure, 0.0) for departure in departures) * gpus
     all_gpus = len(arrivals) * gpus
-    training = publishing = 0.0
+    training = publishing = starting = 0.0
     if timeline.started is not None:
         training = ((timeline.returned or end) - timeline.started) * all_gpus
+    if timeline.granted is not None:
+        started = timeline.started or timeline.returned or end
+        starting = max(started - timeline.granted, 0.0) * all_gpus
     uploaded = timeline.published or uploaded
     if timeline.returned is not None and uploaded is not None:
         stayed = all_gpus - len(departures) * gpus
         publishing = (uploaded - timeline.returned) * stayed
-    held, training = before.held + held, before.training + training
-    return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
+    return added([before, spent(held, training, publishing, starting, losses)])
 
 
 def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:

@@ -19,7 +19,9 @@ ENVIRON, PUTENV = "environ", "putenv"
 # Variables that frameworks read while they are imported. Variables that only change logging are
 # left out: ranks that a fork server starts at once are worth more.
 _AT_IMPORT = re.compile(
-    r"KERAS_\w+|TF_(?!CPP_)\w+|JAX_\w+|XLA_\w+|PYTORCH_\w+|MPL\w+|NUMBA_\w+"
+    r"KERAS_\w+|TF_(?!CPP_)\w+|JAX_\w+|XLA_\w+|PYTORCH_\w+|TORCH(DYNAMO_|INDUCTOR_(?!CACHE_DIR))\w+"
+    r"|TORCH_(DYNAMO|COMPILER?|FX|CACHING|STRICT|FAKE_TENSOR)_\w+|(AOT|INDUCTOR|AOTINDUCTOR|PT2)_\w+"
+    r"|MPL\w+|NUMBA_\w+"
     r"|(OMP|MKL|KMP|OPENBLAS|BLIS|GOTO|NUMEXPR|NPY)_\w+"
 )
 # Distinguishes a fork server whose ranks import frameworks themselves from one that has imported

@@ -58,6 +58,11 @@ _WHOLE = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark",
 _ON_TORCH = frozenset(
     {"torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"}
 )
+# torch imports it when the first optimizer or parallel module is made, and that takes as long as to
+# import torch.
+_TORCH_COMPILER = "torch._dynamo"
+# Names in code that makes one of these.
+_OPTIMIZING = frozenset({"optim", "DistributedDataParallel", "fully_shard"})
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 # The references of a function are not followed beyond this number of objects.
 _MOST_OBJECTS = 10_000
@@ -70,8 +75,9 @@ class StaticFindings(NamedTuple):
 
     Attributes:
         imports: the packages of `PRELOADABLE` that it will import, in that order, and then dotted
-            names of what may be a module in one of them, or an attribute of one. Empty if it sets
-            variables that frameworks read while they are imported.
+            names of what may be a module in one of them, or an attribute of one; torch's compiler
+            is among them if it makes an optimizer. Empty if it sets variables that frameworks read
+            while they are imported.
         sets: the environment variables that it sets.
     """
 
@@ -120,18 +126,20 @@ def scan_function(function: Callable[..., Any], modules: PackedModules) -> Stati
 
 
 class _Reached(NamedTuple):
-    """What a function reaches: modules, the user's sources, and variables its functions set."""
+    """What a function reaches: modules, the user's sources, variables its functions set, names."""
 
     modules: set[_Module]
     sources: Mapping[str, tuple[str, bool]]
     sets: set[Setting]
+    names: set[str]
 
 
 def _reached(function: Callable[..., Any], modules: PackedModules) -> _Reached:
     sources = _sources(modules.archive)
     own = {name.partition(".")[0] for name in sources}
     sets: set[Setting] = set()
-    pending = list(_imports_of(function, own | {"__main__", _home(function)}, sets))
+    names: set[str] = set()
+    pending = list(_imports_of(function, own | {"__main__", _home(function)}, sets, names))
     met: set[_Module] = set()
     while pending:
         module = pending.pop()
@@ -143,7 +151,7 @@ def _reached(function: Callable[..., Any], modules: PackedModules) -> _Reached:
         if name in sources:
             found = imports_of_source(name, *sources[name])
             pending += [_Module(i.name, module.all) for i in found if module.all or not i.called]
-    return _Reached(met, sources, sets)
+    return _Reached(met, sources, sets, names)
 
 
 def _preloads(reached: _Reached) -> tuple[str, ...]:
@@ -153,9 +161,13 @@ def _preloads(reached: _Reached) -> tuple[str, ...]:
         firsts.add("torch")
     # A user's module with a known name may do anything when it is imported.
     packages = [package for package in PRELOADABLE if package in firsts - own]
-    below = {module.name for module in met if "." in module.name}
+    dotted = {module.name for module in met if "." in module.name}
     whole = set(packages).intersection(_WHOLE)
-    return (*packages, *sorted(name for name in below if name.partition(".")[0] in whole))
+    below = {name for name in dotted if name.partition(".")[0] in whole}
+    names = reached.names.union(*(name.split(".") for name in dotted))
+    if "torch" in packages and names & _OPTIMIZING:
+        below.add(_TORCH_COMPILER)
+    return (*packages, *sorted(below))
 
 
 def likely_preloads() -> tuple[str, ...]:
@@ -165,7 +177,8 @@ def likely_preloads() -> tuple[str, ...]:
     here.
     """
     imported = tuple(name for name in _FRAMEWORKS if name in sys.modules)
-    return imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
+    found = imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
+    return (*found, _TORCH_COMPILER) if "torch" in found else found
 
 
 class _Module(NamedTuple):
@@ -200,13 +213,16 @@ def _set_by_source(source: str, functions: bool) -> tuple[Setting, ...]:
     return tuple(code_variables.of_nodes(node for node, called in nodes if functions or not called))
 
 
-def _imports_of(function: object, own: set[str], sets: set[Setting]) -> Iterator[_Module]:
+def _imports_of(
+    function: object, own: set[str], sets: set[Setting], names: set[str]
+) -> Iterator[_Module]:
     """Yield the modules that a function, or what it refers to, belongs to or imports.
 
     Args:
         function: the user's function.
         own: top-level names of the user's modules.
         sets: the set to which environment variables that these functions set are added.
+        names: the set to which names of attributes and globals in these functions are added.
     """
     pending, met = [function], dict[int, object]()
     while pending and len(met) < _MOST_OBJECTS:
@@ -225,6 +241,7 @@ def _imports_of(function: object, own: set[str], sets: set[Setting]) -> Iterator
                     yield _Module(name, True)
                 for code in codes_of(value.__code__):
                     sets.update(code_variables.of_code(code))
+                    names.update(code.co_names)
                 pending += _referred_to(value, own)
         elif isinstance(value, type):
             yield from (_Module(kind.__module__, False) for kind in value.__mro__)

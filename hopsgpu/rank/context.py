@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -11,12 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from hopsgpu.artifacts import checkpoint_restore
-from hopsgpu.artifacts.checkpoint_retention import check_options
+from hopsgpu.artifacts.checkpoint_retention import MOST_STEP, check_options, check_step
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.artifacts.log_dir_upload import DIRECTORY as LOGS
@@ -25,12 +27,16 @@ from hopsgpu.core.boundary import public
 from hopsgpu.core.rank_requirements import DATA as NEEDED
 from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError
+from hopsgpu.rank.blocked_time import RankBlockedTime
+from hopsgpu.rank.checkpoint_agreement import RankAgreement
 from hopsgpu.rank.trial import Trial, is_to_end
+from hopsgpu.serving import model_signature
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import local_path
 
 if TYPE_CHECKING:
     from hopsgpu.data.rank_data import RankData
+    from hopsgpu.data.rank_shards import Opened
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +100,16 @@ class Context:
         return cls(**{**fields, "gpus": tuple(fields["gpus"]), **own})
 
     @property
+    def generation(self) -> int:
+        """The number of the gang's world, from 0: how often its ranks were started before.
+
+        A world is the ranks of one attempt, so this equals `attempt`. In a gang whose number of
+        ranks changes, each change begins a new world, and all ranks continue from the latest
+        checkpoint.
+        """
+        return self.attempt
+
+    @property
     @public
     def data(self) -> RankData | dict[str, RankData] | None:
         """This rank's rows of the launch's data: a RankData, or a dict of them by name.
@@ -107,7 +123,8 @@ class Context:
             StoreError: the driver has another version of hopsgpu.
         """
         file = os.environ.get(VARIABLE)
-        return None if file is None else _opened(file, self.disk_sharers)
+        opened = None if file is None else _opened(file, self.disk_sharers)
+        return None if opened is None else opened.view
 
     @public
     def report(self, /, step: int, **metrics: SupportsFloat) -> None:
@@ -130,6 +147,32 @@ class Context:
         if file is not None:
             measures.append(_reports_file(file), line)
 
+    @public
+    def signature(self, inputs: Any, outputs: Any) -> dict[str, Any]:
+        """Infer the model's signature from samples, and leave it in `model_dir` for the manifest.
+
+        It is written to `signature.json`: the names, types and shapes of inputs and outputs, in the
+        words of the Open Inference Protocol. The first dimension of all samples is the batch; it
+        varies, and the other dimensions do not. An array alone is named "input" or "output", and
+        those of a list "input_0", "input_1", ... One rank may call this, or several with samples of
+        the same types and shapes.
+
+        Args:
+            inputs: a batch of inputs: an array (of NumPy, torch, TensorFlow or JAX), a mapping of
+                names to arrays, a list of arrays, or a pandas DataFrame.
+            outputs: what the model returns for it, likewise.
+
+        Returns:
+            The signature, as JSON values.
+
+        Raises:
+            ConfigError: a value is no sample, has a type that the protocol lacks, or the samples
+                have batches of different sizes; nothing is written.
+        """
+        inferred = model_signature.infer(inputs, outputs)
+        model_signature.dump(inferred, self.model_dir)
+        return inferred
+
     def should_prune(self) -> bool:
         """Return whether this trial should end early, as the search's pruner decided.
 
@@ -144,6 +187,30 @@ class Context:
         return file is not None and self.trial is not None and is_to_end(_directory(file))
 
     @public
+    def should_checkpoint(self, /, step: int) -> bool:
+        """Return whether to save a checkpoint at this step because the number of ranks will change.
+
+        Code that saves rarely saves then as well, so that little work is lost:
+        `if step % 1000 == 0 or context.should_checkpoint(step): save(step)`. The answer is true in
+        all ranks at the same step, once per request. All ranks must call this with the same
+        increasing steps, which may have gaps, in one thread. Steps that are not larger than all
+        before are answered False, as are all steps outside a gang.
+
+        The call takes about a microsecond. It waits only while the ranks are agreeing on a step
+        and this rank has come to that step: as a rule some milliseconds, at most some seconds.
+
+        Args:
+            step: an integer, 0 ≤ step < 2**63.
+
+        Raises:
+            ConfigError: the step is invalid.
+        """
+        if type(step) is not int or not 0 <= step <= MOST_STEP:
+            step = check_step(step)
+        file = os.environ.get(VARIABLE)
+        return file is not None and _agreement(file).is_agreed(step)
+
+    @public
     def save_checkpoint(
         self,
         path: str | Path,
@@ -154,6 +221,10 @@ class Context:
         best: Literal["min", "max"] = "min",
     ) -> None:
         """Save a file or directory to the lake, as this rank's part of the checkpoint at a step.
+
+        The checkpoint has the position in `context().data` too: a gang that continues from it gets
+        the rest of the epoch, whatever its number of ranks, if the ranks read in step. All batches
+        that this rank has received before the call count as trained.
 
         The call returns once the data is copied on the node's own disk. The container's agent
         uploads the copy to the lake, completely or not at all, even if the rank is killed
@@ -185,7 +256,12 @@ class Context:
         if file is None:
             self._places[0].save(files_of(source), saving)
         else:
-            PendingCheckpoints(Path(file).parent).hand_over(source, saving)
+            agreed = _agreement(file).last_due
+            saving = replace(saving, position=_position(file, self.disk_sharers), agreed=agreed)
+            with _in_checkpoint_call():
+                PendingCheckpoints(Path(file).parent).hand_over(source, saving)
+            if self.rank == 0:
+                _check_restored(file, self.disk_sharers)
             log.debug("handed over step %d to the agent, which uploads it", saving.step)
 
     @public
@@ -193,12 +269,14 @@ class Context:
         """Return a local copy of this run's latest checkpoint, else of the run that it resumes.
 
         The latest checkpoint is the latest step, of earlier attempts too, for which all ranks that
-        save have saved their parts. A rank counts this attempt's steps only after it has saved in
-        this attempt itself, so all ranks start from the same step, however late one of them is.
+        save in its attempt have saved their parts. A rank counts this attempt's steps only after it
+        has saved in this attempt itself, so all ranks start from the same step, however late one of
+        them is. The attempt that saved the step may have had another number of ranks.
 
         Args:
-            all_ranks: whether to return the parts of all ranks, in one directory: the files that
-                they saved, and the contents of the directories that they saved.
+            all_ranks: whether to return the parts of all ranks that the attempt had, in one
+                directory: the files that they saved, and the contents of the directories that they
+                saved. To load a sharded state into another number of ranks, this is needed.
 
         Returns:
             The part that this rank saved, or that of the lowest rank that saves if this one does
@@ -209,13 +287,14 @@ class Context:
             StoreError: the lake failed, or a file there is damaged.
         """
         file = os.environ.get(VARIABLE)
-        return checkpoint_restore.latest(
-            self._places,
-            _copies(),
-            all_ranks=all_ranks,
-            world_size=self.world_size,
-            begun=file is None or PendingCheckpoints(Path(file).parent).begun,
-        )
+        with _in_checkpoint_call():
+            return checkpoint_restore.latest(
+                self._places,
+                _copies(),
+                all_ranks=all_ranks,
+                world_size=self.world_size,
+                begun=file is None or PendingCheckpoints(Path(file).parent).begun,
+            )
 
     @public
     def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
@@ -233,7 +312,8 @@ class Context:
         Raises:
             ConfigError, StoreError: as `latest_checkpoint`.
         """
-        return checkpoint_restore.best(self._places, _copies(), all_ranks=all_ranks)
+        with _in_checkpoint_call():
+            return checkpoint_restore.best(self._places, _copies(), all_ranks=all_ranks)
 
     @property
     @public
@@ -253,7 +333,7 @@ class Context:
     @property
     def _places(self) -> list[Checkpoints]:
         urls = [self.checkpoint_dir, *([self.resume_dir] if self.resume_dir else [])]
-        return [Checkpoints(Lake(url), self.rank, self.attempt) for url in urls]
+        return [Checkpoints(Lake(url), self.rank, self.attempt, self.world_size) for url in urls]
 
     def dump(self, file: Path) -> None:
         """Write the description that `context()` reads in the rank."""
@@ -295,7 +375,7 @@ def _described(file: str) -> Context:
 
 
 @functools.cache
-def _opened(described: str, sharers: int) -> RankData | dict[str, RankData] | None:
+def _opened(described: str, sharers: int) -> Opened | None:
     shards = Path(described).with_name(DATA)
     if not shards.exists():
         return None
@@ -308,7 +388,29 @@ def _opened(described: str, sharers: int) -> RankData | dict[str, RankData] | No
     # Imported here because ranks without data do not need it.
     from hopsgpu.data.rank_shards import RankShards, opened
 
-    return opened(RankShards.load(shards.read_bytes()), shards.with_name(KEPT), sharers)
+    dealt = RankShards.load(shards.read_bytes())
+    return opened(dealt, shards.with_name(KEPT), sharers, _blocked(described).data)
+
+
+def _position(described: str, sharers: int) -> Mapping[str, Any] | None:
+    """Return the position in the launch's data; None without data that this rank can read."""
+    if not Path(described).with_name(DATA).exists() or missing_modules(NEEDED):
+        return None
+    opened = _opened(described, sharers)
+    return None if opened is None else opened.position().as_fields()
+
+
+@functools.cache
+def _check_restored(described: str, sharers: int) -> None:
+    """Warn, once, if the data continues at a checkpoint that the rank has not asked for."""
+    opened = _opened(described, sharers) if Path(described).with_name(DATA).exists() else None
+    if opened is not None and opened.continued and not _copies().exists():
+        log.warning(
+            "context().data continues at the latest checkpoint (%s), but rank 0 has not called"
+            " latest_checkpoint(): if the model begins anew, it is not trained with the rows before"
+            " it. Load the latest checkpoint, if there is one, before the first batch",
+            ", ".join(f"{name!r} at epoch {epoch}" for name, epoch in opened.continued.items()),
+        )
 
 
 def _copies() -> Path:
@@ -320,6 +422,23 @@ def _copies() -> Path:
 @functools.cache
 def _directory(described: str) -> str:
     return str(Path(described).parent)
+
+
+@functools.cache
+def _agreement(described: str) -> RankAgreement:
+    # Cached, because it remembers what this process has answered.
+    return RankAgreement(Path(described).parent)
+
+
+@functools.cache
+def _blocked(described: str) -> RankBlockedTime:
+    return RankBlockedTime(Path(described).parent)
+
+
+def _in_checkpoint_call() -> AbstractContextManager[None]:
+    """Return a context whose time counts as that of checkpoint calls, if this is a rank."""
+    file = os.environ.get(VARIABLE)
+    return contextlib.nullcontext() if file is None else _blocked(file).checkpoints
 
 
 @functools.cache

@@ -70,7 +70,7 @@ class Digest:
         self._bytes = 0
         self._state: Any = xxhash.xxh3_128()
 
-    def update(self, block: bytes) -> None:
+    def update(self, block: bytes | memoryview) -> None:
         """Add the next block."""
         self._bytes += len(block)
         self._state.update(block)
@@ -142,15 +142,17 @@ def _ahead(
 
     def read() -> None:
         at = begin
+        # One buffer: new memory for each block would cost more than reading and digesting it.
+        buffer = memoryview(bytearray(BLOCK))
         # The reader for the upload meets the same error, and raises it.
         with contextlib.suppress(OSError):
             while not over.is_set():
-                block = os.pread(file, BLOCK, at)
-                if not block:
+                size = os.preadv(file, [buffer], at)
+                if not size:
                     known(digest.facts)
                     return
-                digest.update(block)
-                at += len(block)
+                digest.update(buffer[:size])
+                at += size
 
     thread = threading.Thread(target=read, name="hopsgpu-digest", daemon=True)
     try:

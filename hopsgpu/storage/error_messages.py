@@ -16,6 +16,8 @@ UNREACHABLE = "unreachable"
 UNSUPPORTED = "unsupported"
 # Our words, in the place of a Java class, for what Kerberos' library says.
 NO_CREDENTIALS, NO_KDC = "NoCredentials", "NoKdc"
+# The same for an object store that does not answer, or that refuses the user.
+NO_STORE, STORE_DENIED = "NoObjectStore", "ObjectStoreDenied"
 # What reading JSON raises if a text is not JSON, or has other content than expected.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -64,6 +66,12 @@ _ADVICE = {
     UNREACHABLE: "check that HDFS is running and that this is its address (HADOOP_CONF_DIR)",
     DAMAGED: "no replica is intact: restore the file (hdfs fsck lists other damaged files)",
 }
+_STORE_ADVICE = {
+    NO_STORE: "check the network, and the address of the object store if it is not its provider's"
+    " (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST)",
+    STORE_DENIED: "check which credentials the store's library finds, and what the policy of the"
+    " bucket allows them; or set HOPSGPU_ROOT (spark.hopsgpu.root) to another place",
+}
 _NO_DEFAULT = "No fs.defaultFS setting found"
 _NAME_NODE = (
     "the URL names no NameNode and no fs.defaultFS is known; set HADOOP_CONF_DIR, or write"
@@ -84,6 +92,8 @@ _CLASSES = {
     "NoSASLMechanism": PERMISSION,
     NO_CREDENTIALS: PERMISSION,
     NO_KDC: UNREACHABLE,
+    NO_STORE: UNREACHABLE,
+    STORE_DENIED: PERMISSION,
     "NSQuotaExceededException": QUOTA,
     "DSQuotaExceededException": QUOTA,
     "QuotaByStorageTypeExceededException": QUOTA,
@@ -171,6 +181,8 @@ def explain(error: BaseException) -> Trouble:
         advice = "the disk cannot be read or written"
     if isinstance(error, Refused) and error.java in (NO_CREDENTIALS, NO_KDC):
         advice = ""  # the reason says it
+    if isinstance(error, Refused):
+        advice = _STORE_ADVICE.get(error.java, advice)
     return Trouble(kind, reason, advice, kind in _RETRYABLE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import os
 import tempfile
 import threading
 import uuid
@@ -17,8 +18,11 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, SAFE_MODE, UNREACHABLE, explain
 from hopsgpu.storage.filesystem import BLOCK, FileSystem, Status, empty
 from hopsgpu.storage.hdfs import Hdfs
+from hopsgpu.storage.identity import own_name
 from hopsgpu.storage.local import Local
 from hopsgpu.storage.names import UNFIT
+from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
+from hopsgpu.storage.object_store import ObjectStore
 from hopsgpu.storage.retrying import RAISED, RetryLimits
 from hopsgpu.storage.root import join_url, trimmed
 from hopsgpu.storage.webhdfs import WebHdfs
@@ -27,12 +31,12 @@ __all__ = ["UNFIT", "Lake", "Status", "is_draft"]
 
 T = TypeVar("T")
 
-_SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "file")
+_SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "file", *OBJECT_STORES)
 _PATIENT_SECONDS = 60.0
 _QUICK_SECONDS = 4.0
 # Content that is written through `open` stays in memory up to this size.
 _SPOOLED = 8 * 2**20
-_DRAFT = ".draft"
+DRAFT = ".draft"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Lake:
     If it is unreachable or in safe mode, a call tries again for a minute. All methods raise
     StoreError, which names the path, what happened and what to do, and has its `kind`.
 
+    An object store has no rename, does not append, and has no directories: `make` does nothing
+    there, and a file can be written wherever there is none.
+
     Attributes:
         url: URL with its scheme, without a slash at the end, except for a file system's root.
         quick: whether calls give up on a NameNode after some seconds, instead of a minute.
@@ -50,8 +57,9 @@ class Lake:
             that begin, then raise Cancelled.
 
     Raises:
-        ConfigError: the URL is not an absolute hdfs://, viewfs://, webhdfs://, swebhdfs:// or
-            file:// URL, has `#`, `?` or `;` in it, or is a file:// URL of another machine.
+        ConfigError: the URL is not an absolute hdfs://, viewfs://, webhdfs://, swebhdfs://, s3://,
+            s3a://, gs://, abfss:// or file:// URL, has `#`, `?` or `;` in it, names no bucket, or
+            is a file:// URL of another machine.
     """
 
     url: str
@@ -60,11 +68,13 @@ class Lake:
 
     def __post_init__(self) -> None:
         scheme, _, path = self.url.partition("://")
+        if scheme in OBJECT_STORES and path and "/" not in path:
+            path = f"{path}/"  # the bucket itself
         if scheme not in _SCHEMES or "/" not in path or UNFIT.search(path):
             raise ConfigError(
                 f"{self.url!r} cannot hold runs and models: must be an absolute hdfs:// or file://"
                 " URL without '#', '?' and ';' (HOPSGPU_ROOT or spark.hopsgpu.root); viewfs,"
-                " webhdfs and swebhdfs are accepted as well"
+                " webhdfs, swebhdfs, s3, s3a, gs and abfss are accepted as well"
             )
         host, _, rest = path.partition("/")
         if scheme == "file" and host not in ("", "localhost"):
@@ -72,7 +82,11 @@ class Lake:
                 f"{self.url!r} names the host {host!r}, but a file:// URL is a path on this"
                 f" machine: write file:///{host}/{rest}"
             )
-        object.__setattr__(self, "url", trimmed(self.url))
+        if scheme in OBJECT_STORES and not host:
+            raise ConfigError(
+                f"{self.url!r} names no bucket: write {scheme}://bucket/{rest.lstrip('/')}"
+            )
+        object.__setattr__(self, "url", trimmed(f"{scheme}://{path}"))
 
     def __truediv__(self, name: str) -> Lake:
         there = replace(self, url=join_url(self.url, name))
@@ -86,6 +100,34 @@ class Lake:
         above = replace(self, url=f"{self.url.rpartition('/')[0]}/")
         above.__dict__["files"] = self.files
         return above
+
+    @property
+    def is_local(self) -> bool:
+        """Return whether it is on this machine, whose clock is that of the files."""
+        return self.url.startswith("file:")
+
+    @property
+    def is_object_store(self) -> bool:
+        """Return whether it is on an object store, which has no rename."""
+        return self.url.partition("://")[0] in OBJECT_STORES
+
+    def check_renames(self, use: str, setting: str) -> None:
+        """Check that a use that needs renames and appends may be here.
+
+        Args:
+            use: what would be here, for the error: a plural.
+            setting: the setting that names the place.
+
+        Raises:
+            ConfigError: this is on an object store, which has neither.
+        """
+        if self.is_object_store:
+            raise ConfigError(
+                f"{self.url!r} is on an object store, which has no rename and does not append to"
+                f" files: {use} must be on HDFS (hdfs://), or in a directory that all nodes see"
+                f" (file://): set {setting}. Runs, checkpoints, models, and Parquet for data= may"
+                " be on an object store"
+            )
 
     @property
     def path(self) -> str:
@@ -115,11 +157,45 @@ class Lake:
         with store_errors("reach", root):
             if scheme in ("webhdfs", "swebhdfs"):
                 return WebHdfs(root, quick=self.quick)
+            if self.is_object_store:
+                return ObjectStore(root, quick=self.quick)
             return Hdfs(root, quick=self.quick)
 
     def make(self) -> None:
         """Create the directory, and those above it."""
         self._try("create", lambda: self.files.make(self.path))
+
+    def make_writable(self) -> None:
+        """Create the directory, and check that files can be created in it and removed.
+
+        On an object store, where a directory is there with its first file, a file is created and
+        removed: nothing else would tell that there is no such bucket, or that it is read-only.
+
+        Raises:
+            StoreError: the store refuses; the message says why.
+        """
+        self.make()
+        if self.is_object_store:
+            (self / f".{uuid.uuid4().hex}{DRAFT}").try_create()
+
+    def try_create(self, content: bytes = b"") -> None:
+        """Create the file here and remove it again; its name must be one that nobody else uses.
+
+        Args:
+            content: of the file.
+
+        Raises:
+            StoreError: the store refuses; the message says why.
+        """
+        try:
+            self.create(content)
+            self.remove()
+        except StoreError as error:
+            # One that did not answer for a minute is not asked again.
+            if error.kind not in (UNREACHABLE, SAFE_MODE):
+                with contextlib.suppress(StoreError):  # the first error is raised, with its reason
+                    self.remove()
+            raise
 
     def share(self, mode: int) -> None:
         """Set the permission bits of what is here; only its owner may."""
@@ -128,6 +204,16 @@ class Lake:
     def stat(self) -> Status:
         """Return the status of the file or directory here."""
         return self._try("get the status of", lambda: self.files.stat(self.path))
+
+    def owner(self) -> str:
+        """Return the owner of what is here, which this process has put here.
+
+        That is the user as whom the lake knows this process. An object store knows none: there it
+        is HADOOP_USER_NAME, or the user who runs this process.
+        """
+        if self.is_object_store:
+            return os.environ.get("HADOOP_USER_NAME") or own_name()
+        return self.stat().owner
 
     def exists(self) -> bool:
         """Return whether there is a file or a directory here."""
@@ -178,14 +264,23 @@ class Lake:
         reading = self._try("read", lambda: held.enter_context(self.files.read(self.path)))
         return cast(BinaryIO, io.BufferedReader(_NamedReader(reading, self.url, held), BLOCK))
 
-    def read(self) -> bytes:
-        """Return the whole content of the file here."""
+    def read(self, most: int | None = None) -> bytes:
+        """Return the whole content of the file here.
+
+        Args:
+            most: how many bytes the file may have; a larger one is "damaged". None for any number.
+        """
 
         def attempt() -> bytes:
             with self.files.read(self.path) as file:
-                return file.readall() or b""
+                if most is None:
+                    return file.readall() or b""
+                return io.BufferedReader(file).read(most + 1)
 
-        return self._try("read", attempt)
+        content = self._try("read", attempt)
+        if most is not None and len(content) > most:
+            raise StoreError(f"{self.url} has more than {most} bytes, and was not read", DAMAGED)
+        return content
 
     def write(self, content: bytes) -> None:
         """Create or replace the file here; readers may see half of it meanwhile."""
@@ -196,7 +291,7 @@ class Lake:
 
         A draft beside it, `.NAME.xxxxxxxx.draft` (`is_draft`), is renamed to the file. The draft is
         left behind if the process is killed meanwhile, or if the lake cannot be reached or is in
-        safe mode.
+        safe mode. On an object store there is no draft.
         """
         self._replace(lambda draft: draft.write(content))
 
@@ -205,8 +300,11 @@ class Lake:
         self._replace(lambda draft: draft.upload(source))
 
     def _replace(self, fill: Callable[[Lake], None]) -> None:
+        if self.is_object_store:  # where a write is whole by itself
+            fill(self)
+            return
         name = self.url.rpartition("/")[2]
-        draft = self.above / f".{name}.{uuid.uuid4().hex[:8]}{_DRAFT}"
+        draft = self.above / f".{name}.{uuid.uuid4().hex[:8]}{DRAFT}"
 
         def rename(attempt: int) -> None:
             try:
@@ -344,7 +442,7 @@ class Lake:
 
 def is_draft(name: str) -> bool:
     """Return whether a file of that name is a draft of `Lake.replace`, in use or left behind."""
-    return name.startswith(".") and name.endswith(_DRAFT)
+    return name.startswith(".") and name.endswith(DRAFT)
 
 
 class _NamedReader(io.RawIOBase):

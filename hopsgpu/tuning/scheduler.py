@@ -51,6 +51,9 @@ class SearchTerms:
         slots: number of slots of an executor. Ranks of a trial may share an executor. NCCL does not
             connect ranks on the same GPU, so if trials share a GPU, each has one worker.
         max_failures: number of failed trials that the search tolerates, or None for any number.
+        tries: how often a trial may fail until it counts as failed; before that it is put back.
+        ahead: number of trials that an executor gets before it needs them, beside the one that it
+            runs; only for trials of one worker, on executors of one slot.
     """
 
     trials: int
@@ -59,6 +62,13 @@ class SearchTerms:
     workers: int = 1
     slots: int = 1
     max_failures: int | None = None
+    tries: int = 1
+    ahead: int = 0
+
+    @property
+    def places(self) -> int:
+        """Return how many trials, or ranks of trials, an executor may have at a time."""
+        return self.slots + self.ahead
 
     def executors(self, trials: int) -> int:
         """Return how many executors a number of concurrent trials needs."""
@@ -160,11 +170,11 @@ class Placement:
     @property
     def busy(self) -> Mapping[int, int]:
         """Return how many slots of each executor are taken."""
-        return {key: self.terms.slots - len(e.free) for key, e in self._executors.items()}
+        return {key: self.terms.places - len(e.free) for key, e in self._executors.items()}
 
     def came(self, key: int, host: str, now: float) -> None:
         """Record that an executor is ready for trials."""
-        self._executors[key] = _Executor(host, set(range(self.terms.slots)))
+        self._executors[key] = _Executor(host, set(range(self.terms.places)))
         self._changed(now)
 
     def gone(self, key: int, now: float) -> None:
@@ -205,7 +215,8 @@ class Placement:
         """Record that all ranks of a trial are gone.
 
         A trial that lost its executor or was stopped is put back and is the next to start. After
-        three losses that YARN did not cause, it counts as failed.
+        three losses that YARN did not cause, it counts as failed. So it does when it has failed as
+        often as the terms allow.
 
         Returns:
             How the end counts: `how`, or failed.
@@ -213,10 +224,10 @@ class Placement:
         for slot in self.running.pop(trial):
             if slot.executor in self._executors:
                 self._executors[slot.executor].free.add(slot.index)
-        if how is TrialEnd.LOST:
+        if how in (TrialEnd.LOST, TrialEnd.FAILED):
             self._losses[trial] += 1
-            if self._losses[trial] >= MOST_LOSSES:
-                how = TrialEnd.FAILED
+            most = MOST_LOSSES if how is TrialEnd.LOST else self.terms.tries
+            how = TrialEnd.FAILED if self._losses[trial] >= most else TrialEnd.LOST
         if how in _PUT_BACK:
             self.waiting.appendleft(trial)
         else:
@@ -278,7 +289,7 @@ class Placement:
             return Decision(stop=bool(self.running), over=over, release=tuple(self._idle()))
         starts = self._starts()
         begun = {slot.executor for start in starts for slot in start.slots}
-        wanted = self.terms.executors(min(self.terms.most, left))
+        wanted = self.terms.executors(min(self.terms.most, left - self._ahead()))
         idle = [key for key in self._idle() if key not in begun]
         release = idle[: max(len(self._executors) - wanted, 0)]
         if self._is_stuck(now) and not starts:
@@ -292,6 +303,12 @@ class Placement:
             release=tuple(release),
             ask=min(unasked, max(self._ready_wanted() - len(self.waiting) - self.asking, 0)),
         )
+
+    def _ahead(self) -> int:
+        """Return how many trials executors have been given before they need them."""
+        if not self.terms.ahead:
+            return 0
+        return sum(max(taken - self.terms.slots, 0) for taken in self.busy.values())
 
     def _is_stuck(self, now: float) -> bool:
         """Return whether idle executors have waited too long for others to start a trial with."""
@@ -319,22 +336,29 @@ class Placement:
 
     def _idle(self) -> list[int]:
         """Return the executors without a running trial, the latest arrival first."""
-        whole = self.terms.slots
+        whole = self.terms.places
         return [key for key, e in reversed(self._executors.items()) if len(e.free) == whole]
 
     def _starts(self) -> tuple[Start, ...]:
         free = {key: set(e.free) for key, e in self._executors.items() if e.free}
         count = sum(map(len, free.values()))
-        room = self.terms.most - len(self.running)
+        room = self.terms.most * self.terms.places // self.terms.slots - len(self.running)
         if not self._gathered and count < self._needed():
             return ()
         starts: list[Start] = []
         for trial in self.waiting:
             if room <= len(starts) or count < self.terms.workers:
                 break
+            if self.terms.ahead and self._is_early(free, len(self.waiting) - len(starts)):
+                break
             starts.append(Start(trial, self._take(free)))
             count -= self.terms.workers
         return tuple(starts)
+
+    def _is_early(self, free: Mapping[int, set[int]], waiting: int) -> bool:
+        """Return whether to keep a trial back for an executor that will have none before long."""
+        emptiest = self.terms.places - max(map(len, free.values()))
+        return emptiest >= self.terms.slots and waiting <= len(self._executors)
 
     def _take(self, free: dict[int, set[int]]) -> tuple[Slot, ...]:
         """Take slots for a trial from the free ones: near each other, and on fuller executors."""
@@ -349,6 +373,8 @@ class Placement:
         return tuple(taken)
 
     def _best(self, free: Mapping[int, set[int]], wanted: int, taken: Collection[Slot]) -> int:
+        if self.terms.ahead:
+            return max(free, key=lambda key: len(free[key]))
         if self.terms.workers == 1:
             # On the fullest executor, so that others become idle and can be released.
             return min(free, key=lambda key: len(free[key]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopsgpu.artifacts.runs import RECORD, parse
+from hopsgpu.artifacts.runs import RECORD
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -24,6 +24,7 @@ from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Handle
 from hopsgpu.launcher.run_end import KEEP_SECONDS, run_to_end
 from hopsgpu.launcher.run_record import RunDetails
+from hopsgpu.launcher.running import refuse_running
 from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments
@@ -126,23 +127,7 @@ def _check_before(arguments: SearchArguments, run: Lake, run_id: str) -> None:
                 f"name={run_id!r}: {run.url} is a run, but not a search; use another name"
             )
         return
-    try:
-        record = parse((run / RECORD).read(), (run / RECORD).url)
-    except StoreError:  # the driver died before it wrote a record
-        return
-    own = arguments.application.id
-    other = str(record.content.get("application") or "")
-    if not record.goes_on(time.time()) or other == own:
-        return
-    try:
-        is_running = arguments.application.goes_on(other)
-    except HopsGpuError:  # YARN no longer knows the application
-        is_running = False
-    if is_running:
-        raise ConfigError(
-            f"the search {run_id!r} is still running in {other}: wait for its end, or cancel it"
-            f" with `hopsgpu runs cancel {run_id}`"
-        )
+    refuse_running(run, run_id, arguments.application, "search")
 
 
 class _Search:
@@ -163,7 +148,7 @@ class _Search:
         Raises:
             HopsGpuError: an error ended the search.
         """
-        self._directory.make()
+        self._directory.make_writable()
         # Imported here because Optuna takes long to import and is needed only from here on.
         from hopsgpu.tuning.journal import Journal
         from hopsgpu.tuning.sampler_thread import SamplerThread, count_ended, note_code, open_study
@@ -202,7 +187,6 @@ class _Search:
         cancelled = self._active.cancelled
         python_env = python_of(arguments.python_env, plan.paths["root"], board, cancelled)
         imports = modules_to_check(arguments.function.needs, python_env, arguments.application)
-        board.state(GangState.WAITING)
         request = Request(
             board.run_id,
             plan,
@@ -214,6 +198,7 @@ class _Search:
         )
         most = arguments.terms.executors(arguments.terms.most)
         with arguments.application.elastic(request.of_executors(most)) as lease:
+            board.state(GangState.WAITING)
             searching.run(lease, python_env)
 
     def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
@@ -257,6 +242,9 @@ class _Search:
             moments=board.moments,
             warnings=board.warnings,
         )
+
+    def end_reason(self, error: BaseException) -> EndReason:
+        return reason_of_error(error)
 
     def result_of_failure(self, error: HopsGpuError) -> SearchResult | None:
         return None if self._study is None else self.result()

@@ -19,7 +19,12 @@ from hopsgpu.launcher.function_shipping import (
     keywords,
     packed,
 )
-from hopsgpu.launcher.options import Duration, ExecutorOptions, FunctionOptions
+from hopsgpu.launcher.options import (
+    Duration,
+    ExecutorOptions,
+    FunctionOptions,
+    check_idle_timeout,
+)
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.modules import Packer
 from hopsgpu.packaging.pickling import pickle_call
@@ -27,7 +32,7 @@ from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.storage.names import file_name
 from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of
-from hopsgpu.units import parse_duration
+from hopsgpu.units import parse_duration, parse_duration_or_off
 
 if TYPE_CHECKING:
     import optuna
@@ -57,6 +62,8 @@ class TrialOptions(FunctionOptions, ExecutorOptions):
         search_timeout: how long the search may take from its first wait for executors on. Trials
             that still run then are stopped; the search can be resumed.
         trial_timeout: how long a trial may take; a trial that takes longer fails.
+        idle_timeout: how long all GPUs of a trial may idle in a row, as for `launch`; then it
+            fails. "off" for no bound.
         max_failures: number of failed trials that the search tolerates; None for any number.
         name: name of the search. If a search of this name exists, it is resumed.
         resume: id of the search to resume. Trials that have ended are kept; those that were running
@@ -74,6 +81,7 @@ class TrialOptions(FunctionOptions, ExecutorOptions):
     metric: str | None = None
     search_timeout: Duration = None
     trial_timeout: Duration = None
+    idle_timeout: Duration = None
     max_failures: int | None = None
     name: str | None = placed(None, "max_failures")
     resume: str | None = None
@@ -167,11 +175,13 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
             f"name={name!r} and resume={resume!r}: each can resume a search; give only one of them"
         )
     python_env = options.recipe()
+    check_idle_timeout(options.idle_timeout, options.gpus_per_trial, "gpus_per_trial=0", "trial")
     spec = options.gang_of(
         name=options.run_name,
         workers=terms.slots,
         gpus=_gpus(options.gpus_per_trial),
         run_timeout=parse_duration(options.trial_timeout, "trial_timeout"),
+        idle_timeout=parse_duration_or_off(options.idle_timeout, "idle_timeout"),
         env_vars={} if options.env_vars is None else options.env_vars,
     )
     timeout = parse_duration(options.search_timeout, "search_timeout")
@@ -182,7 +192,7 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     application = application_of(options.spark)
     function = packed(Packer(), train_fn, call, imported, application)
     return SearchArguments(
-        **vars(gang_in(application, spec, python_env)),
+        **vars(gang_in(application, spec, python_env, options.idle_timeout)),
         function=function,
         options=options,
         terms=terms,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.trials import AblationOutcome, SearchOutcome
 from hopsgpu.display.ablation import card, text
 from hopsgpu.display.search_cards import search_card
@@ -31,6 +32,11 @@ class SearchResult(SearchOutcome):
     """
 
     __module__ = "hopsgpu"
+
+    @property
+    def largest_loss(self) -> str:
+        """What most GPU time was lost to, and how to reduce it; "" if little was lost."""
+        return largest_loss(self.gpu_seconds)
 
     def plot(self, path: str | Path) -> None:
         """Write a page with all trials and Optuna's plots, for a browser, to a local file.

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.backends.grant import Lease
-from hopsgpu.core.gang import Container, Exclusions, assign_ranks
-from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import RUNNING, TrialReport
-from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
-from hopsgpu.launcher.attempt import AttemptListener, Trained, train_on
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.launcher.attempt import Trained, Training
+from hopsgpu.launcher.attempt_watcher import WatchBounds
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.failures import EndedRank
 from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rank_table import Entered
 from hopsgpu.launcher.rendezvous import Rendezvous
-from hopsgpu.launcher.retry_policy import Fault, suspect
 from hopsgpu.tuning.sampler_thread import Proposed
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
 from hopsgpu.tuning.search_board import SearchBoard
+from hopsgpu.tuning.slot_run import SlotListener, SlotRun
 from hopsgpu.tuning.trial_outcome import NoMetric, Outcome, Reports, metric_of
 
 _FOLLOWED_SECONDS = 1.0
@@ -53,20 +50,6 @@ class RendezvousCache:
 
 
 @dataclass(frozen=True)
-class TrialOutput:
-    """Shows a trial's output on the search's display; a `Progress`."""
-
-    board: SearchBoard
-    number: int
-
-    def status(self, status: RunStatus) -> None:
-        return
-
-    def line(self, rank: int, host: str, *texts: str) -> None:
-        self.board.line(self.number, rank, host, *texts)
-
-
-@dataclass(frozen=True)
 class Begun:
     """News of a trial: its first rank has started."""
 
@@ -90,6 +73,7 @@ class TrialSetting:
         background: uploads the trials' logs to the lake.
         metric: name of the metric that is optimized, or None.
         rendezvous_cache: the rendezvous of earlier trials.
+        bounds: how long ranks and agents are waited for, and how long GPUs may idle.
         tell: called with news of a trial, in the trial's thread; a TrialRun is the news of its own
             end.
     """
@@ -98,20 +82,20 @@ class TrialSetting:
     background: Background
     metric: str | None
     rendezvous_cache: RendezvousCache
+    bounds: WatchBounds
     tell: Callable[[Begun | Reported | TrialRun], None]
 
 
-class _TrialListener(AttemptListener):
-    """Tells the search about a trial's first rank, and collects the trial's warnings.
+class _TrialListener(SlotListener):
+    """Tells the search about a trial's first rank.
 
     Attributes:
         was_pruned: whether the first rank ended early because the search had asked for that.
-        warnings: warnings for people.
     """
 
     def __init__(self, number: int, setting: TrialSetting) -> None:
+        super().__init__(setting.board)
         self.was_pruned = False
-        self.warnings: list[str] = []
         self._number = number
         self._setting = setting
         self._reports = Reports(setting.metric)
@@ -119,10 +103,6 @@ class _TrialListener(AttemptListener):
     def started(self, rank: int) -> None:
         if rank == 0:
             self._setting.tell(Begun(self._number))
-
-    def entered(self, entered: Entered) -> None:
-        if entered.all:
-            self._setting.board.runs(entered.at)
 
     def record(self, rank: int, chunk: bytes) -> None:
         if rank == 0 and (reported := self._reports.take(chunk)):
@@ -132,12 +112,9 @@ class _TrialListener(AttemptListener):
         if end.place.rank == 0:
             self.was_pruned = end.pruned
 
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
-
-class TrialRun:
-    """One try of a trial on its slots; `start` starts it, and it tells its end to the search.
+class TrialRun(SlotRun):
+    """One try of a trial on its slots; it tells its end to the search.
 
     Args:
         proposed: the trial.
@@ -147,11 +124,7 @@ class TrialRun:
         setting: what it has in common with other trials.
 
     Attributes:
-        proposed, slots, call: as given.
-        world: its ranks.
-        outcome: how it ended, once it has.
-        avoid: the GPUs and nodes that caused its failure.
-        fatal: error that ends the search, or None.
+        proposed: as given.
         followed: event that the search sets once the next trial on its slots has begun.
     """
 
@@ -164,43 +137,28 @@ class TrialRun:
         setting: TrialSetting,
     ) -> None:
         self.proposed = proposed
-        self.slots = slots
-        self.call = call
-        containers = {container.key: container for container in lease.containers}
-        self.world = assign_ranks([containers[slot.executor] for slot in slots], 1)
-        self.began = time.time()
-        self.outcome = Outcome(TrialEnd.STOPPED)
-        self.avoid = Exclusions()
-        self.fatal: HopsGpuError | None = None
         self.followed = threading.Event()
-        self._lease = lease
         self._setting = setting
-        self._listener = _TrialListener(proposed.number, setting)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=call.run_id, daemon=True)
-
-    def start(self) -> None:
-        """Start the try."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the try; its trial is put back."""
-        self._stopped.set()
-
-    @property
-    def goes_on(self) -> bool:
-        """Return whether the try still runs or has not queued the upload of all its logs."""
-        return self._thread.is_alive()
+        self._first = _TrialListener(proposed.number, setting)
+        super().__init__(
+            proposed.number,
+            slots,
+            lease,
+            call,
+            setting.board,
+            setting.background,
+            setting.bounds,
+            self._first,
+        )
 
     @property
-    def containers(self) -> tuple[Container, ...]:
-        """Return the containers of its ranks."""
-        return tuple(place.container for place in self.world.places)
+    def label(self) -> str:
+        return f"trial {self.number}"
 
     def report(self) -> TrialReport:
         """Return what is known of the trial when the try starts."""
         return TrialReport(
-            number=self.proposed.number,
+            number=self.number,
             params=self.proposed.params,
             state=RUNNING,
             gpu=",".join(gpu for container in self.containers for gpu in container.gpus),
@@ -210,64 +168,21 @@ class TrialRun:
             log=self.call.logs.url,
         )
 
-    def join(self, seconds: float) -> None:
-        """Wait at most `seconds` until the upload of its logs is queued."""
-        self._thread.join(seconds)
+    def _known(self) -> Rendezvous | None:
+        return self._setting.rendezvous_cache.taken(self.slots)
 
-    @property
-    def keys(self) -> frozenset[int]:
-        """Return the keys of its agents."""
-        return frozenset(slot.executor for slot in self.slots)
+    def _concluded(self, training: Training) -> None:
+        self._setting.rendezvous_cache.keep(self.slots, training.rendezvous, self.outcome.how)
 
-    def _run(self) -> None:
-        board, cache, number = (
-            self._setting.board,
-            self._setting.rendezvous_cache,
-            self.proposed.number,
-        )
-        has_told = False
-        try:
-            with train_on(
-                self._lease,
-                self.world,
-                self.call,
-                TrialOutput(board, number),
-                self._listener,
-                self._stopped,
-            ) as training:
-                try:
-                    trained = training.run(cache.taken(self.slots))
-                    self.outcome = self._outcome(trained)
-                    if trained.conclusion is not None:
-                        self.avoid = trained.conclusion.avoid
-                    for text in self._listener.warnings:
-                        board.warn(f"trial {number}: {text}")
-                    cache.keep(self.slots, training.rendezvous, self.outcome.how)
-                    has_told = True
-                    # The upload of the logs can wait; the next trial must not.
-                    self._setting.tell(self)
-                    self.followed.wait(_FOLLOWED_SECONDS)
-                finally:
-                    training.keep_logs(self._setting.background)
-        except Cancelled:
-            self.outcome = Outcome(TrialEnd.STOPPED)
-        except (ConfigError, DiscoveryError) as error:
-            self.fatal = error
-        except Exception as error:  # noqa: BLE001 - becomes the trial's own failure, and is told
-            if not has_told:
-                self.outcome = Outcome(TrialEnd.FAILED, error=f"{type(error).__name__}: {error}")
-        finally:
-            if not has_told:
-                self._setting.tell(self)
+    def _tell_end(self) -> None:
+        self._setting.tell(self)
 
-    def _outcome(self, trained: Trained) -> Outcome:
-        if trained.conclusion is not None:
-            failure = trained.conclusion.failure
-            if trained.conclusion.fault is not Fault.INFRASTRUCTURE:
-                return Outcome(TrialEnd.FAILED, error=str(failure))
-            is_excused = suspect(failure.host or "", str(failure)) is None
-            return Outcome(TrialEnd.PREEMPTED if is_excused else TrialEnd.LOST, error=str(failure))
-        if self._listener.was_pruned:
+    def _told(self) -> None:
+        # The upload of the logs can wait; the next trial must not.
+        self.followed.wait(_FOLLOWED_SECONDS)
+
+    def _returned(self, trained: Trained) -> Outcome:
+        if self._first.was_pruned:
             return Outcome(TrialEnd.PRUNED)
         try:
             pickled = trained.values[0].content(self.call.directory)

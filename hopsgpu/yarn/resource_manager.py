@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
@@ -72,10 +72,12 @@ class PriorityContainers:
     Attributes:
         containers: ids of those that are granted and have not ended.
         pending: how many more it asks for.
+        hosts: the node of each of these containers.
     """
 
     containers: tuple[str, ...]
     pending: int
+    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
@@ -428,8 +430,12 @@ class ResourceManager:
             for request in app.get("resourceRequests", [])
             if request["priority"] == priority and request["resourceName"] == "*"
         )
-        ids = (c["containerId"] for c in containers if int(c["priority"]) == priority)
-        return PriorityContainers(tuple(ids), pending)
+        hosts = {
+            c["containerId"]: c["assignedNodeId"].partition(":")[0]
+            for c in containers
+            if int(c["priority"]) == priority
+        }
+        return PriorityContainers(tuple(hosts), pending, hosts)
 
     @_checked
     def end_of(self, application_id: str) -> str:

@@ -79,19 +79,6 @@ def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
     assert gpus_become(manager, 0)
 
 
-def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(
-    spark: SparkSession, gpus_back: Callable[[], int]
-) -> None:
-    def breaks() -> None:
-        if hopsgpu.context().rank == 1:
-            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
-
-    with pytest.raises(hopsgpu.RankFailed, match="uncorrectable ECC") as raised:
-        hopsgpu.launch(breaks, workers=2, gpus_per_worker=2, retries=1, progress="off")
-    (note,) = raised.value.__notes__
-    assert "not retried without GPU-" in note and "can never fit" in note
-
-
 def test_the_first_executor_that_cannot_reach_the_driver_ends_the_launch(
     spark: SparkSession,
     gpus_back: Callable[[], int],

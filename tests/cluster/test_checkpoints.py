@@ -12,7 +12,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.contract.framework_ranks import EXAMPLES
+from tests.in_ranks import who_and_where
 
 STEPS = 6
 
@@ -77,10 +79,17 @@ def test_a_sharded_model_of_torch_goes_on(
 
 
 def test_a_checkpoint_of_tensorflow_goes_on(
-    spark: SparkSession, example: Callable[[str], ModuleType]
+    spark: SparkSession, nothing_warmed: None, example: Callable[[str], ModuleType]
 ) -> None:
     with hopsgpu.hold(workers=1, gpus_per_worker=0, progress="off") as alone:
         check_that_it_goes_on(alone, example("checkpoint_tensorflow").train, 1)
+
+
+def test_a_gang_on_cpus_takes_no_gpu(gang: hopsgpu.Gang, manager: ResourceManager) -> None:
+    result = gang.launch(who_and_where, progress="off")
+    assert [value[4] for value in result.values] == ["", ""]
+    assert manager.gpus()[0] == 0
+    assert result.gpu_seconds.held == 0
 
 
 def test_what_a_rank_logs_grows_on_the_lake(gang: hopsgpu.Gang) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import until
+
 # Fails the start of Spark's user interface, once, as its own race does: in a filter, while the
 # pages are attached. Spark loads and starts it anew for each.
 FILTER = """
@@ -54,7 +57,7 @@ def train():
     raise ValueError("no batch")
 
 def helper():
-    return hopsgpu.launch(train, workers=2, progress="off")
+    return hopsgpu.launch(train, workers=2, placement="pack", progress="off")
 
 if __name__ == "__main__":
     spark = hopsgpu.session("console", conf={
@@ -89,7 +92,11 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_and_nothing_of_java(
-    cluster_env: dict[str, str], tripping: Path, gpus_back: Callable[[], int], tmp_path: Path
+    cluster_env: dict[str, str],
+    tripping: Path,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    tmp_path: Path,
 ) -> None:
     script, trips = tmp_path / "jobs" / "train.py", tripping / "trips"
     for file, source in {**MODULES, "jobs/train.py": SCRIPT}.items():
@@ -116,6 +123,15 @@ def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_
         r"hopsgpu: Spark's user interface failed to start, .*"
         r"\(java.util.ConcurrentModificationException\); Spark is started again \(start 2 of 3\)",
         line,
+    )
+
+    def states() -> list[str]:
+        """The states of the script's applications: of the start that failed, and of the other."""
+        apps = manager.ask("/ws/v1/cluster/apps")["apps"]["app"]
+        return [app["state"] for app in apps if app["name"] == "console"]
+
+    assert until(lambda: len(states()) > 1 and set(states()) <= {"FINISHED", "KILLED"}, 30), (
+        states()
     )
     start = said.partition("the session is there")[0]
     assert not re.search(r"^(\tat |java\.|org\.)", start, re.MULTILINE), start

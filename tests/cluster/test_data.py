@@ -40,11 +40,11 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
 
 @pytest.fixture(scope="module")
 def gang(spark: SparkSession, hdfs_url: str) -> Iterator[hopsgpu.Gang]:
-    """Held by the tests below that need no gang of their own."""
+    """Two ranks in a container, for the tests below that need no gang of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOPSGPU_ROOT", f"{hdfs_url}/tmp/data-held-{uuid.uuid4().hex}")
         patch.setattr(arguments, "likely_preloads", tuple)
-        held = hopsgpu.hold(workers=2, progress="off")
+        held = hopsgpu.hold(workers=2, placement="pack", progress="off")
     with held:
         yield held
 
@@ -157,7 +157,7 @@ def test_a_run_that_is_cancelled_while_it_writes_ends_its_spark_job(
 def test_what_cannot_be_read_is_found_at_the_call(spark: SparkSession, root: Lake) -> None:
     for data, error, words in (
         (f"{root.url}/nothing", hopsgpu.StoreError, "data cannot be read: .* does not exist"),
-        ("s3a://bucket/x", hopsgpu.ConfigError, "otherwise read it with Spark"),
+        ("oss://bucket/x", hopsgpu.ConfigError, "otherwise read it with Spark"),
         (spark.readStream.format("rate").load(), hopsgpu.ConfigError, "data is a stream"),
     ):
         with pytest.raises(error, match=words):

@@ -22,16 +22,20 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 # Pages of which no block is run, and why.
 NOT_RUN = {
     "docs/laptop.md": "tests/contract/test_local.py runs its like where no cluster is",
+    "docs/scoring.md": "tests/contract/test_score.py and tests/cluster/test_score.py run its like",
     "docs/python-environments.md": "tests/cluster/test_python_env.py runs its like",
 }
 RUN = {
     "README.md",
     "docs/data.md",
     "docs/development-cluster.md",
+    "docs/elastic-gangs.md",
     "docs/models.md",
     "docs/pipeline.md",
     "docs/pytorch.md",
+    "docs/serving.md",
     "docs/hyperparameter-search.md",
+    "docs/usage.md",
 }
 
 # What a gang was asked for with, and is not told by each launch on it.
@@ -120,23 +124,27 @@ def test_pages(
     with contextlib.ExitStack() as until_the_end:
 
         def kept(**given: Any) -> contextlib.AbstractContextManager[hopsgpu.Gang]:
-            """The first gang that is asked for, with two ranks; all later ones are the same."""
+            """The first gang that is asked for, of two ranks; all later ones are the same."""
             if not gangs:
-                gangs.append(until_the_end.enter_context(hold(**{**given, "workers": 2})))
+                two = {"workers": 2, "placement": "pack"}  # in a container: they import once
+                gangs.append(until_the_end.enter_context(hold(**{**given, **two})))
             return contextlib.nullcontext(gangs[0])
 
         monkeypatch.setattr(hopsgpu, "hold", kept)
+        kept(idle_timeout="10m")
+        monkeypatch.setattr(hopsgpu, "launch", _as_on(gangs[0]))
+
         rows = [(float(n), n % 10) for n in range(40)]
         spark.createDataFrame(rows, "pixel double, label int").write.json("hdfs:///raw")
         left = _run("README.md")
-        assert [value["accuracy"] for value in left["result"].values] == [0.97] * 4
+        assert [value["accuracy"] for value in left["result"].values] == [0.97] * 2
         assert (directory / "some" / "directory" / "model.pt").stat().st_size > 0
 
-        kept(idle_timeout="10m")
-        monkeypatch.setattr(hopsgpu, "launch", _as_on(gangs[0]))
         left = _run("docs/pytorch.md")
         assert len(left["result"].values) == len(left["losses"]) == 2
         assert (left["first"].value, left["later"].value) == (1.5, 2.5)
+        # tests/cluster/test_elastic.py has other sizes.
+        assert _run("docs/elastic-gangs.md")["result"].values == (150.0, 150.0)
 
         # Of each row's image the one pixel is set that tells its label.
         rows = [([float(p == n % 10) for p in range(64)], n % 10) for n in range(600)]
@@ -153,8 +161,10 @@ def test_pages(
         readings = spark.createDataFrame(rows, "id int, x double, y double")
         readings.write.json("hdfs:///raw/readings")
         left = _run("docs/pipeline.md")
-        assert left["weights"] == pytest.approx({"slope": 2, "bias": 1}, abs=0.3)
-        assert spark.read.parquet("hdfs:///lake/readings-scored").count() == 21
+        scored = spark.read.parquet("hdfs:///lake/readings-scored").collect()
+        assert len(scored) == 21
+        assert all(row.expected == pytest.approx(row.y, abs=0.6) for row in scored)
+        assert left["models"].tags("readings") == {"production": left["version"]}
         assert left["code"] == 0
 
         store = hopsgpu.ModelStore("hdfs:///user/ann/hopsgpu/models")
@@ -162,6 +172,17 @@ def test_pages(
         left = _run("docs/models.md", hopsgpu=hopsgpu, train=_leaves_a_model)
         assert set(left["result"].model.manifest["files"]) == {"part-0", "part-1"}
         assert [version.version for version in store.versions("digits")] == [2]
+
+        left = _run("docs/serving.md")
+        assert left["version"].version == 3
+        assert [one.name for one in left["version"].formats] == ["skops"]
+
+        left = _run("docs/usage.md")  # also of what the pages above have launched until now
+        assert left["usage"].problems == ()
+        assert left["usage"].total.gpu_hours_held > 0
+        assert left["table"]["gpu_hours_held"].sum() == pytest.approx(
+            left["usage"].total.gpu_hours_held
+        )
 
 
 def _one_at_a_time(search: Callable[..., Any]) -> Callable[..., Any]:

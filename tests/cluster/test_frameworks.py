@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.launcher import arguments
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
 from tests.conftest import gpus_become
@@ -19,7 +20,11 @@ from tests.proxy import refusing_proxy
 def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:
     """Two ranks, each of which sees its own GPU; they are back once the tests have used them."""
     before = manager.gpus()[0]
-    with hopsgpu.hold(workers=2, visible="rank", progress="off") as held:
+    with pytest.MonkeyPatch.context() as patch:
+        # It would be PyTorch, which none of them wants.
+        patch.setattr(arguments, "likely_preloads", tuple)
+        held = hopsgpu.hold(workers=2, visible="rank", progress="off")
+    with held:
         yield held
     assert gpus_become(manager, before), manager.gpus()
 

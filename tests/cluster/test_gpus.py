@@ -54,6 +54,7 @@ def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
     spark: SparkSession,
     gpus_back: Callable[[], int],
     cluster_dir: Path,
+    nothing_warmed: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bad, good = gpus_of(cluster_dir, "node1")
@@ -72,28 +73,18 @@ def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
     def breaks(said: str) -> str:
         return said.replace(f"<uuid>{bad}</uuid>", f"<uuid>{bad}</uuid>{BROKEN}")
 
-    with said_by(cluster_dir / "nodes" / "node1", breaks):
-        result = hopsgpu.launch(own_gpu, workers=3, progress=note)
-        assert {gpu for gpus in result.values for gpu in gpus} >= {good}
-        assert bad not in {gpu for gpus in result.values for gpu in gpus}
-        # Of four GPUs three are good: a gang of four waits, and says for what.
-        waits.clear()
+    with (
+        said_by(cluster_dir / "nodes" / "node1", breaks),
+        hopsgpu.hold(workers=3, progress="off") as gang,
+    ):
+        values = gang.launch(own_gpu, progress="off").values
+        assert {gpu for gpus in values for gpu in gpus} >= {good}
+        assert bad not in {gpu for gpus in values for gpu in gpus}
+        # Of four GPUs three are good: who wants another one waits, and says for what.
         monkeypatch.setattr(lease_request, "time", SimpleNamespace(monotonic=now))
         with pytest.raises(hopsgpu.GangTimeout, match=f"{bad} of node1 is bad: a row of its"):
-            hopsgpu.launch(own_gpu, workers=4, acquire_timeout=f"{MINUTES}m", progress=note)
+            hopsgpu.launch(own_gpu, acquire_timeout=f"{MINUTES}m", progress=note)
     assert is_told()
-
-
-def test_two_ranks_share_a_gpu(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
-    def seen() -> tuple[tuple[str, ...], str]:
-        import os
-
-        return hopsgpu.context().gpus, os.environ["CUDA_VISIBLE_DEVICES"]
-
-    result = hopsgpu.launch(seen, workers=4, gpus_per_worker=0.5, progress="off")
-    assert all(gpus == (visible,) for gpus, visible in result.values)
-    ones = [gpus[0] for gpus, _ in result.values]
-    assert ones[0] == ones[1] != ones[2] == ones[3]
 
 
 @pytest.fixture
@@ -105,13 +96,18 @@ def forgetting(spark: SparkSession) -> Iterator[None]:
     application.__dict__.pop("node_managers", None)
 
 
-def test_gpus_of_a_type(
+def test_gpus_of_a_type_and_two_ranks_that_share_one(
     spark: SparkSession,
     manager: ResourceManager,
     gpus_back: Callable[[], int],
     cluster_dir: Path,
     forgetting: None,
 ) -> None:
+    def seen() -> tuple[tuple[str, ...], str]:
+        import os
+
+        return hopsgpu.context().gpus, os.environ["CUDA_VISIBLE_DEVICES"]
+
     names = re.findall(
         "<product_name>([^<]+)", (cluster_dir / "nodes/node2/bin/nvidia-smi").read_text()
     )
@@ -122,8 +118,18 @@ def test_gpus_of_a_type(
         assert planned.hosts == {"node2"} and "GPUs of type tesla, on node2" in str(planned)
         with pytest.raises(hopsgpu.CapacityError):
             hopsgpu.plan(own_gpu, workers=3, gpu_type="t4")
-        result = hopsgpu.launch(own_gpu, workers=2, gpu_type="t4", progress="off")
+        result = hopsgpu.launch(
+            seen,
+            workers=4,
+            gpus_per_worker=0.5,
+            gpu_type="t4",
+            memory_per_worker="512m",
+            progress="off",
+        )
         assert {rank.host for rank in result.ranks} == {"node2"}
+    assert all(gpus == (visible,) for gpus, visible in result.values)
+    ones = [gpus[0] for gpus, _ in result.values]
+    assert ones[0] == ones[1] != ones[2] == ones[3]
     assert gpus_become(manager, 0)
 
 

@@ -54,17 +54,19 @@ def test_the_nodes_and_their_gpus(cluster_env: dict[str, str]) -> None:
     assert found.types[0].name in table.stdout
 
 
-def test_who_has_them_and_since_when(
+def test_who_has_them_and_since_when_and_spread_puts_one_rank_on_each_node(
     spark: SparkSession,
     manager: ResourceManager,
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
 ) -> None:
     before, began = hopsgpu.inventory(), time.time()
-    with hopsgpu.hold(workers=2, placement="spread", progress="off"):
+    with hopsgpu.hold(workers=2, placement="spread", progress="off") as gang:
         # What a node has reported comes a heartbeat after the grant.
         assert until(lambda: hopsgpu.inventory().free == before.free - 2, 30)
         found = as_json(cluster_env)
+        ranks = gang.launch(os.getpid, progress="off").ranks
+    assert {rank.host for rank in ranks} == {"node1", "node2"}
     ours = spark.sparkContext.applicationId
     (user,) = [user for user in found["users"] if user["id"] == ours]
     assert (user["gpus"], user["hosts"]) == (2, {"node1": 1, "node2": 1})

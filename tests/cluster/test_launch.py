@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,68 @@ from hopsgpu.linux import comm
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
-from tests.in_ranks import gpus_in_use_seen_by, who_am_i
+from tests.in_ranks import Slow, gpus_in_use_seen_by, who_am_i, who_am_i_once_told
 from tests.processes import processes_of
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, progress="off")
 
 
-def test_values_of_all_ranks_in_order_and_their_environment(
-    spark: SparkSession, gpus_back: Callable[[], int]
+def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_reads_of_it(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
-    result = quiet(who_am_i, args=("hello",), workers=4, env_vars={"FLAVOUR": "salt"}, name="four")
+    """All GPUs are in use during the run, and back after it."""
+    seen: list[hopsgpu.RunStatus] = []
+    run = hopsgpu.submit(
+        who_am_i_once_told,
+        args=(Slow(tmp_path), "hello"),
+        workers=4,
+        env_vars={"FLAVOUR": "salt"},
+        name="read",
+        progress=seen.append,
+    )
+    # Ranks that import are no training, whatever time that takes; each of them counts.
+    assert until(lambda: run.status().state == "starting", 120)
+    assert not until(lambda: run.status().state != "starting", 1.0)
+    (tmp_path / "import-1").touch()
+    assert until(lambda: run.status().waiting_for == "1 of 4 ranks run", 30)
+    assert run.status().timeline.started is None
+    for rank in (0, 2, 3):
+        (tmp_path / f"import-{rank}").touch()
+    entered = time.time()
+    assert until(lambda: run.status().state == "running", 30)
+    assert run.status().timeline.started == pytest.approx(entered, abs=5.0)
+    assert not until(lambda: run.status().state != "running", 1.0)
+    assert manager.gpus()[0] == 4
+    (tmp_path / "return").touch()
+    assert run.wait(90)
+    assert gpus_become(manager, 0)
+    result = run.result()
+    check_environments(result)
+    times, held = result.timeline, result.gpu_seconds
+    assert times.requested < times.granted < times.started < times.returned < times.released
+    assert times.returned - times.started >= 1
+    assert held.held >= held.training >= 4 * 1
+    assert held.idle == pytest.approx(held.held - held.training - held.publishing)
+    order = list(dict.fromkeys(status.state for status in seen))
+    states = ["waiting", "granted", "ready", "starting", "running", "releasing", "succeeded"]
+    assert [state for state in order if state != "requested"] == states
+    phases = dict(result.timeline.phases())
+    assert list(phases) == ["waited", "started", "trained", "released"]
+    whole = result.timeline.released - result.timeline.requested
+    assert sum(phases.values()) == pytest.approx(whole, abs=0.1)
+    assert phases["started"] > 1 and phases["trained"] >= 1
+    shown = hopsgpu_runs("show", run.run_id)
+    assert "\nstate        succeeded\n" in shown and "\ntime         waited " in shown
+    record = json.loads(hopsgpu_runs("show", run.run_id, "--json"))
+    assert (record["schema"], record["state"]) == (2, "succeeded")
+    assert record["timeline"]["started"] == result.timeline.started
+
+
+def check_environments(result: hopsgpu.GangResult) -> None:
+    """What four ranks have returned, in order, of themselves."""
     ranks = result.values
+    assert {r["greeting"] for r in ranks} == {"hello"}
     assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
     assert result.value == ranks[0]
     assert {r["world"] for r in ranks} == {4}
@@ -56,71 +107,6 @@ def test_values_of_all_ranks_in_order_and_their_environment(
     assert all(r.exit_code == 0 and r.peak_memory > 2**20 for r in result.ranks)
 
 
-class Slow:
-    """Takes its time to be unpickled in a rank, as a large module to be imported."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def __reduce__(self) -> tuple[Callable[[Path], Path], tuple[Path]]:
-        return imported, (self.directory,)
-
-
-def imported(directory: Path) -> Path:
-    rank = hopsgpu.context().rank
-    while not (directory / f"import-{rank}").exists():
-        time.sleep(0.02)
-    return directory
-
-
-def runs_until_told(directory: Path) -> None:
-    while not (directory / "return").exists():
-        time.sleep(0.02)
-
-
-def test_gpus_are_in_use_during_a_run_and_back_after_and_what_a_person_reads_of_it(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
-) -> None:
-    seen: list[hopsgpu.RunStatus] = []
-    run = hopsgpu.submit(
-        runs_until_told, args=(Slow(tmp_path),), workers=2, name="read", progress=seen.append
-    )
-    # Ranks that import are no training, whatever time that takes; each of them counts.
-    assert until(lambda: run.status().state == "starting", 120)
-    assert not until(lambda: run.status().state != "starting", 1.0)
-    (tmp_path / "import-1").touch()
-    assert until(lambda: run.status().waiting_for == "1 of 2 ranks run", 30)
-    assert run.status().timeline.started is None
-    (tmp_path / "import-0").touch()
-    entered = time.time()
-    assert until(lambda: run.status().state == "running", 30)
-    assert run.status().timeline.started == pytest.approx(entered, abs=5.0)
-    assert not until(lambda: run.status().state != "running", 1.0)
-    assert manager.gpus()[0] == 2
-    (tmp_path / "return").touch()
-    assert run.wait(90)
-    assert gpus_become(manager, 0)
-    result = run.result()
-    times, held = result.timeline, result.gpu_seconds
-    assert times.requested < times.granted < times.started < times.returned < times.released
-    assert times.returned - times.started >= 1
-    assert held.held >= held.training >= 2 * 1
-    assert held.idle == pytest.approx(held.held - held.training - held.publishing)
-    order = list(dict.fromkeys(status.state for status in seen))
-    states = ["waiting", "granted", "ready", "starting", "running", "releasing", "succeeded"]
-    assert [state for state in order if state != "requested"] == states
-    phases = dict(result.timeline.phases())
-    assert list(phases) == ["waited", "started", "trained", "released"]
-    whole = result.timeline.released - result.timeline.requested
-    assert sum(phases.values()) == pytest.approx(whole, abs=0.1)
-    assert phases["started"] > 1 and phases["trained"] >= 1
-    shown = hopsgpu_runs("show", run.run_id)
-    assert "\nstate        succeeded\n" in shown and "\ntime         waited " in shown
-    record = json.loads(hopsgpu_runs("show", run.run_id, "--json"))
-    assert (record["schema"], record["state"]) == (2, "succeeded")
-    assert record["timeline"]["started"] == result.timeline.started
-
-
 def hopsgpu_runs(*words: str) -> str:
     command = [sys.executable, "-m", "hopsgpu.cli.main", "runs", *words]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -129,13 +115,34 @@ def hopsgpu_runs(*words: str) -> str:
 def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
+    """ETL that runs beside the launch is neither refused nor run twice."""
+    stop = threading.Event()
+    rows = spark.sparkContext.accumulator(0)
+    done: list[int] = []
+
+    def add_rows() -> None:
+        while not stop.is_set() or len(done) < 10:
+            spark.sparkContext.parallelize(range(10), 2).foreach(rows.add)
+            done.append(len(done))
+
     def etl() -> int:
         return spark.range(1000).selectExpr("id % 7 as k").groupBy("k").count().count()
 
     assert etl() == 7
-    with pytest.raises(hopsgpu.RankFailed) as failed:
-        quiet(gpus_in_use_seen_by, args=(1, tmp_path / "other"), workers=2, name="fails")
+    with ThreadPoolExecutor(1) as thread:
+        jobs = thread.submit(add_rows)
+        try:
+            assert until(lambda: len(done) > 0, 120)
+            before = len(done)
+            with pytest.raises(hopsgpu.RankFailed) as failed:
+                quiet(gpus_in_use_seen_by, args=(1, tmp_path / "other"), workers=2, name="fails")
+        finally:
+            stop.set()
+        jobs.result()
     assert gpus_become(manager, 0)
+    assert len(done) > before
+    assert rows.value == len(done) * sum(range(10))
+    assert application_of(spark).setting("spark.dynamicAllocation.enabled") == "true"
     error = failed.value
     assert error.rank == 1
     assert error.exit_code == 1
@@ -148,10 +155,10 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl
     assert (first.stopped, first.exit_code) == (False, 1)
     assert b"rank 1 has had enough" in Lake(error.log_url or "").read()
     assert etl() == 7
-    second = quiet(who_am_i, args=("two",), workers=2)
+    second = quiet(who_am_i, args=("two",))
     assert etl() == 7
     assert error.result.run_id != second.run_id
-    assert {r["greeting"] for r in second.values} == {"two"}
+    assert second.value["greeting"] == "two"
     assert {r.pid for r in error.result.ranks}.isdisjoint(r["pid"] for r in second.values)
 
 
@@ -250,8 +257,8 @@ def test_an_executor_that_yarn_can_never_grant_is_refused_at_once(
 def test_a_place_for_runs_that_is_none_is_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOPSGPU_ROOT", "s3://bucket/x")
-    with pytest.raises(hopsgpu.ConfigError, match="s3://bucket/x.*hdfs://"):
+    monkeypatch.setenv("HOPSGPU_ROOT", "ftp://host/x")
+    with pytest.raises(hopsgpu.ConfigError, match="ftp://host/x.*hdfs://"):
         hopsgpu.submit(os.getpid)
 
 

@@ -104,7 +104,8 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         """,
     )
     assert "ready" in said, said
-    cell = Cell(client, "hopsgpu.launch(time.sleep, args=(600,), workers=2)")
+    # Two ranks in a container, here and below.
+    cell = Cell(client, "hopsgpu.launch(time.sleep, args=(600,), workers=2, placement='pack')")
     assert gpus_become(manager, 2, 120)
     assert until(lambda: cell.take(1) and "running" in "".join(cell.pages[-1:]), 120, 0.0)
     kernels.interrupt_kernel()
@@ -125,7 +126,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         from hopsgpu.launcher import arguments
         arguments.likely_preloads = tuple  # imports nothing ahead
         held = contextlib.ExitStack()
-        gang = held.enter_context(hopsgpu.hold(workers=2, progress="off"))
+        gang = held.enter_context(hopsgpu.hold(workers=2, placement="pack", progress="off"))
         """,
     )
     assert "Error" not in said, said

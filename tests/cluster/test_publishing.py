@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,19 +16,28 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.artifacts import publication, stale_uploads
-from hopsgpu.artifacts.models import ModelStore, ModelVersion
+from hopsgpu import devcluster
+from hopsgpu.artifacts import publication
+from hopsgpu.artifacts.checkpoints import Checkpoints
+from hopsgpu.artifacts.models import ModelVersion
+from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.launcher.run import Run
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.conftest import until
-from tests.in_ranks import go_on, leave
+from tests.conftest import gone, until
+from tests.in_ranks import (
+    go_on,
+    leave,
+    leave_a_signed_pickle,
+    leave_when_told,
+    save_and_leave_when_told,
+)
+from tests.processes import family
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, progress="off")
 MIB = 2**20
-DAY = 24 * 3600 * 1000
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +49,7 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     lake.remove()
 
 
-def containers_of_gangs(manager: ResourceManager, application: str) -> set[str]:
+def gang_containers(manager: ResourceManager, application: str) -> set[str]:
     """An application's containers but those under the default profile, the master's and ETL's."""
     attempts = manager.ask(f"/ws/v1/cluster/apps/{application}/appattempts")
     attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
@@ -69,7 +76,7 @@ class Watch(threading.Thread):
             status = self._run.status()
             # In this order: what is seen to upload has begun before the others are counted.
             if status.state == "publishing" and self._staging.names():
-                there = containers_of_gangs(self._manager, self._application)
+                there = gang_containers(self._manager, self._application)
                 gpus = self._manager.gpus()[0]
                 # Only then none of them was let go meanwhile.
                 if self._run.status().state == "publishing":
@@ -94,7 +101,7 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
 
     monkeypatch.setattr(publication, "commit", commit_once_seen)
     application = spark.sparkContext.applicationId
-    shards = [(f"shards/{n}.bin", bytes([n]) * MIB, 150) for n in range(2)]
+    shards = [(f"shards/{n}.bin", bytes([n]) * MIB, 30) for n in range(2)]
     run = hopsgpu.submit(leave, args=shards, workers=3, model="net", name="big", progress="off")
     watch = Watch(run, root / "models" / "net" / "_staging", manager, application)
     result = run.result()
@@ -107,8 +114,8 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
     assert version is not None and version.version == 1
     manifest = version.manifest
     assert {name: facts["bytes"] for name, facts in manifest["files"].items()} == {
-        "shards/0.bin": 150 * MIB,
-        "shards/1.bin": 150 * MIB,
+        "shards/0.bin": 30 * MIB,
+        "shards/1.bin": 30 * MIB,
     }
     with version.open("shards/1.bin") as file:
         assert file.read(3) == b"\1\1\1"
@@ -137,7 +144,7 @@ def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
 ) -> None:
     models = root / "models"
     with hopsgpu.hold(workers=2, progress="off") as gang:
-        there = containers_of_gangs(manager, spark.sparkContext.applicationId)
+        there = gang_containers(manager, spark.sparkContext.applicationId)
         first = gang.launch(leave, [("w", b"one", 1)], model="net", progress="off")
         assert gpus_back() == 2
         assert first.model is not None and list(first.model.manifest["files"]) == ["w"]
@@ -179,7 +186,7 @@ def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
         saved = gang.launch(go_on, (1,), name="first", progress="off")
         gone_on = gang.launch(go_on, (2,), resume=saved.run_id, progress="off")
         assert (saved.values, gone_on.values) == ((0, 0), (1, 1))
-        assert containers_of_gangs(manager, spark.sparkContext.applicationId) == there
+        assert gang_containers(manager, spark.sparkContext.applicationId) == there
         assert len(there) == 2
 
 
@@ -199,38 +206,75 @@ def test_what_cannot_be_published_fails_before_any_gpu_is_asked_for(
         quiet(os.getpid, model="_x")
 
 
-def executors_of(application: str) -> list[int]:
-    """Pids of an application's executors on this machine."""
-    found = []
+def executor_of_a_gang(manager: ResourceManager, application: str, rank: int | None = None) -> int:
+    """Pid of an executor of an application's gang on this machine, and not of one for ETL.
+
+    Where the pid of a rank is given, it is this one's executor.
+    """
+    containers = {f"CONTAINER_ID={name}".encode() for name in gang_containers(manager, application)}
+    if rank is not None:
+        containers &= set(Path(f"/proc/{rank}/environ").read_bytes().split(b"\0"))
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
+            environ = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if {b"--executor-id", application.encode()} <= {*command} and comm(
-            int(process.name)
-        ) == "java":
-            found.append(int(process.name))
-    return found
+        is_java = b"--executor-id" in command and comm(int(process.name)) == "java"
+        if is_java and containers.intersection(environ):
+            return int(process.name)
+    raise AssertionError(f"no process of {containers}")
+
+
+def kill_executor(executor: int) -> None:
+    """Kills an executor; returns once all its processes are gone."""
+    lost = family(executor)
+    os.kill(lost[0], signal.SIGKILL)
+    assert until(lambda: all(map(gone, lost)), 60)
+
+
+@contextlib.contextmanager
+def frozen_daemon(cluster: Path, name: str) -> Iterator[None]:
+    """Freezes a daemon of a cluster."""
+    pid = next(one.pid for one in devcluster.status(cluster).daemons if one.name == name)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("way", ["lost", "cancelled"])
 def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
-    way: str, spark: SparkSession, gpus_back: Callable[[], int], root: Lake
+    way: str,
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    root: Lake,
+    cluster_dir: Path,
+    tmp_path: Path,
 ) -> None:
+    go = tmp_path / "go"
     shards = [(f"{n}.bin", bytes([n]) * MIB, 250) for n in range(2)]
-    run = hopsgpu.submit(leave, args=shards, workers=2, model="net", progress="off")
+    run = hopsgpu.submit(
+        leave_when_told, args=(str(go), *shards), workers=2, model="net", progress="off"
+    )
     staging = root / "models" / "net" / "_staging"
-    assert until(lambda: bool(run.status().state == "publishing" and staging.names()), 90, 0.05)
-    if way == "lost":
-        os.kill(executors_of(spark.sparkContext.applicationId)[0], signal.SIGKILL)
-        wanted, words = (
-            hopsgpu.StoreError,
-            "is not published: rank [01]'s executor was lost|executors of ranks",
-        )
-    else:
-        run.cancel()
-        wanted, words = hopsgpu.Cancelled, "cancelled while it published 'net'"
+    assert until(lambda: run.status().state == "running", 90)
+    # Nothing can be uploaded to the end before it is ended.
+    with frozen_daemon(cluster_dir, DATANODE):
+        go.touch()
+        assert until(lambda: bool(run.status().state == "publishing" and staging.names()), 90)
+        if way == "lost":
+            kill_executor(executor_of_a_gang(manager, spark.sparkContext.applicationId))
+            wanted, words = (
+                hopsgpu.StoreError,
+                "is not published: rank [01]'s executor was lost|executors of ranks",
+            )
+        else:
+            run.cancel()
+            assert until(lambda: not staging.names(), 60)
+            wanted, words = hopsgpu.Cancelled, "cancelled while it published 'net'"
     with pytest.raises(wanted, match=words) as told:
         run.result()
     left = told.value.result
@@ -242,54 +286,54 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
     assert not staging.names() or (way == "lost" and "are kept for a day in" in str(told.value))
 
 
-# Everything is uploaded and claimed, the manifest is written, and the version is not there yet.
-DRIVER = """
-import os, signal
-import hopsgpu
-from hopsgpu.storage.lake import Lake
-from tests.cluster.test_publishing import SMALL, leave
-
-rename = Lake.rename
-
-def killed(source, target):
-    if target.url.endswith("/models/net/1"):
-        os.killpg(0, signal.SIGKILL)  # its JVM as well: nothing is tidied up
-    return rename(source, target)
-
-Lake.rename = killed
-hopsgpu.session("killed")
-hopsgpu.launch(leave, args=SMALL, workers=2, model="net", progress="off")
-"""
-SMALL = [("zero", b"0", 3), ("one", b"1", 3)]
-
-
-def test_a_driver_killed_in_mid_publish_leaves_no_version_and_the_next_launch_publishes(
-    spark: SparkSession, gpus_back: Callable[[], int], root: Lake, tmp_path: Path
+def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_checkpoint(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    root: Lake,
+    cluster_dir: Path,
+    tmp_path: Path,
 ) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
-    driver = subprocess.Popen(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
+    go = tmp_path / "go"
+    # An empty file needs no DataNode: rank 1 uploads all of its part.
+    shards = [("0.bin", b"0" * MIB, 250), ("1.bin", b"", 0)]
+    run = hopsgpu.submit(
+        save_and_leave_when_told,
+        args=(str(go), *shards),
+        workers=(1, 2),
+        model="net",
+        progress="off",
     )
-    try:
-        assert driver.wait(120) == -signal.SIGKILL
-    finally:
-        if driver.poll() is None:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
-    store, home = ModelStore(f"{root.url}/models"), root / "models" / "net"
-    assert store.versions("net") == () and store.list() == ()
-    assert home.names() == ("_claims", "_staging")
-    (dead,) = (home / "_staging").names()
-    assert (home / "_claims").names() == ("1",)
-    version = quiet(leave, args=SMALL, workers=2, model="net").model
-    assert version is not None and version.version == 2
-    version.verify()
-    assert sorted(version.files) == ["one", "zero"]
-    assert store.versions("net") == (version,) and store.get("net") == version
-    now = home.stat().modified
-    assert stale_uploads.sweep(home, now) == []
-    assert stale_uploads.sweep(home, now + 2 * DAY) == [dead]
+    saved = Checkpoints(root / "runs" / run.run_id / "checkpoints", rank=0)
+    assert until(lambda: 0 < len(saved.parts().get(7, ())) == run.status().granted, 90)
+    staging = root / "models" / "net" / "_staging"
+    rank = int(Path(f"{go}-0").read_text())
+    executor = executor_of_a_gang(manager, spark.sparkContext.applicationId, rank)
+    with frozen_daemon(cluster_dir, DATANODE):
+        go.touch()
+        assert until(lambda: run.status().state == "publishing", 90)
+        assert until(lambda: any((staging / s / "1/1.bin").exists() for s in staging.names()), 90)
+        kill_executor(executor)
+    result = run.result()
+    first, second = result.worlds
+    assert (first.end, second.end) == ("lost", "returned")
+    assert "'net' is not published: " in first.why and "lost" in first.why
+    assert any(first.why in warning for warning in result.warnings)
+    assert not staging.names()
+    # The first world had no checkpoint to begin at.
+    assert set(result.values) == {7} and len(result.values) == second.ranks
+    assert result.model is not None and result.model.version == 1
+    assert result.timeline.published is not None
+
+
+def test_ranks_sign_their_model_and_are_warned_of_pickles(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    result = quiet(leave_a_signed_pickle, workers=2, model="signed")
+    assert result.model is not None
+    assert result.model.manifest["signature"] == {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+        "outputs": [{"name": "output", "datatype": "INT64", "shape": [-1]}],
+    }
+    (warning,) = result.warnings
+    assert warning.startswith("'signed': part-0.pkl, part-1.pkl: whoever loads a pickle runs")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import io
 import json
 import os
 import signal
+import socket
 import statistics
 import sys
 import threading
@@ -25,8 +27,9 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.launcher.rank_call import script_name
 from hopsgpu.linux import parent_of
 from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_attempts import containers_of
-from tests.conftest import gone, until
+from tests.conftest import gone, gpus_become, until
 from tests.in_ranks import (
     crash,
     fork_and,
@@ -43,10 +46,12 @@ WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
-    """Two ranks that are held for the tests of this module that need no gang of their own."""
-    with hopsgpu.hold(workers=WORKERS, progress="off") as held:
+def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:
+    """Two ranks of one core, with torch imported ahead; their GPUs are back after all tests."""
+    before = manager.gpus()[0]
+    with hopsgpu.hold(workers=WORKERS, cores_per_worker=1, progress="off") as held:
         yield held
+    assert gpus_become(manager, before), manager.gpus()
 
 
 # Fresh processes, quickly.
@@ -193,6 +198,91 @@ def test_callables_of_every_kind(gang: hopsgpu.Gang) -> None:
     assert gang.launch(call_all, (callables,), progress="off").value == [4, 5, 24, 304, 1200, 9]
     assert gang.launch(Adder(1), (1,), progress="off").value == 2
     assert gang.launch(lambda: captured, progress="off").value == 20
+
+
+# What users of other launchers report of ordinary code; tests/reports.md has the list.
+
+
+class _Kind(enum.Enum):
+    """By name; those of a script, as below, go by value."""
+
+    DENSE = 1
+
+
+def test_what_a_rank_has_of_its_own_and_of_the_driver(
+    gang: hopsgpu.Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Layer(enum.Enum):
+        DENSE = ("dense", 2)
+        LINEAR = ("dense", 2)
+        CONV = ("conv", 4)
+
+        def __init__(self, label: str, rank: int) -> None:
+            self.label, self.rank = label, rank
+
+    class Access(enum.Flag):
+        READ = 1
+        WRITE = 2
+        BOTH = 3
+
+    def look(layer: Layer) -> tuple[list[float], dict[str, str | None], object]:
+        import torch
+
+        names = ("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT", "JAX_ENABLE_X64")
+        same = layer is Layer.LINEAR, layer.rank, Access.BOTH is Access.READ | Access.WRITE
+        drawn = [torch.rand(1).item(), torch.rand(1).item()]
+        return (
+            drawn,
+            {name: os.environ.get(name) for name in names},
+            (same, Layer.CONV, _Kind.DENSE),
+        )
+
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    values = [
+        value
+        for _ in range(2)
+        for value in gang.launch(look, (Layer.DENSE,), progress="off").values
+    ]
+    assert len({number for drawn, _, _ in values for number in drawn}) == 2 * 2 * 2
+    for _, environment, found in values:
+        assert environment == dict.fromkeys(environment, "1")
+        assert found == ((True, 2, True), Layer.CONV, _Kind.DENSE)
+
+
+def test_variables_that_the_function_sets_count(gang: hopsgpu.Gang) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+    def as_in_tutorials() -> tuple[int, float]:
+        os.environ["OMP_NUM_THREADS"] = "2"
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ["MASTER_PORT"] = str(port)
+        import torch
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        total = torch.ones(1)
+        distributed.all_reduce(total)
+        distributed.destroy_process_group()
+        return torch.get_num_threads(), total.item()
+
+    result = gang.launch(as_in_tutorials, progress="off", run_timeout="2m")
+    assert result.values == ((2, 2.0), (2, 2.0))
+    (warning,) = result.warnings
+    assert warning.startswith("train_fn sets MASTER_ADDR and MASTER_PORT, which hopsgpu has set")
+
+
+def test_what_cannot_be_had_in_a_rank_is_said(gang: hopsgpu.Gang) -> None:
+    def ask() -> str:
+        return input("go on? ")
+
+    def nest() -> object:
+        return hopsgpu.session("inner")
+
+    with pytest.raises(hopsgpu.RankFailed, match="EOFError(.|\n)*a rank has no terminal"):
+        gang.launch(ask, progress="off")
+    with pytest.raises(hopsgpu.RankFailed, match="a rank cannot start a Spark session"):
+        gang.launch(nest, progress="off")
 
 
 # Output.
@@ -386,31 +476,15 @@ def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
         assert "Fatal Python error: Segmentation fault" in log and "in crash" in log
 
 
-def test_ranks_that_hang_end_with_run_timeout_and_their_stacks_are_in_the_log(
-    gang: hopsgpu.Gang,
+def test_ranks_that_hang_end_at_run_timeout_with_all_they_started_and_the_log_has_their_stacks(
+    gang: hopsgpu.Gang, tmp_path: Path
 ) -> None:
-    with pytest.raises(hopsgpu.RankFailed, match=r"run_timeout=25 s.*\(0, 1\)") as failed:
-        gang.launch(hang_in_an_all_reduce, run_timeout="25s", progress="off")
+    with pytest.raises(hopsgpu.RankFailed, match=r"run_timeout=20 s.*\(0, 1\)") as failed:
+        gang.launch(hang_in_an_all_reduce, args=(str(tmp_path),), run_timeout="20s", progress="off")
     directory = (failed.value.log_url or "").rpartition("/")[0]
     for rank, where in enumerate(("threading.py", "all_reduce")):
         log = Lake(f"{directory}/rank-{rank}.log").read().decode()
         assert where in log and "in hang_in_an_all_reduce" in log
-
-
-def test_all_processes_of_a_rank_that_is_stopped_go(gang: hopsgpu.Gang, tmp_path: Path) -> None:
-    def spawn(directory: str) -> None:
-        import subprocess
-        import sys
-
-        for number in range(3):
-            child = subprocess.Popen(
-                [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
-            )
-            Path(directory, f"{hopsgpu.context().rank}-{number}").write_text(str(child.pid))
-        threading.Event().wait(300)
-
-    with pytest.raises(hopsgpu.RankFailed, match="run_timeout"):
-        gang.launch(spawn, args=(str(tmp_path),), run_timeout="20s", progress="off")
     pids = [int(file.read_text()) for file in tmp_path.iterdir()]
     assert len(pids) == 3 * WORKERS
     assert until(lambda: all(map(gone, pids)), 60)

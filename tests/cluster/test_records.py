@@ -1,16 +1,12 @@
-"""Run records and logs on the lake while a run goes on, and after its driver was killed."""
+"""Run records and logs on the lake while a run goes on; test_killed_driver.py has what stays."""
 
 from __future__ import annotations
 
 import json
 import os
-import secrets
-import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +17,7 @@ import hopsgpu
 from hopsgpu.artifacts.run_logs import Log, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
-from tests.conftest import gone, until
+from tests.conftest import until
 from tests.in_ranks import counts
 
 LOG_SECONDS = 40.0
@@ -50,7 +46,7 @@ def store(spark: SparkSession) -> RunStore:
 def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
     store: RunStore, gpus_back: Callable[[], int]
 ) -> None:
-    run = hopsgpu.submit(counts, args=(300,), workers=2, progress="off")
+    run = hopsgpu.submit(counts, args=(300,), workers=2, placement="pack", progress="off")
     try:
         directory = store.directory(run.run_id)
         assert until(lambda: run.status().state == "running", 120)
@@ -103,47 +99,3 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
     finally:
         run.cancel()
         run.wait(60)
-
-
-DRIVER = """
-import sys
-import hopsgpu
-from tests.in_ranks import counts
-spark = hopsgpu.session("killed")
-hopsgpu.launch(counts, args=(300,), name=sys.argv[1], progress="off")
-"""
-
-
-def test_a_driver_that_is_killed_leaves_a_record_and_logs(
-    store: RunStore, gpus_back: Callable[[], int], tmp_path: Path
-) -> None:
-    script = tmp_path / "driver.py"
-    script.write_text(textwrap.dedent(DRIVER))
-    name = f"killed-{secrets.token_hex(3)}"
-    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
-    driver = subprocess.Popen(
-        [sys.executable, str(script), name],
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )
-    try:
-        found: list[str] = []
-
-        def has_logs() -> bool:
-            found[:] = [run_id for run_id in store.ids() if run_id.startswith(name)]
-            sizes = log_sizes(store.directory(found[0])) if found else {}
-            return driver.poll() is not None or sizes.get(Log(0, 0), 0) > 0
-
-        assert until(has_logs, 200) and driver.poll() is None
-        assert until(lambda: steps_of(found[0]) == 1, LOG_SECONDS)
-    finally:
-        # Its JVM as well: nothing is tidied up.
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-    record = store.record(found[0])
-    assert record.state == "running" and record.ranks[0]["pid"] > 0
-    assert until(lambda: all(gone(rank["pid"]) for rank in record.ranks), 60)
-    assert record.state_at(record.updated + 61) == "lost"
-    output = call("logs", found[0], "--rank", "0").output
-    lines = output.splitlines()
-    assert lines[:3] == ["line 0", "line 1", "line 2"]

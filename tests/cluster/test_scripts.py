@@ -66,7 +66,7 @@ def test_what_is_sparks_is_refused_before_gpus_are_asked_for(
     def shifted(x: int) -> int:
         return x + 1
 
-    frame.select(shifted("id")).collect()
+    frame.select(shifted("id"))
     for function, told in (
         (lambda: spark, "a SparkSession cannot be sent to the ranks: train_fn="),
         (lambda: spark.sparkContext, "closure variable 'spark'. Ranks have no Spark."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -163,6 +164,8 @@ def with_gpus() -> None:
             "gpus", values=result.values, times=[result.timeline.started, result.timeline.returned]
         )
     tell("waited", waited=sorted(waited))
+    usage = hopsgpu.usage("run", None)
+    tell("usage", rows=[dataclasses.asdict(row) for row in usage], problems=usage.problems)
 
 
 main()

@@ -222,7 +222,8 @@ def test_a_process_can_be_forked_afterwards(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://bucket/x", "relative/path", "hdfs:", "", "ftp://h/x", "file:///a#b"]
+    "url",
+    ["oss://bucket/x", "relative/path", "hdfs:", "", "ftp://h/x", "file:///a#b"],
 )
 def test_other_places_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="absolute hdfs:// or file:// URL"):

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import getpass
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hdfs import InsecureClient
 
 from hopsgpu.core import queue_policy
 from hopsgpu.core.queue_policy import Bound, Own, decide_turn
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import Lake
-from hopsgpu.yarn.gang_queue import QueuePlace, make_line, stand_in_line
+from hopsgpu.yarn.gang_queue import (
+    LineReader,
+    QueuePlace,
+    StandingOffer,
+    make_line,
+    stand_in_line,
+)
 from tests.conftest import until
 
 NODES = (2, 2)
@@ -117,7 +126,7 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> No
 
 def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_policy, "LEASE_SECONDS", 5.0)
-    monkeypatch.setattr("hopsgpu.yarn.gang_queue.RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 1.0)
     holder, waiting, later = (place(directory, number) for number in range(3))
     file(holder)
     began = time.monotonic()
@@ -156,6 +165,39 @@ def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: Lake) ->
         assert try_turn(late)
 
 
+def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: Lake) -> None:
+    first, second = place(directory, 1), place(directory, 2)
+    queue = queue_policy.queue_tag("root.default")
+
+    def asks(one: QueuePlace, bound: Bound) -> bool:
+        return one.ask(bound, queue, (queue,), NODES, False).take
+
+    with stand_in_line(first), stand_in_line(second):
+        assert not asks(first, Bound.CLUSTER)
+        assert not asks(second, Bound.CLUSTER)
+        by_order = sorted((first, second), key=lambda one: one.ticket.order)
+        for one in by_order:
+            assert not asks(one, Bound.CLUSTER)
+        assert [one.rank for one in by_order] == [0, 1]
+        assert asks(by_order[0], Bound.NONE)
+        assert not asks(by_order[1], Bound.NONE)
+        by_order[0].give_back()
+        assert not asks(by_order[0], Bound.CLUSTER)
+        assert by_order[0].ticket.turns == 1
+        assert not asks(by_order[1], Bound.CLUSTER)
+        assert by_order[1].ticket.passed == 0
+    assert [name for name in directory.names() if name.startswith("ticket")] == []
+
+
+def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: Lake) -> None:
+    one = place(directory, 1)
+    with stand_in_line(one):
+        file(one)
+        (directory / one.ticket.name).remove()
+        one.look()
+        assert [ticket for ticket, _ in one.look().standing] == [one.ticket]
+
+
 def test_a_ticket_says_what_bounds_it(directory: Lake) -> None:
     one = place(directory, 1, executors=3)
     with stand_in_line(one):
@@ -192,7 +234,7 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
     directory: Lake, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Whatever call fails: the turn is had or given back, and the others get theirs."""
-    monkeypatch.setattr("hopsgpu.yarn.gang_queue.RENEW_SECONDS", 0.0)
+    monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 0.0)
     unlucky, other = place(directory, 1), place(directory, 2)
     lake = Refusing(directory.url)
     unlucky._directory = lake
@@ -215,3 +257,100 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
     entries = directory.names()
     assert [name for name in entries if name.startswith(("ticket", "draft"))] == []
     assert int(max(name for name in entries if name.startswith("turn"))[-12:]) % 2 == 0
+
+
+def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: Lake) -> None:
+    standing = StandingOffer(directory, application="application_1_0001", gpus=2, run="fit")
+    queues = (queue_policy.queue_tag("root.default"), queue_policy.queue_tag("root"))
+    assert standing.needed(3, 0, queues, free=0) == 0
+    with stand_in_line(place(directory, 9, executors=3)) as waiting:
+        file(waiting, bound=Bound.CLUSTER)
+        assert standing.needed(3, 0, queues, free=0) == 2
+        assert standing.needed(3, 2, queues, free=2) == 1
+        line = waiting.look()
+        ((offer, owner),) = line.offers
+        assert (offer.executors, offer.gpus, offer.giving) == (3, 2, 2)
+        assert (
+            queue_policy.coming(line) == f"4 GPUs come from {owner}'s 'fit' at its next checkpoint"
+        )
+        assert standing.needed(1, 0, queues, free=0) == 0, "in vain"
+    standing.withdraw()
+    standing.withdraw()
+    assert directory.names() == ()
+
+
+def test_a_reader_sees_who_waits_and_for_how_long(directory: Lake) -> None:
+    now = [0.0]
+    cluster, partition = directory.above, directory.url.rpartition("/")[2]
+    reader = LineReader(cluster, lambda: now[0])
+    one = place(directory, 1, executors=3)
+    file(one)
+    line, there = reader.look()[0][partition]
+    assert [(ticket.application, ticket.executors) for ticket, _ in line.standing] == [
+        ("application_1_0001", 3)
+    ]
+    assert there >= line.standing[0][0].filed
+    now[0] = 10.0
+    line, later = reader.look()[0][partition]
+    assert line.standing and later - there == pytest.approx(10_000, abs=1)
+    # Nobody renews it.
+    now[0] = 2 * queue_policy.LEASE_SECONDS
+    assert reader.look()[0][partition][0].standing == ()
+    one.leave()
+
+
+def test_a_reader_needs_no_directory(directory: Lake) -> None:
+    assert LineReader(directory / "none").look() == ({}, [])
+
+
+def test_directories_that_others_made_stop_no_reader(directory: Lake) -> None:
+    cluster, partition = directory.above, directory.url.rpartition("/")[2]
+    one = place(directory, 1)
+    file(one)
+    (cluster / "empty").make()
+    found, problems = LineReader(cluster).look()
+    assert found["empty"][0].standing == () and found[partition][0].standing and problems == []
+    one.leave()
+
+
+@pytest.mark.parametrize("ahead", [120.0, 7200.0])
+def test_a_file_of_the_future_does_not_make_others_look_dead(
+    directory: Lake, request: pytest.FixtureRequest, ahead: float
+) -> None:
+    now = [0.0]
+    cluster, partition = directory.above, directory.url.rpartition("/")[2]
+    one = place(directory, 1)
+    file(one)
+    odd = directory / dataclasses.replace(one.ticket, id="0" * 8).name
+    odd.write(b"")
+    date(odd, time.time() + ahead, request)
+    reader = LineReader(cluster, lambda: now[0])
+    line, there = reader.look()[0][partition]
+    assert one.ticket in [ticket for ticket, _ in line.standing]
+    assert there / 1000 == pytest.approx(time.time(), abs=60)
+    # Those who are gone are seen to be.
+    now[0] = 2 * queue_policy.LEASE_SECONDS
+    assert one.ticket not in [ticket for ticket, _ in reader.look()[0][partition][0].standing]
+    odd.remove()
+    one.leave()
+
+
+def test_a_renewal_dates_the_directory(hdfs_lake: Lake) -> None:
+    """By which a reader knows the NameNode's clock."""
+    hdfs_lake.make()
+    one = hdfs_lake / "one"
+    one.write(b"")
+    before = hdfs_lake.stat().modified
+    assert until(lambda: time.time() * 1000 > before + 100, 10)
+    one.write(b"")
+    assert hdfs_lake.stat().modified > before
+
+
+def date(file: Lake, when: float, request: pytest.FixtureRequest) -> None:
+    """Sets the time of a file, as its owner may."""
+    if file.is_local:
+        os.utime(file.path, (when, when))
+        return
+    url = request.getfixturevalue("webhdfs_url").replace("webhdfs://", "http://")
+    client = InsecureClient(url, getpass.getuser())
+    client.set_times(file.path, modification_time=int(when * 1000))

@@ -152,6 +152,28 @@ def test_gpus_are_leased_to_one_gang_at_a_time(told: Told) -> None:
         assert run["values"] == [[[uuid], ",".join(UUIDS)] for uuid in UUIDS]
 
 
+def test_usage_is_what_the_records_say(told: Told, home: Path) -> None:
+    usage = told("usage")[0]
+    rows = {row["run"]: row for row in usage["rows"]}
+    records = {
+        path.parent.name: json.loads(path.read_text())
+        for path in (home / "hopsgpu" / "runs").glob("*/run.json")
+    }
+    assert set(rows) <= set(records) and usage["problems"] == []
+    with_gpus = [run for run, row in rows.items() if row["gpu_hours_training"]]
+    assert len(with_gpus) == 2
+    assert {row["state"] for row in rows.values()} == {"succeeded", "failed", "cancelled"}
+    for run, row in rows.items():
+        seconds, ended = records[run]["gpu_seconds"], records[run]["use"][-1]
+        assert row["gpu_hours_held"] * 3600 == pytest.approx(seconds["held"], abs=0.01)
+        assert row["gpu_hours_training"] * 3600 == pytest.approx(seconds["training"], abs=0.01)
+        assert (ended["held"], ended["training"]) == pytest.approx(
+            (seconds["held"], seconds["training"]), abs=0.01
+        )
+    # The other gang had the GPUs meanwhile.
+    assert sum(rows[run]["gpu_hours_waited"] for run in with_gpus) * 3600 > 1.0
+
+
 def test_a_killed_driver_leaves_no_process_and_no_directory(told: Told, home: Path) -> None:
     pids = told("hanging")[0]["pids"]
     numbers = [int(one.name) for one in Path("/proc").glob("[0-9]*")]

@@ -12,7 +12,8 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,27 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import numbers
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.lake import Lake
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """What is there after a step of a publish, of steps that come in this order.
+
+    Attributes:
+        ordered: the steps.
+        claimed: the step after which its number is claimed.
+        published: the step after which there is the version.
+        tagged: the step after which the tag points at it.
+    """
+
+    ordered: tuple[str, ...]
+    claimed: str
+    published: str
+    tagged: str
+
+    def has(self, milestone: str, point: str) -> bool:
+        return point in self.ordered[self.ordered.index(milestone) :]
+
 
 FILES = {0: {"config": "{}", "s/zero": "0" * 3000}, 1: {"config": "{}", "t/one": "1"}}
 # Both ways to publish end so.
@@ -44,9 +66,12 @@ COMMIT = (
     "before rename _tags/.production.*.draft",
     "after rename _tags/.production.*.draft",
 )
-CLAIMED = COMMIT[COMMIT.index("after write _claims/N") :]
-PUBLISHED = COMMIT[COMMIT.index("after rename _staging/*/0") :]
-TAGGED = COMMIT[COMMIT.index("after rename _tags/.production.*.draft") :]
+BY_RENAME = Milestones(
+    COMMIT,
+    claimed="after write _claims/N",
+    published="after rename _staging/*/0",
+    tagged="after rename _tags/.production.*.draft",
+)
 # Of a launch: a part of each rank.
 PARTS = (
     "before make _staging/*",
@@ -93,7 +118,7 @@ DELETE = (
     "before remove _staging/*",
     "after remove _staging/*",
 )
-DELETED = DELETE.index("after rename N")
+DELETED = DELETE[DELETE.index("after rename N") :]
 # A local directory is renamed in two steps, which no other process sees as a version.
 LOCAL_HALF = "within rename _staging/*/0"
 DAYS = 2 * 24 * 3600 * 1000
@@ -111,7 +136,7 @@ class Steps:
     def name(self, call: str, path: str) -> str:
         below = path.removeprefix(self._home).lstrip("/")
         below = re.sub(r"[0-9a-f]{32}|(?<=\.)[0-9a-f]{8}(?=\.draft)", "*", below)
-        return f"{call} " + re.sub(r"^(_claims/)?[0-9]+$", r"\1N", below)
+        return f"{call} " + re.sub(r"^(_claims/)?[0-9]+(?=/|$)", r"\1N", below)
 
     def reach(self, name: str) -> None:
         self.seen.append(name)
@@ -159,7 +184,7 @@ class Steps:
 
 
 def publish_parts(url: str, name: str, sources: Path) -> int:
-    staging = publication.begin(url, name)
+    staging = publication.begin(Lake(url), name)
     parts = {rank: publication.upload(staging, sources / str(rank), rank) for rank in FILES}
     return publication.commit(staging, parts, VersionDescription(tags=["production"])).version
 
@@ -193,6 +218,8 @@ class Killing:
     """
 
     _asking = threading.Lock()
+    # Modules that each of them imports.
+    imported: Sequence[str] = ()
 
     def __init__(self, lake: Lake, name: str, sources: Path, publish: Deed) -> None:
         self.store = ModelStore(lake.url)
@@ -202,7 +229,7 @@ class Killing:
         self._sources = sources
         self._publish = publish
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([__name__])
+        self._context.set_forkserver_preload([__name__, *self.imported])
 
     def publish(self) -> int:
         return self._publish(self._url, self._name, self._sources)
@@ -245,7 +272,7 @@ class Killing:
 
     def sweep(self) -> None:
         """What was left goes by age, and not before."""
-        now = self.home.stat().modified
+        now = max(entry.modified for entry in (self.home / "_claims").entries())
         assert stale_uploads.sweep(self.home, now) == []
         stale_uploads.sweep(self.home, now + DAYS)
         assert (self.home / "_staging").names() == ()
@@ -271,18 +298,19 @@ def at_once() -> Iterator[concurrent.futures.Executor]:
         yield pool
 
 
-def kill_publish(killing: Killing, point: str) -> str | None:
+def kill_publish(killing: Killing, point: str, steps: Milestones = BY_RENAME) -> str | None:
     """What is wrong after a publish was killed at a step, or None."""
     try:
         first = killing.publish()
         assert first == 1
         assert killing.exit_code(point) == -signal.SIGKILL
-        new = point in PUBLISHED
+        new = steps.has(steps.published, point)
         assert killing.whole() == ([1, 2] if new else [1])
-        assert killing.tagged() == (2 if point in TAGGED else 1)
+        assert killing.tagged() == (2 if steps.has(steps.tagged, point) else 1)
         claimed = killing.claimed()
         # What comes before these may be done at the same time as them.
-        assert point not in COMMIT or claimed == (2 if point in CLAIMED else 1)
+        expected = 2 if steps.has(steps.claimed, point) else 1
+        assert point not in steps.ordered or claimed == expected
         # The next publisher is not in the way of what was left, and a number may be lost.
         following = killing.publish()
         assert following == claimed + 1
@@ -294,13 +322,13 @@ def kill_publish(killing: Killing, point: str) -> str | None:
     return None
 
 
-def kill_delete(killing: Killing, point: str) -> str | None:
+def kill_delete(killing: Killing, point: str, gone: Collection[str]) -> str | None:
     """What is wrong after a deletion was killed at a step, or None."""
     try:
         for _ in range(2):
             killing.publish()
         assert killing.exit_code(point, delete_first) == -signal.SIGKILL
-        there = point not in DELETE[DELETED:]
+        there = point not in gone
         assert killing.whole() == ([1, 2] if there else [2])
         if there:
             killing.store.delete(killing.home.url.rpartition("/")[2], 1)
@@ -347,4 +375,5 @@ def test_a_deletion_killed_at_any_step(
         steps.publish()
     assert set(DELETE) <= set(steps.steps(delete_first))
     killings = [Killing(lake, f"net-{at}", sources, publish_parts) for at in range(len(DELETE))]
-    assert [wrong for wrong in at_once.map(kill_delete, killings, DELETE) if wrong] == []
+    killed = at_once.map(lambda *one: kill_delete(*one, DELETED), killings, DELETE)
+    assert [wrong for wrong in killed if wrong] == []

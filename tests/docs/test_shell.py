@@ -50,7 +50,8 @@ def _commands(page: Path) -> dict[str, bool]:
 
 def _all_of(command: str) -> list[list[str]]:
     """The arguments of a synopsis with all that is optional; each of `a | b` for itself."""
-    command = re.sub(r"\s#.*|\.\.\.|…", "", command).replace(" | ", "|")
+    # The shell takes redirections.
+    command = re.sub(r"\s#.*|\s> \S+$|\.\.\.|…", "", command).replace(" | ", "|")
     words = shlex.split(command.replace("[", " ").replace("]", " "))
     choices = [[NUMBERS.get(one, one) for one in word.split("|")] for word in words]
     return [list(chosen) for chosen in itertools.product(*choices)]

@@ -22,7 +22,6 @@ _SEEN = pytest.StashKey[dict[str, Seen]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--spark", default="", help="series of PySpark that must be installed: 3.5")
     parser.addoption("--hadoop", default="", help="version of the daemons; PySpark's by default")
-    parser.addoption("--record", action="store_true", help="store the results for the page")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ from tests.contention import CONTENDER, both_finish, start_script
 def test_two_applications_that_want_more_than_there_is_both_finish(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    """Twice; tests/cluster/test_submit.py has three that want all there is."""
+    """Twice; tests/cluster/test_submit.py has two that want all there is."""
     both_finish(cluster_env, workers=3, launches=2)
 
 

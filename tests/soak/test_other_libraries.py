@@ -106,13 +106,32 @@ def test_accelerate_gives_each_rank_its_part(gang: hopsgpu.Gang, example: Exampl
     assert result.model is not None and "model.safetensors" in result.model.manifest["files"]
 
 
+def prepared() -> int:
+    from accelerate import Accelerator
+    from torch.utils.data import DataLoader
+
+    data = hopsgpu.context().data
+    assert data is not None and not isinstance(data, dict)
+    loader = Accelerator().prepare(DataLoader(data.torch(10), batch_size=None))
+    return sum(len(batch["id"]) for batch in loader)
+
+
+def test_accelerate_prepares_no_loader_over_a_ranks_own_rows(
+    spark: SparkSession, gang: hopsgpu.Gang
+) -> None:
+    with pytest.raises(hopsgpu.RankFailed, match=r"ConfigError: a loader over context\(\)\.data"):
+        gang.launch(prepared, data=spark.range(1000))
+
+
 def test_images_of_parquet_by_a_dataloaders_workers(
     spark: SparkSession, gang: hopsgpu.Gang, example: Example
 ) -> None:
     images = example("images_from_parquet")
     # To Spark's own tasks nothing travels by itself.
     spark.sparkContext.addPyFile(str(EXAMPLES / "images_from_parquet.py"))
-    frame = spark.range(512).mapInPandas(images.pictures, "png binary, label long")
+    # One task: each imports torch, of which an executor of two cores has no memory for two.
+    numbers = spark.range(0, 512, 1, 1)
+    frame = numbers.mapInPandas(images.pictures, "png binary, label long")
     result = gang.launch(images.train, kwargs={"epochs": 6}, data=frame)
     assert [value["rows"] for value in result.values] == [256, 256]
     value = alike(result, "weights")

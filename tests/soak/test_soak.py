@@ -154,8 +154,8 @@ def child_of(pid: int) -> int:
 
 @pytest.mark.parametrize(
     ("number", "whose"),
-    # Of a Python that is killed others tell: tests/cluster/test_records.py and test_search.py.
-    [(signal.SIGINT, "Python"), (signal.SIGKILL, "JVM")],
+    # Of both that are killed at once another tells: tests/cluster/test_killed_driver.py.
+    [(signal.SIGINT, "Python"), (signal.SIGKILL, "Python"), (signal.SIGKILL, "JVM")],
 )
 def test_a_driver_that_is_ended_gives_its_gpus_back(
     cluster_env: dict[str, str],

@@ -86,8 +86,9 @@ class Container:
 
     def module(self, name: str, source: str) -> None:
         """A module that fork servers and ranks can import."""
-        (self.directory / "path").mkdir(exist_ok=True)
-        (self.directory / "path" / f"{name}.py").write_text(source)
+        file = self.directory / "path" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source)
 
     @contextlib.asynccontextmanager
     async def keeper(self) -> AsyncIterator[DaemonClient]:

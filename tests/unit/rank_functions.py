@@ -205,6 +205,40 @@ def numbers() -> tuple[int, int, float, list[float], list[float]]:
     return torch.get_num_threads(), os.getppid(), *drawn
 
 
+def loaded(module: str) -> bool:
+    """Whether a module was there before this function began."""
+    return module in sys.modules
+
+
+def compiles() -> tuple[bool, float]:
+    """Whether torch's compiler was there before, and what a function gives that it traced."""
+    there = loaded("torch._dynamo")
+    import torch
+
+    traced = torch.compile(lambda x: (2 * x).sum(), backend="eager")
+    return there, float(traced(torch.ones(3)))
+
+
+def compilers_directories() -> tuple[str, str, str, str | None]:
+    """Where torch's compiler puts what it debugs and keeps, TMPDIR, and the home of triton."""
+    import torch._dynamo.config
+    import torch._dynamo.package
+
+    knobs = sys.modules.get("triton.knobs")
+    return (
+        torch._dynamo.config.debug_dir_root,
+        torch._dynamo.package.DynamoCache.path_prefix(),
+        os.environ["TMPDIR"],
+        None if knobs is None else knobs.cache.home_dir,
+    )
+
+
+def gpus_counted() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def first_line(asked: float) -> tuple[bool, float]:
     """Whether torch is there already, and seconds from the word to start until it is."""
     there = "torch" in sys.modules

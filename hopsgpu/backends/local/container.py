@@ -28,6 +28,8 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, write_container_gpus
 from hopsgpu.gpu.node.leases import LeaseError, Leases, lease_directory, owner
 
+# Directory beside those of the containers that all of them use, as on a node.
+SHARED = "shared"
 _WAIT_SECONDS = 0.3
 _REFRESH_SECONDS = 10.0
 
@@ -82,9 +84,15 @@ def main() -> int:
         if os.getppid() != request.pid:
             # A driver that still runs removes the directories itself.
             shutil.rmtree(directory, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another container may still use it
-                directory.parent.rmdir()
+            _remove_unused(directory.parent)
     return 0
+
+
+def _remove_unused(directory: Path) -> None:
+    """Remove the directory of a driver's containers, unless another container may still use it."""
+    with contextlib.suppress(FileNotFoundError):  # another container has removed it
+        if {entry.name for entry in directory.iterdir()} <= {SHARED}:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.backends.local import container as container_module
-from hopsgpu.backends.local.container import ContainerRequest
+from hopsgpu.backends.local.container import SHARED, ContainerRequest
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuError
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class ContainerJob:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", container_module.__name__],
                 cwd=directory,
-                env={**environ, "PYTHONPATH": path},
+                # As on YARN: what the containers of this application share.
+                env={**environ, "PYTHONPATH": path, "LOCAL_DIRS": str(directory.parent / SHARED)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -93,6 +94,10 @@ class ContainerJob:
     def kill(self) -> None:
         """Kill the process; its process daemon then ends the ranks."""
         self._process.kill()
+
+    def loss(self, seconds: float) -> str:
+        """Return why the process was lost; "" if it has not ended in `seconds`."""
+        return self.reason(0.0) if self.ended.wait(seconds) else ""
 
     def reason(self, seconds: float) -> str:
         """Return why the process ended, in words; wait up to `seconds` for its end."""

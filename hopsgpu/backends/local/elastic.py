@@ -1,4 +1,4 @@
-"""A search's executors on this machine: one process each, with its GPUs and its agent."""
+"""Executors that arrive and leave on this machine: one process each, with GPUs and an agent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopsgpu.core.gang import Container, GangState
 
 
 class LocalElasticLease(ElasticLease):
-    """The lease of a search on this machine; `leased_containers` provides it."""
+    """The lease on this machine; `leased_containers` provides it."""
 
     def __init__(self, request: Request, containers: Containers) -> None:
         super().__init__(request, containers.server)
@@ -26,12 +26,16 @@ class LocalElasticLease(ElasticLease):
         return len(self.here) + self.aside + len(self._containers.ending)
 
     @property
+    def coming(self) -> int:
+        return 0  # their processes may wait for GPUs
+
+    @property
     def waiting_for(self) -> str:
         if self._wanted <= len(self.here):
             return ""
         return next((job.waiting_for for job in self._waiting()), "")
 
-    def want(self, executors: int, at_once: int) -> None:
+    def want(self, executors: int, at_once: int, *, least: int = 1) -> None:
         self._wanted = executors
         for job in self._containers.drop_ended():
             if job.problem is not None:
@@ -40,6 +44,13 @@ class LocalElasticLease(ElasticLease):
             self._containers.start(self.request)
         for job in self._waiting()[: max(self._count() - executors, 0)]:
             job.close()
+
+    @property
+    def asked_back(self) -> int:
+        return 0
+
+    def offer(self, executors: int, giving: int) -> None:
+        """Do nothing: no other gang waits for the executors of this process."""
 
     def _count(self) -> int:
         """Return how many executors, not held aside, are here or starting."""
@@ -59,10 +70,10 @@ class LocalElasticLease(ElasticLease):
             assert isinstance(job, ContainerJob), "this machine has no others"
             job.close()
 
-    def _agent_lost(self, job: Job) -> None:
+    def _forget(self, job: Job) -> None:
         """Do nothing: the process ends with its agent, and `want` starts another."""
 
-    def _arrived(self) -> None:
+    def _arrived(self, container: Container) -> None:
         """Do nothing: no time limit and no request depends on an executor's arrival here."""
 
     def _why_lost(self, reason: str, host: str) -> str:

@@ -84,7 +84,8 @@ class PlaceholderJob:
         self._turn = turn
         self._holders: dict[int, Container] = {}
         self._arrivals: dict[int, float] = {}
-        self._ended = EndedContainers()
+        self._failing = executors.application.failing
+        self._ended = EndedContainers(self._failing)
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
         # Returns why the gang waits: from YARN's last answer, and from the executors here now.
@@ -120,6 +121,8 @@ class PlaceholderJob:
                     self._grants.lost,
                     self._grants.parked,
                 )
+                if remark := self._ended.beside():
+                    self._clock.failed_before(remark)
                 return None
             if verdict is Verdict.GRANTED and not self._replace_surplus():
                 return self._holders
@@ -152,11 +155,13 @@ class PlaceholderJob:
             self._arrivals[event.peer] = time.time()
             self._welcome(register_container(event, event.message, self._request))
         self._request.watcher.arrived(tuple(self._arrivals.values()))
+        self._request.watcher.held_aside(hosts_of(self.parked))
 
     def _welcome(self, container: Container) -> None:
         reason = self._request.unwanted(container)
         if reason is None:
             self._holders[container.key] = container
+            self._failing.arrived(container.host)
             log.info(
                 "executor arrived: %s on %s (%d of %d)",
                 container.container_id,
@@ -192,7 +197,7 @@ class PlaceholderJob:
             problem = str(error)
             self._why = lambda: problem
             return
-        self._ended.look(held.containers)
+        self._ended.look(held.hosts)
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
         if allotted != self._grants.allotted:

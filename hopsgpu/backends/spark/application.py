@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import re
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hopsgpu.backends.lines_place import cluster_name, lines_place
 from hopsgpu.backends.spark.application_base import SparkApplication
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
 from hopsgpu.storage.lake import Lake
-from hopsgpu.storage.root import join_url
 from hopsgpu.yarn.gang_queue import make_line
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -50,6 +50,7 @@ class Application(SparkApplication):
         profiles: pool of resource profiles.
         package: the directory from which Spark serves hopsgpu to the executors.
         acquiring: lock held by the gang that acquires executors, until its barrier stage is active.
+        failing: the hosts on which executors end before they are ready.
         looks: the last snapshot of the ResourceManager, shared by waiting gangs.
         probing: lock held by the launch that asks an executor about modules.
         has_module: whether the executors' Python has a top-level module, by name; only for modules
@@ -60,6 +61,7 @@ class Application(SparkApplication):
     package: tempfile.TemporaryDirectory[str]
     profiles: ProfilePool = field(default_factory=ProfilePool)
     acquiring: threading.Lock = field(default_factory=threading.Lock)
+    failing: FailingHosts = field(default_factory=FailingHosts)
     looks: SnapshotCache = field(default_factory=SnapshotCache)
     probing: threading.Lock = field(default_factory=threading.Lock)
     has_module: dict[str, bool] = field(default_factory=dict)
@@ -109,15 +111,10 @@ class Application(SparkApplication):
             ConfigError: `spark.hopsgpu.locks` is not a valid directory.
             StoreError: the lake failed.
         """
-        directory = self.option("locks")
-        partition = self.setting(_LABEL) or "default"
-        if directory:
-            return make_line(Lake(directory, quick=True), self.cluster, partition)
-        shared = Lake(join_url(self.files or "file:///", "tmp"), quick=True)
-        return make_line(shared, "hopsgpu", "locks", self.cluster, partition)
+        base, names = lines_place(self.option("locks"), self.files, self.cluster)
+        return make_line(base, *names, self.setting(_LABEL) or "default")
 
     @functools.cached_property
     def cluster(self) -> str:
         """Return a name of this YARN, unique among the YARN clusters that share the file system."""
-        named = self.jvm.hadoop("yarn.resourcemanager.cluster-id")
-        return re.sub(r"[^\w.-]+", "-", named or self.manager.addresses[0].partition("//")[2])
+        return cluster_name(self.jvm.hadoop, self.manager.addresses)

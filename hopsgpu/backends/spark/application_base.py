@@ -12,11 +12,14 @@ from pyspark import SparkContext, SparkFiles
 
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.core.gpu_idle import WARNING_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.own_log import level_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.root import root_on
-from hopsgpu.units import parse_duration
+from hopsgpu.units import parse_duration, parse_duration_or_off
+
+_INTERVAL_SECONDS = 300.0
 
 
 @dataclass
@@ -104,10 +107,52 @@ class SparkApplication:
         Raises:
             ConfigError: `spark.hopsgpu.keep_data` is neither "true" nor "false".
         """
-        value = self.option("keep_data") or "false"
-        if value.strip().lower() not in ("true", "false"):
-            raise ConfigError(f"spark.hopsgpu.keep_data={value!r}: must be 'true' or 'false'")
-        return value.strip().lower() == "true"
+        return self._flag("keep_data", default=False)
+
+    @property
+    def elastic_interval(self) -> float:
+        """Return the seconds between two growths of an elastic gang at least.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.elastic.interval` is not a duration.
+        """
+        value = self.option("elastic.interval")
+        return parse_duration(value or _INTERVAL_SECONDS, "spark.hopsgpu.elastic.interval") or 0.0
+
+    @property
+    def gives_way(self) -> bool:
+        """Return whether elastic gangs shrink while other gangs wait for their GPUs.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.elastic.give_way` is neither "true" nor "false".
+        """
+        return self._flag("elastic.give_way", default=True)
+
+    @property
+    def idle_warning(self) -> float | None:
+        """Return for how many seconds GPUs may idle until people are told; None for any.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.idle_warning` is neither a duration nor "off".
+        """
+        value = self.option("idle_warning") or WARNING_SECONDS
+        return parse_duration_or_off(value, "spark.hopsgpu.idle_warning")
+
+    @property
+    def idle_timeout(self) -> float | None:
+        """Return for how many seconds GPUs may idle if a launch does not say so; None for any.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.idle_timeout` is neither a duration nor "off".
+        """
+        value = self.option("idle_timeout") or None
+        return parse_duration_or_off(value, "spark.hopsgpu.idle_timeout")
+
+    def _flag(self, name: str, *, default: bool) -> bool:
+        value = (self.option(name) or str(default)).strip().lower()
+        if value not in ("true", "false"):
+            raise ConfigError(f"spark.hopsgpu.{name}={value!r}: must be 'true' or 'false'")
+        return value == "true"
 
     @property
     def log_level(self) -> str | None:
@@ -151,7 +196,8 @@ class SparkApplication:
                 accepted.
         """
         _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
-        _ = self.log_level
+        _ = self.log_level, self.elastic_interval, self.gives_way
+        _ = self.idle_warning, self.idle_timeout
 
     def words_of(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run."""

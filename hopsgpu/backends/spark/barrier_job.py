@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.errors import ConfigError
 
 Task = Callable[[Iterable[Any]], Iterator[Any]]
+# Polled, because nothing announces that Spark knows why a task failed.
+_LOOK_SECONDS = 0.1
 
 
 def hold_in_task(driver: Driver, warm: WarmUp) -> Task:
@@ -94,6 +97,24 @@ class GangJob:
             return "it ended by itself"
         return self._application.jvm.ended_by(self.error) or reason_of(str(self.error))
 
+    def loss(self, seconds: float) -> str:
+        """Return why an executor of the job was lost; "" if that is not known in `seconds`.
+
+        The loss ends a barrier job. A task of another job starts again on another executor, and
+        that job is cancelled once its executor is no longer wanted, which is no reason.
+        """
+        until = time.monotonic() + seconds
+        while True:
+            ended = self.ended.is_set()
+            if ended and not (self.error is not None and was_cancelled(str(self.error))):
+                return self.reason(0.0)
+            failures = () if self._barrier else self._application.jvm.task_failures(self.tag)
+            if failures:
+                return reason_of(failures[-1])
+            if ended or time.monotonic() >= until:
+                return ""
+            self.ended.wait(_LOOK_SECONDS)
+
     def _run(self) -> None:
         try:
             context = self._application.context
@@ -130,6 +151,11 @@ def reason_of(error: str) -> str:
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
     python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
     return python[-1] if python else (raised or lines or ["no reason given"])[0]
+
+
+def was_cancelled(error: str) -> bool:
+    """Return whether Spark's error says that the job was cancelled by its tag."""
+    return re.search(r"cancelled part of cancelled job (group|tag)", error) is not None
 
 
 def refuse_hopeless(error: str) -> None:

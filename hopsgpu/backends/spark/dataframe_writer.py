@@ -18,6 +18,7 @@ from hopsgpu.backends.spark.barrier_job import reason_of
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
+from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB, counted
 
 # Small row groups, because a rank whose rows begin inside a row group decodes its head in vain.
@@ -60,7 +61,7 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
 
     Raises:
         ConfigError: a DataFrame belongs to Spark Connect or to another application, or is a stream;
-            or `spark.hopsgpu.keep_data` is not a boolean.
+            or `spark.hopsgpu.keep_data` is not a boolean; or the root is on an object store.
     """
     if datasets is None:
         return
@@ -75,6 +76,12 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
             )
         if frame.isStreaming:
             raise ConfigError(f"{label} is a stream: write it to the lake, and pass the path")
+        if Lake(application.root).is_object_store:
+            raise ConfigError(
+                f"{label} is a DataFrame, which Spark would write below {application.root}: Spark"
+                " reaches object stores by a connector and credentials of its own (s3a://)."
+                " Write it as Parquet to where the ranks can read it, and pass the path"
+            )
 
 
 class _Write:

@@ -1,4 +1,4 @@
-"""A search's executors on YARN: one Spark job of one task each, requested in the queue of gangs."""
+"""Executors on YARN that arrive and leave: a Spark job of one task each, in the queue of gangs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ from hopsgpu.backends.spark.elastic_jobs import JobsLease
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm_threads import start_daemon
-from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors, report
+from hopsgpu.backends.spark.release import (
+    UNREACHABLE_SECONDS,
+    heartbeat_seconds,
+    release_executors,
+    report,
+)
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.backends.spark.wait_reasons import WaitWatcher
 from hopsgpu.core.gang import PART_SECONDS, GangState
-from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
+from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
+from hopsgpu.yarn.gang_queue import StandingOffer
 
 log = logging.getLogger(__name__)
 
@@ -32,31 +39,45 @@ _GONE_SECONDS = 0.1
 # Polled, because nothing notifies the threads that a job has ended.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
+# In which Spark learns from YARN why an executor was lost.
+_KNOWN_SECONDS = 2.0
+# In which Spark's target follows from the tasks that run.
+_TARGET_SECONDS = 0.5
 # An executor whose agent fails repeatedly fails its job; so many failures in a row are no accident.
 _MOST_FAILED = 3
 
 
 class YarnElasticLease(JobsLease):
-    """The lease of a search on YARN; `leased_executors` provides it.
+    """The lease on YARN of a search or an elastic gang; `leased_executors` provides it.
 
-    It has two threads: one requests executors, in the queue of gangs; one confirms that released
-    executors are gone.
+    It has three threads: one requests executors, in the queue of gangs; one confirms that released
+    executors are gone; one keeps the offer to gangs that wait.
     """
 
     def __init__(self, request: Request, executors: Executors) -> None:
-        super().__init__(request, executors.server)
+        super().__init__(request, executors.server, executors.application.failing)
         self._executors = executors
         self._application = executors.application
-        # Determined once, because each trial asks for tokens.
+        # Determined once, because each trial, or world, asks for tokens.
         self._is_kerberized = self._application.jvm.is_kerberized()
         self._looks_at = float("-inf")
+        # Guarded by `_changed`: how many executors YARN had not granted at the last look.
+        self._not_granted: int | None = None
         # After this time YARN knows of every request.
         self._settling = 2 * heartbeat_seconds(self._application.jvm)
-        self._threads_ended = (threading.Event(), threading.Event())
+        self._threads_ended = (threading.Event(), threading.Event(), threading.Event())
+        # When the jobs of lost executors were cancelled.
+        self._cancelled_at: dict[GangJob, float] = {}
+        self._offered = self._giving = self._asked_back = 0
+        self._offers = threading.Event()
+        # Held while a job is started, and while idle executors are killed: an executor that is
+        # found idle must not have a new job's task when it is killed.
+        self._starts = threading.Lock()
 
     def start(self) -> None:
         """Start the threads."""
-        for ended, body in zip(self._threads_ended, (self._grow, self._shrink), strict=True):
+        bodies = (self._grow, self._shrink, self._keep_offer)
+        for ended, body in zip(self._threads_ended, bodies, strict=True):
             start_daemon(
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_run, body, ended)
             )
@@ -75,7 +96,7 @@ class YarnElasticLease(JobsLease):
                     self._ask()
         except HopsGpuError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - the search must know that requests have ended
+        except Exception as error:  # noqa: BLE001 - the owner must know that requests have ended
             why = f"executors could not be requested from Spark: {type(error).__name__}: {error}"
             self._fail(HopsGpuError(why))
 
@@ -94,7 +115,7 @@ class YarnElasticLease(JobsLease):
                 if self._wanted > self._count() and self._pending.may_ask(time.monotonic()):
                     self._note()
                     return True
-                surplus = self._surplus()
+                surplus = self._withdrawn(self._surplus())
                 if not surplus:
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
@@ -121,9 +142,11 @@ class YarnElasticLease(JobsLease):
             where = self._look()[1]
         with self._changed:
             now, chance = time.monotonic(), random.random()  # noqa: S311
+            waiting = self._waiting()
             given_back = self._pending.give_back(len(waiting), now, chance)
             if not given_back:
                 return where
+            self._withdrawn(waiting)
             self._leave.set()
         log.info("%s: executors fail repeatedly: %s", self.request.run_id, given_back)
         self._pending.tell(given_back)
@@ -137,21 +160,60 @@ class YarnElasticLease(JobsLease):
             HopsGpuError: the ResourceManager does not say.
         """
         self._looks_at = time.monotonic() + _JOBS_SECONDS
-        held = self._executors.held().containers
+        held = self._executors.held().hosts
         with self._changed:
-            return self._pending.look(held, self._leaving, len(self._live))
+            missing, where = self._pending.look(held, self._leaving, len(self._live))
+            self._not_granted = missing
+            return missing, where
+
+    @property
+    def coming(self) -> int:
+        with self._changed:
+            missing = self._not_granted
+            return 0 if missing is None else max(len(self._waiting()) - missing, 0)
+
+    def _cancel_forgotten(self) -> None:
+        """Cancel the jobs of lost executors, before Spark has started others for them."""
+        with self._changed:
+            forgotten, self._forgotten = self._forgotten, []
+        until = time.monotonic() + _KNOWN_SECONDS
+        for job in forgotten:
+            # A cancelled job does not tell why its executor was lost.
+            while not (self._closed or job.loss(0.0) or time.monotonic() >= until):
+                if job.ended.wait(_LOOK_SECONDS):
+                    break
+            while not (job.ended.wait(0.0) or self._closed):
+                self._application.jvm.cancel(job.tag)
+                job.ended.wait(_LOOK_SECONDS)
+            log.debug("%s: job %s of a lost executor is cancelled", self.request.run_id, job.tag)
+            self._cancelled_at[job] = time.monotonic()
+
+    def _end_unreachable(self) -> None:
+        """End the executors that do not say that their cancelled task has ended."""
+        jvm = self._application.jvm
+        for job, since in list(self._cancelled_at.items()):
+            running = jvm.running_on(job.tag)
+            if running and time.monotonic() - since < UNREACHABLE_SECONDS:
+                continue
+            if running:
+                log.info("%s: ends unreachable executors: %s", self.request.run_id, running)
+                jvm.give_up(running)
+                # Until Spark's target is without them: YARN would replace them.
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, _TARGET_SECONDS)
+                jvm.end_containers(running)
+            del self._cancelled_at[job]
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
+        """Cancel jobs that were withdrawn; an executor that has arrived meanwhile ends too."""
         for job in jobs:
             self._pending.excuse()
-            # An executor that has arrived meanwhile ends with its job.
             while not job.ended.wait(_LOOK_SECONDS):
                 with self._changed:
                     if self._closed:
                         return
                 self._application.jvm.cancel(job.tag)
             with self._changed:
-                self._drop(job)
                 self._asked = time.monotonic()
         if jobs:
             with contextlib.suppress(HopsGpuError):
@@ -183,9 +245,10 @@ class YarnElasticLease(JobsLease):
             if self._closed or missing <= 0:
                 return
             at_once = max(min(self._at_once, missing), 1)
-            self._asks_first, self._leave = not self.here, threading.Event()
+            self._asks_first = len(self.here) < self._least
+            self._leave = threading.Event()
             asked = self.request.of_executors(at_once)
-            # The time limit holds for the first executor only.
+            # The time limit holds only as long as the owner cannot work.
             asked = asked if self._asks_first else asked.within(None)
             watcher = WaitWatcher(self.request.watcher, self)
             request = replace(asked, cancelled=self._leave, watcher=watcher)
@@ -230,23 +293,30 @@ class YarnElasticLease(JobsLease):
         # released.
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]
-            given_up = self._surplus() if self._enough.is_set() else waiting
+            given_up = self._withdrawn(self._surplus() if self._enough.is_set() else waiting)
         if given_up:
             log.info("%s: withdraws requests for %d executors", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
     def _start(self, place: Queueing) -> GangJob:
-        job = self._executors.new_job(self.request, "trials", 1, place.hosts(1), supervise_in_task)
-        with self._changed:
-            self._live[job.tag] = job
-            self._asked = time.monotonic()
-            self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
-        job.start()
+        taken: Collection[str] = ()
+        if self.request.plan.spec.placement == "spread":
+            taken = {container.host for container in list(self.here.values())}
+        hosts = place.hosts(1, taken)
+        job = self._executors.new_job(self.request, "agents", 1, hosts, supervise_in_task)
+        with self._starts:
+            with self._changed:
+                self._live[job.tag] = job
+                self._asked = time.monotonic()
+                self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
+            job.start()
         return job
 
     def _shrink(self) -> None:
         while self._is_leaving():
             try:
+                self._cancel_forgotten()
+                self._end_unreachable()
                 self._see_gone()
             except (HopsGpuError, Py4JError):  # tried again; `release` waits for all at the end
                 with self._changed:
@@ -255,26 +325,80 @@ class YarnElasticLease(JobsLease):
     def _is_leaving(self) -> bool:
         """Wait until executors must go; return False once the lease is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._leaving)
+            self._changed.wait_for(
+                lambda: self._closed or self._leaving or self._forgotten or self._cancelled_at
+            )
             return not self._closed
 
     def _see_gone(self) -> None:
         """Kill idle executors, and record which are gone."""
-        with self._changed:
-            live, waits = len(self._live), bool(self._waiting())
-        busy = self._executors.busy()
-        # An executor that has just arrived is not busy yet.
-        if not waits and len(busy) <= live and self._executors.target() <= live:
-            self._executors.kill_idle(busy)
+        with self._starts:
+            with self._changed:
+                live, waits = len(self._live), bool(self._waiting())
+            busy = self._executors.busy()
+            # An executor that has just arrived is not busy yet.
+            if not waits and len(busy) <= live and self._executors.target() <= live:
+                self._executors.kill_idle(busy)
         held = self._executors.held().containers
         with self._changed:
             self._leaving.intersection_update(held)
             self._changed.wait(_GONE_SECONDS)
 
+    @property
+    def asked_back(self) -> int:
+        return self._asked_back
+
+    def offer(self, executors: int, giving: int) -> None:
+        with self._changed:
+            if (executors, giving) != (self._offered, self._giving):
+                self._offered, self._giving = executors, giving
+                self._offers.set()
+
+    def _keep_offer(self) -> None:
+        offer: StandingOffer | None = None
+        while not self._closed:
+            self._offers.wait(RENEW_SECONDS)
+            self._offers.clear()
+            with self._changed:
+                offered, giving = self._offered, self._giving
+            if not (offered or offer):
+                continue
+            try:
+                offer = offer or self._new_offer()
+                self._asked_back = self._needed(offer, offered, giving)
+            except HopsGpuError as error:  # the next round tries again
+                log.info("%s: the offer could not be renewed: %s", self.request.run_id, error)
+        if offer is not None:
+            with contextlib.suppress(StoreError):  # what is left behind counts for 20 s at most
+                offer.withdraw()
+
+    def _new_offer(self) -> StandingOffer:
+        plan = self.request.plan
+        return StandingOffer(
+            self._application.line,
+            application=self._application.id,
+            gpus=plan.shape.gpus,
+            run=plan.spec.name,
+        )
+
+    def _needed(self, offer: StandingOffer, offered: int, giving: int) -> int:
+        """Return how many executors waiting gangs need, while something is offered."""
+        if not offered:
+            offer.withdraw()
+            return 0
+        snapshot = self._application.snapshot(RENEW_SECONDS)
+        queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
+        free = sum(max((node.total - node.used).gpus, 0) for node in snapshot.running)
+        needed = offer.needed(offered, giving, queues, free)
+        if needed != self._asked_back:
+            log.info("%s: gangs that wait need %d executors", self.request.run_id, needed)
+        return needed
+
     def release(self) -> bool:
         """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._closed = True
+            self._offers.set()
             self._note()
         for ended in self._threads_ended:
             ended.wait(_END_SECONDS)

@@ -1,4 +1,4 @@
-"""A search's executors as Spark jobs of one task each: the existing and the missing ones."""
+"""Executors as Spark jobs of one task each: the existing and the missing ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Job
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.wait_reasons import PendingExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer
@@ -25,8 +26,9 @@ class JobsLease(ElasticLease):
         why: why executors are waited for.
     """
 
-    def __init__(self, request: Request, server: ControlServer) -> None:
+    def __init__(self, request: Request, server: ControlServer, failing: FailingHosts) -> None:
         super().__init__(request, server)
+        self._failing = failing
         self.why = ""
         self._changed = threading.Condition()
         # Its lock guards all of the following.
@@ -36,14 +38,17 @@ class JobsLease(ElasticLease):
         # The container of each connected agent, by the tag of the agent's job.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
-        self._pending = PendingExecutors()
+        # Jobs of lost executors, which are to be cancelled.
+        self._forgotten: list[GangJob] = []
+        self._pending = PendingExecutors(failing)
         self._wanted = 0
         self._at_once = 1
+        self._least = 1
         self._failed = 0
         self._closed = False
         # When an executor was last requested or given up.
         self._asked = float("-inf")
-        # Set while the search needs fewer executors than are here or requested.
+        # Set while the owner needs fewer executors than are here or requested.
         self._enough = threading.Event()
         # Set when the last request need not stay in the queue of gangs any longer.
         self._leave = threading.Event()
@@ -59,13 +64,12 @@ class JobsLease(ElasticLease):
         with self._changed:
             return self.why if self._wanted > len(self._ready) else ""
 
-    def want(self, executors: int, at_once: int) -> None:
+    def want(self, executors: int, at_once: int, *, least: int = 1) -> None:
         with self._changed:
-            if (executors, at_once) != (self._wanted, self._at_once):
-                log.debug(
-                    "the search needs %d executors, and requests %d at a time", executors, at_once
-                )
-                self._wanted, self._at_once = executors, at_once
+            wish = (executors, at_once, least)
+            if wish != (self._wanted, self._at_once, self._least):
+                log.debug("%d executors wanted, %d at a time, at least %d", *wish)
+                self._wanted, self._at_once, self._least = wish
                 self._note()
 
     def _note(self) -> None:
@@ -94,7 +98,10 @@ class JobsLease(ElasticLease):
                 self._changed.notify_all()
             return job
 
-    def _arrived(self) -> None:
+    def _arrived(self, container: Container) -> None:
+        self._failing.arrived(container.host)
+        if len(self.here) < self._least:
+            return
         with self._changed:
             self._pending.arrived()
             if self._asks_first:
@@ -108,9 +115,14 @@ class JobsLease(ElasticLease):
                 self._leaving.add(container.container_id)
             self._note()
 
-    def _agent_lost(self, job: Job) -> None:
+    def _forget(self, job: Job) -> None:
         with self._changed:
-            self._ready = {t: c for t, c in self._ready.items() if self._live.get(t) is not job}
+            lost = [one for one in self._live.values() if one is job]
+            for one in lost:
+                self._drop(one)
+            if lost:
+                self._forgotten += lost
+                self._note()
 
     def _drop(self, job: Job) -> None:
         """Forget a job; call it under the lock."""
@@ -118,6 +130,16 @@ class JobsLease(ElasticLease):
         if tag is not None:
             del self._live[tag]
             self._ready.pop(tag, None)
+
+    def _withdrawn(self, jobs: list[GangJob]) -> list[GangJob]:
+        """Drop jobs that are to be cancelled, and return them; under the lock.
+
+        Dropped where they are found to wait, because an executor may arrive until its job is
+        cancelled, and would be lost with what its owner has started on it.
+        """
+        for job in jobs:
+            self._drop(job)
+        return jobs
 
     def _surplus(self) -> list[GangJob]:
         """Return the jobs that wait for executors that are no longer needed; under the lock."""

@@ -32,7 +32,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     marker = _marker(spec.gpu_type, application)
     hosts = _hosts(spec.gpu_type, marker, everywhere, application)
     snapshot = everywhere.only(hosts)
-    ranks, shape = _containers(spec, snapshot)
+    ranks, shape = containers_of(spec, snapshot)
     shape = replace(shape, marker=marker)
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
@@ -120,7 +120,7 @@ def _hosts(
     return nodes_with(gpu_type, models, silent)
 
 
-def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
+def containers_of(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
     """Return the number of ranks per container, and what each container requests."""
     share, least = cores_per_gpu(snapshot.running), spec.gpus.sharing
     if spec.placement != "pack":

@@ -7,19 +7,19 @@ import dataclasses
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from hopsgpu.backends.lease_request import AcquisitionClock, Request, demand_of
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.core.gang import Grants
+from hopsgpu.core.gang import Exclusions, Grants
 from hopsgpu.core.queue_policy import (
     LEASE_SECONDS,
+    LOOK_SPREAD,
     Bound,
-    Line,
-    Own,
+    Probes,
     Turn,
-    count_passes,
-    decide_turn,
+    coming,
+    look_seconds,
     queue_tag,
 )
 from hopsgpu.errors import HopsGpuError, StoreError
@@ -33,10 +33,6 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
-# A gang that does not seem to fit asks anyway after this time, and then ever more rarely, because
-# YARN preempts, and clusters grow, only for pending requests.
-_PROBE_SECONDS = 30.0
-_LONGEST_PROBE = 600.0
 
 
 class Queueing:
@@ -56,9 +52,9 @@ class Queueing:
         self._demand = demand_of(
             request.plan.shape, request.plan.executors, request.plan.spec.placement
         )
-        self._probe_after = _PROBE_SECONDS
-        self._probe_at = time.monotonic() + _PROBE_SECONDS
-        self._before: Line | None = None
+        self._probes = Probes(time.monotonic())
+        # By the clock: when the gang looks next at YARN and at the queue of gangs.
+        self._next_look = float("-inf")
         self._refused_since: float | None = None
         self._has_passed_on = False
 
@@ -73,8 +69,11 @@ class Queueing:
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
         """
         began, self._has_passed_on = time.monotonic(), False
+        self._next_look = began
         while not self._is_ours(arrived):
-            self._request.cancelled.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
+            # The time limit holds, however rarely the gang looks.
+            until_look = max(self._next_look - time.monotonic(), 0.0)
+            self._request.cancelled.wait(min(until_look, _LOOK_SECONDS))
         lock = self._application.acquiring
         try:
             while not lock.acquire(timeout=_LOOK_SECONDS):
@@ -122,9 +121,17 @@ class Queueing:
         except HopsGpuError as error:
             return GpuFacts("", str(error))
 
-    def hosts(self, executors: int) -> tuple[str, ...]:
-        """Return the best host for each executor; if empty, YARN chooses."""
-        if self._request.plan.spec.placement is None and self._request.plan.hosts is None:
+    def hosts(self, executors: int, taken: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the best host for each executor; if empty, YARN chooses.
+
+        Args:
+            executors: their number.
+            taken: hosts that are to get none of them.
+        """
+        plan = self._request.plan
+        yarn_chooses = plan.spec.placement is None and plan.hosts is None
+        failing = self._application.failing.hosts(time.monotonic())
+        if yarn_chooses and not failing:
             return ()
         # YARN's client refuses a request with both a node label and hosts, and that error ends
         # Spark's application master.
@@ -132,9 +139,16 @@ class Queueing:
             return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
+            snapshot = snapshot.without(Exclusions(hosts=frozenset(taken)))
         except HopsGpuError:  # only a preference; the next wait reports that YARN is silent
             return ()
-        return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
+        demand = dataclasses.replace(self._demand, executors=executors)
+        if failing:
+            log.info("%s: prefers nodes other than %s", self._request.run_id, sorted(failing))
+            sound = snapshot.without(Exclusions(hosts=failing))
+            if hosts := preferred_hosts(demand, sound):
+                return hosts
+        return () if yarn_chooses else preferred_hosts(demand, snapshot)
 
     def room(self, least: int, most: int) -> int:
         """Return how many of the requested executors seem to fit now.
@@ -159,27 +173,40 @@ class Queueing:
         return self._application.snapshot(most_seconds).only(self._request.plan.hosts)
 
     def _is_ours(self, arrived: int) -> bool:
-        """Return whether the gang should ask YARN now; if not, report why."""
+        """Return whether the gang should ask YARN now; if not, report why.
+
+        Until the next look is due, it should not.
+        """
         self._clock.check(Grants(connected=arrived))
+        if time.monotonic() < self._next_look:
+            return False
+        self._look_after(_LOOK_SECONDS)
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
             self._clock.tell((), str(error))
             return False
         missing = shortage(self._demand, snapshot, arrived)
-        probe = missing.bound is not Bound.NONE and time.monotonic() >= self._probe_at
+        probe = self._probes.is_due(missing.bound, time.monotonic())
         turn = self._look(missing, snapshot, probe)
+        self._probes.looked(time.monotonic(), is_behind=turn.is_behind)
         if turn.take and self._still(arrived, probe):
             if probe:
                 log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
-                self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
-                self._probe_at = time.monotonic() + self._probe_after
+                self._probes.made(time.monotonic())
             return True
         facts = self._facts(snapshot, arrived, missing)
         # A gang ahead in the queue is the first obstacle.
-        why = [turn.why, facts.around(missing.text)]
+        seen = None if self._place is None else self._place.seen
+        given = "" if seen is None else coming(seen)
+        why = [turn.why, facts.around(missing.text), given]
         self._clock.tell((), "; ".join(part for part in why if part))
         return False
+
+    def _look_after(self, seconds: float) -> None:
+        """Look next after about so many seconds; gangs that look at the same time spread."""
+        spread = random.uniform(1.0 - LOOK_SPREAD, 1.0 + LOOK_SPREAD)  # noqa: S311
+        self._next_look = time.monotonic() + seconds * spread
 
     def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> GpuFacts:
         return waiting_facts(snapshot, self._demand, held, missing.queue, by_gpus=missing.by_gpus)
@@ -201,23 +228,14 @@ class Queueing:
     ) -> Turn:
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         queue = queue_tag(missing.queue) if missing.queue else queues[0]
-        ticket = dataclasses.replace(place.ticket, bound=missing.bound, queue=queue)
         if not place.is_filed:
-            place.file(ticket)
-            log.info("%s: joined the queue of gangs", self._request.run_id)
-            self._before = None
-        line = place.look()
-        ticket = dataclasses.replace(ticket, filed=place.ticket.filed)
-        place.update(count_passes(ticket, self._before or line, line))
-        self._before = line
+            log.info("%s: joins the queue of gangs", self._request.run_id)
         gpus = [node.total.gpus for node in snapshot.running]
-        turn = decide_turn(Own(place.ticket, place.owner, queues), line, gpus, probe)
-        if not turn.take:
-            return turn
-        if place.take(line):
-            return turn
-        log.info("%s: another gang took the turn first", self._request.run_id)
-        return Turn(False, "another gang took the turn first")
+        turn = place.ask(missing.bound, queue, queues, gpus, probe)
+        seconds = look_seconds(place.rank)
+        log.debug("%s: rank %d, looks after %.1f s", self._request.run_id, place.rank, seconds)
+        self._look_after(seconds)
+        return turn
 
     def _still(self, arrived: int, probe: bool) -> bool:
         """Return whether the gang, which has the turn, still fits; if not, give the turn back.
@@ -240,8 +258,6 @@ class Queueing:
         return missing.bound is Bound.NONE
 
     def _give_back(self) -> None:
-        # Its own turns do not count as other gangs that passed it.
-        self._before = None
         self._on_the_lake(lambda place: place.give_back())
 
     def _on_the_lake(self, action: Callable[[QueuePlace], None]) -> None:
@@ -278,8 +294,8 @@ def queueing(
         application: application in which the gang runs.
         request: the request.
         clock: time limit of the acquisition.
-        grows: whether the request is for more executors of a running search, which queues behind
-            all gangs.
+        grows: whether the request is for more executors of a running search or gang, which queues
+            behind all gangs.
     """
     with contextlib.ExitStack() as stack:
         place = None

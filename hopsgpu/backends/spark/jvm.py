@@ -266,6 +266,17 @@ class Jvm:
             seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
             self._scala.schedulerBackend().killExecutors(seq, False, False, True)
 
+    def give_up(self, executors: Iterable[str]) -> None:
+        """Have Spark's driver take executors as lost, with their tasks; their containers stay."""
+        lost = self._class("org.apache.spark.scheduler.ExecutorLossReason")
+        for executor in executors:
+            self._scala.schedulerBackend().removeExecutor(executor, lost("it cannot be reached"))
+
+    def end_containers(self, executors: Iterable[str]) -> None:
+        """Have the application master end the containers of executors that Spark has given up."""
+        seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(executors))
+        self._scala.schedulerBackend().doKillExecutors(seq)
+
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag, even while Spark retries its check for free slots."""
         self._context.cancelJobsWithTag(tag)
@@ -303,6 +314,16 @@ class Jvm:
                 errors = (tasks.apply(index).errorMessage() for index in range(tasks.size()))
                 failures += [str(error.get()) for error in errors if error.isDefined()]
         return tuple(failures)
+
+    def running_on(self, group: str) -> tuple[str, ...]:
+        """Return the IDs of the executors that, as far as Spark knows, run tasks of a group."""
+        found = []
+        store = self._scala.statusStore()
+        for stage in self._stages(group):
+            tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
+            each = [tasks.apply(index) for index in range(tasks.size())]
+            found += [str(task.executorId()) for task in each if task.status() == "RUNNING"]
+        return tuple(found)
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
         """Return what Spark's tracker reports about the stages of a group's jobs."""

@@ -81,6 +81,7 @@ class GpuLease(Owner):
                         return lease
                     self._let_go()
                     request.watcher.arrived(())
+                    request.watcher.held_aside(())
                 given_back += 1
                 self._back_off(given_back, clock)
 
@@ -268,6 +269,7 @@ class GpuLease(Owner):
             lambda: all(j.ended.is_set() for j in holder_jobs), cancelled, RELEASE_SECONDS
         ):
             self._executors.kill_idle(self._executors.busy())
+        self.request.watcher.held_aside(())
 
     def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, Container] | None:
         """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.

@@ -32,6 +32,7 @@ _ON_NODES = (
     "gpu",
     "packaging",
     "rank",
+    "serving",
     "spark",
     "storage",
 )

@@ -28,6 +28,8 @@ _LOOK_SECONDS = 0.05
 _HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
 _HEARTBEAT_MS = 3000
 _ENDING_SECONDS = 5.0
+# An executor that does not say in this time that its cancelled task has ended cannot be reached.
+UNREACHABLE_SECONDS = 4.0
 _PART_SECONDS = 10.0
 
 
@@ -133,6 +135,9 @@ class _ReleaseWatch:
         self._never = threading.Event()
         self._shown = "no answer yet"
         self._no_kill: str | None = None
+        self._ended = float("inf")
+        self._given_up: set[str] = set()
+        self._unreachable: set[str] = set()
 
     def run(self) -> Release:
         log.debug("ends %d Spark jobs within %g s", len(self._jobs), RELEASE_SECONDS)
@@ -144,6 +149,7 @@ class _ReleaseWatch:
                 self._jvm.cancel(job.tag)
                 self._executors.server.end_all()
         log.debug("jobs ended; waits until the ResourceManager shows no executor")
+        self._ended = time.monotonic()
         if not self._until(self._confirmed):
             no_kill = "" if self._no_kill is None else f"; the direct kill failed: {self._no_kill}"
             return Release(False, _unconfirmed(self._shown + no_kill))
@@ -169,8 +175,28 @@ class _ReleaseWatch:
             if self._executors.target() == 0:
                 # Repeated, because an executor that was granted may register later.
                 self._executors.kill_idle(())
+                self._end_unreachable()
+            elif time.monotonic() - self._ended > UNREACHABLE_SECONDS:
+                self._give_up_unreachable()
         except Py4JError as error:
             self._no_kill = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+    def _give_up_unreachable(self) -> None:
+        """Have Spark give up executors that do not say that their task has ended.
+
+        Its target includes executors that run a task; while it does, YARN replaces killed ones.
+        """
+        running = {*self._executors.busy()} - self._given_up
+        if running:
+            log.info("gives up executors that cannot be reached: %s", sorted(running))
+            self._given_up |= running
+            self._unreachable |= running
+            self._jvm.give_up(running)
+
+    def _end_unreachable(self) -> None:
+        if self._unreachable:
+            self._jvm.end_containers(self._unreachable)
+            self._unreachable = set()
 
     def _gone(self) -> bool:
         if self._no_kill is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import platform
+import re
+import secrets
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +48,7 @@ from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.own_log import level_of, show
-from hopsgpu.errors import ConfigError
+from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STARTS = 3
+_TAGS = "spark.yarn.tags"
+_OWN_TAG = re.compile(r"(^|,)hopsgpu-[0-9a-f]{12}$")
 _HERE = "local[*]"
 # No other machine talks to this application's JVM, and this machine may change its network.
 _LOCAL_DEFAULTS = {
@@ -217,7 +222,10 @@ def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
     """Check the settings of a running application; it is too late to change them."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
-    late = {key: value for key, value in requested.items() if facts.get(key) != value}
+    # hopsgpu has added a tag of its own to the user's.
+    tags = facts.get(_TAGS, "").rpartition(",")[0]
+    known = {**facts, _TAGS: tags} if _OWN_TAG.search(facts.get(_TAGS, "")) else facts
+    late = {key: value for key, value in requested.items() if known.get(key) != value}
     if late:
         raise ConfigError(
             "an application already runs, and these settings take effect only at its start: "
@@ -275,8 +283,11 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
         settings |= shipped_bundle(shipped, os.environ)
         check_session(environment | settings)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
+        tag = f"hopsgpu-{secrets.token_hex(6)}"
+        tags = (environment | settings).get(_TAGS)
+        settings[_TAGS] = ",".join(filter(None, (tags, tag)))
         # When this returns, YARN has its own copies of the files.
-        return _created(_builder(name, settings))
+        return _created(_builder(name, settings), functools.partial(_end_application, tag))
 
 
 def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
@@ -290,20 +301,56 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 def _check_queue(name: str) -> None:
     """Check that a queue accepts applications, before one is submitted."""
+    check_queue(name, _manager().queues())
+
+
+def _manager() -> ResourceManager:
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
     hadoop = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
-    check_queue(name, ResourceManager(web_addresses(hadoop.get)).queues())
+    return ResourceManager(web_addresses(hadoop.get))
 
 
-def _created(builder: SparkSession.Builder) -> SparkSession:
+def _end_application(tag: str) -> None:
+    """End the application of a start of Spark that failed, if YARN still has it.
+
+    An application master that registers just when its driver gives up does not notice the driver's
+    end, and stays for ever.
+
+    Args:
+        tag: the tag that the application was submitted with.
+    """
+    try:
+        manager = _manager()
+        left = manager.tagged(tag)
+        if left is None or left.has_ended:
+            return
+        log.info("ends %s, whose driver failed to start", left.id)
+        manager.kill(left.id, left.user)
+    except HopsGpuError as error:
+        print(
+            "hopsgpu: the application of the failed start may still be in YARN, because it could"
+            f" not be ended ({error}): `yarn application -list -appTags {tag}` shows it, and"
+            " `yarn application -kill ID` ends it",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _created(
+    builder: SparkSession.Builder, clear: Callable[[], None] = lambda: None
+) -> SparkSession:
     """Return the session; start again if Spark's user interface failed to start.
 
     Spark attaches the pages of its UI while it adds the application master's filter to them,
     without a lock between the two. Some starts fail because of this (8 of 176, with three at once
     on two cores), mostly with a ConcurrentModificationException, always in the UI. Spark has then
     stopped that context, and the JVM accepts a new one.
+
+    Args:
+        builder: makes the session.
+        clear: removes what a start that failed may have left.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
@@ -314,6 +361,7 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
             with suppressed(SparkContext._jvm, _CONTEXT, *known):
                 return builder.getOrCreate()
         except Py4JJavaError as error:
+            clear()
             if start == _STARTS or _IN_UI not in str(error):
                 raise
             why = str(error.java_exception.toString()).splitlines()[0]

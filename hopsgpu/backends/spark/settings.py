@@ -50,6 +50,9 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     "spark.executor.heartbeat.maxFailures": "20",
     # Executors that failed long ago do not count towards the limit that ends the application.
     "spark.executor.failuresValidityInterval": "10min",
+    # Twice maxExecutors by default: a node on which none starts would soon end the application,
+    # with its ETL. A gang that waits gives back by itself what fails repeatedly.
+    "spark.executor.maxNumFailures": "1000",
     "spark.scheduler.mode": "FIFO",
     "spark.yarn.maxAppAttempts": "1",
     # In cluster mode the driver's Python is in the application master's container too.

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hopsgpu.backends.lease_request import AcquisitionClock, Request, Watcher
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.core.gang import GangState, backoff_seconds, keeps_failing
 
 
 class EndedContainers:
-    """The containers that YARN granted and that have ended unexpectedly."""
+    """The containers that YARN granted and that have ended unexpectedly.
 
-    def __init__(self) -> None:
+    Args:
+        failing: records the hosts on which they have ended.
+    """
+
+    def __init__(self, failing: FailingHosts) -> None:
+        self._failing = failing
+        self._hosts: dict[str, str] = {}
         self._held: set[str] = set()
         self._seen: set[str] = set()
         self._excused: set[str] = set()
@@ -24,16 +32,19 @@ class EndedContainers:
         """Return the number of these containers."""
         return len(self._lost)
 
-    def look(self, held: Collection[str], came: Collection[str] = ()) -> None:
+    def look(self, held: Mapping[str, str], came: Collection[str] = ()) -> None:
         """Record which containers exist now.
 
         Args:
-            held: IDs of the containers that YARN shows now.
+            held: the containers that YARN shows now, with their hosts.
             came: IDs of those whose executors arrived, whatever became of them.
         """
         self._held = set(held)
         self._seen |= self._held
+        self._hosts.update(held)
         self._lost = sorted(self._seen.difference(held, came, self._excused))
+        for container in self._lost:
+            self._failing.ended(container, self._hosts[container], time.monotonic())
 
     def forget(self) -> None:
         """Forget these containers, because an executor has arrived."""
@@ -51,9 +62,11 @@ class EndedContainers:
         """Return the given parts as one text, with a remark about the ended containers."""
         lost = self._lost
         if lost:
+            where = " and ".join(sorted({self._hosts[container] for container in lost}))
             parts += (
-                f"{len(lost)} ended unexpectedly, see the node's log of {lost[-1]} (a GPU that"
-                " cannot be discovered, memory, Python?)",
+                f"{len(lost)} ended unexpectedly on {where}, see the node's log of {lost[-1]} (a"
+                " GPU that cannot be discovered, memory, Python, the node's clock, YARN's"
+                " preemption?)",
             )
         return ", ".join(parts)
 
@@ -72,11 +85,15 @@ class _RemarkingClock(AcquisitionClock):
 
 
 class PendingExecutors:
-    """The executors of a search that were requested and have not arrived."""
+    """The executors of a search or an elastic gang that were requested and have not arrived.
 
-    def __init__(self) -> None:
+    Args:
+        failing: records the hosts on which they have ended.
+    """
+
+    def __init__(self, failing: FailingHosts) -> None:
         self._seen: set[str] = set()
-        self._ended = EndedContainers()
+        self._ended = EndedContainers(failing)
         self._before = ""
         self._given_back = 0
         self._asks_at = float("-inf")
@@ -87,9 +104,9 @@ class PendingExecutors:
         """Return the clock for the executors that are requested now.
 
         Args:
-            request: their request, with a timeout if the search has no executor. The time starts
-                with the first request, however often it is repeated, and ends once an executor has
-                arrived.
+            request: their request, with a timeout if its owner has too few executors. The time
+                starts with the first request, however often it is repeated, and ends once enough
+                executors have arrived.
             now: the clock's reading.
         """
         if request.plan.spec.acquire_timeout is not None and self._since is None:
@@ -130,12 +147,12 @@ class PendingExecutors:
         self._ended.excuse(held)
 
     def look(
-        self, held: Collection[str], leaving: Collection[str], requested: int
+        self, held: Mapping[str, str], leaving: Collection[str], requested: int
     ) -> tuple[int, str]:
         """Return how many executors YARN has not granted, and where the missing ones are.
 
         Args:
-            held: IDs of the containers that YARN shows now.
+            held: the containers that YARN shows now, with their hosts.
             leaving: IDs of those that were released.
             requested: number of executors that are here or were requested.
         """
@@ -168,7 +185,7 @@ class PendingExecutors:
         self._asks_at = now + backoff_seconds(self._given_back, chance)
         self._before = self._ended.beside()
         self._ended.forget()
-        return f"given back (time {self._given_back}); the search asks again soon"
+        return f"given back (time {self._given_back}); asks again soon"
 
     def may_ask(self, now: float) -> bool:
         """Return whether other gangs have gone first for long enough."""
@@ -198,6 +215,9 @@ class WaitWatcher:
         return
 
     def arrived(self, times: Sequence[float]) -> None:
+        return
+
+    def held_aside(self, hosts: Sequence[str]) -> None:
         return
 
     def warn(self, text: str) -> None:

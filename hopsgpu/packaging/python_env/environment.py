@@ -64,16 +64,6 @@ class PythonEnv:
         return RankPython(executable=str(home / self.interpreter))
 
 
-def marker_file(place: Path, digest: str) -> Path:
-    """Return the file that exists once a directory has the whole environment of a digest."""
-    return place / f"{digest}.whole"
-
-
-def find_unpacked(places: Iterable[Path], digest: str) -> Path | None:
-    """Return where an environment is whole, out of several directories; None if it is in none."""
-    return next((p / digest for p in places if marker_file(p, digest).exists()), None)
-
-
 @dataclass(frozen=True)
 class RankPython:
     """What ranks run with.

@@ -4,21 +4,15 @@ The process daemon of a container starts it as
 `python -m hopsgpu.packaging.python_env.unpacker KEEPER_PID`, with JSON on its standard input: the
 environment's fields, the directories that it may be in, and the file for the answer ({"home": ...},
 or {"problem": ..., "configured": whether the environment is to blame}).
-
-The containers of an application on a node share these directories, and YARN removes what is in them
-when the application ends. A lock lets one process at a time unpack an environment; the others then
-find it whole.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,9 +21,10 @@ from pathlib import Path
 from hopsgpu import linux
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.packaging.python_env import archives
-from hopsgpu.packaging.python_env.environment import OURS, PythonEnv, find_unpacked, marker_file
+from hopsgpu.packaging.python_env.environment import OURS, PythonEnv
 from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.node_copies import whole_copy
 
 _UNPACK = "bin/conda-unpack"
 _RUN_SECONDS = 300.0
@@ -48,39 +43,19 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
         StoreError: it is not on the lake any more, or differs from what was put there.
         OSError: it cannot be written.
     """
-    with _only_one(places[0], env.digest):
-        if (whole := find_unpacked(places, env.digest)) is not None:
-            return whole
+
+    def fill(home: Path) -> None:
         if env.machine not in (None, platform.machine()):
             raise ConfigError(
                 f"python_env={env.name} is compiled for {env.machine}, and this node is"
                 f" {platform.machine()}: build it on a machine like the nodes"
             )
-        place = max(places, key=_free)
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        home = place / env.digest
-        # Left by an unpacker that was killed.
-        shutil.rmtree(home, ignore_errors=True)
-        with _fetched(env, place) as archive:
+        with _fetched(env, home.parent) as archive:
             archives.unpack(archive, env.below, home, OURS)
         if env.interpreter is not None:
             _settle(env, home)
-        marker_file(place, env.digest).touch()
-        return home
 
-
-def _free(place: Path) -> int:
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
-
-
-@contextlib.contextmanager
-def _only_one(place: Path, digest: str) -> Iterator[None]:
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (place / f"{digest}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return whole_copy(places, env.digest, fill)
 
 
 @contextlib.contextmanager

@@ -233,6 +233,75 @@ def test_a_module_that_is_not_there_is_the_functions_to_miss(here: Container) ->
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("compiler", "version", "ahead"),
+    [
+        ("", "2.3.1", True),
+        (THREADED, "2.3.1", False),
+        ("", "2.15.0+cu130", True),
+        ("raise AttributeError('sympy')", "2.15.0", False),
+    ],
+)
+def test_torchs_compiler_is_imported_ahead_unless_it_would_make_forks_unsafe(
+    here: Container, compiler: str, version: str, ahead: bool
+) -> None:
+    here.module("torch/__init__", "from torch import version\n")
+    here.module("torch/version", f"__version__ = {version!r}\n")
+    here.module("torch/_dynamo", compiler)
+    spec = here.spec("torch", "torch._dynamo")
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            assert await keeper.warm(spec) is None
+            rank = await here.start(keeper, spec, functions.loaded, "torch._dynamo")
+            assert await rank.value() is ahead
+            assert rank.started.warning is None
+
+    asyncio.run(scenario())
+
+
+def test_a_forked_rank_compiles(here: Container) -> None:
+    spec = here.spec("torch", "torch._dynamo", OMP_NUM_THREADS="1")
+    assert asyncio.run(here.value(spec, functions.compiles)) == (True, 6.0)
+
+
+def test_a_forked_ranks_compiler_has_the_ranks_directories(here: Container) -> None:
+    spec = here.spec("torch", "torch._dynamo", OMP_NUM_THREADS="1")
+    home = str(here.directory / "own-home")
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            rank = await here.start(
+                keeper, spec, functions.compilers_directories, own={"HOME": home}
+            )
+            debug, cache, temporary, triton = await rank.value()
+            assert debug == str(rank.directory / WORK / "torch_compile_debug")
+            assert cache.startswith(f"{temporary}/")
+            assert triton in (None, home)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_counts_its_own_gpus(here: Container) -> None:
+    """Old versions of torch remember how many there were when they were first counted."""
+    here.module("torch/__init__", "from torch import cuda\n")
+    here.module(
+        "torch/cuda",
+        "import functools, os\nis_initialized = _is_in_bad_fork = lambda: False\n"
+        "@functools.lru_cache(maxsize=1)\n"
+        "def device_count(): return int(os.environ.get('GPUS', 8))\ndevice_count()\n",
+    )
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            spec = here.spec("torch")
+            assert await keeper.warm(spec) is None
+            rank = await here.start(keeper, spec, functions.gpus_counted, own={"GPUS": "1"})
+            assert await rank.value() == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_rank_that_cannot_be_set_up_is_an_error(here: Container) -> None:
     async def scenario() -> None:
         async with here.keeper() as keeper:

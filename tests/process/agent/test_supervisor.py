@@ -163,7 +163,8 @@ class Gang:
         assert sent
 
     def stop(self, run_id: str = "r", *, dump_stacks: bool = False) -> None:
-        self.server.send(0, "stop", run_id=run_id, dump_stacks=dump_stacks)
+        fields = {"dump_stacks": dump_stacks, "drop_saves": False}
+        self.server.send(0, "stop", run_id=run_id, **fields)
 
 
 @functools.cache
@@ -895,7 +896,7 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
     class Ended:
         run_id = "r"
 
-        async def stop(self, *, dump_stacks: bool) -> None:
+        async def stop(self, *, dump_stacks: bool, drop_saves: bool) -> None:
             """There is no rank any more."""
 
     async def act() -> None:
@@ -904,7 +905,9 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
             its._slots[0] = Slot(attempt=cast("Attempt", Ended()))
             publish = {"run_id": "r", "ranks": [], "staging_url": "file:///nowhere"}
             await its._answer(Message("publish", publish, b""))
-            await its._answer(Message("stop", {"run_id": "r", "dump_stacks": False}, b""))
+            await its._answer(
+                Message("stop", {"run_id": "r", "dump_stacks": False, "drop_saves": False}, b"")
+            )
 
     monkeypatch.setattr(agent, "upload_all", upload_all)
     asyncio.run(act())
@@ -935,6 +938,9 @@ def test_what_a_rank_saved_and_logged_is_there_though_it_was_killed_once_it_has_
 
     gang.run(saves_and_dies, 3)
     assert gang.wait_for("ended")["signal"] == "SIGKILL"
+    (saved,) = [m for m in gang.seen if m.kind == "saved"]
+    assert (saved["rank"], saved["step"], saved["complete"]) == (0, 3, True)
+    assert saved["agreed"] is None
     step = gang.lake / "runs/r/checkpoints/3"
     assert (step / "rank-0.0.0/state/weights").read_text() == "step 3"
     log = gang.lake / "runs/r/tensorboard/rank-0/events.out.tfevents.1"
@@ -942,6 +948,28 @@ def test_what_a_rank_saved_and_logged_is_there_though_it_was_killed_once_it_has_
     gang.run(latest, attempt=1)
     assert pickle.loads(gang.wait_for("ended").payload) == ("state", "step 3")
     assert not [m["text"] for m in gang.seen if m.kind == "warning"]
+
+
+def test_what_each_rank_has_saved_is_told_and_with_which_the_step_is_complete(gang: Gang) -> None:
+    def train(directory: str) -> None:
+        import hopsgpu
+
+        context = hopsgpu.context()
+        Path("state").write_text(str(context.rank))
+        for step in (1, 2):
+            while not Path(directory, f"{step}-{context.rank}").exists():
+                time.sleep(0.01)  # nobody tells
+            context.save_checkpoint("state", step)
+
+    gang.run(train, str(gang.lake), ranks=2)
+    told = []
+    for step, rank in ((1, 0), (1, 1), (2, 1), (2, 0)):
+        (gang.lake / f"{step}-{rank}").touch()
+        saved = gang.wait_for("saved")
+        assert (saved["rank"], saved["step"], saved["attempt"]) == (rank, step, 0)
+        told.append(saved["complete"])
+    # When rank 0 has saved the first step, nobody knows yet that rank 1 saves too.
+    assert told == [True, True, False, True]
 
 
 def test_a_checkpoint_that_the_lake_refuses_is_told_and_raised_by_the_next(gang: Gang) -> None:
@@ -1151,6 +1179,45 @@ def test_what_nvml_tells_comes_to_the_status_and_the_record(
     assert samples and all(sample["gpu"] == {"uuid": "GPU-7", **told} for sample in samples)
     assert all(abs(sample["time"] - time.time()) < 60 for sample in samples)
     assert len(lines) == len(samples) + 1
+
+
+def test_a_rank_that_waits_for_data_and_saves_is_told_of(gang: Gang, tmp_path: Path) -> None:
+    def train(rows: str) -> int:
+        import shutil
+
+        import hopsgpu
+
+        context = hopsgpu.context()
+        data = context.data
+        assert not isinstance(data, dict) and data is not None
+        batches = data.batches(2)
+        first = next(batches)
+        assert len(first["n"]) == 2
+        # What the user's own code does meanwhile is not told.
+        time.sleep(0.5)
+        for _ in range(3):
+            shutil.copyfile(rows, "state")
+            context.save_checkpoint("state", 1)
+        return len(list(batches))
+
+    parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
+    (shard,) = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 1)
+    dealt = RankShards({"data": shard}, single=True).dump()
+    gang.run(train, str(tmp_path / "n.parquet"), data=[dealt])
+    ended = gang.wait_for("ended")
+    assert pickle.loads(ended.payload) == 2
+    told = [m for m in gang.seen if m.kind == "blocked"]
+    last = told[-1]
+    # The first rows are not there at once, and the third save waits for the first.
+    assert last["rank"] == 0 and last["data"] > 0.0 and last["checkpoints"] > 0.0
+    assert [m["data"] for m in told] == sorted(m["data"] for m in told)
+    assert gang.seen.index(last) < gang.seen.index(ended), "before the end"
+
+
+def test_a_rank_that_does_neither_is_not_told_of(gang: Gang) -> None:
+    gang.run(os.getpid)
+    gang.wait_for("ended")
+    assert not [m for m in gang.seen if m.kind == "blocked"]
 
 
 def test_a_ranks_environment_is_pure() -> None:

@@ -253,3 +253,37 @@ def test_a_rank_with_a_share_has_torch_told_however_it_came(
 
     gang.run(queued, frameworks=frameworks, HOPSGPU_MEMORY_SHARE="0.5")
     assert pickle.loads(gang.wait_for("ended").payload)[-1] == "_tell_torch.<locals>.tell"
+
+
+def collects() -> list[str]:
+    from hopsgpu.rank import inbox
+
+    print("waiting")
+    found = []
+    for line in inbox.lines():
+        found.append(line)
+        if line == "end":
+            break
+    return found
+
+
+def test_a_rank_reads_what_the_driver_hands_it(gang: Gang) -> None:
+    gang.run(collects, run_id="a", slot=0)
+    gang.run(collects, run_id="b", slot=1)
+    for _ in range(2):
+        gang.wait_for("output")
+    for line in ("one", "zwei ü", "end"):
+        gang.server.send(0, "hand", run_id="a", line=line)
+    assert pickle.loads(ended_of(gang, "a").payload) == ["one", "zwei ü", "end"]
+    gang.server.send(0, "hand", run_id="a", line="late")
+    gang.server.send(0, "hand", run_id="b", line="end")
+    assert pickle.loads(ended_of(gang, "b").payload) == ["end"]
+
+
+def test_a_rank_that_does_not_read_what_it_is_handed_is_killed(gang: Gang, tmp_path: Path) -> None:
+    gang.run(waits_for, str(tmp_path / "go"), run_id="a", slot=0)
+    gang.wait_for("output")
+    for _ in range(20):
+        gang.server.send(0, "hand", run_id="a", line="x" * 10_000)
+    end = ended_of(gang, "a")
+    assert (end["signal"], end["stopped"]) == ("SIGKILL", False)

@@ -33,6 +33,9 @@ class Watcher:
     def mark(self, point: str) -> None:
         self.points.append(point)
 
+    def held_aside(self, hosts: Sequence[str]) -> None:
+        return
+
     def arrived(self, times: Sequence[float]) -> None:
         return
 
@@ -115,6 +118,23 @@ def test_executors_that_are_no_longer_needed_when_they_arrive_end(
         return not search.held
 
     assert until(are_gone, SECONDS)
+
+
+def test_an_executor_that_is_no_longer_excluded_makes_room_for_another(
+    search: LocalElasticLease,
+) -> None:
+    search.want(1, 1)
+    arrive(search, 1)
+    (container,) = search.here.values()
+    assert search.avoid(Exclusions(hosts=frozenset({container.host}))) == [container.key]
+    assert (search.aside, len(search.here)) == (1, 0)
+    assert search.avoid(Exclusions()) == []
+    assert search.aside == 0
+    search.want(1, 1)
+    arrive(search, 1)
+    (another,) = search.here.values()
+    assert another.key != container.key
+    assert until(lambda: search.held == 1, SECONDS), "the first has ended"
 
 
 def test_an_executor_that_is_held_aside_does_not_delay_the_release(

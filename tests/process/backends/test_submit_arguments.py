@@ -421,6 +421,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(home: Path, script: str) -> None:
         (["--dry-run", "--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
         (["--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
         (["--python-env", ""], "python_env='': "),
+        (["--idle-timeout", "0s"], "--idle-timeout='0s': must be a duration above zero"),
     ],
 )
 def test_the_command_says_what_is_wrong_in_a_line(
@@ -429,6 +430,16 @@ def test_the_command_says_what_is_wrong_in_a_line(
     ran = CliRunner().invoke(main, ["submit", *given, script])
     assert (ran.exit_code, len(ran.stderr.splitlines())) == (1, 1)
     assert words in ran.stderr
+
+
+@pytest.mark.parametrize("value", ["30m", "off"])
+def test_idle_gpus_of_all_launches_are_bounded_by_an_option(
+    home: Path, script: str, value: str
+) -> None:
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", "--idle-timeout", value, script])
+    assert ran.exit_code == 0, ran.output
+    words = shlex.split(ran.stdout)
+    assert f"spark.hopsgpu.idle_timeout={value}" in words
 
 
 def test_the_line_of_a_dry_run_holds_from_elsewhere(

@@ -83,6 +83,7 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "--token-lifetimes",
         "60",
         "300",
+        "--preemption",
     ]
     assert CliRunner().invoke(main, ["cluster", "up", *args]).exit_code == 0
     assert CliRunner().invoke(main, ["cluster", "up"]).exit_code == 0
@@ -95,7 +96,7 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "privacy": True,
     }
     given |= {"simple_web": None, "token_lifetimes": (60.0, 300.0)}
-    given |= {"https": True, "namenode_ha": True, "resourcemanager_ha": None}
+    given |= {"https": True, "namenode_ha": True, "resourcemanager_ha": None, "preemption": True}
     for _, options in calls:
         assert isinstance(options, dict) and options.pop("say")
     # Of what is not given, that of a cluster that runs is kept.

@@ -290,3 +290,31 @@ def test_errors_have_no_traceback(
 ) -> None:
     store.publish(model, "digits")
     assert said in refused("models", *words)
+
+
+def test_a_tag_is_rolled_back_and_its_history_is_shown(store: ModelStore, model: Path) -> None:
+    for _ in range(3):
+        store.publish(model, "digits")
+    for number in ("1", "2"):
+        assert call("models", "tag", "digits", number, "production").exit_code == 0
+    said = call("models", "rollback", "digits", "production").output
+    assert said == "production is version 1 of digits again\n"
+    assert "has no earlier version" in refused("models", "rollback", "digits", "production")
+    call("models", "tag", "digits", "3", "production")
+    outcome = json.loads(call("models", "rollback", "digits", "production", "--json").output)
+    assert outcome == {"name": "digits", "tag": "production", "version": 1}
+    lines = [
+        line.split()
+        for line in call("models", "history", "digits", "production").output.splitlines()
+    ]
+    assert lines[0] == ["TIME", "USER", "ACTION", "FROM", "TO"]
+    assert [line[3:] for line in lines[1:]] == [
+        ["rollback", "3", "1"],
+        ["tag", "1", "3"],
+        ["rollback", "2", "1"],
+        ["tag", "1", "2"],
+        ["tag", "-", "1"],
+    ]
+    newest = json.loads(call("models", "history", "digits", "production", "--json").output)[0]
+    assert (newest["version"], newest["previous"], newest["action"]) == (1, 3, "rollback")
+    assert "no version 'canary'" in refused("models", "history", "digits", "canary")

@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hopsgpu.artifacts import runs as stored_runs
+from hopsgpu.backends.lake_root import default_root
 from hopsgpu.cli import logs as logs_module
 from hopsgpu.cli import run_commands as runs_module
-from hopsgpu.cli.formats import duration, local_time, size
-from hopsgpu.cli.lake_root import default_root
 from hopsgpu.cli.main import main
+from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.errors import ConfigError
 from tests.conftest import as_in_a_terminal, gone, until
 from tests.unit.records import put_run
@@ -108,7 +108,8 @@ def test_a_run_is_shown(root: Path) -> None:
         "error        rank 1 failed\n             ValueError: no\n",
         "warning      idle ?[31m\n",
         "time         waited 15.0 s\n",
-        "GPU seconds  held 120.0, training 100.0, publishing 0.0, idle 20.0\n",
+        "GPU seconds  held 120.0, training 100.0, idle 20.0\n",
+        "largest loss 20 of 120 GPU seconds were held while no rank ran: ",
     ):
         assert text in output
     first, second = (line.split() for line in output.splitlines()[-2:])
@@ -121,6 +122,57 @@ def test_a_run_is_shown(root: Path) -> None:
     shown = json.loads(call("runs", "show", NEW[:15], "--json").output)
     assert shown["state"] == "failed" and shown["environment"]["packages"] == {"torch": "2.9"}
     assert shown["url"] == f"file://{root}/runs/{NEW}"
+
+
+def test_what_the_gpus_of_a_run_did_is_shown(root: Path) -> None:
+    seconds = {"held": 2400.0, "training": 2000.0, "publishing": 100.0, "idle": 300.0}
+    seconds |= {"waiting_for_data": 720.0, "starting": 60.0, "of a later version": 1.0}
+    put_run(root, NEW, gpu_seconds=seconds)
+    output = call("runs", "show", NEW).output
+    assert (
+        "GPU seconds  held 2400.0, training 1280.0, waiting for data 720.0, publishing 100.0,"
+        " starting 60.0, idle 240.0\n"
+    ) in output
+    assert "\nlargest loss 12 of 40 GPU minutes waited for data: " in output
+    put_run(root, OLD, gpu_seconds={"held": 100.0, "training": 99.0, "publishing": 0, "idle": 1})
+    assert "largest loss" not in call("runs", "show", OLD).output
+
+
+def test_what_a_run_waits_for_is_shown_as_long_as_it_runs(root: Path) -> None:
+    put_run(root, NEW, "running", waiting_for="gives 2 GPUs \x1b[31m")
+    put_run(root, OLD, "failed", waiting_for="gives 2 GPUs")
+    assert "waits for    gives 2 GPUs ?[31m\n" in call("runs", "show", NEW).output
+    assert "waits for" not in call("runs", "show", OLD).output
+
+
+def test_the_worlds_of_an_elastic_gang_are_shown(root: Path) -> None:
+    worlds = [
+        {"generation": 0, "ranks": 2, "hosts": ["a", "b"], "began": 1010.0, "started": 1012.0}
+        | {"ended": 1030.0, "end": "lost", "why": "node2 \x1b[31m", "resize_seconds": None}
+        | {"gpu_seconds": 40.0, "of_a_later_version": 1},
+        {"generation": 1, "ranks": 3, "hosts": ["a"] * 3, "began": 1031.0, "resize_seconds": 5.5}
+        | {"gpu_seconds": 9.0},
+    ]
+    timeline = {"requested": 1000.0, "granted": 1010.0}
+    spec = {"workers": 4, "least_workers": 2}
+    put_run(root, NEW, "running", worlds=worlds, timeline=timeline, spec=spec, executors=4)
+    put_run(root, OLD)
+    output = call("runs", "show", NEW).output
+    for text in (
+        "gang         2 to 4 ranks, at most 4 GPUs\n",
+        "worlds       world 0: 2 ranks, 10.0 s to 30.0 s, 40.0 GPU seconds, lost: node2 ?[31m\n",
+        "             world 1: 3 ranks, 31.0 s to now, resize 5.5 s, 9.0 GPU seconds\n",
+    ):
+        assert text in output
+    assert "attempt" not in output
+    listed = {line.split()[0]: line.split() for line in call("runs").output.splitlines()}
+    assert "2-4" in listed[NEW] and "2" in listed[OLD]
+    assert "world 0" not in call("runs", "show", OLD).output
+    sizes = {
+        run["run_id"]: run["least_workers"] for run in json.loads(call("runs", "--json").output)
+    }
+    assert sizes == {NEW: 2, OLD: None}
+    assert json.loads(call("runs", "show", NEW, "--json").output)["worlds"] == worlds
 
 
 def test_runs_of_another_version_are_told_of_once(root: Path) -> None:
@@ -256,6 +308,57 @@ def test_logs_of_several_ranks_bear_their_rank_and_node(root: Path) -> None:
     assert call("logs", NEW, "--attempt", "0", "--rank", "0").output == "zero\nno end"
     (directory / "run.json").unlink()
     assert call("logs", NEW).output == "[rank 0] again\n"
+
+
+SCORE = {
+    "output": "hdfs://lake/scored",
+    "is_complete": False,
+    "kept_in": "hdfs://lake/.scored-1",
+    "model": "hdfs://lake/models/digits/3",
+    "max_concurrent": 8,
+    "gpus_per_worker": 1,
+    "rows": 10000,
+    "scored": 2500,
+    "parts": 4,
+    "done": 1,
+    "rate": 1234.5,
+    "seconds_left": 6.0,
+    "failed_parts": [{"place": "rows 0 to 9 of hdfs://lake/t"}],
+}
+
+
+def test_a_score_is_shown_with_its_rows_and_its_output(root: Path) -> None:
+    put_run(root, NEW, score=SCORE, ranks=[])
+    output = call("runs", "show", NEW).output
+    for text in (
+        "rows         2,500 of 10,000 are on the lake\n",
+        "parts        1 of 4\n",
+        "at a time    at most 8 executors, each with 1 GPU\n",
+        "output       hdfs://lake/scored is not there yet; parts are in hdfs://lake/.scored-1\n",
+        "left out     rows 0 to 9 of hdfs://lake/t\n",
+    ):
+        assert text in output, output
+    going = "score-20261123-120000-eeeeee"
+    put_run(root, going, "running", score=SCORE, ranks=[])
+    assert "on the lake; 1,234 rows/s; 6" in call("runs", "show", going).output
+    put_run(root, OLD, score={**SCORE, "is_complete": True, "kept_in": None}, ranks=[])
+    assert "output       hdfs://lake/scored\n" in call("runs", "show", OLD).output
+    odd = "score-20261122-120000-dddddd"
+    put_run(root, odd, score={"rows": 7}, ranks=[])
+    assert "another version of hopsgpu wrote its parts" in call("runs", "show", odd).output
+
+
+def test_logs_of_a_worker(root: Path) -> None:
+    logs = put_run(root, NEW, score=SCORE, ranks=[]) / "workers" / "3" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("loading\n")
+    assert call("logs", NEW, "--worker", "3").output == "[rank 0] loading\n"
+    assert "for a score, name a worker with --worker N" in told(call("logs", NEW))
+    assert "--follow cannot be combined with --worker" in told(
+        call("logs", NEW, "--worker", "3", "-f")
+    )
+    both = told(call("logs", NEW, "--worker", "3", "--trial", "1"))
+    assert "--trial is for a search" in both
 
 
 def test_logs_of_a_trial(root: Path) -> None:

@@ -160,9 +160,10 @@ def logs(daemon: Any, tmp_path: Path) -> Logs:
 
 
 def test_why_a_container_ended_is_in_its_nodes_log(logs: Logs) -> None:
-    assert logs.reason("container_e1_2_3", ["a", "b"]) == ("b", "no nvidia-smi here")
-    assert logs.reason("container_e1_2_4", ["a", "b"]) is None
-    assert logs.reason("container_e1_2_3", ["a", "elsewhere"]) is None
+    assert logs.reason("container_e1_2_3", "b") == "no nvidia-smi here"
+    assert logs.reason("container_e1_2_4", "b") == ""
+    assert logs.reason("container_e1_2_3", "a") == ""
+    assert logs.reason("container_e1_2_3", "elsewhere") == ""
 
 
 @pytest.mark.parametrize("refuses", [0, 403])
@@ -220,34 +221,55 @@ def test_without_the_scripts_word_the_last_error_counts(log: str, reason: str) -
     assert reason_in(log) == reason
 
 
-class _Run:
-    """A stand-in for a run that waits."""
-
-    def __init__(self, hosts: tuple[str, ...], why: str) -> None:
-        self._hosts, self._why = hosts, why
-
-    def status(self) -> RunStatus:
-        return RunStatus("r", "waiting", 0, len(self._hosts), 2, self._hosts, self._why, 1.0)
+def waiting(hosts: tuple[str, ...] = (), why: str = "YARN has not granted 1") -> RunStatus:
+    return RunStatus("r", "waiting", 0, len(hosts), 2, hosts, why, 1.0)
 
 
 def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None:
     watched = probe_gang._Watched(["a", "b"], logs)
-    waiting: Any = _Run((), "YARN has not granted 2")
-    watched.look(waiting)
+    watched.look(waiting(), {})
     assert not watched.is_clear
-    waiting = _Run((), "2 ended unexpectedly, see the node's log of container_e1_2_3 (a GPU")
-    watched.look(waiting)
+    watched.look(waiting(), {"container_e1_2_3": "b", "container_e1_2_5": "elsewhere"})
     assert watched.failed == {"b": "no nvidia-smi here"}
     assert not watched.is_clear
-    waiting = _Run(("a",), "1 granted and starting")
-    watched.look(waiting)
+    watched.look(waiting(("a",)), {"container_e1_2_3": "b"})
     assert watched.is_clear
+
+
+class _BusyLogs:
+    """Logs that cannot be read at first."""
+
+    def __init__(self) -> None:
+        self.texts = ["", "no nvidia-smi here"]
+
+    def reason(self, container: str, host: str) -> str:
+        assert (container, host) == ("container_1", "b")
+        return self.texts.pop(0)
+
+
+def test_a_log_that_cannot_be_read_is_tried_again() -> None:
+    logs: Any = _BusyLogs()
+    watched = probe_gang._Watched(["a", "b"], logs)
+    watched.look(waiting(("a",)), {"container_1": "b"})
+    assert not watched.is_clear
+    watched.look(waiting(("a",)), {"container_1": "b"})
+    assert watched.failed == {"b": "no nvidia-smi here"}
+    assert watched.is_clear
+    watched.look(waiting(("a",)), {"container_1": "b"})  # is not read again
+
+
+def test_a_container_that_ended_without_a_log_has_failed(logs: Logs) -> None:
+    late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
+    watched = probe_gang._Watched(["a", "b"], logs)
+    watched.look(waiting(("b",)), {"container_1": "a", "container_2": "b"})
+    found = watched.unfinished(late)
+    assert found.failed == {"a": "container_1 ended there, and its log cannot be read"}
+    assert set(found.uninspected) == {"b"}
 
 
 def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None) -> Any:
     watched = probe_gang._Watched(["a", "b", "c"], logs)
-    waiting: Any = _Run(came, "YARN has not granted 1")
-    watched.look(waiting)
+    watched.look(waiting(came), {})
     watched.failed.update(failed)
     return watched
 

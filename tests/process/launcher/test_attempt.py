@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import json
 import pickle
 import threading
 import time
@@ -25,8 +26,10 @@ from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gpu_idle import IdleBounds
+from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.display.progress import NoDisplay
-from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, StoreError
+from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, GpusIdle, StoreError
 from hopsgpu.launcher import publisher as publishing
 from hopsgpu.launcher.attempt import AttemptListener, Training, train_on
 from hopsgpu.launcher.attempt_watcher import WatchBounds
@@ -57,6 +60,9 @@ class Job:
     def reason(self, seconds: float) -> str:
         return "Container from a bad node: node2"
 
+    def loss(self, seconds: float) -> str:
+        return self.reason(seconds) if self.ended.wait(seconds) else ""
+
 
 class Told(AttemptListener):
     """Is told how the ranks fare."""
@@ -64,6 +70,20 @@ class Told(AttemptListener):
     def __init__(self) -> None:
         self.runs: list[Entered] = []
         self.warnings: list[str] = []
+        self.saves: list[tuple[int, int, bool, int | None]] = []
+        self.requests: list[int | str] = []
+
+    def saved(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
+        self.saves.append((rank, step, complete, agreed))
+
+    def checkpoint_agreed(self, step: int) -> None:
+        self.requests.append(step)
+
+    def checkpoint_passed(self, step: int) -> None:
+        self.requests.append(f"passed {step}")
+
+    def checkpoint_given_up(self, reason: str) -> None:
+        self.requests.append(reason)
 
     def placed(self, ranks: RankTable) -> None:
         self.ranks = ranks
@@ -271,6 +291,67 @@ def test_a_value_comes_back(server: Server) -> None:
     (report,) = launched.told.ranks.reports
     assert report.pid == 7
     assert launched.told.warnings == []
+
+
+def test_checkpoints_on_the_lake_are_told_to_the_listener(server: Server) -> None:
+    async def save_and_return(channel: Channel) -> None:
+        for step, agreed in ((1, None), (2, 30)):
+            fields = {"rank": 0, "step": step, "complete": step == 2, "agreed": agreed}
+            await channel.send("saved", run_id="run-1", attempt=0, **fields)
+        await return_a_value(channel)
+
+    launched = launch(server, save_and_return)
+    launched.training.run()
+    assert launched.told.saves == [(0, 1, False, None), (0, 2, True, 30)]
+
+
+def test_a_checkpoint_is_requested_of_all_ranks(server: Server) -> None:
+    heard: list[tuple[str, int]] = []
+
+    async def answer(channel: Channel) -> None:
+        """Has come to step 5, passes the first proposal, accepts the second, and returns."""
+        launched.training.request_checkpoint()
+        while (message := await channel.receive()) is not None:
+            tell = functools.partial(channel.send, run_id="run-1", attempt=0)
+            if message.kind != "steps":
+                heard.append((message.kind, message["step"]))
+            match message.kind:
+                case "steps":
+                    await tell("steps", number=message["number"], asked=[[0, 5]])
+                case "propose":
+                    accepts = heard.count(("abort", 6)) == 1
+                    kind = "accepted" if accepts else "rejected"
+                    await tell(kind, rank=0, step=message["step"])
+                case "commit":
+                    await tell("passed", rank=0, step=6)
+                    await tell("passed", rank=0, step=7)
+                    # Its rank has ended before the next one.
+                    launched.training.request_checkpoint()
+                    await return_a_value(channel)
+
+    launched = launch(server, answer)
+    assert launched.training.run().values == {0: Value(b"value")}
+    assert heard == [("propose", 6), ("abort", 6), ("propose", 7), ("commit", 7)]
+    assert launched.told.requests[:2] == [7, "passed 7"]
+    assert launched.told.requests[2:] in ([], ["rank 0 has ended"])
+
+
+def test_a_rank_that_ends_has_passed_an_agreed_step(server: Server) -> None:
+    async def answer(channel: Channel) -> None:
+        launched.training.request_checkpoint()
+        while (message := await channel.receive()) is not None:
+            tell = functools.partial(channel.send, run_id="run-1", attempt=0)
+            match message.kind:
+                case "steps":
+                    await tell("steps", number=message["number"], asked=[[0, 5]])
+                case "propose":
+                    await tell("accepted", rank=0, step=message["step"])
+                case "commit":
+                    await return_a_value(channel)
+
+    launched = launch(server, answer)
+    launched.training.run()
+    assert launched.told.requests == [6, "passed 6"]
 
 
 def test_a_gang_runs_once_the_function_does_in_the_last_of_its_ranks(
@@ -758,3 +839,69 @@ def test_a_python_that_cannot_read_data_is_said_in_the_rank(
     monkeypatch.setattr(context_module, "missing_modules", lambda names: ["numpy", "pyarrow"])
     with pytest.raises(ConfigError, match="needs numpy and pyarrow, which .*python_env="):
         context_module._opened(str(tmp_path / "context.json"), 1)
+
+
+def sampled(*utilisations: float | None) -> bytes:
+    """What an agent folds of its rank's samples of one GPU."""
+    gpus = [
+        {"time": float(second), "uuid": "g0"} | ({} if busy is None else {"utilisation": busy})
+        for second, busy in enumerate(utilisations)
+    ]
+    return json.dumps({"step": None, "metrics": {}, "gpus": gpus}).encode() + b"\n"
+
+
+def leaves_idle(
+    dumped: threading.Event, utilisation: float | None, returns_after: float | None = None
+) -> Callable[[Channel], Any]:
+    """An agent whose rank's GPU has this utilisation until it is stopped, or returns."""
+
+    async def answer(channel: Channel) -> None:
+        begun = time.monotonic()
+        await channel.send("started", run_id="run-1", rank=0, pid=7)
+        # Of the time before the function runs.
+        await channel.send("blocked", run_id="run-1", rank=0, data=0.5, checkpoints=0.0)
+        await channel.send("entered", run_id="run-1", rank=0, time=time.time())
+        await channel.send("blocked", run_id="run-1", rank=0, data=2.0, checkpoints=0.25)
+        receiving = asyncio.ensure_future(channel.receive())
+        while not receiving.done():
+            await channel.send("reports", sampled(utilisation), run_id="run-1", rank=0)
+            await asyncio.wait([receiving], timeout=0.05)
+            if returns_after is not None and time.monotonic() > begun + returns_after:
+                receiving.cancel()
+                await asyncio.wait([receiving])
+                await end(channel, b"value", exit_code=0, outcome={"status": "returned"})
+                return
+        message = receiving.result()
+        assert message is not None and message.kind == "stop"
+        if message["dump_stacks"]:
+            dumped.set()
+        await end(channel, exit_code=None, signal="SIGTERM", stopped=True)
+
+    return answer
+
+
+def idle_after(warning: float | None, timeout: float | None) -> WatchBounds:
+    return WatchBounds(idle=IdleBounds(warning, timeout))
+
+
+def test_a_gang_whose_gpus_idle_is_told_and_then_ended_with_its_stacks(server: Server) -> None:
+    dumped = threading.Event()
+    launched = launch(server, leaves_idle(dumped, 0.0), bounds=idle_after(0.5, 2.5))
+    conclusion = launched.training.run().conclusion
+    assert dumped.is_set()
+    assert conclusion is not None and isinstance(conclusion.failure, GpusIdle)
+    assert conclusion.fault is Fault.IDLE and conclusion.failure.seconds >= 2.5
+    (warning,) = launched.told.warnings
+    assert warning.startswith("the gang's GPU has idled for ")
+    assert "hopsgpu runs cancel run-1" in warning
+    assert launched.told.ranks.losses(1) == RankLosses(1.5, 0.25, 0.0)
+
+
+@pytest.mark.parametrize("utilisation", [None, 0.5])
+def test_a_gang_that_trains_or_of_which_nothing_is_known_goes_on(
+    server: Server, utilisation: float | None
+) -> None:
+    answers = leaves_idle(threading.Event(), utilisation, returns_after=3.0)
+    launched = launch(server, answers, bounds=idle_after(0.1, 0.2))
+    assert launched.training.run().values == {0: Value(b"value")}
+    assert launched.told.warnings == []

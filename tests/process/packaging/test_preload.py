@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from hopsgpu.agent.fork_servers import Server, serving
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.packaging.modules import PackedModules, pack_modules
-from hopsgpu.packaging.preload import PRELOADABLE, scan_function
+from hopsgpu.packaging.preload import PRELOADABLE, likely_preloads, scan_function
 
 NONE = pack_modules([])
 
@@ -254,6 +255,36 @@ def test_nothing_heavy_is_imported_at_the_driver() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [p for p in PRELOADABLE if p in ran.stdout]
     assert len(ran.stdout.split()) == 5
+
+
+@pytest.mark.parametrize(
+    ("source", "compiles"),
+    [
+        ("def train():\n    import torch\n    torch.optim.SGD([])\n", True),
+        ("def train():\n    from torch.optim import SGD\n", True),
+        ("def train():\n    from torch.nn.parallel import DistributedDataParallel as D\n", True),
+        ("def make(t): t.optim.SGD([])\ndef train():\n    import torch\n    make(torch)\n", True),
+        ("def train():\n    import torch\ndef other(t): t.optim.SGD([])\n", False),
+        ("def train(solver): solver.optim()\n", False),
+    ],
+)
+def test_torchs_compiler_is_imported_ahead_where_an_optimizer_is_made(
+    project: Project, source: str, compiles: bool
+) -> None:
+    train, packed = project(train=source)
+    assert ("torch._dynamo" in preloads(train.train, packed)) is compiles
+
+
+def test_a_gang_that_is_held_for_torch_has_its_compiler_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("torch", "tensorflow", "jax"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert likely_preloads() == ("torch", "torch._dynamo")
+    monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
+    monkeypatch.delitem(sys.modules, "torch")
+    assert likely_preloads() == ("jax",)
 
 
 def test_variables_that_are_set_are_found_where_imports_are(project: Project) -> None:

@@ -24,10 +24,11 @@ from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.packaging.python_env import commands, conda, unpacker
 from hopsgpu.packaging.python_env.builder import put_on_lake, ready, this_python
-from hopsgpu.packaging.python_env.environment import PythonEnv, marker_file
+from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.requirements import pip_variables
 from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.node_copies import marker_file
 from tests.conftest import gone, until
 from tests.travelling import make_wheel
 

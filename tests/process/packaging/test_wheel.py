@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 import hopsgpu
+from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = ("setup.py", "pyproject.toml", "README.md", "hopsgpu", "spark-conf", "yarn-scripts")
+WEB = "hopsgpu/web"
 ADMIN_FILES = "hopsgpu/devcluster/admin_files"
 # Each command's help, in one process.
 HELP = """
@@ -96,7 +98,14 @@ def test_it_has_the_modules_and_the_files_that_they_read(wheel: Path) -> None:
         for directory in ("spark-conf", "yarn-scripts")
         for file in (ROOT / directory).iterdir()
     }
-    assert found == {*modules, *files, "hopsgpu/py.typed"}
+    for_prometheus = {f"hopsgpu/monitoring/{name}" for name in (ALERTS, DASHBOARD)}
+    pages = {
+        str(file.relative_to(ROOT))
+        for directory in ("static", "templates")
+        for file in (ROOT / WEB / directory).iterdir()
+    }
+    assert f"{WEB}/static/uplot.LICENSE" in pages
+    assert found == {*modules, *files, *for_prometheus, *pages, "hopsgpu/py.typed"}
 
 
 def test_metadata_say_what_users_need(wheel: Path) -> None:

@@ -22,9 +22,11 @@ from hopsgpu.artifacts import checkpoint_upload
 from hopsgpu.artifacts.checkpoint_restore import latest
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
-from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
+from hopsgpu.artifacts.checkpoints import Checkpoints, Saved, files_of
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.rank import context as worker_context
+from hopsgpu.rank.blocked_time import BlockedTime
+from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import VARIABLE, Context, _local_directory
 from hopsgpu.storage.lake import Lake
 
@@ -52,7 +54,7 @@ def lake(tmp_path: Path) -> Lake:
 def bring_all(rank: Path, lake: Lake) -> list[str | None]:
     saves = PendingCheckpoints(rank)
     place = Checkpoints(lake, 0)
-    return [saves.upload(handed, place, threading.Event()) for handed in saves.pending()]
+    return [saves.upload(handed, place, threading.Event())[1] for handed in saves.pending()]
 
 
 def read(lake: Lake, into: Path) -> str | None:
@@ -80,7 +82,8 @@ def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
         third = pool.submit(saves.hand_over, file, CheckpointOptions(0))
         with pytest.raises(TimeoutError):
             third.result(0.3)
-        assert saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event()) is None
+        uploaded = saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event())
+        assert uploaded == (Saved(2, complete=True), None)
         assert "2" in lake.names() and "1" not in lake.names()
         third.result(60)
     assert len(saves.pending()) == 2
@@ -212,6 +215,8 @@ def test_in_a_gang_copies_are_in_the_ranks_directory(
     urls = (lake.url, f"{lake.url}/logs")
     Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls).dump(rank / "context")
     monkeypatch.setenv(VARIABLE, str(rank / "context"))
+    ProposalWords(rank)  # as the agent has made them
+    BlockedTime(rank)
     hopsgpu.context().save_checkpoint(file, 1)
     assert bring_all(rank, lake) == [None]
     found = hopsgpu.context().latest_checkpoint()
@@ -248,7 +253,8 @@ def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: L
     saves, told = PendingCheckpoints(rank), []
     for step in range(1, 8):
         saves.hand_over(file, CheckpointOptions(step, keep=4))
-        told.append(saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event()))
+        uploaded = saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event())
+        told.append(uploaded[1])
     (warning,) = filter(None, told)
     assert told.index(warning) == 4
     assert "have not saved step 1: 1; step 0 is the latest complete step" in warning
@@ -263,6 +269,10 @@ class Told:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.signs = 0
+        self.saves: list[tuple[int, bool]] = []
+
+    async def saved(self, saved: Saved) -> None:
+        self.saves.append((saved.step, saved.complete))
 
     async def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -282,11 +292,11 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         files: Mapping[str, Path],
         said: CheckpointOptions,
         stop: threading.Event,
-    ) -> None:
+    ) -> Saved:
         while not go.wait(0.01):
             if stop.is_set():
                 raise Cancelled("stopped")
-        save(place, files, said, stop)
+        return save(place, files, said, stop)
 
     monkeypatch.setattr(Checkpoints, "save", slowly)
     monkeypatch.setattr(uploader, "_SIGN_SECONDS", 0.1)
@@ -294,18 +304,25 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def finish(
-    rank: Path, lake: Lake, *, returned: bool, then: Callable[[Told, asyncio.Event], Any]
+    rank: Path,
+    lake: Lake,
+    *,
+    returned: bool,
+    then: Callable[[Told, asyncio.Event], Any],
+    drops: bool = False,
 ) -> Told:
     """Ends a rank that has handed over what it has; `then` is called when that has begun."""
     told = Told()
 
     async def act() -> None:
-        hurry = asyncio.Event()
+        hurry, drop = asyncio.Event(), asyncio.Event()
+        if drops:
+            drop.set()
         urls = (lake.url, f"{lake.url}/logs")
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
-        async with RankUploads(rank, context, hurry, told.warn) as both:
+        async with RankUploads(rank, context, hurry, drop, told.warn, told.saved) as both:
             ending = asyncio.create_task(both.finish(told.sign, returned=returned))
-            while told.signs < 2:
+            while told.signs < 2 and not ending.done():
                 await asyncio.sleep(0.01)  # nobody tells
             then(told, hurry)
             await ending
@@ -326,6 +343,17 @@ def test_a_rank_has_ended_once_all_is_there(
     told = finish(rank, lake, returned=True, then=go)
     assert told.warnings == [] and told.signs >= 2
     assert read(lake, tmp_path / "got") == "first"
+
+
+def test_what_nobody_will_resume_from_is_not_waited_for(
+    rank: Path, file: Path, lake: Lake, slow: threading.Event, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        PendingCheckpoints(rank).hand_over(file, CheckpointOptions(step))
+    told = finish(rank, lake, returned=False, then=lambda *_: None, drops=True)
+    assert told.warnings == []
+    assert read(lake, tmp_path / "got") is None
+    assert not slow.is_set()
 
 
 def test_a_large_one_may_take_longer(
@@ -360,7 +388,8 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
         for step in (1, 2):
             PendingCheckpoints(rank).hand_over(file, CheckpointOptions(step))
         monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
-        async with RankUploads(rank, context, asyncio.Event(), told.warn) as both:
+        events = asyncio.Event(), asyncio.Event()
+        async with RankUploads(rank, context, *events, told.warn, told.saved) as both:
             await both.finish(told.sign, returned=True)
 
     asyncio.run(asyncio.wait_for(act(), 120))
@@ -415,7 +444,8 @@ def test_saves_are_brought_while_the_rank_goes_on(
     async def act() -> None:
         urls = (lake.url, f"{lake.url}/logs")
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
-        async with RankUploads(rank, context, asyncio.Event(), told.warn) as both:
+        events = asyncio.Event(), asyncio.Event()
+        async with RankUploads(rank, context, *events, told.warn, told.saved) as both:
             for step in range(4):
                 file.write_text(f"step {step}")
                 await asyncio.to_thread(
@@ -425,5 +455,6 @@ def test_saves_are_brought_while_the_rank_goes_on(
 
     asyncio.run(asyncio.wait_for(act(), 120))
     assert told.warnings == []
+    assert told.saves == [(step, True) for step in range(4)]
     assert read(lake, tmp_path / "got") == "step 3"
     assert checkpoint_upload.MOST_PENDING == 2 and PendingCheckpoints(rank).pending() == []

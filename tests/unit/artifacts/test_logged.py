@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.artifacts import checkpoint_restore, publication, python_environments, stale_uploads
+from hopsgpu.artifacts import (
+    checkpoint_restore,
+    python_environments,
+    stale_uploads,
+    version_commit,
+)
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
@@ -65,7 +70,7 @@ def test_a_number_that_another_publisher_has_is_named(
         return before
 
     monkeypatch.setattr(Lake, "names", names_before_the_other)
-    assert publication.claim(home) == 2
+    assert version_commit.claim(home) == 2
     assert said.messages == [f"another publisher has claimed version 1 of {home.url}"]
 
 

@@ -301,3 +301,18 @@ def test_a_mirror_reads_other_files_anew(tmp_path: Path) -> None:
     assert mirror.renew() == 1
     assert (target / names.name).stat().st_mtime_ns == read
     assert [path.name for path in target.iterdir()] == [names.name]
+
+
+def test_a_removed_score_takes_its_parts_along_and_nothing_that_is_not_its_own(
+    tmp_path: Path,
+) -> None:
+    for name in ("parts", "other"):
+        (tmp_path / "lake" / f".scored-{name}").mkdir(parents=True)
+    store = RunStore(f"file://{tmp_path}")
+    for run_id, left in ((OLD, f".scored-{OLD}"), (NEW, ".scored-other"), ("odd", "")):
+        (tmp_path / "lake" / left).mkdir(exist_ok=True)
+        put_run(tmp_path, run_id, score={"kept_in": f"file://{tmp_path}/lake/{left}"})
+        store.remove(run_id)
+        assert not (tmp_path / "runs" / run_id).exists()
+    left = sorted(path.name for path in (tmp_path / "lake").iterdir())
+    assert left == [".scored-other", ".scored-parts"]

@@ -14,6 +14,7 @@ import pytest
 from hopsgpu.backends.lease_request import AcquisitionClock
 from hopsgpu.backends.spark.allocator import PlaceholderJob
 from hopsgpu.backends.spark.executors import Executors
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import Driver
@@ -32,6 +33,8 @@ class Cluster:
         self.clock: AcquisitionClock | None = None
         self.jobs: list[SimpleNamespace] = []
         self.executors = 0
+        # Hosts of the executors that were held aside, whenever that was told.
+        self.aside: list[Sequence[str]] = []
         self.jvm = SimpleNamespace(
             executors=lambda profile: tuple(map(str, range(self.executors))),
             task_failures=lambda tag: (),
@@ -39,6 +42,7 @@ class Cluster:
         self.manager = SimpleNamespace(
             held=lambda *_: PriorityContainers(tuple("c" * self.executors), 0)
         )
+        self.failing = FailingHosts()
         self.id = "application_1"
 
     def start(self, tasks: int) -> Any:
@@ -95,7 +99,9 @@ class Cluster:
 
 
 def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
-    told = SimpleNamespace(state=lambda *_: None, arrived=lambda times: None)
+    told = SimpleNamespace(
+        state=lambda *_: None, arrived=lambda times: None, held_aside=cluster.aside.append
+    )
     request = plans.request(told, executors, 60.0, **asked)
     turn = SimpleNamespace(
         keep=lambda: True, granted=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
@@ -127,6 +133,7 @@ def test_another_comes_in_place_of_a_bad_one() -> None:
     gang = bringing(cluster, 2)
     assert sorted(gang.run() or ()) == [1, 3]
     assert list(gang.parked) == [2]
+    assert cluster.aside == [[], [gang.parked[2].host], [gang.parked[2].host]]
     assert [job.tasks for job in cluster.jobs] == [2, 1]
 
 

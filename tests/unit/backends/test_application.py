@@ -60,3 +60,52 @@ def test_keeping_data_is_true_or_false() -> None:
         ConfigError, match=r"spark.hopsgpu.keep_data='yes': must be 'true' or 'false'"
     ):
         _ = application(keep_data="yes").keeps_data
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("", 300.0), ("90s", 90.0), ("2m", 120.0)])
+def test_the_interval_between_growths(given: str, seconds: float) -> None:
+    assert application(**{"elastic.interval": given}).elastic_interval == seconds
+
+
+def test_an_interval_that_is_none() -> None:
+    with pytest.raises(ConfigError, match="spark.hopsgpu.elastic.interval='often'"):
+        _ = application(**{"elastic.interval": "often"}).elastic_interval
+
+
+@pytest.mark.parametrize(("given", "gives"), [("", True), ("true", True), ("False", False)])
+def test_whether_elastic_gangs_give_way(given: str, gives: bool) -> None:
+    assert application(**{"elastic.give_way": given}).gives_way is gives
+
+
+def test_giving_way_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match="spark.hopsgpu.elastic.give_way='no': must be 'true'"):
+        _ = application(**{"elastic.give_way": "no"}).gives_way
+
+
+def test_the_environment_names_the_options_of_elastic_gangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOPSGPU_ELASTIC_INTERVAL", "1h")
+    monkeypatch.setenv("HOPSGPU_ELASTIC_GIVE_WAY", "false")
+    assert application().elastic_interval == 3600.0
+    assert application().gives_way is False
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("", 600.0), ("90s", 90.0), ("2m", 120.0), ("off", None)]
+)
+def test_how_long_gpus_may_idle_until_people_are_told(given: str, seconds: float | None) -> None:
+    assert application(idle_warning=given).idle_warning == seconds
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("", None), ("30m", 1800.0), ("off", None)])
+def test_how_long_gpus_may_idle_until_a_run_ends(given: str, seconds: float | None) -> None:
+    assert application(idle_timeout=given).idle_timeout == seconds
+
+
+@pytest.mark.parametrize("name", ["idle_warning", "idle_timeout"])
+def test_idleness_is_a_duration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"HOPSGPU_{name.upper()}", "1h")
+    assert getattr(application(), name) == 3600.0
+    with pytest.raises(ConfigError, match=f"spark.hopsgpu.{name}='0s': must be a duration above"):
+        application(**{name: "0s"}).check_options()

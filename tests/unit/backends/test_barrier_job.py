@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.backends.spark.barrier_job import reason_of
+from hopsgpu.backends.spark.barrier_job import reason_of, was_cancelled
 
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a \
@@ -50,3 +50,16 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
 )
 def test_the_reason_is_what_a_person_needs(error: str, reason: str) -> None:
     assert reason_of(error) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "is_ours"),
+    [
+        ("[SPARK_JOB_CANCELLED] Job 30 cancelled part of cancelled job tags x-agents-8", True),
+        ("Job 30 cancelled part of cancelled job group x-agents-8", True),
+        ("Job 3 cancelled because SparkContext was shut down: bye", False),
+        (LOST, False),
+    ],
+)
+def test_who_cancelled_a_job(error: str, is_ours: bool) -> None:
+    assert was_cancelled(error) is is_ours

@@ -140,7 +140,8 @@ def test_how_far_a_write_is(written: WriteProgress, text: str) -> None:
 
 def test_frames_of_other_applications_are_refused() -> None:
     context = object()
-    application = cast(Site, SimpleNamespace(context=context, keeps_data=False))
+    given = {"context": context, "keeps_data": False, "root": "hdfs:///user/ann/hopsgpu"}
+    application = cast(Site, SimpleNamespace(**given))
     session = SimpleNamespace(sparkContext=context)
 
     def check(**frame: Any) -> None:
@@ -157,3 +158,7 @@ def test_frames_of_other_applications_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             check(**frame)
+    given["root"] = "s3://bucket/hopsgpu"
+    application = cast(Site, SimpleNamespace(**given))
+    with pytest.raises(ConfigError, match="train is a DataFrame, which Spark would write below s3"):
+        check(_jdf=1, sparkSession=session, isStreaming=False)

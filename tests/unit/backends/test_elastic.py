@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +17,9 @@ from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark import elastic, executors, wait_reasons
 from hopsgpu.backends.spark.elastic import YarnElasticLease
 from hopsgpu.backends.spark.executors import Executors
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
+from hopsgpu.control.events import Event
 from hopsgpu.control.peer import Driver
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
@@ -34,6 +36,9 @@ class Job:
         self.ended = threading.Event()
         self.error: Exception | None = None
 
+    def loss(self, seconds: float) -> str:
+        return ""
+
     def start(self) -> None:
         self.site.jobs.append(self)
         self.site.containers.add(f"c{len(self.site.jobs)}")
@@ -49,7 +54,14 @@ class Site:
         self.jobs: list[Job] = []
         self.containers: set[str] = set()
         self.asked: list[tuple[float | None, bool]] = []
+        # Executors that say nothing of their tasks, by the tag of the job.
+        self.running: dict[str, tuple[str, ...]] = {}
+        self.given_up: list[str] = []
+        self.killed: list[str] = []
+        # What else happens while a job is being cancelled.
+        self.cancelling: Callable[[str], object] = lambda tag: None
         self.jvm = self.manager = self
+        self.failing = FailingHosts()
 
     def is_kerberized(self) -> bool:
         return False
@@ -63,11 +75,29 @@ class Site:
     def task_failures(self, tag: str) -> tuple[str, ...]:
         return ()
 
+    def busy(self, profile: int) -> tuple[str, ...]:
+        return ()
+
+    def running_on(self, tag: str) -> tuple[str, ...]:
+        return self.running.get(tag, ())
+
+    def give_up(self, executors: Sequence[str]) -> None:
+        self.given_up += executors
+
+    def end_containers(self, executors: Sequence[str]) -> None:
+        assert self.given_up[-len(executors) :] == [*executors]
+        self.killed += executors
+
+    def target(self, profile: int) -> int:
+        return len(self.jobs)
+
     def cancel(self, tag: str) -> None:
+        self.cancelling(tag)
         next(job for job in self.jobs if job.tag == tag).ended.set()
 
     def held(self, application_id: str, priority: int) -> PriorityContainers:
-        return PriorityContainers(tuple(self.containers), 0)
+        there = dict.fromkeys(self.containers, "node1")
+        return PriorityContainers(tuple(there), 0, there)
 
     @contextlib.contextmanager
     def queueing(
@@ -86,7 +116,7 @@ class Site:
         yield SimpleNamespace(
             turn=turn,
             room=lambda least, most: min(most, self.free),
-            hosts=lambda count: (),
+            hosts=lambda count, taken: (),
             granted=lambda: None,
             keep=lambda: True,
             facts=lambda held: GpuFacts("", ""),
@@ -95,6 +125,9 @@ class Site:
 
 class Watcher:
     def state(self, *told: Any) -> None:
+        return
+
+    def held_aside(self, hosts: Sequence[str]) -> None:
         return
 
     def mark(self, point: str) -> None:
@@ -111,7 +144,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(elastic, "supervise_in_task", lambda driver: None)
     monkeypatch.setattr(elastic, "_JOBS_SECONDS", 0.02)
     monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 0.1)
+    monkeypatch.setattr(elastic, "_KNOWN_SECONDS", 0.1)
+    monkeypatch.setattr(elastic, "UNREACHABLE_SECONDS", 0.3)
+    # Long enough to be seen, while others go first.
+    monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 1.0)
     gone = SimpleNamespace(confirmed=True, problem=None)
     monkeypatch.setattr(elastic, "release_executors", lambda *given, whole: gone)
     leases = []
@@ -136,10 +172,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
 
 def come(site: Site, lease: YarnElasticLease, job: Job) -> None:
     """The job's executor is there, and can have trials."""
-    container: Any = f"c{site.jobs.index(job) + 1}"
-    assert lease._job_of(Message("hello", {"job": job.tag, "container": container})) is job
+    name = f"c{site.jobs.index(job) + 1}"
+    container: Any = SimpleNamespace(container_id=name, host="node1")
+    assert lease._job_of(Message("hello", {"job": job.tag, "container": name})) is job
     lease.here[len(lease.here)] = container
-    lease._arrived()
+    lease._arrived(container)
 
 
 def late(lease: YarnElasticLease) -> str:
@@ -177,6 +214,26 @@ def test_the_first_is_waited_for_no_longer_than_it_may(made: Made, free: int) ->
     assert "arrived within 0.5 s" in late(lease)
 
 
+def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made: Made) -> None:
+    site, lease = made(free=4, timeout=None)
+    lease.want(4, 4)
+    assert until(lambda: len(site.jobs) == 4, SECONDS)
+    come(site, lease, site.jobs[0])
+    found = []
+
+    def arrive(tag: str) -> None:
+        """The executors of all requests that are being withdrawn arrive."""
+        for number in (2, 3, 4):
+            hello = {"job": site.jobs[number - 1].tag, "container": f"c{number}"}
+            found.append(lease._job_of(Message("hello", hello)))
+
+    site.cancelling = arrive
+    lease.want(1, 1)
+    assert until(lambda: all(job.ended.is_set() for job in site.jobs[1:]), SECONDS)
+    assert set(found) == {None}
+    assert not site.jobs[0].ended.is_set()
+
+
 def test_who_has_been_put_aside_is_not_the_first(made: Made) -> None:
     site, lease = made(free=1, timeout=0.5)
     lease.want(1, 1)
@@ -201,10 +258,11 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
         return site.jobs[0].ended.wait(0.1)
 
     assert until(ended, SECONDS)
-    assert until(
-        lambda: "given back (time 1); the search asks again soon" in lease.waiting_for, SECONDS
+    assert until(lambda: "given back (time 1); asks again soon" in lease.waiting_for, SECONDS)
+    assert (
+        "before that, 4 ended unexpectedly on node1, see the node's log of ended"
+        in lease.waiting_for
     )
-    assert "before that, 4 ended unexpectedly, see the node's log of ended" in lease.waiting_for
     assert until(lambda: len(site.jobs) == 2, SECONDS), "asked for again"
     come(site, lease, site.jobs[1])
     assert (
@@ -212,6 +270,26 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
         if wanted == 1
         else until(lambda: "ended unexpectedly" not in lease.waiting_for, SECONDS)
     )
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_the_executor_of_an_agent_that_is_gone_is_replaced_though_spark_has_not_lost_it(
+    made: Made, reachable: bool
+) -> None:
+    site, lease = made(free=1, timeout=None)
+    lease.want(1, 1)
+    assert until(lambda: site.jobs, SECONDS)
+    come(site, lease, site.jobs[0])
+    lease._jobs[0] = site.jobs[0]
+    if not reachable:
+        site.running[site.jobs[0].tag] = ("7",)
+    assert not until(lambda: len(site.jobs) == 2, 0.2)
+    lease.take(Event(0, None, "no sign of life for 30 s"))
+    assert until(lambda: len(site.jobs) == 2, SECONDS)
+    assert site.jobs[0].ended.is_set(), "it has the only GPU"
+    assert not lease.here
+    assert until(lambda: site.killed, 1.0) is not reachable
+    assert site.killed == ([] if reachable else ["7"])
 
 
 def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.wait_reasons import EndedContainers, PendingExecutors, WaitWatcher
 from hopsgpu.errors import Cancelled, GangTimeout
 from tests.unit import plans
@@ -25,71 +26,75 @@ def request(timeout: float | None) -> Request:
     return plans.request(WaitWatcher(watcher, Owner()), timeout=timeout)
 
 
+def there(*containers: str) -> dict[str, str]:
+    return dict.fromkeys(containers, "node1")
+
+
 def ended_again(coming: PendingExecutors, times: int) -> None:
     for number in range(times):
-        coming.look([f"c{number}"], [], 1)
-    coming.look([], [], 1)
+        coming.look(there(f"c{number}"), [], 1)
+    coming.look(there(), [], 1)
 
 
 def test_containers_that_are_gone_without_having_come_have_ended_again() -> None:
-    ended = EndedContainers()
+    ended = EndedContainers(FailingHosts())
     assert ended.beside() == "" and ended.beside("one", "two") == "one, two"
-    ended.look(["c1", "c2"])
-    ended.look(["c2", "c3"], came=["c2"])
+    ended.look(there("c1", "c2"))
+    ended.look(there("c2", "c3"), came=["c2"])
     assert ended.count == 1
     told = ended.beside("granted and starting")
     assert told.startswith(
-        "granted and starting, 1 ended unexpectedly, see the node's log of c1 (a GPU"
+        "granted and starting, 1 ended unexpectedly on node1, see the node's log of c1 (a GPU"
     )
     # Whoever came and is gone did not end again: it was let go, say.
-    ended.look([], came=["c2"])
+    ended.look(there(), came=["c2"])
     assert ended.count == 2 and "see the node's log of c3" in ended.beside()
-    ended.look(["c1"], came=["c2", "c3"])
+    ended.look(there("c1"), came=["c2", "c3"])
     assert ended.count == 0, "a look that missed it"
 
 
 def test_once_one_has_come_the_earlier_do_not_count() -> None:
-    ended = EndedContainers()
-    ended.look(["c1"])
-    ended.look([])
+    ended = EndedContainers(FailingHosts())
+    ended.look(there("c1"))
+    ended.look(there())
     ended.forget()
     assert ended.count == 0 and ended.beside("x") == "x"
-    ended.look([])
+    ended.look(there())
     assert ended.count == 0
 
 
 def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
-    ended = EndedContainers()
-    ended.look(["c1", "c2"])
-    ended.look(["c2"])
+    ended = EndedContainers(FailingHosts())
+    ended.look(there("c1", "c2"))
+    ended.look(there("c2"))
     ended.excuse()
-    ended.look([])
+    ended.look(there())
     assert ended.count == 1 and "see the node's log of c1" in ended.beside()
 
 
 def test_what_yarn_has_not_granted_is_told_from_what_only_starts() -> None:
-    coming = PendingExecutors()
-    assert coming.look(["c1"], [], 2) == (1, "YARN has not granted 1")
-    assert coming.look(["c1", "c2"], [], 2) == (0, "granted and starting")
-    assert coming.look(["c1", "c2"], ["c1"], 2) == (1, "YARN has not granted 1")
+    coming = PendingExecutors(FailingHosts())
+    assert coming.look(there("c1"), [], 2) == (1, "YARN has not granted 1")
+    assert coming.look(there("c1", "c2"), [], 2) == (0, "granted and starting")
+    assert coming.look(there("c1", "c2"), ["c1"], 2) == (1, "YARN has not granted 1")
 
 
 def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later() -> None:
-    coming = PendingExecutors()
+    coming = PendingExecutors(FailingHosts())
     ended_again(coming, 3)
     assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_ask(0.0)
     ended_again(coming, 4)
     assert coming.beside("full").startswith(
-        "full, 4 ended unexpectedly, see the node's log of c3 ("
+        "full, 4 ended unexpectedly on node1, see the node's log of c3 ("
     )
     assert coming.give_back(0, now=100.0, chance=0.5) == "", "none waits"
     assert "(time 1)" in coming.give_back(1, now=100.0, chance=0.5)
     assert coming.beside("full").startswith(
-        "full; before that, 4 ended unexpectedly, see the node's log of c3"
+        "full; before that, 4 ended unexpectedly on node1, see the node's log of c3"
     )
     assert not coming.may_ask(101.9) and coming.may_ask(102.0)
     # Of those that were given back none counts again.
-    coming.look([], [], 1)
+    coming.look(there(), [], 1)
     assert coming.give_back(1, now=102.0, chance=0.5) == ""
     ended_again(coming, 4)
     assert "(time 2)" in coming.give_back(1, now=110.0, chance=0.5)
@@ -99,14 +104,14 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
 
 
 def test_of_many_that_are_waited_for_as_many_may_end() -> None:
-    coming = PendingExecutors()
+    coming = PendingExecutors(FailingHosts())
     ended_again(coming, 8)
     assert coming.give_back(8, now=0.0, chance=0.0) == ""
     assert coming.give_back(7, now=0.0, chance=0.0) != ""
 
 
 def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
-    coming = PendingExecutors()
+    coming = PendingExecutors(FailingHosts())
     coming.clock(request(60.0), now=time.monotonic() - 61)
     coming.clock(request(60.0), now=time.monotonic())
     ended_again(coming, 4)
@@ -122,16 +127,34 @@ def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
 
 
 def test_others_than_the_first_may_take_any_time() -> None:
-    coming = PendingExecutors()
+    coming = PendingExecutors(FailingHosts())
     coming.clock(request(None), now=time.monotonic() - 10**6)
     coming.check()
 
 
 def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> None:
-    coming, asked = PendingExecutors(), request(60.0)
+    coming, asked = PendingExecutors(FailingHosts()), request(60.0)
     clock = coming.clock(asked, now=time.monotonic() - 61)
     asked.cancelled.set()
     with pytest.raises(Cancelled):
         clock.check()
     with pytest.raises(GangTimeout):
         coming.check()
+
+
+def test_hosts_on_which_executors_end_are_told_until_one_arrives_there() -> None:
+    failing = FailingHosts()
+    ended = EndedContainers(failing)
+    ended.look({"c1": "node1", "c2": "node2", "c3": "node2"})
+    assert not failing.hosts(time.monotonic())
+    ended.look({"c1": "node1"})
+    assert failing.hosts(time.monotonic()) == {"node2"}
+    assert "2 ended unexpectedly on node2, see" in ended.beside()
+    ended.look({})
+    assert failing.hosts(time.monotonic()) == {"node2"}, "one end may have any cause"
+    assert "3 ended unexpectedly on node1 and node2, see" in ended.beside()
+    assert not failing.hosts(time.monotonic() + 601)
+    assert failing.containers() == {"c1": "node1", "c2": "node2", "c3": "node2"}
+    failing.arrived("node2")
+    assert not failing.hosts(time.monotonic())
+    assert failing.containers() == {"c1": "node1"}

@@ -12,13 +12,22 @@ from hopsgpu.core.queue_policy import (
     Bound,
     Entry,
     Line,
+    Offer,
     Own,
+    Probes,
     Ticket,
     asking_name,
+    coming,
     count_passes,
     decide_turn,
+    executors_given,
+    executors_to_give,
+    lease_seconds,
+    look_seconds,
+    offer_of,
     queue_tag,
     read_line,
+    renewal_seconds,
     stale_entries,
     ticket_of,
     turn_name,
@@ -65,7 +74,7 @@ def takes(own: Ticket, *others: Ticket, probe: bool = False, **by: object) -> bo
 
 @pytest.mark.parametrize("bound", Bound)
 def test_a_ticket_is_read_from_its_name(bound: Bound) -> None:
-    given = ticket(7, 3, 2, bound=bound, passed=2, grows=True)
+    given = ticket(7, 3, 2, bound=bound, passed=2, grows=True, turns=5)
     assert ticket_of(given.name) == given
     assert len(given.name) < 255
 
@@ -211,6 +220,9 @@ def test_passes_are_counted_while_it_is_blocked() -> None:
     assert count_passes(own, before, after).passed == 1
     assert count_passes(own, after, line(own, generation=6)).passed == 0
     assert count_passes(own, before, line(own, generation=9)).passed == 3
+    # More makes no difference, and each change is an operation of the NameNode.
+    often = dataclasses.replace(own, passed=MOST_PASSES)
+    assert count_passes(often, before, line(own, generation=9)) == often
     assert count_passes(dataclasses.replace(own, bound=Bound.NONE), before, after).passed == 0
 
 
@@ -220,3 +232,282 @@ def test_those_who_stood_ahead_are_no_passes_and_those_behind_are_whoever_is_fir
     assert count_passes(own, before, line(own, later, generation=5)).passed == 0
     assert count_passes(own, before, line(first, own, generation=5)).passed == 1
     assert count_passes(own, before, line(own, generation=7)).passed == 1
+
+
+def test_a_gang_ahead_that_gave_its_turn_back_passed_nobody() -> None:
+    first, own, later = ticket(0), ticket(1, 3, bound=Bound.CLUSTER), ticket(2)
+    before = line(first, own, later, generation=4)
+    again = dataclasses.replace(first, turns=2)
+    assert count_passes(own, before, line(again, own, later, generation=8)).passed == 0
+    assert count_passes(own, before, line(again, own, generation=10)).passed == 1
+    # It was granted after it had given back turns; nobody behind has gone.
+    assert count_passes(own, before, line(own, later, generation=10)).passed == 0
+
+
+# --- ranks: who looks how often, and how long a ticket counts --------------------------------
+
+
+def ranks(*tickets: Ticket) -> list[int]:
+    seen = line(*tickets)
+    return [seen.rank_of(one, "alice") for one, _ in seen.standing]
+
+
+def test_gangs_of_one_kind_rank_by_their_places() -> None:
+    assert ranks(*(ticket(n) for n in range(6))) == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_first_of_each_size_ranks_by_the_sizes_before_it() -> None:
+    large = [ticket(n, 64, bound=Bound.CLUSTER) for n in range(20)]
+    small = [ticket(n + 20, bound=Bound.CLUSTER) for n in range(3)]
+    assert ranks(*large, *small)[20:] == [1, 3, 5]
+
+
+def test_gangs_at_a_limit_keep_none_behind_that_waits_for_the_cluster() -> None:
+    limited = [
+        ticket(n, n + 1, bound=Bound.QUEUE, queue=queue_tag(f"root.q{n % 4}")) for n in range(40)
+    ]
+    assert ranks(*limited, ticket(50), ticket(51))[40:] == [0, 1]
+    by_user = [ticket(n, bound=Bound.USER) for n in range(2)]
+    assert ranks(*by_user, ticket(2, bound=Bound.USER)) == [0, 1, 2]
+    alices = Line(tuple((one, "alice") for one in by_user), 0, None)
+    assert alices.rank_of(ticket(2, bound=Bound.USER), "bob") == 2
+    assert alices.rank_of(ticket(2, bound=Bound.QUEUE), "alice") == 2
+    assert alices.rank_of(ticket(2), "alice") == 0
+
+
+def test_a_gang_looks_and_renews_more_rarely_the_lower_it_ranks() -> None:
+    assert [look_seconds(rank) for rank in (0, 1)] == [0.4, 0.4]
+    looks = [look_seconds(rank) for rank in range(1000)]
+    assert looks == sorted(looks) and looks[-1] == 60
+    assert [renewal_seconds(rank) for rank in (0, 1, 1000)] == [4, 4, 120]
+
+
+@pytest.mark.parametrize("rank", range(500))
+def test_a_ticket_counts_between_two_renewals(rank: int) -> None:
+    """A gang renews when it looks, and looks later by a fifth at most."""
+    assert renewal_seconds(rank) + 1.2 * look_seconds(rank) < lease_seconds(rank)
+    # Half of the gangs ahead may have gone since it looked, unless it looks most rarely.
+    half = lease_seconds(-(-rank // 2))
+    assert renewal_seconds(rank) + 1.2 * look_seconds(rank) < half or rank > 50
+
+
+def test_the_dead_count_in_the_first_ranks_no_longer_than_whoever_has_the_turn() -> None:
+    assert {lease_seconds(rank) for rank in range(4)} == {LEASE_SECONDS}
+    assert max(lease_seconds(rank) for rank in range(10_000)) == 300
+    alive = [entry(ticket(n).name) for n in range(30)]
+    dead = entry(ticket(30).name, LEASE_SECONDS + 1)
+    assert len(read_line([*alive, dead], NOW).standing) == 31
+    # Those ahead went: it would be the fourth gang now.
+    assert len(read_line([*alive[:3], dead], NOW).standing) == 3
+    # All of the dead are judged by where they would stand, and not by the dead ahead of them.
+    crowd = [entry(ticket(n).name, LEASE_SECONDS + 1) for n in range(40)]
+    assert read_line(crowd, NOW).standing == ()
+
+
+def test_a_ticket_that_counts_is_no_litter_of_its_user() -> None:
+    alive = [entry(ticket(n).name) for n in range(30)]
+    rarely = entry(ticket(30).name, LEASE_SECONDS + 1)
+    assert stale_entries([*alive, rarely], "alice", NOW) == ()
+    assert stale_entries([rarely], "alice", NOW) == (rarely.name,)
+
+
+@pytest.mark.parametrize("kinds", [1, 6, 12, 36, 100, 500])
+def test_500_gangs_cost_the_name_node_few_operations(kinds: int) -> None:
+    """A look costs a listing, and a renewal two operations (create, complete)."""
+    gangs = [
+        ticket(n, 1 + n % kinds % 6, bound=Bound.QUEUE, queue=queue_tag(f"root.q{n % kinds // 6}"))
+        if n % kinds >= 6
+        else ticket(n, 1 + n % kinds, bound=Bound.CLUSTER)
+        for n in range(500)
+    ]
+    found = ranks(*gangs)
+    listings = sum(1 / look_seconds(rank) for rank in found)
+    renewals = sum(1 / max(renewal_seconds(rank), look_seconds(rank)) for rank in found)
+    assert listings + 2 * renewals < 45, (listings, renewals)
+
+
+# --- elastic gangs give way ----------------------------------------------------------------
+
+
+def offer(number: int, executors: int, gpus: int = 1, giving: int = 0, run: str = "fit") -> Offer:
+    queue, application = queue_tag("root.default"), f"application_1_{number:04d}"
+    return Offer(f"{number:08x}", executors, gpus, giving, queue, application, run)
+
+
+def waiting(*tickets: Ticket, offers: tuple[Offer, ...]) -> Line:
+    return dataclasses.replace(line(*tickets), offers=tuple((one, "alice") for one in offers))
+
+
+def given(
+    own: Offer, *tickets: Ticket, others: tuple[Offer, ...] = (), free: int = 0, user: str = "alice"
+) -> int:
+    return executors_to_give(own, user, CHAIN, waiting(*tickets, offers=(own, *others)), free)
+
+
+def short(number: int, executors: int, gpus: int = 1, **other: object) -> Ticket:
+    """Return the ticket of a gang for which the cluster has too few free GPUs."""
+    return ticket(number, executors, gpus, **{"bound": Bound.CLUSTER, **other})
+
+
+@pytest.mark.parametrize("run", ["fit", "a-b-c", "名前", "x" * 200])
+def test_an_offer_is_read_from_its_name(run: str) -> None:
+    one = offer(7, 3, 2, 1, run)
+    assert offer_of(one.name) == dataclasses.replace(one, run=run[:30])
+    assert ticket_of(one.name) is None and len(one.name.encode()) <= 255
+
+
+@pytest.mark.parametrize("name", ["", "offer-1", "offer-0000000g-1x1-0-00000000-application_1_1-x"])
+def test_other_files_are_no_offers(name: str) -> None:
+    assert offer_of(name) is None and offer_of(ticket(1).name) is None
+
+
+def test_offers_of_the_dead_do_not_count_and_are_removed_by_their_owner() -> None:
+    alive, dead = offer(1, 2), offer(2, 2)
+    entries = [
+        entry(alive.name, age=LEASE_SECONDS - 1),
+        entry(dead.name, age=LEASE_SECONDS + 1),
+    ]
+    assert read_line(entries, NOW).offers == ((alive, "alice"),)
+    assert stale_entries(entries, "alice", NOW) == (dead.name,)
+    assert stale_entries(entries, "bob", NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("needs", "has", "free", "gives"),
+    [
+        (2, 3, 0, 2),
+        (3, 3, 0, 3),
+        (3, 3, 1, 2),
+        (4, 3, 0, 0),  # in vain
+        (4, 3, 1, 3),
+        (2, 3, 2, 0),  # free GPUs suffice
+        (1, 0, 0, 0),
+    ],
+)
+def test_what_the_first_gang_lacks_is_given_and_nothing_in_vain(
+    needs: int, has: int, free: int, gives: int
+) -> None:
+    assert given(offer(1, has), short(9, needs), free=free) == gives
+
+
+def test_whole_executors_are_given() -> None:
+    assert given(offer(1, 3, gpus=2), short(9, 3)) == 2
+    assert given(offer(1, 3, gpus=1), short(9, 1, gpus=2)) == 0, "they may lie on several nodes"
+
+
+def test_nothing_is_given_where_nobody_waits_for_it() -> None:
+    own = offer(1, 3)
+    assert given(own) == 0
+    assert given(own, ticket(9, 1, bound=Bound.NONE)) == 0, "it can be granted"
+    assert given(own, short(9, 1, grows=True)) == 0, "a search that grows is no gang"
+
+
+def test_only_the_first_that_would_be_helped_counts() -> None:
+    assert given(offer(1, 3), short(8, 1), short(9, 3)) == 1
+    assert given(offer(1, 3), short(8, 5), short(9, 1)) == 0, "the first is not passed"
+
+
+def test_the_largest_offers_give_first() -> None:
+    small, large = offer(1, 1), offer(2, 3)
+    assert given(large, short(9, 4), others=(small,)) == 3
+    assert given(small, short(9, 4), others=(large,)) == 1
+    assert given(large, short(9, 2), others=(small,)) == 2
+    assert given(small, short(9, 2), others=(large,)) == 0
+    same = offer(3, 3)
+    assert given(large, short(9, 2), others=(same,)) == 2
+    assert given(same, short(9, 2), others=(large,)) == 0, "each decides the same by itself"
+
+
+def test_an_offer_that_is_renamed_counts_once() -> None:
+    own = offer(1, 2)
+    assert given(own, short(9, 3), others=(offer(1, 2, giving=2),)) == 0
+
+
+def test_a_limit_is_helped_only_by_gangs_under_it() -> None:
+    own, here = offer(1, 2), queue_tag("root.default")
+    assert given(own, ticket(9, 2, bound=Bound.QUEUE), free=8) == 2, "free GPUs do not help"
+    assert given(own, ticket(9, 2, bound=Bound.QUEUE, queue=queue_tag("root"))) == 2
+    assert given(own, ticket(9, 2, bound=Bound.QUEUE, queue=queue_tag("root.other"))) == 0
+    assert given(own, ticket(9, 2, bound=Bound.USER, queue=here)) == 2
+    assert given(own, ticket(9, 2, bound=Bound.USER, queue=here), user="bob") == 0
+    assert given(own, ticket(9, 2, bound=Bound.NODES)) == 2
+
+
+def test_what_comes_is_said_to_those_who_wait() -> None:
+    assert coming(waiting(short(9, 1), offers=(offer(1, 3),))) == ""
+    two = offer(1, 3, giving=2, run="resnet")
+    assert coming(waiting(offers=(two,))) == (
+        "2 GPUs come from alice's 'resnet' at its next checkpoint"
+    )
+    one = offer(2, 1, giving=1, run="bert")
+    assert coming(waiting(offers=(two, one))) == (
+        "2 GPUs come from alice's 'resnet' at its next checkpoint;"
+        " 1 GPU comes from alice's 'bert' at its next checkpoint"
+    )
+
+
+def test_a_gang_that_does_not_fit_asks_all_the_same_and_ever_more_rarely() -> None:
+    probes, now, waited = Probes(100.0), 100.0, []
+    for _ in range(7):
+        assert not probes.is_due(Bound.CLUSTER, probes.next - 0.001)
+        assert not probes.is_due(Bound.NONE, probes.next)
+        assert probes.is_due(Bound.CLUSTER, probes.next)
+        waited.append(probes.next - now)
+        now = probes.next
+        probes.made(now)
+    assert waited == [30, 60, 120, 240, 480, 600, 600]
+
+
+def test_a_gang_behind_others_asks_only_once_it_has_been_first_for_a_while() -> None:
+    probes = Probes(0.0)
+    probes.looked(5.0, is_behind=True)
+    assert probes.next == 35
+    probes.looked(100.0, is_behind=True)
+    # The one ahead asks, and is in no line meanwhile.
+    probes.looked(125.0, is_behind=None)
+    # Then it is first, since the look before.
+    probes.looked(140.0, is_behind=False)
+    probes.looked(150.0, is_behind=False)
+    assert not probes.is_due(Bound.NODES, 169.0) and probes.is_due(Bound.NODES, 170.0)
+    # After a probe it waits longer anyway.
+    probes.made(170.0)
+    probes.looked(180.0, is_behind=True)
+    assert probes.next == 230
+
+
+def test_a_first_gang_keeps_its_time_while_another_one_asks() -> None:
+    probes = Probes(0.0)
+    probes.looked(1.0, is_behind=False)
+    probes.looked(20.0, is_behind=None)
+    probes.looked(29.0, is_behind=False)
+    assert probes.is_due(Bound.NODES, 30.0)
+
+
+def test_only_gangs_ahead_put_one_behind() -> None:
+    first, second = ticket(1, executors=4, bound=Bound.CLUSTER), ticket(2, bound=Bound.CLUSTER)
+    for own, is_behind in ((first, False), (second, True)):
+        turn = decide_turn(Own(own, "alice", CHAIN), line(first, second), NODES, probe=False)
+        assert not turn.take and turn.is_behind is is_behind
+    busy = line(first, asking="another gang")
+    assert not decide_turn(Own(first, "alice", CHAIN), busy, NODES, probe=True).is_behind
+
+
+def test_the_largest_offers_give_what_the_free_gpus_do_not_have() -> None:
+    offers = [
+        Offer(name, executors, gpus, 0, CHAIN[0], "application_1", "run")
+        for name, executors, gpus in (("0000000a", 1, 4), ("0000000b", 3, 4), ("0000000c", 4, 1))
+    ]
+    waiting = ticket(1, executors=4, gpus=4, bound=Bound.CLUSTER)
+    assert executors_given(waiting, offers, free=2) == {"0000000b": 3, "0000000a": 1}
+    assert executors_given(waiting, offers, free=8) == {"0000000b": 2}
+    assert executors_given(waiting, offers, free=16) == {}
+    # Executors of one GPU are of no use to it, and the others do not suffice.
+    assert executors_given(ticket(1, executors=5, gpus=4), offers, free=3) == {}
+
+
+def test_who_stands_ahead_is_in_order() -> None:
+    tickets = [ticket(number) for number in range(5)]
+    whole = line(*tickets, ticket(0, grows=True))
+    for number, own in enumerate(tickets):
+        assert [t for t, _ in whole.ahead_of(own)] == tickets[:number]
+    assert len(whole.ahead_of(ticket(9, grows=True))) == 6

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 
@@ -163,3 +164,41 @@ def test_variables_may_have_letters_that_the_drivers_locale_lacks() -> None:
     code = "from hopsgpu.core.spec import GangSpec; GangSpec('run', env_vars={'A': '\\u6f22'})"
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **ascii_only}, check=True)
+
+
+def test_an_elastic_gang_has_a_smallest_size() -> None:
+    spec = GangSpec("run", workers=4, least_workers=2)
+    assert spec.is_elastic and (spec.least, spec.workers) == (2, 4)
+    one_size = GangSpec("run", workers=4)
+    assert not one_size.is_elastic and one_size.least == 4
+    same = GangSpec("run", workers=2, least_workers=2)
+    assert same.is_elastic, "it goes on after a loss once another executor is there"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"least_workers": 0}, r"workers=\(0, 4\): must be an integer ≥ 1, or the smallest"),
+        ({"least_workers": 1.5}, r"workers=\(1.5, 4\): must be an integer"),
+        ({"least_workers": True}, r"workers=\(True, 4\): must be an integer"),
+        ({"least_workers": 5}, r"workers=\(5, 4\): the smallest size comes first, as in \(4, 5\)"),
+        (
+            {"least_workers": 3, "gpus": GpuRequest(0.5)},
+            r"workers=\(3, 4\) with gpus_per_worker=0.5: workers must be a multiple of 2",
+        ),
+        (
+            {"least_workers": 2, "parameter_servers": 1},
+            r"parameter_servers=1 with workers=\(2, 4\): an elastic gang has no parameter servers",
+        ),
+    ],
+)
+def test_sizes_that_no_elastic_gang_has(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        GangSpec("run", workers=4, **fields)
+
+
+def test_a_plan_says_both_sizes() -> None:
+    spec = GangSpec("run", workers=8, least_workers=2)
+    plan = LaunchPlan(spec, 4, 2, shape_of(spec, 1, ranks=2), "q", {}, {})
+    assert plan.least_executors == 1
+    assert "run: 2 to 8 ranks in 1 to 4 executors of 2, queue q" in str(plan)

@@ -106,7 +106,7 @@ def test_paths_are_on_the_default_file_system(path: str, files: str | None, url:
     assert url_of(path, files) == url
 
 
-@pytest.mark.parametrize("path", ["lake/x", "s3a://bucket/x", "s3a:/x", "hdfs:x", "/x#y"])
+@pytest.mark.parametrize("path", ["lake/x", "oss://bucket/x", "s3a:/x", "hdfs:x", "/x#y"])
 def test_what_cannot_be_read_in_place_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="otherwise read it with Spark and pass the DataFrame"):
         url_of(path, FILES)
@@ -189,9 +189,9 @@ def test_the_ranks_of_a_node_share_its_disk(
     monkeypatch.setattr("hopsgpu.data.rank_shards.default_budget", budget)
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     (shard,) = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 1)
-    alone = opened(RankShards({"data": shard}, single=True), tmp_path / "kept", 3)
+    alone = opened(RankShards({"data": shard}, single=True), tmp_path / "kept", 3).view
     assert not isinstance(alone, dict) and alone.to_arrow()["n"].to_pylist() == [*range(6)]
-    named = opened(RankShards({"a": shard, "b": shard}, single=False), tmp_path / "kept", 3)
+    named = opened(RankShards({"a": shard, "b": shard}, single=False), tmp_path / "kept", 3).view
     assert isinstance(named, dict) and list(named) == ["a", "b"] and asked == [3, 3]
 
 

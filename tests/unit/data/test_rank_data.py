@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data import reader, stream
+from hopsgpu.data import rank_data, reader, stream
 from hopsgpu.data import shuffle as order
 from hopsgpu.data.prefetch import PrefetchIterator
 from hopsgpu.data.rank_data import RankData
@@ -64,7 +64,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces, windows and record batches of the size of the tests' data."""
     monkeypatch.setattr(order, "_PIECE_BYTES", 10_000)
     monkeypatch.setattr(reader, "_CHUNK_BYTES", 2_000)
-    monkeypatch.setattr(stream, "_WINDOW_BYTES", 20_000)
+    monkeypatch.setattr(order, "_WINDOW_BYTES", 20_000)
 
 
 @pytest.fixture
@@ -251,6 +251,80 @@ def test_a_loop_that_is_left_ends_the_threads_and_keeps_no_half(
     assert ids(data.batches(64)) == expected
 
 
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("hopsgpu-data")]
+
+
+def test_views_of_the_disk_need_no_thread(data: RankData, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = ids(data.batches(64, ["id", "x"]))
+    began = 0
+    batches = data.batches(64, ["id", "x"], epochs=2)
+    rows = 0
+    for batch in batches:
+        assert not threads()
+        rows += len(batch["id"])
+        assert (batch["x"] == batch["id"][:, None]).all()
+        assert batch["id"].tolist() == expected[began : began + len(batch["id"])]
+        began = (began + len(batch["id"])) % data.num_rows
+        assert not any(array.flags.writeable for array in batch.values())
+    assert rows == 2 * data.num_rows
+    begun: list[PrefetchIterator[Any]] = []
+
+    def begin(*given: Any) -> PrefetchIterator[Any]:
+        begun.append(PrefetchIterator(*given))
+        return begun[-1]
+
+    monkeypatch.setattr(rank_data, "PrefetchIterator", begin)
+    next(data.batches(64, ["id", "x"]))
+    assert not begun
+    # There is work to be done ahead, which may have been done since.
+    next(data.batches(64, ["id", "x"], shuffle=True))
+    assert len(begun) == 1
+    next(data.batches(64, ["word"]))
+    assert len(begun) == 2
+
+
+def test_a_loop_goes_on_without_a_thread_when_all_is_on_the_disk(data: RankData) -> None:
+    batches = data.batches(64, ["id"], epochs=3)
+    per_epoch = -(-data.num_rows // 64)
+    first = ids(itertools.islice(batches, per_epoch))
+    assert ids(itertools.islice(batches, 1)) == first[:64]
+    assert not threads()
+    assert ids(batches) == [*first, *first][64:]
+
+
+def test_rows_that_are_gone_from_the_disk_come_from_the_lake(data: RankData) -> None:
+    expected = ids(data.batches(16, ["id"]))
+    batches = data.batches(16, ["id"])
+    first = ids([next(batches)])
+    assert not threads()
+    data.close()
+    assert first + ids(batches) == expected
+
+
+def test_lists_of_another_length_are_refused_in_every_epoch(tmp_path: Path) -> None:
+    lists = pa.array([[1.0, 2.0], [3.0, 4.0], [5.0]], pa.list_(pa.float32()))
+    parquet.write_table(pa.table({"c": lists}), tmp_path / "0.parquet")
+    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+        assert sum(len(batch["c"]) for batch in rank.batches(2)) == 3
+        for shuffle in (False, True, False):
+            with pytest.raises(ConfigError, match="contains a list of 1 elements"):
+                list(rank.batches(2, shuffle=shuffle, shapes={"c": (2,)}))
+
+
+def test_lists_that_fit_one_shape_are_refused_for_another(tmp_path: Path) -> None:
+    lists = pa.array([[1.0, 2.0, 3.0, 4.0]] * 6, pa.list_(pa.float32()))
+    parquet.write_table(pa.table({"c": lists}), tmp_path / "0.parquet")
+    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+        for shape in ((4,), (2, 2), (4,)):
+            found = [batch["c"].shape for batch in rank.batches(3, shapes={"c": shape}, epochs=2)]
+            assert found == [(3, *shape)] * 4
+        with pytest.raises(ConfigError, match="contains a list of 4 elements"):
+            list(rank.batches(3, shapes={"c": (3,)}))
+
+
 def test_iterators_at_the_same_time(data: RankData) -> None:
     expected = ids(data.batches(64))
     both = zip(data.batches(64, columns=["id"]), data.batches(64, columns=["id"]), strict=True)
@@ -318,6 +392,59 @@ def test_ahead_raises_what_making_an_item_raised() -> None:
         next(ahead)
     with pytest.raises(StopIteration):
         next(ahead)
+
+
+class Waits:
+    """Counts how often a reader waited."""
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+        self.waiting = threading.Event()
+
+    def __enter__(self) -> None:
+        self.begun += 1
+        self.waiting.set()
+
+    def __exit__(self, *problem: object) -> None:
+        self.ended += 1
+
+
+def test_a_wait_counts_only_where_nothing_is_ready() -> None:
+    waits, made = Waits(), threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            yield number
+            made.release()
+        # Once the reader waits for it.
+        assert waits.waiting.wait(30)
+        yield 3
+
+    ahead = PrefetchIterator(items, 4, waits)
+    for _ in range(3):
+        assert made.acquire(timeout=30)
+    assert [next(ahead) for _ in range(3)] == [0, 1, 2]
+    assert (waits.begun, waits.ended) == (0, 0)
+    assert next(ahead) == 3
+    assert (waits.begun, waits.ended) == (1, 1)
+
+
+@pytest.mark.parametrize("how", ["batches", "torch", "tensorflow"])
+def test_the_training_waits_for_the_first_rows(
+    shards: tuple[Shard, ...], tmp_path: Path, how: str
+) -> None:
+    waits = Waits()
+    with RankData(shards[0], tmp_path / "kept", BUDGET, waiting=waits) as data:
+        batches = getattr(data, how)(100, ["id"])
+        assert len(ids(batches)) == data.num_rows
+    assert waits.begun == waits.ended >= 1
+
+
+def test_a_table_is_waited_for(shards: tuple[Shard, ...], tmp_path: Path) -> None:
+    waits = Waits()
+    with RankData(shards[0], tmp_path / "kept", BUDGET, waiting=waits) as data:
+        assert data.to_arrow(["id"]).num_rows == data.num_rows
+    assert (waits.begun, waits.ended) == (1, 1)
 
 
 def test_ahead_is_bounded_and_ends_when_it_is_let_go_of() -> None:

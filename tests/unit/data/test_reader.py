@@ -62,7 +62,7 @@ def test_slices_of_a_row_group_are_read_in_one_pass(tmp_path: Path, fetched: lis
         (batch,) = reader.chunks(slices, FETCHES)
     wanted = [g * 20_000 + row for g, first, rows in parts for row in range(first, first + rows)]
     assert batch.column("id").to_pylist() == wanted
-    assert [part.group for part in fetched] == [0, 2, 1]
+    assert sorted(part.group for part in fetched) == [0, 1, 2]  # by several threads
 
 
 def test_rows_that_come_again_are_read_again(tmp_path: Path, fetched: list[Slice]) -> None:

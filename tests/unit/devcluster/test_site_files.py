@@ -207,6 +207,23 @@ def test_overrides_win_and_a_nodes_own_last(tmp_path: Path) -> None:
     assert not (layout.client / "fair-scheduler.xml").exists()
 
 
+def test_only_a_cluster_with_preemption_takes_back_what_a_queue_has_above_its_share(
+    tmp_path: Path,
+) -> None:
+    monitored = "yarn.resourcemanager.scheduler.monitor.enable"
+    at_once = "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor"
+    layout = written(tmp_path, ClusterSpec(nodes=2, preemption=True))
+    assert properties(layout.client / "yarn-site.xml")[monitored] == "true"
+    queues = properties(layout.client / "capacity-scheduler.xml")
+    assert queues[at_once] == "1.0"
+    # Half of the GPUs each, and all of them while the other queue is idle.
+    for queue in ("default", "training"):
+        assert queues[f"yarn.scheduler.capacity.root.{queue}.capacity"] == "50"
+        assert queues[f"yarn.scheduler.capacity.root.{queue}.maximum-capacity"] == "100"
+    written(tmp_path, ClusterSpec(nodes=2))
+    assert monitored not in properties(layout.client / "yarn-site.xml")
+
+
 def test_each_pyspark_has_its_own_spark_defaults(tmp_path: Path) -> None:
     """A client with the jars of another PySpark on its class path does not start."""
     layout = Layout(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline, WorldReport
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import progress_of
 from hopsgpu.launcher.gang_result import GangResult
@@ -126,3 +126,17 @@ def test_an_empty_result_has_a_card() -> None:
 def test_a_cluster_that_nobody_uses_has_no_table_of_users() -> None:
     assert "application" in CLUSTER._repr_html_()
     assert "application" not in replace(CLUSTER, users=())._repr_html_()
+
+
+def test_the_worlds_of_an_elastic_gang_are_in_its_card() -> None:
+    worlds = (
+        WorldReport(0, 2, ("node1",), 110.0, 112.0, 130.0, "lost", NASTY, None, 40.0),
+        WorldReport(1, 3, ("node1",), 131.0, 134.0, 150.0, "returned", "", 5.5, 57.0),
+    )
+    given = replace(result(), worlds=worlds)
+    shown = given._repr_html_()
+    for word in ("ranks of the worlds: 2, 3", "resize", "5.5 s", "57.0", "returned", "50.0 s"):
+        assert word in shown, shown
+    assert "&lt;script&gt;" in shown and "<script" not in shown
+    assert "2 worlds of [2, 3] ranks" in repr(given)
+    assert "world" not in result()._repr_html_() + repr(result())

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.run_values import RunStatus, Timeline
+from hopsgpu.core.gpu_losses import RankLosses, spent
+from hopsgpu.core.run_values import RunStatus, Timeline, WorldReport
 from hopsgpu.display.progress import RunLines, describe, progress_of
 from hopsgpu.errors import ConfigError
 
@@ -165,3 +166,66 @@ def test_metrics_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) 
     lines.status(replace(training, state="releasing"))
     told = [line.partition(" s: ")[2] for line in capsys.readouterr().err.splitlines()]
     assert told == ["running", "running: step 10, loss 0.25", "releasing"]
+
+
+ELASTIC = replace(
+    STATUS,
+    state="running",
+    granted=3,
+    wanted=4,
+    granted_hosts=("node1", "node1", "node2"),
+    waiting_for="waits for 1 more executor: node2 is full",
+    sizes=(2, 4),
+    worlds=(
+        WorldReport(0, 2, ("node1", "node1"), 1010.0, 1012.0, 1030.0, "grew", "", None, 40.0),
+        WorldReport(1, 3, ("node1", "node1", "node2"), 1031.0, 1034.0, None, "", "", 5.5, 60.0),
+    ),
+    timeline=Timeline(requested=1000.0, granted=1010.0, started=1012.0),
+)
+
+
+def test_an_elastic_gang_is_told_of_by_its_world() -> None:
+    assert describe(ELASTIC) == (
+        "running (world 1: 3 of 2 to 4 ranks); waits for 1 more executor: node2 is full"
+    )
+    reported = replace(ELASTIC, metrics=({"loss": 0.5},), waiting_for="")
+    assert describe(reported) == "running (world 1: 3 of 2 to 4 ranks): loss 0.5"
+    ready = replace(ELASTIC, state="ready")
+    assert describe(ready).startswith("ready: 3 executors on node1, node1, node2 (world 1: 3 of")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"),
+    [
+        ((), "waiting for 2 to 4 ranks: 0 executors are here; why"),
+        (("node1",), "waiting for 2 to 4 ranks: 1 executor is here (node1); why"),
+    ],
+)
+def test_an_elastic_gang_waits_for_its_sizes(hosts: tuple[str, ...], words: str) -> None:
+    waits = RunStatus("r", "waiting", 0, len(hosts), 4, hosts, "why", 1.5, sizes=(2, 4))
+    assert describe(waits) == words
+
+
+def test_at_the_end_the_worlds_have_a_line_each() -> None:
+    out = io.StringIO()
+    worlds = (
+        ELASTIC.worlds[0],
+        replace(ELASTIC.worlds[1], ended=1050.0, end="lost", why="node2 is gone"),
+    )
+    RunLines(out=out, err=out).status(replace(ELASTIC, state="succeeded", worlds=worlds))
+    told = out.getvalue()
+    assert "world 0: 2 ranks, 10.0 s to 30.0 s, 40.0 GPU seconds, grew" in told
+    assert (
+        "world 1: 3 ranks, 31.0 s to 50.0 s, resize 5.5 s, 60.0 GPU seconds, lost: node2 is gone"
+    ) in told
+
+
+def test_the_end_names_the_largest_loss() -> None:
+    out = io.StringIO()
+    lines = RunLines(out=out, err=out)
+    lost = spent(2400.0, 2000.0, losses=RankLosses(720.0))
+    running = RunStatus("r", "running", 0, 2, 2, (), "", 1.5, gpu_seconds=lost)
+    lines.status(running)
+    assert "largest loss" not in out.getvalue()
+    lines.status(replace(running, state="succeeded"))
+    assert "s: largest loss: 12 of 40 GPU minutes waited for data: read fewer" in out.getvalue()

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.run_values import RankReport, RunStatus, Timeline
+from hopsgpu.core.gpu_losses import largest_loss, spent
+from hopsgpu.core.run_values import RankReport, RunStatus, Timeline, WorldReport
 from hopsgpu.display import screens
 from hopsgpu.display.cell import page, summary
-from hopsgpu.display.charts import ASCII, SHARES, bars_image, lines_image, sparkline
+from hopsgpu.display.charts import ASCII, SHARES, bars_image, lines_image, sparkline, worlds_image
 from hopsgpu.display.live import Live
 from hopsgpu.display.picture import SHOWN_RANKS, TOLD_RANKS, Picture, Scene, Trace, gpu_of
 from hopsgpu.display.progress import Shielded, progress_of
@@ -334,6 +335,18 @@ def test_the_end_tells_how_long_each_part_took() -> None:
         assert lines == ["hopsgpu run-1: succeeded - 73.4 s", *(f"  {line}" for line in said)]
 
 
+def test_the_end_names_the_largest_loss_with_what_mends_it() -> None:
+    lost = spent(60.0, 40.0, starting=18.0)
+    picture = Scene(replace(ENDED, gpu_seconds=lost), 0.0).picture(0.0)
+    line = f"largest loss: {largest_loss(lost)}"
+    assert line in page(picture, "key") and line in summary(picture)
+    shown = [text.plain for text in lines_of(picture, 60, 24, "utf-8")]
+    assert line in " ".join(text.strip() for text in shown)
+    assert max(map(len, shown)) <= 60
+    before = Scene(replace(ENDED, state="running", gpu_seconds=lost), 0.0).picture(0.0)
+    assert "largest loss" not in page(before, "key")
+
+
 def test_ranks_that_import_are_starting() -> None:
     starting = replace(TRAINING, state="starting", waiting_for="1 of 2 ranks run")
     picture = Scene(starting, 0.0).picture(0.0)
@@ -542,3 +555,73 @@ def in_thread(work: Callable[[], None]) -> None:
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
+
+
+# --- the worlds of an elastic gang ---------------------------------------------------------
+
+WORLDS = (
+    WorldReport(0, 2, ("node1", "node2"), 1010.0, 1012.0, 1030.0, "lost", "<gone>", None, 40.0),
+    WorldReport(1, 4, ("node1",) * 4, 1031.0, 1034.0, None, "", "", 5.5, 60.0),
+)
+ELASTIC = replace(
+    TRAINING,
+    granted=4,
+    granted_hosts=("node1",) * 4,
+    wanted=6,
+    waiting_for="gives 2 GPUs to waiting gangs at its next checkpoint",
+    elapsed=60.0,
+    timeline=Timeline(requested=1000.0, granted=1010.0, started=1012.0),
+    worlds=WORLDS,
+    sizes=(2, 6),
+)
+
+
+def pictured(status: RunStatus) -> Picture:
+    return Scene(status, 0.0).picture(0.0)
+
+
+def test_a_world_that_runs_is_named_with_what_comes() -> None:
+    shown = [line.plain for line in lines_of(pictured(ELASTIC), 120, 30, "utf-8")]
+    text = "\n".join(shown)
+    assert "running (world 1: 4 of 2 to 6 ranks)" in text
+    assert "4 executors on node1, 2 more asked for" in text
+    assert "  gives 2 GPUs to waiting gangs at its next checkpoint" in shown
+    assert "  world 0: 2 ranks, 10.0 s to 30.0 s, 40.0 GPU seconds, lost: <gone>" in shown
+    assert "world 1: 4 ranks" not in text, "the present one is in the first line"
+    assert "attempt" not in text
+
+
+def test_a_cell_has_bars_of_the_worlds_and_in_the_end_a_table() -> None:
+    shown = page(pictured(ELASTIC), "k1")
+    assert "ranks of the worlds: 2, 4" in shown and "GPU seconds" not in shown
+    (address,) = re.findall(r'src="([^"]+)"', shown)
+    drawn = svg(address)
+    assert drawn.count('fill-opacity="0.8"') == 2
+    ended = replace(WORLDS[1], ended=1060.0, end="returned")
+    shown = page(pictured(replace(ELASTIC, state="succeeded", worlds=(WORLDS[0], ended))), "k1")
+    assert "lost: &lt;gone&gt;" in shown and "<gone>" not in shown
+    assert "GPU seconds" in shown and "5.5 s" in shown
+
+
+def test_bars_are_as_high_as_the_ranks_and_as_wide_as_the_time() -> None:
+    drawn = svg(worlds_image([(0.0, 10.0, 2), (10.0, 40.0, 4)], 40.0, 404, 64))
+    sizes = re.findall(r'width="([0-9.]+)" height="([0-9.]+)" fill="#3b82f6"', drawn)
+    (narrow, low), (wide, high) = ((float(w), float(h)) for w, h in sizes)
+    assert (high, wide + 1) == (2 * low, pytest.approx(3 * (narrow + 1)))
+    assert ">2</text>" in drawn and ">4</text>" in drawn and ">40 s</text>" in drawn
+    assert "#000" not in drawn and "black" not in drawn, "readable on dark backgrounds"
+    worlds_image([], 0.0, 404, 64)
+
+
+def test_of_many_worlds_the_last_are_shown() -> None:
+    many = tuple(replace(WORLDS[0], generation=number) for number in range(1000))
+    status = replace(ELASTIC, state="failed", worlds=many)
+    shown = [line.plain for line in lines_of(pictured(status), 120, 60, "utf-8")]
+    assert sum("world " in line for line in shown) == 8 and "  992 worlds before" in shown
+    assert len(page(pictured(status), "k1")) < 100_000
+    assert len(page(pictured(replace(status, state="running")), "k1")) < 100_000
+
+
+def test_a_gang_of_one_size_shows_no_world() -> None:
+    text = page(pictured(TRAINING), "k1")
+    assert "world" not in text and "asked for" not in text

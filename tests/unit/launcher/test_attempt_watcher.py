@@ -27,8 +27,8 @@ class Watched:
         self.watcher = AttemptWatcher(self.ends, timeout, BOUNDS)
         self.watcher.begin(0.0)
 
-    def step(self, now: float, *, cancelled: bool = False) -> Step:
-        return self.watcher.step(cancelled=cancelled, now=now)
+    def step(self, now: float, *, cancelled: bool = False, idled: bool = False) -> Step:
+        return self.watcher.step(cancelled=cancelled, now=now, idled=idled)
 
     def end(self, rank: int, now: float, status: str = "returned", **known: Any) -> bool:
         place, stopped = self.world.processes[rank], known.get("stopped", False)
@@ -122,10 +122,17 @@ def test_an_agent_is_taken_for_lost_when_its_job_has_ended_and_all_is_quiet() ->
     watcher = Watched().watcher
 
     def presumed(now: float, *, heard: bool = False, ended: bool = True) -> int | None:
-        return watcher.presumed_lost({4, 3}, heard=heard, job_ended=ended, now=now)
+        return watcher.presumed_lost({4, 3} if ended else set(), heard=heard, now=now)
 
     assert presumed(1.0, ended=False) is None and presumed(9.0) is None
     assert presumed(10.9) is None and presumed(11.0) == 3 and presumed(11.0) == 3
     assert presumed(12.0, heard=True) is None and presumed(13.0) is None
     assert presumed(15.0) == 3
-    assert watcher.presumed_lost(set(), heard=False, job_ended=True, now=99.0) is None
+    assert watcher.presumed_lost(set(), heard=False, now=99.0) is None
+
+
+def test_ranks_that_leave_their_gpus_idle_are_stopped_once_with_their_stacks() -> None:
+    watched = Watched()
+    assert watched.step(5.0, idled=True) is Step.DUMP_AND_STOP
+    assert watched.step(6.0, idled=True) is Step.WAIT
+    assert not watched.watcher.has_failed and not watched.watcher.overdue

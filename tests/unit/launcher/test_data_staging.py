@@ -19,6 +19,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
+from hopsgpu.data.position import Leg, Position
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
@@ -40,6 +41,7 @@ class Frame:
 class Told(NoDisplay):
     def __init__(self) -> None:
         self.states: list[tuple[str, str]] = []
+        self.boards: list[Board] = []
 
     def status(self, status: RunStatus) -> None:
         self.states.append((status.state, status.waiting_for))
@@ -87,6 +89,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
         plan = LaunchPlan(GangSpec("fit", workers=workers), workers, 1, shape, "q", {}, paths)
         application = cast(Site, SimpleNamespace(keeps_data=keeps))
         board = Board("fit-1", workers, 1, Shielded(told))
+        told.boards.append(board)
         return StagedData(datasets, plan, application, board, cancelled or threading.Event())
 
     return make
@@ -97,6 +100,36 @@ def test_without_data_nothing_is_done(feed: Make, home: Path, told: Told) -> Non
     with one.ready():
         assert one.parts == () and one.reference is None
     assert not told.states and not [*home.iterdir()]
+
+
+def test_the_next_world_has_shards_of_its_own(feed: Make) -> None:
+    one = feed({"train": Data(Frame(12), "keep"), "test": Frame(8)})
+    legs = {"train": (Leg(2, batches=3, size=1),)}
+    with one.ready():
+        digests = RankShards.load(one.parts[0]).position.digests
+        trained = Position(legs, digests).as_fields()
+        whole = [RankShards.load(part) for part in one.parts_for(2)]
+        assert whole == [RankShards.load(part) for part in one.parts]
+        assert not any(mine.rests for mine in whole)
+        parts = [RankShards.load(part) for part in one.parts_for(4, [trained, trained])]
+    assert [mine.ranks for mine in parts] == [4] * 4
+    assert [mine.shards["train"].num_rows for mine in parts] == [3] * 4
+    assert sum(mine.rests["train"].num_rows for mine in parts) == 12 - 2 * 3
+    assert [mine.shards["test"].num_rows for mine in parts] == [2] * 4
+    assert all("test" not in mine.rests for mine in parts)
+    assert feed(None).parts_for(3) == ()
+
+
+def test_other_data_than_the_checkpoints_begins_anew_and_is_told_of(feed: Make, told: Told) -> None:
+    one = feed({"train": Data(Frame(12), "keep"), "test": Frame(8)})
+    legs = {"train": (Leg(2, epoch=3, batches=3, size=1),)}
+    with one.ready():
+        digests = RankShards.load(one.parts[0]).position.digests
+        trained = Position(legs, {**digests, "train": "other"}).as_fields()
+        parts = [RankShards.load(part) for part in one.parts_for(2, [trained])]
+    assert all(mine.epochs["train"] == 0 and not mine.rests for mine in parts)
+    (warning,) = told.boards[0].warnings
+    assert warning.startswith("data.train (file://") and "is other data" in warning
 
 
 def test_what_is_written_is_dealt_told_of_and_removed(feed: Make, home: Path, told: Told) -> None:

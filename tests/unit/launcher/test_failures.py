@@ -311,12 +311,12 @@ def test_an_event_that_the_program_caused_blames_nobody() -> None:
 
 
 def test_what_is_tried_again() -> None:
-    assert may_retry(Fault.RANK, attempt=0, retries=1, code_too=False)
-    assert not may_retry(Fault.RANK, attempt=1, retries=1, code_too=False)
-    assert may_retry(Fault.INFRASTRUCTURE, attempt=2, retries=3, code_too=False)
-    assert not may_retry(Fault.CODE, attempt=0, retries=3, code_too=False)
-    assert may_retry(Fault.CODE, attempt=0, retries=3, code_too=True)
-    assert not may_retry(Fault.RANK, attempt=0, retries=0, code_too=True)
+    assert may_retry(Fault.RANK, retried=0, retries=1, code_too=False)
+    assert not may_retry(Fault.RANK, retried=1, retries=1, code_too=False)
+    assert may_retry(Fault.INFRASTRUCTURE, retried=2, retries=3, code_too=False)
+    assert not may_retry(Fault.CODE, retried=0, retries=3, code_too=False)
+    assert may_retry(Fault.CODE, retried=0, retries=3, code_too=True)
+    assert not may_retry(Fault.RANK, retried=0, retries=0, code_too=True)
 
 
 def test_a_rank_that_exits_shows_what_it_wrote_before_its_traceback() -> None:

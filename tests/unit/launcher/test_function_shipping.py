@@ -38,8 +38,9 @@ def test_what_does_not_travel_must_be_there() -> None:
 class Site:
     """A Site whose executors are known to lack something."""
 
-    def __init__(self, *lacks: str) -> None:
+    def __init__(self, *lacks: str, root: str = "hdfs:///user/ann/hopsgpu") -> None:
         self.lacks = lacks
+        self.root = root
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
         return tuple(name for name in modules if name in self.lacks)
@@ -60,6 +61,14 @@ def test_executors_are_asked_for_what_nothing_else_brings() -> None:
         ConfigError, match=r"a, which the executors' Python lacks: add it to python_env=p"
     ):
         asked(("a", "b"), packages, "a")
+
+
+def test_executors_need_the_library_of_the_store_that_has_the_runs() -> None:
+    site: Any = Site("s3fs", root="s3://bucket/hopsgpu")
+    with pytest.raises(ConfigError, match="on s3://bucket/hopsgpu, .* lacks s3fs: install it"):
+        modules_to_check((), None, site)
+    elsewhere: Any = Site("s3fs")
+    assert modules_to_check(("a",), None, elsewhere) == ("a",)
 
 
 def test_an_environment_with_its_own_python_has_all_or_is_refused() -> None:

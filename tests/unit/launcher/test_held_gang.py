@@ -40,7 +40,9 @@ def request(cancelled: threading.Event | None = None) -> Request:
 def keeper() -> Iterator[LeaseThread]:
     @contextlib.contextmanager
     def lease(asked: Any) -> Iterator[Any]:
-        yield SimpleNamespace(whole=lambda request: "the gang", is_whole=True, request=asked)
+        yield SimpleNamespace(
+            whole=lambda request: "the gang", is_whole=True, request=asked, executors=2
+        )
 
     keeper = LeaseThread(lease, None, request)
     keeper.start()

@@ -15,6 +15,7 @@ import pytest
 
 import hopsgpu
 from hopsgpu.errors import ConfigError
+from hopsgpu.launcher.options import LaunchOptions
 
 CALLS = [hopsgpu.launch, hopsgpu.submit, hopsgpu.plan]
 
@@ -165,8 +166,8 @@ def test_the_three_calls_have_the_designs_signature() -> None:
     assert names == [
         *("train_fn", "args", "kwargs", "workers", "gpus_per_worker", "cores_per_worker"),
         *("memory_per_worker", "parameter_servers", "placement", "gpu_type", "visible", "data"),
-        *("model", "name", "acquire_timeout", "run_timeout", "retries", "resume", "python_env"),
-        *("env_vars", "progress", "spark"),
+        *("model", "name", "acquire_timeout", "run_timeout", "idle_timeout", "retries", "resume"),
+        *("python_env", "env_vars", "progress", "spark"),
     ]
     for call in CALLS:
         signature = inspect.signature(call)
@@ -185,3 +186,63 @@ def test_a_gang_that_is_held_takes_an_environment(tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()
     with pytest.raises(ConfigError, match="no active SparkSession"):
         hopsgpu.hold(workers=1, python_env=tmp_path)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"workers": (2,)}, r"workers=\(2,\): must be an integer ≥ 1, or the smallest and the la"),
+        ({"workers": (1, 2, 3)}, r"workers=\(1, 2, 3\): must be an integer ≥ 1"),
+        ({"workers": (None, 2)}, r"workers=\(None, 2\): must be an integer ≥ 1"),
+        ({"workers": []}, r"workers=\[\]: must be an integer ≥ 1"),
+        ({"workers": (4, 2)}, r"workers=\(4, 2\): the smallest size comes first"),
+        ({"workers": ("1", 2)}, r"workers=\('1', 2\): must be an integer"),
+        ({"workers": (1, 2), "parameter_servers": 1}, "an elastic gang has no parameter servers"),
+        ({"workers": {1, 2}}, "workers={1, 2}: must be an integer"),
+    ],
+)
+def test_sizes_of_elastic_gangs(
+    call: Callable[..., Any], arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call(train, **arguments)
+
+
+@pytest.mark.parametrize("workers", [(2, 8), [2, 8]])
+def test_two_sizes_are_those_of_an_elastic_gang(workers: Any) -> None:
+    options = LaunchOptions(train_fn=train, workers=workers)
+    spec = options.gang_of(**options.of_run())
+    assert spec.is_elastic and (spec.least, spec.workers) == (2, 8)
+    assert LaunchOptions(train_fn=train, workers=3).world_sizes == (None, 3)
+
+
+def test_a_held_gang_has_one_size() -> None:
+    with pytest.raises(ConfigError, match=r"hold\(workers=\(1, 2\)\): a held gang has one size"):
+        hopsgpu.hold(workers=(1, 2))  # type: ignore[arg-type]
+
+
+def test_idle_gpus_are_bounded_by_a_duration() -> None:
+    options = LaunchOptions(train_fn=train, idle_timeout="30m")
+    assert options.gang_of(**options.of_run()).idle_timeout == 1800.0
+    options = LaunchOptions(train_fn=train)
+    assert options.gang_of(**options.of_run()).idle_timeout is None
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"idle_timeout": 0}, "idle_timeout=0: must be a duration above zero"),
+        ({"idle_timeout": "often"}, "idle_timeout='often': must be a duration"),
+        (
+            {"idle_timeout": "5m", "gpus_per_worker": 0},
+            "idle_timeout='5m' with gpus_per_worker=0: there is no GPU that could idle",
+        ),
+    ],
+)
+def test_an_idle_timeout_that_cannot_work(
+    call: Callable[..., Any], arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call(train, **arguments)

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
-from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.errors import Cancelled, GangTimeout, HopsGpuError
 from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.gang_result import GangResult
@@ -68,6 +69,9 @@ class Fit:
     def result(self) -> GangResult:
         return replace(self.active.board.result(), values=(4,))
 
+    def end_reason(self, error: BaseException) -> EndReason:
+        return reason_of_error(error)
+
     def result_of_failure(self, error: HopsGpuError) -> GangResult:
         return self.active.board.result()
 
@@ -90,6 +94,7 @@ def test_a_run_that_succeeds_has_its_record_and_the_rest_before_it_returns(tmp_p
     assert result.timeline.released is not None
     assert run.order == ["rest of a run that is releasing", "record of one that has succeeded"]
     assert (run.record["error"], run.record["data"]) == (None, {"data": {"rows": 7}})
+    assert run.record["reason"] == "succeeded"
     board = run.active.board
     assert (board.status().state, board.held) == ("succeeded", "its GPUs are back")
 
@@ -105,10 +110,15 @@ def test_who_does_not_wait_leaves_problems_to_the_owner_of_the_background_work(
 
 
 @pytest.mark.parametrize(
-    ("error", "state"), [(HopsGpuError("boom"), "failed"), (Cancelled("enough"), "cancelled")]
+    ("error", "state", "reason"),
+    [
+        (HopsGpuError("boom"), "failed", "other"),
+        (Cancelled("enough"), "cancelled", "cancelled"),
+        (GangTimeout("too late", granted=1, wanted=2), "failed", "not_granted"),
+    ],
 )
 def test_a_run_that_fails_has_its_record_too_and_its_result_so_far(
-    tmp_path: Path, error: HopsGpuError, state: str
+    tmp_path: Path, error: HopsGpuError, state: str, reason: str
 ) -> None:
     run = Fit(tmp_path / "fit-1", raising(error))
     with pytest.raises(type(error)) as caught:
@@ -116,6 +126,7 @@ def test_a_run_that_fails_has_its_record_too_and_its_result_so_far(
     assert caught.value.__notes__ == ["MLflow is away"]
     assert caught.value.result.timeline.released is not None
     assert (run.record["state"], run.record["error"]) == (state, str(error))
+    assert run.record["reason"] == reason
     assert run.active.board.status().state == state
 
 

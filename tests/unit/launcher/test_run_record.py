@@ -16,6 +16,7 @@ import pytest
 
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.runs import parse
+from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import Container, GangState, assign_ranks
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
@@ -65,6 +66,8 @@ def test_a_record_tells_all_but_secrets() -> None:
         ranks=((ended, True), (running, False)),
         logs={"logs/rank-0.log": 12},
         error="boom",
+        reason=EndReason.USER_ERROR,
+        aside={"node3": 2},
         details=RunDetails(
             data={"train": {"url": "hdfs://nn/x", "rows": 7}},
             python_env=PythonEnv(
@@ -82,6 +85,7 @@ def test_a_record_tells_all_but_secrets() -> None:
     assert found["data"] == {"train": {"url": "hdfs://nn/x", "rows": 7}}
     assert found["python_env"]["name"] == "requirements.txt"
     assert found["python_env"]["digest"] == "ab"
+    assert (found["reason"], found["aside"]) == ("user_error", {"node3": 2})
     assert found["warnings"] == ["slow"] and found["gpu_seconds"]["held"] == 12.5
     assert [
         (r["rank"], r["host"], r["pid"], r["exit_code"], r["ended"]) for r in found["ranks"]
@@ -210,6 +214,21 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
     assert until(lambda: not watch_threads(), SECONDS)
     assert recorded.told == told
     assert recorded.background.problems() == ()
+
+
+def test_a_record_tells_why_the_run_waited_when_it_waits_no_longer(
+    recorded: Recorded, often: None
+) -> None:
+    with recorded.recording.watching():
+        for why in ("0 of 4 GPUs free", "2 of 4 GPUs free"):
+            recorded.board.state(GangState.WAITING, why=why)
+            assert until(lambda why=why: recorded.told.get("waiting_for") == why, SECONDS)
+        recorded.board.state(GangState.GRANTED)
+        assert until(lambda: recorded.told["state"] == "granted", SECONDS)
+    waits = recorded.told["waits"]
+    assert recorded.told["waiting_for"] == ""
+    assert [wait["why"] for wait in waits] == ["0 of 4 GPUs free", "2 of 4 GPUs free"]
+    assert waits[0]["time"] <= waits[1]["time"] <= recorded.told["updated"]
 
 
 def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_the_end(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hopsgpu.core.gang import Container, GangState, assign_ranks
+from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import Timeline
 from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
 from hopsgpu.errors import HopsGpuError
@@ -147,3 +148,121 @@ def test_a_display_that_stopped_is_a_warning() -> None:
         "a warning",
         "the progress display stopped (OSError: the terminal is gone)",
     )
+
+
+def test_waiting_counts_in_all_attempts_and_while_it_lasts() -> None:
+    now = [100.0]
+    told = Board("fit-1", 2, 1, progress_of("off"), lambda: now[0])
+    assert told.waited == 0.0
+
+    def goes(at: float, *states: GangState) -> None:
+        now[0] = at
+        for state in states:
+            told.state(state)
+
+    goes(110.0, GangState.WAITING)
+    now[0] = 115.0
+    assert told.waited == 5.0
+    goes(120.0, GangState.WAITING)
+    goes(130.0, GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING)
+    now[0] = 200.0
+    assert told.waited == 20.0
+    told.retry()
+    goes(200.0, GangState.WAITING)
+    goes(207.0, GangState.RELEASING)
+    goes(300.0, GangState.FAILED)
+    assert told.waited == 27.0
+
+
+def test_what_ranks_lost_is_weighed_by_their_gpus() -> None:
+    ranks = RankTable(
+        assign_ranks([Container(n, f"c{n}", "node", "10.0.0.1", ("a", "b")) for n in (0, 1)], 2, 1)
+    )
+    ranks.blocked(0, 10.0, 1.0)
+    ranks.blocked(0, 12.0, 2.0)
+    ranks.unused(0, 30.0)
+    ranks.unused(3, 5.0)
+    ranks.blocked(3, 0.0, 8.0)
+    # A parameter server has no GPU.
+    ranks.blocked(4, 99.0, 99.0)
+    assert ranks.losses(2) == RankLosses(12.0, 10.0, 16.0)
+    assert ranks.losses(1) == RankLosses(6.0, 5.0, 8.0)
+
+
+class Run:
+    """A run of two ranks with a GPU each, by a clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.board = Board("fit-1", 2, 1, progress_of("off"), lambda: self.now)
+        self.ranks = two_ranks()
+
+    def at(self, now: float, *states: GangState) -> None:
+        self.now = now
+        for state in states:
+            self.board.state(state)
+
+    def starts(self, granted: float, started: float) -> None:
+        self.at(granted, GangState.GRANTED, GangState.READY, GangState.STARTING)
+        self.board.mark("granted")
+        self.ranks = two_ranks()
+        self.board.placed(self.ranks)
+        self.at(started, GangState.RUNNING)
+        self.board.mark("started")
+
+
+def test_gpu_seconds_have_parts_that_add_up_over_attempts() -> None:
+    run = Run()
+    run.at(100.0, GangState.WAITING)
+    run.board.arrived([105.0, 110.0])
+    run.starts(110.0, 116.0)
+    run.ranks.blocked(0, 4.0, 1.0)
+    run.ranks.unused(1, 3.0)
+    run.at(140.0)
+    run.board.mark("returned")
+    run.at(141.0)
+    run.board.retry()
+    first = run.board.result().gpu_seconds
+    assert (first.held, first.training, first.idle) == (36.0 + 31.0, 48.0, 19.0)
+    assert (first.starting, first.waiting_for_data, first.checkpointing) == (12.0, 4.0, 1.0)
+    run.at(141.0, GangState.WAITING)
+    run.starts(150.0, 151.0)
+    run.ranks.blocked(1, 10.0, 0.0)
+    run.at(171.0)
+    run.board.mark("returned")
+    run.at(173.0, GangState.RELEASING)
+    run.board.mark("released")
+    run.at(174.0, GangState.SUCCEEDED)
+    whole = run.board.result().gpu_seconds
+    assert whole.kinds() == {
+        "training": 88.0 - 18.0,
+        "waiting for data": 14.0,
+        "checkpointing": 1.0,
+        "unused": 3.0,
+        "publishing": 0.0,
+        "starting": 14.0,
+        "idle": whole.idle - 14.0,
+    }
+    assert sum(whole.kinds().values()) == pytest.approx(whole.held)
+    assert run.board.status().gpu_seconds == whole
+
+
+def test_a_run_that_ends_while_it_starts_was_starting() -> None:
+    timeline = Timeline(requested=0, granted=10, returned=22, released=25)
+    seconds = gpu_seconds(timeline, [5.0, 10.0], 2, now=99)
+    assert (seconds.starting, seconds.idle) == (12 * 4, (20 + 15) * 2)
+    assert gpu_seconds(replace(timeline, granted=None), [5.0], 2, now=99).starting == 0.0
+
+
+def test_a_status_has_gpu_seconds_that_are_a_second_old_at_most() -> None:
+    run = Run()
+    run.at(100.0, GangState.WAITING)
+    run.board.arrived([100.0])
+    run.at(110.0)
+    assert run.board.status().gpu_seconds.held == 10.0
+    run.at(110.9)
+    assert run.board.status().gpu_seconds.held == 10.0
+    run.at(111.0)
+    assert run.board.status().gpu_seconds.held == 11.0
+    run.at(111.5, GangState.RELEASING)
+    assert run.board.status().gpu_seconds.held == 11.5

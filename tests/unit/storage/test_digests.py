@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -42,9 +43,9 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """The second reader waits; once it does, the function has it go on in a moment."""
-    begun, go, read = threading.Event(), threading.Event(), os.pread
+    begun, go, read = threading.Event(), threading.Event(), os.preadv
 
-    def slow(*given: int) -> bytes:
+    def slow(*given: Any) -> int:
         begun.set()
         go.wait(30)
         return read(*given)
@@ -53,7 +54,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         assert begun.wait(30)
         threading.Timer(0.1, go.set).start()
 
-    monkeypatch.setattr(os, "pread", slow)
+    monkeypatch.setattr(os, "preadv", slow)
     return release
 
 
@@ -131,12 +132,12 @@ def test_an_upload_that_fails_leaves_no_reader(
 
 @pytest.mark.parametrize(
     ("of", "name", "error"),
-    [(os, "pread", OSError("the disk is gone")), (threading.Thread, "start", RuntimeError("no"))],
+    [(os, "preadv", OSError("the disk is gone")), (threading.Thread, "start", RuntimeError("no"))],
 )
 def test_without_a_second_reader_it_is_known_at_the_end(
     source: Path, monkeypatch: pytest.MonkeyPatch, of: object, name: str, error: Exception
 ) -> None:
-    def fail(*given: object) -> bytes:
+    def fail(*given: object) -> int:
         raise error
 
     monkeypatch.setattr(of, name, fail)
@@ -148,7 +149,7 @@ def test_without_a_second_reader_it_is_known_at_the_end(
 def test_nobody_who_asks_needs_no_second_reader(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(os, "pread")
+    monkeypatch.delattr(os, "preadv")
     reading = DigestingReader(source, None)
     assert b"".join(reading.blocks()) == source.read_bytes()
     assert reading.facts == facts_of(source.read_bytes())

@@ -322,3 +322,39 @@ def test_ten_thousand_trials_on_256_executors() -> None:
     assert simulation.used / simulation.held > 0.95
     # What is simulated takes two minutes and more; the bound is one core's for all of it.
     assert took < simulation.now, f"{took:.1f} s"
+
+
+def test_an_executor_gets_its_next_trial_early_while_enough_are_left_for_all() -> None:
+    there = ready(6, 2, ahead=1)
+    for key in range(2):
+        there.came(key, "node1", 0.0)
+    assert [start.slots[0].executor for start in begin(there)] == [0, 1, 0, 1]
+    assert there.decide(0.0).wanted == 2
+    there.left(0, TrialEnd.COMPLETE, 1.0)
+    # Two wait for two executors: each keeps one for when it has none.
+    assert not begin(there, 1.0)
+    there.left(2, TrialEnd.COMPLETE, 2.0)
+    assert [start.slots[0].executor for start in begin(there, 2.0)] == [0]
+
+
+def test_an_executor_without_a_trial_goes_although_another_has_one_ahead() -> None:
+    there = ready(3, 2, ahead=1)
+    there.came(0, "node1", 0.0)
+    assert len(begin(there)) == 2
+    there.came(1, "node1", 0.0)
+    assert len(begin(there)) == 1
+    there.left(2, TrialEnd.COMPLETE, 1.0)
+    decision = there.decide(1.0)
+    assert decision.release == (1,) and decision.wanted == 1
+
+
+def test_a_trial_fails_as_often_as_the_terms_allow_and_losses_count() -> None:
+    there = ready(1, 1, tries=3)
+    for number, how in enumerate([TrialEnd.FAILED, TrialEnd.LOST]):
+        there.came(number, "node1", 0.0)
+        begin(there)
+        assert there.left(0, how, 1.0) is TrialEnd.LOST
+        there.gone(number, 1.0)
+    there.came(9, "node1", 2.0)
+    begin(there)
+    assert there.left(0, TrialEnd.FAILED, 3.0) is TrialEnd.FAILED and there.failures == 1

@@ -6,6 +6,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import search_progress_of
 from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.search_board import SearchBoard
+from tests.unit.plans import plan
 
 
 def board() -> SearchBoard:
@@ -29,3 +30,9 @@ def test_a_trial_that_begins_late_does_not_have_a_search_run_again() -> None:
     told.state(GangState.RELEASING)
     told.runs(2e9)
     assert told.status().state == "releasing"
+
+
+def test_a_search_needs_the_executors_of_its_first_trials() -> None:
+    terms = SearchTerms(trials=9, most=8, least=2, workers=3, slots=2)
+    told = SearchBoard("s-1", terms, 1, "minimize", None, search_progress_of("off"))
+    assert told.least_executors(plan(executors=1)) == 3

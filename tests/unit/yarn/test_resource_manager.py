@@ -5,8 +5,6 @@ The answers are those of a real one, shortened; the cluster tests ask a real one
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import logging
 import ssl
@@ -18,10 +16,6 @@ from typing import Any
 
 import pytest
 import requests
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from hopsgpu.errors import CapacityError, ConfigError, HopsGpuError
 from hopsgpu.yarn.capacity import check_container, cores_per_gpu
@@ -29,6 +23,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import Amount
 from hopsgpu.yarn.rest_client import NoAnswer, NotUnderstood, get_json
 from hopsgpu.yarn.snapshot import Node
+from tests.private_certificate import private_certificate
 from tests.unit.rest import Daemon, serving
 
 NODES: dict[str, Any] = {"/ws/v1/cluster/nodes": {"nodes": None}}
@@ -247,28 +242,7 @@ def test_kerberos_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def private(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
     """A certificate that is its own authority, and a server's end of TLS with it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "private")])
-    now = datetime.datetime.now(datetime.UTC)
-    loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(loopback, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, both = tmp_path / "authority.pem", tmp_path / "server.pem"
-    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    plain = serialization.NoEncryption()
-    form = serialization.PrivateFormat.PKCS8
-    secret = key.private_bytes(serialization.Encoding.PEM, form, plain)
-    both.write_bytes(secret + pem.read_bytes())
+    pem, both = private_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(both)
     return pem, context

@@ -1,0 +1,479 @@
+"""hopsgpu's queue of gangs, driven by a simulated clock, and gangs of one size in it.
+
+Whose turn it is, who may pass whom, when a gang that does not fit asks all the same, when a part is
+given back, and what elastic gangs give are decided by `hopsgpu.core`; here is only what would be
+done by files on the lake and by YARN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import overload
+
+from benchmarks.simulation.world import Held, Record, World
+from hopsgpu.backends.spark.fit import containers_of
+from hopsgpu.core.gang import PART_SECONDS, Grants, Verdict, backoff_seconds, decide_acquire
+from hopsgpu.core.queue_policy import (
+    RENEW_SECONDS,
+    Bound,
+    Line,
+    Offer,
+    Own,
+    Probes,
+    Ticket,
+    count_passes,
+    decide_turn,
+    executors_given,
+    first_helped,
+    queue_tag,
+)
+from hopsgpu.core.spec import GangSpec
+from hopsgpu.yarn.demand import container_of
+from hopsgpu.yarn.resources import Amount
+from hopsgpu.yarn.snapshot import Snapshot
+
+_Standing = tuple[Ticket, str]
+
+
+class Place:
+    """A gang's place in the line.
+
+    Args:
+        queue: name of the gang's queue, who is also its user.
+        container: what each executor asks of YARN.
+        executors: number of executors that it asks for together.
+        grows: whether it stands behind all gangs.
+        take: is called when the gang has the turn, with whether it is a probe.
+
+    Attributes:
+        ticket: its ticket.
+        probes: when it asks although it does not seem to fit; from its first time in the line on.
+        record: the job, if its size-free wait is to be found out.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        container: Amount,
+        executors: int,
+        take: Callable[[bool], None],
+        *,
+        grows: bool = False,
+        record: Record | None = None,
+    ) -> None:
+        self.queue = queue
+        self.container = container
+        self.take = take
+        self.record = record
+        self.probes = Probes(float("inf"))
+        # Until it is seen to be first.
+        self.wakes = 0.0
+        self.before: Line | None = None
+        self.queues = (queue_tag(f"root.{queue}"), queue_tag("root"))
+        self.ticket = Ticket(
+            filed=0,
+            id="",
+            grows=grows,
+            executors=executors,
+            gpus=container.gpus,
+            queue=self.queues[0],
+            bound=Bound.NONE,
+            passed=0,
+            application="simulated",
+        )
+
+    @property
+    def kind(self) -> tuple[bool, int, int, str]:
+        """Return what the line's decisions tell gangs apart by, beside their order."""
+        return self.ticket.grows, self.ticket.executors, self.ticket.gpus, self.queue
+
+    @property
+    def own(self) -> Own:
+        """Return the gang as it looks at the line."""
+        return Own(self.ticket, self.queue, self.queues)
+
+
+class _Looked(Sequence[_Standing]):
+    """The tickets that stand in the line; each gang has a look when its ticket's turn comes.
+
+    So only tickets that a decision comes to are kept up to date. A ticket that is read by its index
+    tells its place alone.
+    """
+
+    def __init__(self, places: Sequence[Place], look: Callable[[Place], None]) -> None:
+        self._places = places
+        self._look = look
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> _Standing: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> _Looked: ...
+
+    def __getitem__(self, index: int | slice) -> _Standing | _Looked:
+        if isinstance(index, slice):
+            return _Looked(self._places[index], self._look)
+        place = self._places[index]
+        return place.ticket, place.queue
+
+    def __iter__(self) -> Iterator[_Standing]:
+        for place in self._places:
+            self._look(place)
+            yield place.ticket, place.queue
+
+
+class GangLine:
+    """The queue of gangs of a cluster.
+
+    Args:
+        world: the simulation.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cluster = world.cluster
+        world.changed = self.changed
+        self._numbers = itertools.count()
+        self._places: list[Place] = []
+        # What they stand by, for `count_passes`, which asks only who stands there.
+        self._standing: list[_Standing] = []
+        # The places of each kind, in order: the first of a kind speaks for the others.
+        self._kinds: dict[tuple[bool, int, int, str], list[Place]] = defaultdict(list)
+        self._generation = 0
+        self._asking: Place | None = None
+        self._line: Line | None = None
+        self._will_look = self._will_ask_back = False
+        # Gangs of several GPUs whose size-free wait is not known yet, by queue.
+        self._shadows: dict[str, list[Place]] = defaultdict(list)
+        self._offers: dict[str, tuple[Offer, str, Callable[[int], None]]] = {}
+        self.on_free: Callable[[], None] | None = None
+
+    def join(self, place: Place) -> None:
+        """Put a gang into the line, or back at the place where it was."""
+        if not place.ticket.id:
+            filed, number = int(1000 * self._world.clock.now), next(self._numbers)
+            place.ticket = dataclasses.replace(place.ticket, filed=filed, id=f"{number:08x}")
+            place.probes = Probes(self._world.clock.now)
+            if place.record is not None:
+                # Without limits of queues all of them wait for the same.
+                name = place.queue if self._cluster.has_queue_limits else ""
+                insort(self._shadows[name], place, key=_order)
+        place.before = None
+        index = bisect_left(self._places, _order(place), key=_order)
+        self._places.insert(index, place)
+        self._standing.insert(index, (place.ticket, place.queue))
+        insort(self._kinds[place.kind], place, key=_order)
+        self._line = None
+        place.probes.looked(self._world.clock.now, is_behind=self._places[0] is not place)
+        self.changed()
+
+    def leave(self, place: Place) -> None:
+        """Take a gang out of the line."""
+        if place is self._asking:
+            self.give_back()
+            return
+        for places in (self._places, self._kinds[place.kind]):
+            index = bisect_left(places, _order(place), key=_order)
+            if index < len(places) and places[index] is place:
+                del places[index]
+                if places is self._places:
+                    del self._standing[index]
+        self._line = None
+        self.changed()
+
+    def give_back(self) -> None:
+        """Give the turn back."""
+        self._asking = self.on_free = None
+        self._generation += 1
+        self.changed()
+
+    def changed(self) -> None:
+        """Have gangs look at the line, because it or the cluster has changed."""
+        if self.on_free is not None:
+            self.on_free()
+        if not self._will_look and self._places:
+            self._will_look = True
+            self._world.clock.after(self._world.costs.look, self._look_at_line)
+        if not self._will_ask_back and self._offers:
+            self._will_ask_back = True
+            self._world.clock.after(RENEW_SECONDS / 2, self._ask_back)
+
+    def _look_at_line(self) -> None:
+        self._will_look = False
+        self._find_size_free_waits()
+        if self._asking is not None:
+            # No gang takes a turn that another one has.
+            return
+        now = self._world.clock.now
+        for place in self._firsts():
+            self._see_bound(place)
+            fits = place.ticket.bound is Bound.NONE
+            if not fits and place is not self._places[0] and not self._cluster.has_queue_limits:
+                # It cannot pass those ahead.
+                place.probes.looked(now, is_behind=True)
+                continue
+            probe = place.probes.is_due(place.ticket.bound, now)
+            view = self._view()
+            turn = decide_turn(place.own, view, self._cluster.node_gpus, probe)
+            self._note_place(place, turn.is_behind)
+            if turn.take and (fits or place.probes.is_due(place.ticket.bound, now)):
+                self.leave(place)
+                place.ticket = dataclasses.replace(place.ticket, turns=place.ticket.turns + 1)
+                self._generation, self._asking = view.next_generation, place
+                if probe:
+                    place.probes.made(now)
+                place.take(probe)
+                return
+
+    def _note_place(self, place: Place, is_behind: bool | None) -> None:
+        """Record whether a gang is behind others."""
+        now = self._world.clock.now
+        place.probes.looked(now, is_behind=is_behind)
+        waits = not is_behind and place.ticket.bound is not Bound.NONE
+        if waits and place.wakes < place.probes.next:
+            place.wakes = place.probes.next
+            self._world.clock.at(place.wakes, self.changed)
+
+    def _firsts(self) -> list[Place]:
+        """Return the first place of each kind, in order.
+
+        A later one of the same kind may not take the turn if the first may not: what blocks the
+        first is ahead of both.
+        """
+        return sorted((places[0] for places in self._kinds.values() if places), key=_order)
+
+    def _look(self, place: Place) -> None:
+        """Have a gang see its bound and how often it was passed, as its own look does."""
+        self._see_bound(place)
+        before = place.before
+        if before is None:
+            place.before = self._present()
+        elif before.generation != self._generation:
+            place.before = self._present()
+            place.ticket = count_passes(place.ticket, before, place.before)
+
+    def _see_bound(self, place: Place) -> None:
+        ticket = place.ticket
+        bound = self._cluster.bound(place.container, ticket.executors, place.queue)
+        if bound is not ticket.bound:
+            place.ticket = dataclasses.replace(ticket, bound=bound)
+
+    def _view(self) -> Line:
+        return Line(_Looked(self._places, self._look), self._generation, None)
+
+    def _present(self) -> Line:
+        """Return who stands in the line, whatever their bounds."""
+        if self._line is None or self._line.generation != self._generation:
+            self._line = Line(tuple(self._standing), self._generation, None)
+        return self._line
+
+    def _find_size_free_waits(self) -> None:
+        """Grant jobs of 1 GPU in the mind: such a job stands where a gang does, and takes nothing.
+
+        It does not wait for the turn of another gang, either.
+        """
+        for shadows in self._shadows.values():
+            while shadows and self._cluster.free:
+                place = shadows[0]
+                record = place.record
+                if record is None or record.granted is not None:
+                    del shadows[0]
+                    continue
+                container = _one_gpu(place.container)
+                if self._cluster.bound(container, 1, place.queue) is not Bound.NONE:
+                    break
+                one = dataclasses.replace(place.ticket, executors=1, gpus=1, bound=Bound.NONE)
+                own = dataclasses.replace(place.own, ticket=one)
+                if not decide_turn(own, self._view(), self._cluster.node_gpus, False).take:
+                    break
+                record.size_free = self._world.clock.now - record.job.submitted
+                del shadows[0]
+
+    def offer(self, offer: Offer, queue: str, asked: Callable[[int], None]) -> None:
+        """Put up what an elastic gang has above its minimum; 0 executors withdraw it.
+
+        Args:
+            offer: the offer.
+            queue: name of its queue.
+            asked: is called with the number of executors that waiting gangs need of it.
+        """
+        before = self._offers.get(offer.id)
+        if before is not None and before[0] == offer:
+            return
+        if offer.executors:
+            self._offers[offer.id] = offer, queue, asked
+        elif before is not None:
+            del self._offers[offer.id]
+        else:
+            return
+        self.changed()
+
+    def _ask_back(self) -> None:
+        self._will_ask_back = False
+        view, free = self._view(), self._cluster.free
+        offers = [offer for offer, _, _ in self._offers.values()]
+        given: dict[str, Mapping[str, int]] = {}
+        helped: dict[str, Ticket | None] = {}
+        for offer, queue, asked in list(self._offers.values()):
+            if queue not in helped:
+                chain = (queue_tag(f"root.{queue}"), queue_tag("root"))
+                helped[queue] = first_helped(view, queue, chain)
+            first = helped[queue]
+            if first is None:
+                asked(0)
+                continue
+            if first.id not in given:
+                given[first.id] = executors_given(first, offers, free)
+            asked(given[first.id].get(offer.id, 0))
+
+    def took(self, place: Place, whole: bool, on_free: Callable[[], None]) -> None:
+        """Record what YARN granted to the gang that has the turn.
+
+        Args:
+            place: the gang's.
+            whole: whether that is all: the turn is passed on.
+            on_free: is called when GPUs have become free, as long as the gang has the turn.
+        """
+        if not whole:
+            self.on_free = on_free
+            return
+        self.on_free = None
+        self._world.clock.after(self._world.costs.turn, lambda: self._passed_on(place))
+
+    def _passed_on(self, place: Place) -> None:
+        if self._asking is place:
+            self.give_back()
+
+
+def _order(place: Place) -> tuple[bool, int, str]:
+    return place.ticket.order
+
+
+def _one_gpu(container: Amount) -> Amount:
+    gpus = container.gpus
+    return Amount(1, container.cores // gpus, container.memory_mib // gpus)
+
+
+def containers_for(
+    snapshot: Snapshot, gpus: int, least: int | None = None, *, placement: str | None = "pack"
+) -> tuple[Amount, int]:
+    """Return the container of a gang of so many ranks of 1 GPU, and its ranks.
+
+    Args:
+        snapshot: the idle cluster.
+        gpus: number of ranks.
+        least: smallest number of ranks of an elastic gang, which divides the largest.
+        placement: "pack", or None for containers of one rank.
+    """
+    spec = GangSpec("replay", workers=least or gpus, placement=placement)
+    ranks, shape = containers_of(spec, snapshot)
+    return container_of(shape), ranks
+
+
+class FixedGang:
+    """A job of one size, as `launch(workers=n, placement="pack", acquire_timeout=None)`.
+
+    Args:
+        world: the simulation.
+        line: the line.
+        record: the job.
+        container: what each executor asks of YARN.
+        executors: number of executors.
+    """
+
+    def __init__(
+        self, world: World, line: GangLine, record: Record, container: Amount, executors: int
+    ) -> None:
+        self._world = world
+        self._line = line
+        self._record = record
+        self._container = container
+        self._executors = executors
+        self._held: list[Held] = []
+        self._is_asking = False
+        self._since = 0.0
+        job = record.job
+        self._place = Place(
+            job.cluster, container, executors, self._take, record=record if job.gpus > 1 else None
+        )
+
+    def submit(self) -> None:
+        """Join the line."""
+        self._line.join(self._place)
+
+    def _take(self, probe: bool) -> None:
+        self._is_asking = True
+        self._since = self._world.clock.now
+        self._world.clock.after(PART_SECONDS, self._check)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Take what YARN grants of the missing executors."""
+        world = self._world
+        missing = self._executors - len(self._held)
+        granted = world.grant(self._record, self._container, missing)
+        self._held += granted
+        if granted and len(self._held) < self._executors:
+            self._since = world.clock.now
+            world.clock.after(PART_SECONDS, self._check)
+        whole = len(self._held) == self._executors
+        self._line.took(self._place, whole, self._ask)
+        if whole:
+            self._start()
+
+    def _check(self) -> None:
+        """Go on waiting for the missing executors, or give back what is there."""
+        if not self._is_asking:
+            return
+        allotted = len(self._held)
+        verdict = decide_acquire(
+            Grants(allotted=allotted, since=self._since),
+            wanted=self._executors,
+            deadline=None,
+            now=self._world.clock.now,
+        )
+        if verdict is not Verdict.GIVE_BACK:
+            return
+        world, held = self._world, self._held
+        now = world.clock.now
+        self._record.lost["a part"] += sum(
+            one.placed.gpus * (now - one.since + world.costs.release) for one in held
+        )
+        world.release(held, world.costs.release)
+        self._held, self._is_asking = [], False
+        self._record.given_back += 1
+        self._line.on_free = None
+        wait = backoff_seconds(self._record.given_back, world.chance.random())
+        world.clock.after(world.costs.release, self._line.give_back)
+        world.clock.after(world.costs.release + wait, self.submit)
+
+    def _start(self) -> None:
+        self._is_asking = False
+        record, world = self._record, self._world
+        clock, costs = world.clock, world.costs
+        record.granted = clock.now
+        if record.size_free is None:
+            record.size_free = record.waited
+        gpus, seconds = record.job.gpus, record.job.seconds
+        record.lost["start"] += gpus * costs.start
+        record.lost["a part"] += sum(
+            one.placed.gpus * (clock.now - one.since) for one in self._held
+        )
+        clock.after(costs.start + seconds, self._return)
+
+    def _return(self) -> None:
+        record, costs = self._record, self._world.costs
+        gpus = record.job.gpus
+        record.ended = self._world.clock.now
+        record.trained = gpus * record.job.seconds
+        record.lost["release"] += gpus * costs.release
+        record.lost["tail"] += gpus * costs.tail
+        self._world.release(self._held, costs.tail + costs.release)
+        self._held = []

@@ -1,0 +1,52 @@
+"""Models and versions as readers list them: what cannot be read is named, and hides nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.errors import HopsGpuError
+
+if TYPE_CHECKING:
+    from hopsgpu.artifacts.models import ModelStore, ModelVersion
+
+
+def listed(store: ModelStore, name: str) -> dict[str, Any]:
+    """Return the entry of a model in a list: name, versions, tags, and any problem."""
+    entry: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
+    try:
+        entry["versions"] = [version.version for version in store.versions(name)]
+        entry["tags"] = store.tags(name)
+    except HopsGpuError as error:  # one that is damaged does not hide the others
+        entry["problem"] = str(error)
+    return entry
+
+
+def tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
+    """Return a model's tags, and why they cannot be read, or ""."""
+    try:
+        return store.tags(name), ""
+    except HopsGpuError as error:  # a damaged one hides no version
+        return {}, str(error)
+
+
+def tags_at(tags: dict[str, int], version: int) -> list[str]:
+    """Return the tags of a model that point at a version."""
+    return sorted(tag for tag, number in tags.items() if number == version)
+
+
+def entry_of(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
+    """Return the entry of a version in a list."""
+    try:
+        manifest = version.manifest
+    except HopsGpuError as error:
+        return {"version": version.version, "url": version.url, "problem": str(error)}
+    return {
+        "version": version.version,
+        "url": version.url,
+        "time": manifest.get("time"),
+        "files": len(manifest["files"]),
+        "bytes": sum(facts["bytes"] for facts in manifest["files"].values()),
+        "tags": tags_at(tags, version.version),
+        "run_id": manifest.get("run_id"),
+        "metrics": manifest.get("metrics"),
+    }

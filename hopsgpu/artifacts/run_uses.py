@@ -1,0 +1,417 @@
+"""The GPU time of runs, read from their records, and kept for runs that were removed.
+
+`<root>/usage/` has files of lines, each the JSON of one run. `UsageFiles.keep` writes new files
+whole, before the runs are removed, and nothing ever changes them. So a removal that is killed loses
+no run; a run that is in several files, or in a file and in `<root>/runs/` still, counts once. A
+held gang has a file of its own, with the time between its launches, which no run's record has.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import datetime
+import json
+import logging
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hopsgpu.artifacts.runs import LARGEST_RECORD, LOST, READERS, RUNS, RunRecord, RunStore
+from hopsgpu.core.gpu_use import Points, UsePoint, points_of_phases
+from hopsgpu.core.run_values import GpuSeconds
+from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, SUCCEEDED, RunUse
+from hopsgpu.errors import HopsGpuError, StoreError
+from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
+from hopsgpu.storage.lake import Lake, Status, is_draft
+from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
+
+_DIRECTORY = "usage"
+_SUFFIX = ".jsonl"
+_HELD = "held-"
+_TAKEN = "taken-"
+_LISTINGS = 3
+_SCHEMA = 1
+# The GPU seconds that the oldest records have too.
+_SUMS = ("held", "training", "publishing", "idle")
+_STATES = (SUCCEEDED, FAILED, CANCELLED, LOST, ACTIVE, HELD)
+# How far the clocks of a driver, the lake and a reader may be apart.
+_CLOCKS_SECONDS = 3600.0
+# The year 5138; a larger number is no time in seconds.
+_LATEST = 1e11
+
+
+def use_of(record: RunRecord, now: float) -> RunUse:
+    """Return the GPU time of a run.
+
+    Args:
+        record: the run's record.
+        now: seconds since the epoch.
+
+    Raises:
+        StoreError: the record has no GPU seconds, or others than numbers.
+    """
+    content = record.content
+    try:
+        recorded = content.get("use")
+        points = _old_points(record) if recorded is None else _points(recorded)
+        return RunUse(
+            run_id=record.run_id,
+            name=record.name,
+            user=record.user,
+            queue=str(content.get("queue") or ""),
+            state=ACTIVE if record.goes_on(now) else record.state_at(now),
+            points=points,
+            estimated=recorded is None,
+        )
+    except ODD_JSON as error:
+        raise StoreError(
+            f"the record of {record.run_id} says nothing about its GPU seconds"
+            f" ({type(error).__name__}: {error}); another version of hopsgpu may have written it",
+            kind="damaged",
+        ) from error
+
+
+def _points(listed: Sequence[Mapping[str, Any]]) -> Points:
+    points = tuple(UsePoint(**{name: _number(value) for name, value in p.items()}) for p in listed)
+    times = [point.time for point in points]
+    if not times or times != sorted(times) or times[-1] > _LATEST:
+        raise ValueError(f"{times!r:.99} are no times in order")
+    return points
+
+
+def _old_points(record: RunRecord) -> Points:
+    content = record.content
+    known = {name: _number(content["gpu_seconds"][name]) for name in _SUMS}
+    spec = content["spec"]
+    least = spec.get("least_workers") or spec["workers"]
+    gpus = round(record.gpus * least / spec["workers"])
+    points = points_of_phases(record.timeline, GpuSeconds(**known), gpus, record.updated)
+    return _points([asdict(point) for point in points])
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise ValueError(f"{value!r:.99} is not a number ≥ 0")
+    return float(value)
+
+
+def _line(run: RunUse) -> str:
+    """Return the line that is kept of a run: JSON, schema 1."""
+    fields = asdict(run) | {"points": [point.rounded() for point in run.points]}
+    return json.dumps({"schema": _SCHEMA, **fields}, allow_nan=False)
+
+
+def _run_of(line: str) -> RunUse:
+    """Return the run of a line."""
+    fields = json.loads(line)
+    if fields["schema"] != _SCHEMA or fields["state"] not in _STATES:
+        raise ValueError(f"schema {fields['schema']!r:.99}, state {fields['state']!r:.99}")
+    texts = {name: fields[name] for name in ("run_id", "name", "user", "queue", "state")}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise TypeError("a name is not a string")
+    return RunUse(
+        **texts, points=_points(fields["points"]), estimated=bool(fields.get("estimated"))
+    )
+
+
+def _contents(runs: Sequence[RunUse]) -> Iterator[bytes]:
+    """Yield the lines of runs in parts, each of which readers accept as a file."""
+    part: list[bytes] = []
+    size = 0
+    for run in runs:
+        line = f"{_line(run)}\n".encode()
+        if part and size + len(line) > LARGEST_RECORD:
+            yield b"".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += len(line)
+    yield b"".join(part)
+
+
+class UsageFiles:
+    """The files of a root with the GPU time of removed runs, and of held gangs between launches.
+
+    Args:
+        root: the root on the lake.
+    """
+
+    def __init__(self, root: Lake) -> None:
+        self._root = root
+        self._directory = root / _DIRECTORY
+
+    def keep(self, runs: Sequence[RunUse], now: float) -> None:
+        """Keep what usage needs to know of runs that are to be removed next.
+
+        Args:
+            runs: the runs; of a run that is kept twice one counts.
+            now: seconds since the epoch.
+
+        Raises:
+            StoreError: the lake refused; then the runs must stay.
+        """
+        if not runs:
+            return
+        self._make()
+        moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
+        for content in _contents(runs):
+            # No two removals write one file.
+            name = f"removed-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}{_SUFFIX}"
+            (self._directory / name).replace(content)
+            log.info("keeps the GPU time of removed runs in %s/%s", self._directory.url, name)
+
+    def write_held(self, gang: RunUse) -> None:
+        """Write the GPU time of a held gang until now, in the place of what was written before.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        self._make()
+        (self._directory / f"{_HELD}{gang.run_id}{_SUFFIX}").replace(f"{_line(gang)}\n".encode())
+
+    def _make(self) -> None:
+        """Create the directory with the permissions of that of runs, if it is not there.
+
+        On a root of several users, who may write runs may write here too.
+        """
+        if self._directory.exists():
+            return
+        self._directory.make()
+        # Another user's driver may have made it meanwhile, and does this itself.
+        with contextlib.suppress(StoreError):
+            self._directory.share((self._root / RUNS).stat().mode)
+
+    def held(self) -> tuple[Status, ...]:
+        """Return the status of the file of each held gang.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        return tuple(entry for entry in self._entries() if entry.name.startswith(_HELD))
+
+    def gang(self, name: str) -> RunUse:
+        """Return the held gang whose file has this name.
+
+        Raises:
+            StoreError: the lake refused, the file was removed, or it has something else.
+        """
+        for one in self._read(name):
+            if isinstance(one, StoreError):
+                raise one
+            return one
+        raise StoreError(f"{(self._directory / name).url} is empty", "damaged")
+
+    def take_held(self, before: float) -> tuple[Sequence[RunUse], Sequence[Lake]]:
+        """Return the held gangs whose files did not change since, and the files to remove.
+
+        The files get other names first, under which they still count. So a gang whose file is taken
+        while a long launch uses it writes a new one, which is not removed, and counts instead; and
+        of two removals one gets the file.
+
+        Args:
+            before: seconds since the epoch, by the file system's clock.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        gangs: list[RunUse] = []
+        files = []
+        for entry in self._entries():
+            if entry.name.startswith((_HELD, _TAKEN)) and entry.modified < before * 1000:
+                name = self._take(entry.name) if entry.name.startswith(_HELD) else entry.name
+                read = [] if name is None else list(self._read(name))
+                found = [one for one in read if isinstance(one, RunUse)]
+                if found and len(found) == len(read):
+                    gangs += found
+                    files.append(self._directory / str(name))
+        return gangs, files
+
+    def _take(self, name: str) -> str | None:
+        """Give a file a name of which no other removal knows, if there are renames.
+
+        Without them, a gang that writes its file before it is removed writes it anew: each time it
+        writes all of its GPU time.
+
+        Returns:
+            The name; None if the file is gone, or if it is another user's, who alone may rename it.
+        """
+        if self._directory.is_object_store:
+            return name
+        taken = f"{_TAKEN}{secrets.token_hex(4)}-{name}"
+        try:
+            (self._directory / name).rename(self._directory / taken)
+        except StoreError as error:
+            if error.kind in (ABSENT, PERMISSION):
+                return None
+            raise
+        return taken
+
+    def read(self, since: float | None) -> Iterator[RunUse | StoreError]:
+        """Yield the kept runs, and an error for each file of which a part cannot be read.
+
+        Args:
+            since: leaves out files that were written before, in seconds since the epoch.
+        """
+        least = 0.0 if since is None else since * 1000
+        seen: set[str] = set()
+        # A removal that is at work moves lines from some files into another.
+        for tries_left in reversed(range(_LISTINGS)):
+            try:
+                entries = self._entries()
+            except StoreError as error:
+                yield error
+                return
+            moved = False
+            for entry in entries:
+                if entry.name in seen or entry.modified < least:
+                    continue
+                seen.add(entry.name)
+                for one in self._read(entry.name):
+                    if tries_left and isinstance(one, StoreError) and one.kind == ABSENT:
+                        moved = True
+                    else:
+                        yield one
+            if not moved:
+                return
+
+    def _entries(self) -> Sequence[Status]:
+        """Return the status of each file of runs."""
+        try:
+            entries = self._directory.entries()
+        except StoreError as error:
+            if error.kind == ABSENT:
+                return ()
+            raise
+        return [e for e in entries if e.name.endswith(_SUFFIX) and not is_draft(e.name)]
+
+    def _read(self, name: str) -> Iterator[RunUse | StoreError]:
+        file = self._directory / name
+        try:
+            # Other users write here too.
+            lines = file.read(LARGEST_RECORD).decode(errors="replace").splitlines()
+        except StoreError as error:
+            yield error
+            return
+        bad = []
+        for number, line in enumerate(lines, 1):
+            try:
+                yield _run_of(line)
+            except ODD_JSON as error:
+                bad.append(f"line {number}: {type(error).__name__}: {error}")
+        if bad:
+            more = f" (and {counted(len(bad) - 1, 'more line')})" if bad[1:] else ""
+            yield StoreError(f"{file.url} has lines that are no runs: {bad[0]}{more}", "damaged")
+
+
+def keep_before_removal(
+    root: Lake, runs: Sequence[RunRecord], older_than: float | None, now: float
+) -> Sequence[str]:
+    """Keep the GPU time of runs that are to be removed next.
+
+    The files of held gangs that have ended become a part of the same file, so that the lake has few
+    small ones.
+
+    Args:
+        root: the root of the runs.
+        runs: records of the runs.
+        older_than: for how long the file of a held gang must not have changed, in seconds; at least
+            an hour.
+        now: seconds since the epoch.
+
+    Returns:
+        Why the GPU time of some runs is unknown.
+
+    Raises:
+        StoreError: the lake refused; then the runs must stay.
+    """
+    files, problems = UsageFiles(root), []
+    gangs, merged = files.take_held(now - max(older_than or 0.0, _CLOCKS_SECONDS))
+    uses = list(gangs)
+    for record in runs:
+        try:
+            uses.append(use_of(record, now))
+        except StoreError as error:
+            problems.append(str(error))
+    files.keep(uses, now)
+    for file in merged:
+        file.remove()
+    return problems
+
+
+@dataclass(frozen=True)
+class RunUses:
+    """The GPU time of the runs below some roots.
+
+    Attributes:
+        runs: the runs; one that is being removed may be there twice.
+        problems: what could not be read, and why; each once.
+    """
+
+    runs: tuple[RunUse, ...]
+    problems: tuple[str, ...]
+
+
+def read_uses(roots: Sequence[Lake], since: float | None, now: float) -> RunUses:
+    """Return the GPU time of the runs below roots, removed ones included.
+
+    Records are read in parallel, and nothing is kept of them but the GPU time. Runs whose
+    directories did not change in the period, nor in the hour before it, are not read.
+
+    Args:
+        roots: the roots; of one that does not exist there are no runs.
+        since: begin of the period, in seconds since the epoch; None for all runs.
+        now: seconds since the epoch.
+
+    Raises:
+        StoreError: the lake cannot be reached.
+    """
+    least = None if since is None else since - _CLOCKS_SECONDS
+    roots = [root.with_client() for root in roots]
+    with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+        listings = list(pool.map(lambda root: _list(_store(root), least), roots))
+        problems = [ids for ids in listings if isinstance(ids, str)]
+        readable = [
+            (root, ids)
+            for root, ids in zip(roots, listings, strict=True)
+            if not isinstance(ids, str)
+        ]
+        named = [(_store(root), run_id) for root, ids in readable for run_id in ids]
+        read = list(pool.map(lambda run: _use_in(run[0], run[1], now), named))
+        kept = pool.map(lambda pair: list(UsageFiles(pair[0]).read(least)), readable)
+        removed = [one for some in kept for one in some]
+    runs = [one for one in (*read, *removed) if isinstance(one, RunUse)]
+    # A removal that was killed may leave a directory without a record, of a run that is kept.
+    known = {run.run_id for run in runs}
+    for (_, run_id), one in zip(named, read, strict=True):
+        if isinstance(one, StoreError) and run_id not in known:
+            problems.append(f"{run_id}: {one}")
+    problems += [str(one) for one in removed if isinstance(one, StoreError)]
+    return RunUses(tuple(runs), tuple(dict.fromkeys(problems)))
+
+
+def _store(root: Lake) -> RunStore:
+    """Return the runs below a root, of any user; records that are too large are not read."""
+    return RunStore(root, LARGEST_RECORD)
+
+
+def _list(store: RunStore, since: float | None) -> tuple[str, ...] | str:
+    """Return the ids of a root's runs, or why they cannot be listed."""
+    try:
+        return store.ids(since)
+    except HopsGpuError as error:
+        return str(error)
+
+
+def _use_in(store: RunStore, run_id: str, now: float) -> RunUse | StoreError:
+    """Return the GPU time of a run, or why its record cannot be read."""
+    stored = store.stored(run_id)
+    if stored.record is None:
+        return StoreError(stored.problem, stored.kind)
+    try:
+        return use_of(stored.record, now)
+    except StoreError as error:
+        return error

@@ -1,0 +1,352 @@
+"""How uploaded files become a version, and how a version ends: in one step for all readers.
+
+Where directories can be renamed (HDFS, a local file system), a version is one strict rename:
+
+    <root>/<name>/_staging/<id>/<rank>/    the files of one part
+    <root>/<name>/_claims/<n>              an empty file: the number n is taken, permanently
+    <root>/<name>/<n>/                     a version, made by the rename
+
+An object store has no rename. There a version exists once its manifest does:
+
+    <root>/<name>/_claims/<n>              as above; claimed before the upload
+    <root>/<name>/<n>/                     the files of all parts, and no version yet
+    <root>/<name>/<n>/manifest.json        the commit file, put there only if there is none
+
+An empty `manifest.json` stands for no version: whoever removes an unfinished upload or a version
+puts it there first, so that nobody commits what is being removed.
+
+Before that step there is no version, and after it there is the complete version, whichever process
+is killed. A number is claimed by exclusive creation of its claim. Claims stay, so no number is used
+twice.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hopsgpu.artifacts import manifest
+from hopsgpu.artifacts.versions import CLAIMS, STAGING, is_version, numbers
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.digests import FileFacts
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, UNREACHABLE
+from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
+
+_RENAMES_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Merged:
+    """How the parts of several ranks become one directory.
+
+    Attributes:
+        files: files of all parts, by path.
+        base: the rank whose part becomes the version.
+        moves: for each path that is moved into that part, the rank whose part has the file.
+    """
+
+    files: Mapping[str, FileFacts]
+    base: int
+    moves: Mapping[str, int]
+
+
+class VersionCommit(Protocol):
+    """A way in which versions of a model come and go."""
+
+    def begin(self, home: Lake) -> tuple[Lake, int]:
+        """Return the place of a new upload, and the lake's time in milliseconds since the epoch."""
+
+    def home(self, staging: Lake) -> Lake:
+        """Return the directory of the model that an upload is for."""
+
+    def part(self, staging: Lake, rank: int) -> Lake:
+        """Return the directory for a rank's part of an upload."""
+
+    def commit(
+        self,
+        staging: Lake,
+        merged: Merged,
+        written: Callable[[int], bytes],
+        close: Callable[[], None],
+    ) -> int:
+        """Make an upload a version, and return its number.
+
+        Args:
+            staging: place of the upload.
+            merged: its files.
+            written: returns the content of the manifest for a number.
+            close: returns once all files are uploaded.
+
+        Raises:
+            StoreError: the lake refused the operation, or the upload is no longer complete.
+        """
+
+    def withdraw(self, home: Lake, number: int, check: Callable[[], None]) -> None:
+        """Hide a version from everybody at once, and remove it unless a check then refuses.
+
+        Args:
+            home: directory of the model.
+            number: number of the version.
+            check: called while the version is hidden. If it raises StoreError, the version comes
+                back.
+
+        Raises:
+            StoreError: what the check raised; the lake refused the operation; or the version
+                cannot come back (kind "exists").
+        """
+
+    def abandon(self, staging: Lake) -> bool:
+        """Remove the caller's own upload; return False, and do nothing, if it is a version.
+
+        Raises:
+            StoreError: the lake refused the operation.
+        """
+
+    def discard(self, home: Lake, place: Lake) -> bool:
+        """Remove an upload that nobody goes on with, out of everybody's way in one step.
+
+        Returns:
+            False, and nothing was removed, if somebody has made it a version meanwhile.
+
+        Raises:
+            StoreError: the lake refused the operation.
+        """
+
+
+def commit_of(place: Lake) -> VersionCommit:
+    """Return the way of the lake that a place is on."""
+    return _ByManifest() if place.is_object_store else _ByRename()
+
+
+def claim(home: Lake) -> int:
+    """Claim the model's next number for the caller, permanently.
+
+    If several callers do so at once, each gets a number of its own.
+
+    Args:
+        home: directory of the model.
+
+    Raises:
+        StoreError: the lake refused the operation.
+    """
+    claims = home / CLAIMS
+    claims.make()
+    number = max((*numbers(claims.names()), *numbers(home.names())), default=0)
+    while True:
+        number += 1
+        if (claims / str(number)).create():
+            log.debug("claimed version %d of %s", number, home.url)
+            return number
+        log.info("another publisher has claimed version %d of %s", number, home.url)
+
+
+def discard_by_rename(home: Lake, place: Lake) -> None:
+    """Remove a directory: rename it out of everybody's way in one step, then delete it.
+
+    Raises:
+        StoreError: the lake refused the operation.
+    """
+    (home / STAGING).make()
+    aside = home / STAGING / uuid.uuid4().hex
+    place.rename(aside)
+    aside.remove()
+
+
+class _ByRename:
+    def begin(self, home: Lake) -> tuple[Lake, int]:
+        staging = home / STAGING / uuid.uuid4().hex
+        staging.make()
+        # The modification time of the new directory is the lake's own time.
+        return staging, staging.stat().modified
+
+    def home(self, staging: Lake) -> Lake:
+        return staging.above.above
+
+    def part(self, staging: Lake, rank: int) -> Lake:
+        return staging / str(rank)
+
+    def commit(
+        self,
+        staging: Lake,
+        merged: Merged,
+        written: Callable[[int], bytes],
+        close: Callable[[], None],
+    ) -> int:
+        home, base = self.home(staging), self.part(staging, merged.base)
+        self._gather(staging, base, merged.moves)
+        while True:
+            number = claim(home)
+            content = written(number)
+            (base / manifest.FILE).write(content)
+            close()
+            if _renamed(base, home / str(number), content):
+                break
+            log.info("%s/%d exists already: claims another number", home.url, number)
+        with contextlib.suppress(StoreError):  # the version exists; a sweep removes the rest
+            staging.remove()
+        return number
+
+    def _gather(self, staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
+        for directory in sorted({path.rpartition("/")[0] for path in moves} - {""}):
+            (base / directory).make()
+
+        def move(path: str) -> None:
+            source = self.part(staging, moves[path]) / path
+            # If the answer to a first try was lost, the second try returns False.
+            if not source.rename(base / path) and source.exists():
+                raise StoreError(f"{(base / path).url} exists already", kind=EXISTS)
+
+        if moves:
+            with concurrent.futures.ThreadPoolExecutor(_RENAMES_AT_ONCE) as pool:
+                list(pool.map(move, moves))
+
+    def withdraw(self, home: Lake, number: int, check: Callable[[], None]) -> None:
+        # If the process is killed meanwhile, the version stays in the staging directory, and a
+        # sweep removes it a day later.
+        place, aside = home / str(number), home / STAGING / uuid.uuid4().hex
+        # In a new directory: a sweep would remove the version, by its own age, before it can come
+        # back.
+        aside.make()
+        kept = aside / str(number)
+        try:
+            place.rename(kept)
+        except StoreError as error:
+            with contextlib.suppress(StoreError):  # the first problem is the one to report
+                # A lake that did not answer may have renamed it; a sweep removes it then.
+                if error.kind != UNREACHABLE and not kept.names():
+                    aside.remove()
+            raise
+        try:
+            check()
+        except StoreError as refusal:
+            # If the answer to a first try was lost, the second try returns False.
+            if not kept.rename(place) and not is_version(home, number):
+                raise StoreError(
+                    f"cannot restore {place.url}, because the name is in use again: rename"
+                    f" {kept.url} within a day, before a later publish removes it ({refusal})",
+                    EXISTS,
+                ) from refusal
+            log.info("restored version %d of %s: %s", number, home.url, refusal)
+            aside.remove()
+            raise
+        aside.remove()
+
+    def abandon(self, staging: Lake) -> bool:
+        staging.remove()
+        return True
+
+    def discard(self, home: Lake, place: Lake) -> bool:
+        discard_by_rename(home, place)
+        return True
+
+
+class _ByManifest:
+    def begin(self, home: Lake) -> tuple[Lake, int]:
+        number = claim(home)
+        return home / str(number), (home / CLAIMS / str(number)).stat().modified
+
+    def home(self, staging: Lake) -> Lake:
+        return staging.above
+
+    def part(self, staging: Lake, rank: int) -> Lake:
+        # All in one place, since nothing can be moved there later. `merge` refuses ranks that wrote
+        # different content to a path, so that it does not matter whose file is there.
+        return staging
+
+    def commit(
+        self,
+        staging: Lake,
+        merged: Merged,
+        written: Callable[[int], bytes],
+        close: Callable[[], None],
+    ) -> int:
+        number = int(staging.url.rpartition("/")[2])
+        content = written(number)
+        close()
+        # A sweep may have removed them, if this process has slept for a day.
+        _check_whole(staging, merged.files)
+        file = staging / manifest.FILE
+        if not file.create(content) and not _is_ours(staging, content):
+            raise StoreError(
+                f"{staging.url} is not published: another process has put {file.url} there, as a"
+                " publish does that finds an upload a day old; publish again",
+                EXISTS,
+            )
+        return number
+
+    def withdraw(self, home: Lake, number: int, check: Callable[[], None]) -> None:
+        # If the process is killed meanwhile, an empty manifest is left, and a sweep removes it with
+        # the files a day later.
+        file = home / str(number) / manifest.FILE
+        content = file.read()
+        file.write(b"")
+        try:
+            check()
+        except StoreError as refusal:
+            file.write(content)
+            log.info("restored version %d of %s: %s", number, home.url, refusal)
+            raise
+        self._remove(home / str(number))
+
+    def abandon(self, staging: Lake) -> bool:
+        return self.discard(self.home(staging), staging)
+
+    def discard(self, home: Lake, place: Lake) -> bool:
+        file = place / manifest.FILE
+        if not file.create() and file.stat().size:
+            return False
+        self._remove(place)
+        return True
+
+    def _remove(self, place: Lake) -> None:
+        """Remove a directory whose manifest is empty; the manifest last, since it guards it."""
+        for name in place.names():
+            if name != manifest.FILE:
+                (place / name).remove()
+        (place / manifest.FILE).remove()
+
+
+def _check_whole(place: Lake, files: Mapping[str, FileFacts]) -> None:
+    """Raise StoreError if a file of an upload is missing, or has another size."""
+    sizes: dict[str, int] = {}
+    for directory in {path.rpartition("/")[0] for path in files}:
+        try:
+            entries = (place / directory if directory else place).entries()
+        except StoreError as error:
+            if error.kind != ABSENT:
+                raise
+            entries = ()
+        prefix = f"{directory}/" if directory else ""
+        sizes |= {f"{prefix}{entry.name}": entry.size for entry in entries}
+    for path, facts in files.items():
+        if sizes.get(path) != facts.bytes:
+            raise StoreError(
+                f"{place.url} is not published: {path!r} has {sizes.get(path, 'no')} bytes, and"
+                f" {facts.bytes} were uploaded: publish again",
+                DAMAGED,
+            )
+
+
+def _renamed(source: Lake, target: Lake, written: bytes) -> bool:
+    """Return whether the version is in place, by this rename or by one whose answer was lost."""
+    try:
+        return source.rename(target) or _is_ours(target, written)
+    except StoreError as error:
+        if _is_ours(target, written):
+            log.info("%s is in place, although its rename failed: %s", target.url, error)
+            return True
+        raise
+
+
+def _is_ours(version: Lake, written: bytes) -> bool:
+    try:
+        return (version / manifest.FILE).read() == written
+    except StoreError:
+        return False

@@ -1,0 +1,95 @@
+"""The root of runs and models on the lake, found without Spark."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from hopsgpu.backends.spark.submit_arguments import spark_defaults
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
+from hopsgpu.storage.identity import hadoop_user
+from hopsgpu.storage.lake import UNFIT, Lake
+from hopsgpu.storage.root import root_on
+
+
+def default_root(environ: Mapping[str, str]) -> str:
+    """Return spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
+
+    The user's directory is on the cluster's file system; without a Hadoop configuration, it is in
+    the home directory.
+
+    Args:
+        environ: environment of the process.
+
+    Raises:
+        ConfigError: the configuration of the cluster cannot be read.
+    """
+    if named := named_root(environ):
+        return root_on(named, None, "")
+    if not is_configured(environ):
+        return root_on(None, None, "")
+    try:
+        hadoop = HadoopConf.load(environ).get
+        return root_on(None, hadoop("fs.defaultFS"), hadoop_user(hadoop, environ))
+    except ConfigError as error:
+        raise ConfigError(
+            "the root of runs and models is unknown: pass --root URL, or set HOPSGPU_ROOT"
+            f" ({error})"
+        ) from error
+
+
+def named_root(environ: Mapping[str, str]) -> str | None:
+    """Return the root that an administrator or the user has set, or None."""
+    return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
+
+
+def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[Lake], Sequence[str]]:
+    """Return the roots of all users, and why some of them are unknown.
+
+    A root that was set is for all users. Otherwise each user's root is in the user's directory on
+    the cluster's file system, beside that of this user.
+
+    Args:
+        environ: environment of the process.
+
+    Raises:
+        ConfigError: the configuration of the cluster cannot be read.
+    """
+    session = sys.modules.get("pyspark")
+    context = None if session is None else session.SparkContext._active_spark_context
+    named = None if context is None else context.getConf().get("spark.hopsgpu.root")
+    own = Lake(named or default_root(environ))
+    if named or named_root(environ) or own.url.startswith("file:"):
+        return [own], []
+    homes = own.above.above.with_client()
+    name = own.url.rpartition("/")[2]
+    try:
+        users = homes.names(directories=True)
+    except StoreError as error:
+        return [own], [f"the directories of other users: {error}"]
+    # Such a name can be no user's whose runs are on a lake.
+    fit = [user for user in users if not UNFIT.search(user)]
+    roots = {root.url: root for root in [own, *(homes / f"{user}/{name}" for user in fit)]}
+    return list(roots.values()), []
+
+
+def given_roots(root: str | Sequence[str] | None) -> tuple[Sequence[Lake], Sequence[str]]:
+    """Return the roots that a user named, else those of all users.
+
+    Args:
+        root: a URL, several, or None.
+
+    Raises:
+        ConfigError: `root` is something else, or is no URL of a lake.
+    """
+    if root is None:
+        return roots_of_users(os.environ)
+    named = [root] if isinstance(root, str) else root
+    if not isinstance(named, Sequence) or not named or not all(isinstance(n, str) for n in named):
+        raise ConfigError(
+            f"root={root!r}: must be the URL of a directory of runs and models, a sequence of such"
+            " URLs, or None for the roots of all users"
+        )
+    return [Lake(url) for url in dict.fromkeys(named)], []

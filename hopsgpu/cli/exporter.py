@@ -1,0 +1,60 @@
+"""`hopsgpu exporter`: metrics for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import click
+
+from hopsgpu.cli.lake_root import roots_option, use_keytab
+from hopsgpu.cli.signals import exit_on_signals
+from hopsgpu.cli.tables import plain
+from hopsgpu.errors import ConfigError
+
+
+@click.command()
+@roots_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9400,
+    show_default=True,
+    help="Port to listen on; 0 for any free one.",
+)
+@click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and exit.")
+@click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and exit.")
+def exporter(roots: tuple[str, ...], host: str, port: int, alerts: bool, dashboard: bool) -> None:
+    """Serve metrics of GPUs, waiting gangs and runs to Prometheus, until Ctrl-C.
+
+    It asks the ResourceManager and the NodeManagers of HADOOP_CONF_DIR, and reads the queue of
+    gangs and the records of runs, with the rights of its user. There is no authentication: listen
+    on another address than this machine's own only where everybody may read the names of users,
+    queues, nodes and runs.
+    """
+    from hopsgpu.backends.lake_root import given_roots
+    from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD, file_text, serving
+    from hopsgpu.monitoring.observation import Monitor
+
+    if alerts and dashboard:
+        raise ConfigError("--alerts and --dashboard: give one of them")
+    if alerts or dashboard:
+        click.echo(file_text(ALERTS if alerts else DASHBOARD), nl=False)
+        return
+    use_keytab()
+    monitor = Monitor(os.environ, lambda: given_roots(roots or None), _tell, use_keytab)
+    with (
+        exit_on_signals(),
+        contextlib.suppress(KeyboardInterrupt),
+        serving(monitor, host, port) as url,
+    ):
+        click.echo(f"serving {url} until Ctrl-C")
+        threading.Event().wait()
+
+
+def _tell(line: str) -> None:
+    # Whoever started it may have closed the terminal.
+    with contextlib.suppress(OSError):
+        click.echo(f"hopsgpu: {plain(line, 'utf-8')}", err=True)

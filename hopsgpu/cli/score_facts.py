@@ -1,0 +1,32 @@
+"""What `hopsgpu runs show` tells of a score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hopsgpu.cli.tables import Fact
+from hopsgpu.display.score_phrases import recorded
+from hopsgpu.storage.error_messages import ODD_JSON
+
+
+def score_facts(score: Any, *, goes_on: bool) -> list[Fact]:
+    """Return the facts.
+
+    Args:
+        score: `score` of the record.
+        goes_on: whether the score goes on.
+    """
+    try:
+        return list(_facts(score, goes_on))
+    except ODD_JSON as error:
+        odd = f"another version of hopsgpu wrote its parts ({error!r}); --json shows them"
+        return [Fact("score", odd, "yellow")]
+
+
+def _facts(score: Any, goes_on: bool) -> Iterator[Fact]:
+    for name, text in recorded(score, goes_on=goes_on):
+        is_there = name == "output" and score["is_complete"]
+        yield Fact(name, text, "green" if is_there else "red" if name == "failed" else "")
+    for part in score["failed_parts"]:
+        yield Fact("left out", str(part["place"]), "red")

@@ -1,0 +1,139 @@
+"""`hopsgpu usage`: who used how much GPU time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from hopsgpu.cli.lake_root import json_option, roots_option, unset_hint, use_keytab
+from hopsgpu.cli.tables import Layout, Row, headers, plain, show
+from hopsgpu.core.usage_report import DAY, GROUPINGS, NAMES, RUN, USER, numbers_of
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hopsgpu.core.usage_report import Grouping, Usage, UsageRow
+
+_EVERY_NAME = {name for names in NAMES.values() for name in names}
+_HOURS = ("HELD", "TRAINING", "PUBLISHING", "IDLE", "WAITED")
+_LAYOUT = Layout(
+    right=(*_HOURS, "FAILED", "RUNS"),
+    least={"RUN": 16, "USER": 6, "QUEUE": 8},
+    spared=("PUBLISHING", "QUEUE", "RUNS", "STATE", "WAITED", "TRAINING"),
+    cut_in_front=("RUN", "QUEUE"),
+)
+# A microhour is 4 ms of a GPU.
+_DIGITS = 6
+_MOST_PROBLEMS = 20
+
+
+@click.command()
+@roots_option
+@click.option(
+    "--by",
+    type=click.Choice(GROUPINGS),
+    default=USER,
+    show_default=True,
+    help="What to sum up by; days are those of UTC.",
+)
+@click.option(
+    "--since",
+    metavar="TIME",
+    default="30d",
+    show_default=True,
+    help='Count from then on: a duration until now, a date or time in UTC, or "all".',
+)
+@click.option("--until", metavar="TIME", help="Count until then.  [default: now]")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+def usage(
+    roots: tuple[str, ...], by: str, since: str, until: str | None, as_csv: bool, as_json: bool
+) -> None:
+    """Show the GPU hours that runs held, trained with, left idle and waited for.
+
+    They are read from the records of runs, those of other users included where the lake lets you
+    read them, and from what `hopsgpu runs prune` kept. What cannot be read is named on standard
+    error.
+    """
+    from hopsgpu.backends.usage import usage as usage_of
+
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json: give one of them")
+    use_keytab()
+    found = usage_of(cast("Grouping", by), since, until=until, root=roots or None)
+    if as_json:
+        click.echo(json.dumps(_content(found), indent=2))
+    elif as_csv:
+        click.echo(_csv(found), nl=False)
+    elif found.rows:
+        show(list(_table(found)), _LAYOUT)
+    else:
+        click.echo(f"no runs from {found.period}{unset_hint()}")
+    _tell_problems(found.problems)
+
+
+def _tell_problems(problems: tuple[str, ...]) -> None:
+    for problem in problems[:_MOST_PROBLEMS]:
+        # Directories of other users may have any name.
+        click.echo(f"hopsgpu: not counted: {plain(problem, 'utf-8')}", err=True)
+    if (more := len(problems) - _MOST_PROBLEMS) > 0:
+        click.echo(f"hopsgpu: not counted: {more} more; --json lists all of them", err=True)
+
+
+def _content(found: Usage) -> Mapping[str, Any]:
+    return {
+        "by": found.by,
+        "since": found.since,
+        "until": found.until,
+        "rows": [_fields(row, found.by) for row in found.rows],
+        "total": _fields(found.total, None),
+        "notes": list(found.notes),
+        "problems": list(found.problems),
+    }
+
+
+def _fields(row: UsageRow, by: str | None) -> dict[str, Any]:
+    """Return the fields of a row, without the names that rows of this sort lack."""
+    left_out = _EVERY_NAME - set(NAMES.get(by or "", ()))
+    return {
+        name: round(value, _DIGITS) if isinstance(value, float) else value
+        for name, value in asdict(row).items()
+        if name not in left_out
+    }
+
+
+def _csv(found: Usage) -> str:
+    """Return CSV with a header; a share that is unknown is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(_fields(found.total, found.by)), lineterminator="\n")
+    writer.writeheader()
+    for row in found.rows:
+        fields = _fields(row, found.by).items()
+        # Users and queues are texts of others' records.
+        writer.writerow({n: plain(v, "utf-8") if isinstance(v, str) else v for n, v in fields})
+    return text.getvalue()
+
+
+def _table(found: Usage) -> Iterator[Row]:
+    names = NAMES[found.by]
+    yield [(f"GPU hours by {found.by}, {found.period}", "")]
+    titles = ["DAY (UTC)" if name == DAY else name.upper() for name in names]
+    count = () if found.by == RUN else ("RUNS",)
+    yield headers(*titles, *_HOURS, "FAILED", *count)
+    for row in found.rows:
+        shown = [str(getattr(row, name) or "-") for name in names]
+        yield [(text, "") for text in (*shown, *_numbers(row, found.by))]
+    if len(found.rows) > 1:
+        shown = ["total", *[""] * (len(names) - 1)]
+        yield [(text, "bold") for text in (*shown, *_numbers(found.total, found.by))]
+    for note in found.notes:
+        yield [(note, "dim")]
+
+
+def _numbers(row: UsageRow, by: str) -> list[str]:
+    return [*numbers_of(row), *([] if by == RUN else [str(row.runs)])]

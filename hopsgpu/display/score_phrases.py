@@ -1,0 +1,109 @@
+"""The phrases about a score that plain lines and live displays share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.scores import ScoreStatus
+from hopsgpu.display.phrases import loss, seconds, state
+from hopsgpu.units import counted
+
+_REPEAT_SECONDS = 10.0
+# Reasons to wait contain numbers, which change more often than a person can read.
+_LEAST_SECONDS = 1.0
+
+
+def rows(status: ScoreStatus) -> str:
+    """Return how many rows have been scored."""
+    if not status.rows:
+        return ""
+    if status.scored == status.rows:
+        return f"{status.rows:,} row{'s' * (status.rows != 1)}"
+    share = 100 * status.scored // status.rows
+    return f"{status.scored:,} of {status.rows:,} rows ({share} %)"
+
+
+def rate(status: ScoreStatus) -> str:
+    """Return how fast the score goes; "" while that is unknown."""
+    return "" if status.rate is None else f"{status.rate:,.0f} rows/s"
+
+
+def left(status: ScoreStatus) -> str:
+    """Return how long the score will last; "" while that is unknown."""
+    return "" if status.seconds_left is None else f"{seconds(status.seconds_left)} left"
+
+
+def held(status: ScoreStatus) -> str:
+    """Return how many of the allowed executors are here."""
+    return f"{status.executors} of at most {counted(status.most, 'executor')}"
+
+
+def failed(status: ScoreStatus) -> str:
+    """Return how many parts were left out; "" for none."""
+    return f"{counted(status.failed, 'part')} left out" if status.failed else ""
+
+
+def summary(status: ScoreStatus) -> str:
+    """Return the state of a score in one line."""
+    if GangState(status.state).is_terminal or status.state in ("releasing", "publishing"):
+        parts = [f"{status.state}: {rows(status)}", failed(status)]
+    elif status.state == "running":
+        on = f"on {held(status)}"
+        parts = [rows(status), rate(status), left(status), failed(status), on, status.waiting_for]
+    else:
+        here = held(status) if status.most and status.state == "waiting" else ""
+        told = "; ".join(part for part in (here, status.waiting_for) if part)
+        return f"{state(status.state)}: {told}" if told else state(status.state)
+    return "; ".join(part for part in parts if part).removesuffix(": ")
+
+
+def recorded(score: Mapping[str, Any], *, goes_on: bool) -> Iterator[tuple[str, str]]:
+    """Yield what a run's record tells of a score, as names and words, without its failed parts.
+
+    Args:
+        score: `score` of the record.
+        goes_on: whether the score goes on.
+    """
+    speed = f"{score['rate']:,.0f} rows/s" if goes_on and score["rate"] is not None else ""
+    until = score["seconds_left"] if goes_on else None
+    left = "" if until is None else f"{seconds(until)} left"
+    rows = f"{score['scored']:,} of {score['rows']:,} are on the lake"
+    yield "rows", "; ".join(filter(None, (rows, speed, left)))
+    yield "parts", f"{score['done']:,} of {score['parts']:,}"
+    if score["failed_parts"]:
+        yield "failed", counted(len(score["failed_parts"]), "part")
+    if score["model"] is not None:
+        yield "scored with", str(score["model"])
+    most, gpus = score["max_concurrent"], score["gpus_per_worker"]
+    each = counted(gpus, "GPU") if gpus else "CPUs"
+    yield "at a time", f"at most {counted(most, 'executor')}, each with {each}"
+    kept = f"; parts are in {score['kept_in']}" if score["kept_in"] else ""
+    there = "" if score["is_complete"] else f" is not there yet{kept}"
+    yield "output", f"{score['output']}{there}"
+
+
+class ScoreFormatter:
+    """Reports a score in lines: what it waits for, and its state every 10 s."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._why = ""
+        self._said = float("-inf")
+
+    def news(self, status: ScoreStatus, now: float) -> Iterable[str]:
+        ago = now - self._said
+        has_reason = status.waiting_for != self._why and ago >= _LEAST_SECONDS
+        if status.state == self._state and not has_reason and ago < _REPEAT_SECONDS:
+            return []
+        self._state, self._why, self._said = status.state, status.waiting_for, now
+        return [*filter(None, [summary(status), loss(status)])]
+
+    def label(self, worker: int, host: str) -> str:
+        return label(worker, host)
+
+
+def label(worker: int, host: str) -> str:
+    """Return the label of a line's writer."""
+    return f"worker {worker} {host}"

@@ -1,0 +1,61 @@
+"""The last status and the last lines of a search or a score, of bounded size."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+from hopsgpu.core.gang import GangState
+from hopsgpu.display.picture import Log, Tail
+
+
+class _Status(Protocol):
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def elapsed(self) -> float: ...
+
+
+S = TypeVar("S", bound=_Status)
+
+
+class StatusScene(Generic[S]):
+    """The reports so far, in bounded memory; one thread reports, another draws.
+
+    Args:
+        status: the first one.
+        now: seconds by any clock.
+    """
+
+    def __init__(self, status: S, now: float) -> None:
+        self._lock = threading.Lock()
+        self._status = status
+        self._told = now
+        self._recent = Tail()
+        self._news = 0
+
+    @property
+    def news(self) -> int:
+        """Return a number that grows with every report."""
+        return self._news
+
+    def status(self, status: S, now: float) -> None:
+        """Record the status."""
+        with self._lock:
+            self._status, self._told = status, now
+            self._news += 1
+
+    def _take(self, texts: Sequence[str], writer: str) -> None:
+        """Record the last lines of a writer."""
+        with self._lock:
+            self._news += len(texts)
+            self._recent.take(texts, f"[{writer}] ")
+
+    def _shown(self, now: float) -> tuple[S, float, Log]:
+        """Return the status, the seconds since the start, and the last lines of all writers."""
+        with self._lock:
+            status, told, recent = self._status, self._told, self._recent.log()
+        over = 0.0 if GangState(status.state).is_terminal else max(now - told, 0.0)
+        return status, status.elapsed + over, recent

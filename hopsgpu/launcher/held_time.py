@@ -1,0 +1,136 @@
+"""The GPU time of a held gang between its launches, kept on the lake for `hopsgpu usage`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from hopsgpu.artifacts.run_uses import UsageFiles
+from hopsgpu.backends.backend import Site
+from hopsgpu.core.gpu_use import UsePoint, extended
+from hopsgpu.core.run_values import GpuSeconds
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.core.usage_report import HELD, RunUse
+from hopsgpu.errors import StoreError
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.planner import new_run_id
+from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
+
+# A driver that is killed loses this much of it.
+_WRITE_SECONDS = 20.0
+
+
+class _Acquired(Protocol):
+    """The status board of an acquisition outside launches."""
+
+    @property
+    def waited(self) -> float:
+        """Return the seconds of waiting for executors."""
+
+    @property
+    def seconds_held(self) -> float:
+        """Return the GPU seconds held until now."""
+
+
+class HeldTime:
+    """The GPU seconds that a gang held while it had no launch; a launch's record has those of it.
+
+    Only the thread that owns the gang's lease calls this.
+
+    Args:
+        plan: plan of the gang.
+        application: the application in which it is.
+        background: writes to the lake.
+        clock: returns the time, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        application: Site,
+        background: Background,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._plan = plan
+        self._application = application
+        self._background = background
+        self._clock = clock
+        self._run_id = ""
+        self._points: tuple[UsePoint, ...] = ()
+        self._executors = 0
+        self._since = 0.0
+        self._held = self._waited = 0.0
+        self._written_at = float("-inf")
+        self._was_refused = False
+
+    def begins(self) -> None:
+        """Record that the gang is requested."""
+        self._run_id = new_run_id(self._plan.spec.name)
+        self._since = self._clock()
+        self._points = (UsePoint(self._since),)
+
+    def acquired(self, board: _Acquired) -> None:
+        """Record how long the gang waited for its executors, and held a part of them meanwhile.
+
+        Args:
+            board: board of the acquisition, which has just ended, whether or not it succeeded.
+        """
+        self._waited += board.waited * self._plan.least_executors * self._plan.shape.gpus
+        self._held += board.seconds_held
+        self._note()
+
+    def holds(self, executors: int) -> None:
+        """Record how many executors the gang holds for no launch from now on."""
+        if not self._points:
+            return
+        now = self._clock()
+        self._held += max(now - self._since, 0.0) * self._executors * self._plan.shape.gpus
+        changed, self._executors, self._since = executors != self._executors, executors, now
+        if changed or now - self._written_at >= _WRITE_SECONDS:
+            self._note()
+
+    def _note(self) -> None:
+        now = self._clock()
+        self._points = extended(self._points, GpuSeconds(self._held), self._waited, now)
+        if now - self._written_at >= _WRITE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Have the GPU seconds until now written to the lake, unless there are none."""
+        if not self._points or not (self._held or self._waited):
+            return
+        self._written_at = self._clock()
+        run = RunUse(
+            run_id=self._run_id,
+            name=self._plan.spec.name,
+            user=self._application.user,
+            queue=self._plan.queue,
+            state=HELD,
+            points=self._points,
+        )
+        try:
+            self._background.offer(f"the GPU time of {self._run_id}", lambda: self._put(run))
+        except RuntimeError as error:
+            # No thread can be started: the gang matters more than its GPU time.
+            log.info("%s: its GPU time is not written now: %s", self._run_id, error)
+
+    def _put(self, run: RunUse) -> None:
+        """Write to the lake; of refusals the first is a problem, for there may be thousands.
+
+        Raises:
+            StoreError: the lake refused for the first time.
+        """
+        try:
+            UsageFiles(Lake(self._plan.paths["root"])).write_held(run)
+        except StoreError as error:
+            if self._was_refused:
+                log.info("%s: its GPU time was not written: %s", run.run_id, error)
+                return
+            self._was_refused = True
+            raise StoreError(
+                f"the held gang's GPU time was not written to the lake: {error}", error.kind
+            ) from error

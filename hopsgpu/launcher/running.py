@@ -1,0 +1,40 @@
+"""The check that a run which is to be resumed is not still running."""
+
+from __future__ import annotations
+
+import time
+
+from hopsgpu.artifacts.runs import RECORD, parse
+from hopsgpu.backends.backend import Site
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.storage.lake import Lake
+
+
+def refuse_running(run: Lake, run_id: str, application: Site, noun: str) -> None:
+    """Check that no other application is still doing a run.
+
+    Args:
+        run: the run's directory.
+        run_id: its id.
+        application: the application that resumes it.
+        noun: what kind of run it is, for the error.
+
+    Raises:
+        ConfigError: another application is.
+    """
+    try:
+        record = parse((run / RECORD).read(), (run / RECORD).url)
+    except StoreError:  # the driver died before it wrote a record
+        return
+    other = str(record.content.get("application") or "")
+    if not record.goes_on(time.time()) or other == application.id:
+        return
+    try:
+        is_running = application.goes_on(other)
+    except HopsGpuError:  # YARN no longer knows the application
+        is_running = False
+    if is_running:
+        raise ConfigError(
+            f"the {noun} {run_id!r} is still running in {other}: wait for its end, or cancel it"
+            f" with `hopsgpu runs cancel {run_id}`"
+        )

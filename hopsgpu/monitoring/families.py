@@ -1,0 +1,497 @@
+"""The metrics, and what an observation makes of them: pure functions of values.
+
+Names and units follow Prometheus' conventions. Labels have a bounded number of values: users and
+queues beyond a bound are "other", and only runs that go on have series of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopsgpu.core.queue_policy import queue_tag
+from hopsgpu.monitoring.labels import OTHER, clean
+from hopsgpu.monitoring.observation import Look, WaitingGang
+from hopsgpu.monitoring.run_totals import Histogram
+from hopsgpu.monitoring.runs_reader import LiveRun
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
+
+# Runs with series of their own, and GPUs of them.
+_MOST_RUNS = 2000
+_MOST_READINGS = 16_384
+_MOST_USERS = 200
+_MOST_QUEUES = 200
+
+Labels = tuple[str, ...]
+Values = Mapping[Labels, float]
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """A metric.
+
+    Attributes:
+        name: its name, as queries have it.
+        kind: "gauge", "counter" or "histogram".
+        labels: names of its labels.
+        text: what it is, in a sentence.
+    """
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+UP = MetricInfo(
+    "hopsgpu_up",
+    GAUGE,
+    ("source",),
+    "Whether a source answered (1) or not (0): resource_manager, node_managers, line, runs.",
+)
+LOOK_SECONDS = MetricInfo(
+    "hopsgpu_look_seconds", GAUGE, ("source",), "How long the source took, or was waited for."
+)
+GPUS = MetricInfo(
+    "hopsgpu_gpus",
+    GAUGE,
+    ("node", "type", "label", "queue", "state"),
+    "GPUs of YARN's nodes, each in one state: used (with its application's queue), held_aside (by a"
+    " gang that waits, and that cannot use it), free, unhealthy (its node is), or unavailable (its"
+    " node takes no containers).",
+)
+NODE_MANAGER_UP = MetricInfo(
+    "hopsgpu_node_manager_up",
+    GAUGE,
+    ("node",),
+    "Whether the NodeManager of a node with GPUs describes them.",
+)
+USER_GPUS = MetricInfo(
+    "hopsgpu_user_gpus",
+    GAUGE,
+    ("user", "queue"),
+    "GPUs that a user's applications have, whether they use hopsgpu or not.",
+)
+QUEUE_USED = MetricInfo(
+    "hopsgpu_queue_gpus_used",
+    GAUGE,
+    ("queue", "label"),
+    "GPUs that the applications in a leaf queue have, or that are reserved for them.",
+)
+QUEUE_PENDING = MetricInfo(
+    "hopsgpu_queue_gpus_pending",
+    GAUGE,
+    ("queue", "label"),
+    "GPUs that the applications in a leaf queue ask YARN for and do not have.",
+)
+QUEUE_GUARANTEED = MetricInfo(
+    "hopsgpu_queue_gpus_guaranteed",
+    GAUGE,
+    ("queue", "label"),
+    "GPUs that a leaf queue is guaranteed.",
+)
+QUEUE_MAXIMUM = MetricInfo(
+    "hopsgpu_queue_gpus_maximum", GAUGE, ("queue", "label"), "GPUs that a leaf queue may have."
+)
+WAITING_GANGS = MetricInfo(
+    "hopsgpu_waiting_gangs",
+    GAUGE,
+    ("queue", "kind", "bound"),
+    "Gangs in the queue of gangs, without the one whose turn it is to ask YARN, by kind (start;"
+    " growth of one that runs) and by what they wait for: none (their turn), cluster, nodes, queue"
+    " or user (their limits).",
+)
+WAITING_GPUS = MetricInfo(
+    "hopsgpu_waiting_gang_gpus",
+    GAUGE,
+    ("queue", "kind", "bound"),
+    "GPUs that these gangs wait for.",
+)
+WAITING_OLDEST = MetricInfo(
+    "hopsgpu_waiting_gang_oldest_seconds",
+    GAUGE,
+    ("queue", "kind", "bound"),
+    "How long the first of these gangs has waited.",
+)
+RUNS = MetricInfo(
+    "hopsgpu_runs",
+    GAUGE,
+    ("queue", "state"),
+    "Runs that have not ended, by state; lost for an hour if the driver ended without a word.",
+)
+RUN_WAITING = MetricInfo(
+    "hopsgpu_run_waiting_seconds",
+    GAUGE,
+    ("run", "user", "queue"),
+    "How long a run has waited for its executors.",
+)
+RUN_UNSAVED = MetricInfo(
+    "hopsgpu_run_unsaved_seconds",
+    GAUGE,
+    ("run", "user", "queue"),
+    "For how long a run that trains on GPUs has saved no checkpoint, since its start if it never"
+    " did. Searches and scores have none.",
+)
+SCORE_ROWS = MetricInfo(
+    "hopsgpu_score_rows",
+    GAUGE,
+    ("run", "user", "queue", "state"),
+    "Rows of a score that goes on, by state: scored (they are on the lake), left.",
+)
+SCORE_FAILED = MetricInfo(
+    "hopsgpu_score_failed_parts",
+    GAUGE,
+    ("run", "user", "queue"),
+    "Parts of a score that goes on which failed, and are left out of its output.",
+)
+GPU_UTILISATION = MetricInfo(
+    "hopsgpu_gpu_utilisation_ratio",
+    GAUGE,
+    ("run", "rank", "node", "gpu"),
+    "Share of the last sample's period in which a kernel ran on a GPU of a run that trains.",
+)
+GPU_MEMORY_USED = MetricInfo(
+    "hopsgpu_gpu_memory_used_bytes",
+    GAUGE,
+    ("run", "rank", "node", "gpu"),
+    "Memory in use on a GPU of a run that trains.",
+)
+GPU_MEMORY_SIZE = MetricInfo(
+    "hopsgpu_gpu_memory_size_bytes",
+    GAUGE,
+    ("run", "rank", "node", "gpu"),
+    "Memory of a GPU of a run that trains.",
+)
+GPU_POWER = MetricInfo(
+    "hopsgpu_gpu_power_watts",
+    GAUGE,
+    ("run", "rank", "node", "gpu"),
+    "Power that a GPU of a run that trains draws.",
+)
+GPU_SECONDS = MetricInfo(
+    "hopsgpu_gpu_seconds_total",
+    COUNTER,
+    ("user", "queue", "kind"),
+    "GPU seconds held by runs, and by held gangs between them, by what was done with them:"
+    " training, publishing, idle.",
+)
+ENDED_GPU_SECONDS = MetricInfo(
+    "hopsgpu_ended_gpu_seconds_total",
+    COUNTER,
+    ("user", "queue", "state", "kind"),
+    "GPU seconds of runs that ended, counted at their end, by state: succeeded, failed, cancelled,"
+    " lost.",
+)
+WAITED_GPU_SECONDS = MetricInfo(
+    "hopsgpu_waited_gpu_seconds_total",
+    COUNTER,
+    ("user", "queue"),
+    "Seconds in which runs waited for their executors, times the GPUs without which they could not"
+    " start.",
+)
+RUN_ENDS = MetricInfo(
+    "hopsgpu_run_ends_total", COUNTER, ("queue", "reason"), "Runs that ended, by reason."
+)
+WAITING_TIME = MetricInfo(
+    "hopsgpu_waiting_seconds",
+    HISTOGRAM,
+    ("queue",),
+    "How long runs that ended had waited for their gang; those that never had it are left out.",
+)
+STARTING_TIME = MetricInfo(
+    "hopsgpu_starting_seconds",
+    HISTOGRAM,
+    ("queue",),
+    "How long the ranks of runs that ended took to start, until the function ran in all of them.",
+)
+RELEASE_TIME = MetricInfo(
+    "hopsgpu_release_seconds",
+    HISTOGRAM,
+    ("queue",),
+    "How long it took, after training and publishing, until the ResourceManager showed that the"
+    " GPUs of a run were released.",
+)
+UNREADABLE_RECORDS = MetricInfo(
+    "hopsgpu_unreadable_records", GAUGE, (), "Directories of runs whose records cannot be read."
+)
+UNREADABLE_ROOTS = MetricInfo(
+    "hopsgpu_unreadable_roots",
+    GAUGE,
+    (),
+    "Directories of users' runs and models that cannot be read.",
+)
+RUNS_WITHOUT_SERIES = MetricInfo(
+    "hopsgpu_runs_without_series",
+    GAUGE,
+    (),
+    "Runs that go on and have no series of their own, because too many others have.",
+)
+
+METRICS = (
+    UP,
+    LOOK_SECONDS,
+    GPUS,
+    NODE_MANAGER_UP,
+    USER_GPUS,
+    QUEUE_USED,
+    QUEUE_PENDING,
+    QUEUE_GUARANTEED,
+    QUEUE_MAXIMUM,
+    WAITING_GANGS,
+    WAITING_GPUS,
+    WAITING_OLDEST,
+    RUNS,
+    RUN_WAITING,
+    RUN_UNSAVED,
+    SCORE_ROWS,
+    SCORE_FAILED,
+    GPU_UTILISATION,
+    GPU_MEMORY_USED,
+    GPU_MEMORY_SIZE,
+    GPU_POWER,
+    GPU_SECONDS,
+    ENDED_GPU_SECONDS,
+    WAITED_GPU_SECONDS,
+    RUN_ENDS,
+    WAITING_TIME,
+    STARTING_TIME,
+    RELEASE_TIME,
+    UNREADABLE_RECORDS,
+    UNREADABLE_ROOTS,
+    RUNS_WITHOUT_SERIES,
+)
+
+
+def families(look: Look) -> Iterator[Metric]:
+    """Yield the metric families of an observation.
+
+    What a source did not answer has no families, so that no alert fires on old values.
+    """
+    states = look.sources.items()
+    yield _family(UP, {(name,): float(state.is_up) for name, state in states})
+    yield _family(LOOK_SECONDS, {(name,): state.seconds for name, state in states})
+    paths = [] if look.gpus is None else [queue.path for queue in look.gpus.queues]
+    if look.gpus is not None:
+        yield from _of_cluster(look.gpus, _aside(look))
+    if look.answering:
+        nodes = look.answering.items()
+        yield _family(NODE_MANAGER_UP, {(clean(host),): float(is_up) for host, is_up in nodes})
+    if look.waiting is not None:
+        yield from _of_line(look.waiting, paths)
+    if look.runs is not None:
+        yield from _of_runs(look)
+
+
+def _family(info: MetricInfo, values: Values) -> Metric:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if info.kind == COUNTER else GaugeMetricFamily
+    family = kind(info.name, info.text, labels=info.labels)
+    for labels, value in sorted(values.items()):
+        family.add_metric(labels, value)
+    return family
+
+
+def _histograms(info: MetricInfo, values: Mapping[Labels, Histogram]) -> Metric:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(info.name, info.text, labels=info.labels)
+    for labels, histogram in sorted(values.items()):
+        counts = [sum(histogram.counts[: n + 1]) for n in range(len(histogram.counts))]
+        bounds = [*map(str, histogram.bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, counts, strict=True)), histogram.total)
+    return family
+
+
+def _added(pairs: Iterable[tuple[Labels, float]]) -> Values:
+    """Return the sums, because names of others may be the same once they are cleaned."""
+    sums: Counter[Labels] = Counter()
+    for labels, value in pairs:
+        sums[labels] += value  # type: ignore[assignment]
+    return sums
+
+
+def _largest(pairs: Iterable[tuple[Labels, float]]) -> Values:
+    found: dict[Labels, float] = {}
+    for labels, value in pairs:
+        found[labels] = max(value, found.get(labels, value))
+    return found
+
+
+def _frequent(names: Iterable[str], most: int) -> Callable[[str], str]:
+    """Return a function that gives the most frequent names as they are, and others as "other"."""
+    shown = {name for name, _ in Counter(names).most_common(most)}
+    return lambda name: name if name in shown else OTHER
+
+
+def _aside(look: Look) -> Mapping[str, int]:
+    """Return the number of GPUs that are held aside, by host."""
+    aside: Counter[str] = Counter()
+    for run in look.runs.live if look.runs is not None else ():
+        if run.state != "lost":
+            aside.update(run.digest.aside)
+    return aside
+
+
+def _of_cluster(gpus: ClusterGpus, aside: Mapping[str, int]) -> Iterator[Metric]:
+    queues: dict[str, Counter[str]] = {}
+    for user in gpus.users:
+        for host, count in user.hosts.items():
+            queues.setdefault(host, Counter())[user.queue] += count
+    yield _family(
+        GPUS,
+        _added(
+            pair
+            for node in gpus.nodes
+            for pair in _of_node(node, queues.get(node.host, Counter()), aside.get(node.host, 0))
+        ),
+    )
+    yield _family(USER_GPUS, _of_users(gpus))
+    leaves = [queue for queue in gpus.queues if queue.leaf]
+    numbers: Sequence[tuple[MetricInfo, Callable[..., int | None]]] = (
+        (QUEUE_USED, lambda queue: queue.used),
+        (QUEUE_PENDING, lambda queue: queue.pending),
+        (QUEUE_GUARANTEED, lambda queue: queue.guaranteed),
+        (QUEUE_MAXIMUM, lambda queue: queue.maximum),
+    )
+    for info, number in numbers:
+        yield _family(
+            info,
+            _added(
+                ((clean(queue.path), clean(queue.label)), float(value))
+                for queue in leaves
+                if (value := number(queue)) is not None
+            ),
+        )
+
+
+def _of_node(
+    node: GpuNode, queues: Mapping[str, int], aside: int
+) -> Iterator[tuple[Labels, float]]:
+    """Yield the GPUs of a node, each of which is in one state."""
+    kind = clean(" + ".join(each.name for each in node.types))
+
+    def pair(state: str, count: int, queue: str = "") -> tuple[Labels, float]:
+        labels = (clean(node.host), kind, clean(node.label), clean(queue), state)
+        return labels, float(count)
+
+    aside = min(aside, node.used)
+    left = node.used - aside
+    yield pair("held_aside", aside)
+    for queue, count in sorted(queues.items(), key=lambda item: (-item[1], item[0])):
+        # The applications were asked at another moment than the node.
+        shown = min(count, left)
+        if shown:
+            yield pair("used", shown, queue)
+        left -= shown
+    yield pair("used", left)
+    yield pair("free", node.free)
+    yield pair("unhealthy", node.unhealthy)
+    yield pair("unavailable", max(node.total - node.used - node.free - node.unhealthy, 0))
+
+
+def _of_users(gpus: ClusterGpus) -> Values:
+    # Those with the most GPUs come first.
+    users = _frequent((clean(user.user) for user in gpus.users), _MOST_USERS)
+    return _added(
+        ((users(clean(user.user)), clean(user.queue)), float(user.gpus)) for user in gpus.users
+    )
+
+
+def _of_line(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[Metric]:
+    names = {queue_tag(path): path for path in paths}
+
+    def labels(gang: WaitingGang) -> Labels:
+        # Tickets have the queue's digest alone.
+        queue = clean(names.get(gang.ticket.queue, "unknown"))
+        kind = "growth" if gang.ticket.grows else "start"
+        return queue, kind, gang.ticket.bound.value
+
+    yield _family(WAITING_GANGS, _added((labels(gang), 1.0) for gang in waiting))
+    yield _family(WAITING_GPUS, _added((labels(gang), float(gang.gpus)) for gang in waiting))
+    yield _family(WAITING_OLDEST, _largest((labels(gang), gang.seconds) for gang in waiting))
+
+
+def _of_runs(look: Look) -> Iterator[Metric]:
+    assert look.runs is not None, "the caller checked it"
+    view, now = look.runs, look.time
+    shown = view.live[:_MOST_RUNS]
+    queues = _frequent((clean(run.queue) for run in view.live), _MOST_QUEUES)
+    yield _family(RUNS, _added(((queues(clean(run.queue)), run.state), 1.0) for run in view.live))
+    yield _family(
+        RUN_WAITING,
+        _largest(
+            (_run_labels(run), max(now - run.digest.waits_since, 0.0))
+            for run in shown
+            if run.digest.waits_since is not None and run.state != "lost"
+        ),
+    )
+    yield _family(
+        RUN_UNSAVED,
+        _largest(
+            (_run_labels(run), max(now - max(run.digest.trains_since, run.saved or 0.0), 0.0))
+            for run in shown
+            if run.digest.trains_since is not None and run.digest.gpus and run.state != "lost"
+        ),
+    )
+    yield from _of_scores(shown)
+    yield from _of_readings(shown)
+    totals = view.totals
+    yield _family(GPU_SECONDS, totals.gpu_seconds)
+    yield _family(ENDED_GPU_SECONDS, totals.ended_gpu_seconds)
+    yield _family(WAITED_GPU_SECONDS, totals.waited)
+    yield _family(RUN_ENDS, totals.ends)
+    yield _histograms(WAITING_TIME, totals.waiting)
+    yield _histograms(STARTING_TIME, totals.starting)
+    yield _histograms(RELEASE_TIME, totals.release)
+    yield _family(UNREADABLE_RECORDS, {(): float(view.unreadable_records)})
+    yield _family(UNREADABLE_ROOTS, {(): float(view.unreadable_roots)})
+    yield _family(RUNS_WITHOUT_SERIES, {(): float(len(view.live) - len(shown))})
+
+
+def _of_scores(shown: Sequence[LiveRun]) -> Iterator[Metric]:
+    scores = [(_run_labels(run), run.digest.score) for run in shown if run.state != "lost"]
+    rows: list[tuple[Labels, float]] = []
+    for labels, score in scores:
+        if score is not None:
+            rows.append(((*labels, "scored"), float(score.scored)))
+            rows.append(((*labels, "left"), float(score.left)))
+    yield _family(SCORE_ROWS, _largest(rows))
+    failed = ((labels, float(score.failed_parts)) for labels, score in scores if score is not None)
+    yield _family(SCORE_FAILED, _largest(failed))
+
+
+def _run_labels(run: LiveRun) -> Labels:
+    return clean(run.digest.run_id), clean(run.digest.user), clean(run.queue)
+
+
+def _of_readings(runs: Sequence[LiveRun]) -> Iterator[Metric]:
+    every = (
+        ((clean(run.digest.run_id), str(one.rank), clean(one.host), clean(one.gpu)), one)
+        for run in runs
+        if run.state != "lost"
+        for one in run.digest.readings
+    )
+    readings = list(itertools.islice(every, _MOST_READINGS))
+    for info, name in (
+        (GPU_UTILISATION, "utilisation"),
+        (GPU_MEMORY_USED, "memory_used"),
+        (GPU_MEMORY_SIZE, "memory_total"),
+        (GPU_POWER, "power"),
+    ):
+        yield _family(
+            info,
+            _largest(
+                (labels, value)
+                for labels, one in readings
+                if (value := getattr(one, name)) is not None
+            ),
+        )

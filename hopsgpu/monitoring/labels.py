@@ -1,0 +1,52 @@
+"""Values of labels: others' names, cleaned and of a bounded number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+OTHER = "other"
+_LONGEST = 100
+
+
+def clean(text: str) -> str:
+    """Return a name as the value of a label: printable and short, whoever chose it."""
+    shown = text[: _LONGEST + 1]
+    shown = "".join(char if char.isprintable() else "?" for char in shown)
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+
+
+class BoundedNames:
+    """Gives names until there are too many, and "other" for each further one, for good.
+
+    Args:
+        most: how many names it gives.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._given: set[str] = set()
+
+    def name(self, text: str) -> str:
+        """Return the label of a name."""
+        name = clean(text)
+        if name not in self._given:
+            if len(self._given) >= self._most:
+                return OTHER
+            self._given.add(name)
+        return name
+
+
+def queue_path(name: str, paths: Sequence[str]) -> str:
+    """Return the path of a queue, which an application may name by the last part alone.
+
+    Args:
+        name: the queue, as the application named it; "" for none.
+        paths: paths of YARN's queues.
+    """
+    if not name or name in paths:
+        return name
+    ending = [path for path in paths if path.rpartition(".")[2] == name]
+    if len(ending) == 1:
+        return ending[0]
+    # The queue was removed, or the ResourceManager has not answered yet.
+    return name if name == "root" or name.startswith("root.") else f"root.{name}"

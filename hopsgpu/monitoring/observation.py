@@ -1,0 +1,287 @@
+"""An observation of the cluster: the ResourceManager, the NodeManagers, the lines, the runs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hopsgpu.backends.inventory import Observer
+from hopsgpu.backends.lines_place import cluster_name, lines_place, named_locks
+from hopsgpu.core.queue_policy import Ticket
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.monitoring.runs_reader import Roots, RunsReader, RunsView
+from hopsgpu.monitoring.timed_sources import Source
+from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.timed_reads import Answer
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
+from hopsgpu.yarn.gang_queue import LineReader
+from hopsgpu.yarn.node_manager import NodeAnswers
+from hopsgpu.yarn.resource_manager import web_addresses
+from hopsgpu.yarn.snapshot import Overview
+
+log = logging.getLogger(__name__)
+
+RESOURCE_MANAGER, NODE_MANAGERS = "resource_manager", "node_managers"
+LINE, RUNS = "line", "runs"
+SOURCES = (RESOURCE_MANAGER, NODE_MANAGERS, LINE, RUNS)
+
+# Prometheus waits 10 s for an answer, by default.
+LOOK_SECONDS = 8.0
+# A ticket of a keytab is renewed in time if it is looked at this often.
+_SIGN_IN_SECONDS = 1800.0
+# Whoever may write tickets may write any numbers: larger ones are no gang's.
+_MOST_GPUS = 1_000_000
+_MOST_SECONDS = 1e8
+
+
+@dataclass(frozen=True)
+class WaitingGang:
+    """A gang in the queue of gangs.
+
+    Attributes:
+        ticket: its ticket.
+        seconds: how long it has waited, by the NameNode's clock.
+    """
+
+    ticket: Ticket
+    seconds: float
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs that it waits for."""
+        return self.ticket.executors * self.ticket.gpus
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """Whether a source answered.
+
+    Attributes:
+        is_up: whether it did.
+        seconds: how long that took.
+        problem: why not; or "".
+    """
+
+    is_up: bool
+    seconds: float
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was seen of the cluster at one moment; None for what a source did not answer.
+
+    Attributes:
+        time: seconds since the epoch.
+        sources: each source's state, by its name.
+        gpus: nodes, applications with GPUs, and queues.
+        answering: by node, whether its NodeManager described its GPUs; only of nodes that were
+            asked.
+        waiting: the gangs in the queue of gangs.
+        runs: the runs.
+    """
+
+    time: float
+    sources: Mapping[str, SourceState]
+    gpus: ClusterGpus | None = None
+    answering: Mapping[str, bool] = field(default_factory=dict)
+    waiting: tuple[WaitingGang, ...] | None = None
+    runs: RunsView | None = None
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What YARN's answers show: the GPUs, and whether each NodeManager answered."""
+
+    overview: Overview
+    gpus: ClusterGpus
+    answering: Mapping[str, bool] = field(default_factory=dict)
+
+
+class _Yarn:
+    """What is read of YARN with one configuration."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        setting = HadoopConf.load(environ).get
+        self.observer = Observer(setting)
+        base, names = lines_place(
+            named_locks(environ),
+            setting("fs.defaultFS"),
+            cluster_name(setting, web_addresses(setting)),
+        )
+        for name in names:
+            base = base / name
+        self._directory = base
+        self._lines: LineReader | None = None
+
+    def waiting(self) -> tuple[WaitingGang, ...]:
+        """Return the gangs that wait, in all partitions."""
+        if self._lines is None:
+            self._lines = LineReader(self._directory.with_client())
+        lines, problems = self._lines.look()
+        for problem in problems:
+            log.debug("a directory beside the queues of gangs is not read: %s", problem)
+        return tuple(
+            gang
+            for line, now in lines.values()
+            for ticket, _ in line.standing
+            if (gang := waiting_gang(ticket, now)) is not None
+        )
+
+
+def waiting_gang(ticket: Ticket, now: int) -> WaitingGang | None:
+    """Return a gang that waits; None if its ticket has numbers that no gang has.
+
+    Args:
+        ticket: its ticket.
+        now: milliseconds since the epoch by the NameNode's clock.
+    """
+    seconds = max(now - ticket.filed, 0) / 1000
+    if ticket.executors * ticket.gpus > _MOST_GPUS or seconds > _MOST_SECONDS:
+        return None
+    return WaitingGang(ticket, seconds)
+
+
+class Monitor:
+    """Observes a cluster; one look at a time.
+
+    Args:
+        environ: environment that names the cluster's configuration.
+        roots: returns the roots of runs, and why some are unknown.
+        tell: called with a line for each change of a source's state.
+        sign_in: gets a new Kerberos ticket if the present one ends soon.
+        look_seconds: how long a look takes at most.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        roots: Roots,
+        tell: Callable[[str], None],
+        sign_in: Callable[[], None] = lambda: None,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._environ = environ
+        self._sign_in = sign_in
+        self._signed_in_at = float("-inf")
+        self._ticket: Source[bool] = Source("kerberos", tell)
+        self._look_seconds = look_seconds
+        self._yarn: _Yarn | None = None
+        self._making = threading.Lock()
+        self._runs = RunsReader(roots)
+        self._paths: tuple[str, ...] = ()
+        self._types: Mapping[str, tuple[GpuType, ...]] = {}
+        self._manager: Source[_Seen] = Source(RESOURCE_MANAGER, tell)
+        self._nodes: Source[_Seen] = Source(NODE_MANAGERS, tell)
+        self._line: Source[tuple[WaitingGang, ...]] = Source(LINE, tell)
+        self._records: Source[RunsView] = Source(RUNS, tell)
+        self._tell = tell
+        self._told: tuple[str, ...] = ()
+
+    def look(self) -> Look:
+        """Return what is seen now, within the time limit."""
+        began = time.monotonic()
+        until = began + self._look_seconds
+        self._renew_ticket(began)
+        self._manager.ask(self._ask_manager)
+        self._line.ask(lambda: self._cluster().waiting())
+        # Records name queues by parts of their paths, so the ResourceManager answers first.
+        manager = self._manager.answer(began + self._look_seconds / 2)
+        seen = manager.value
+        if seen is not None:
+            self._paths = _paths(seen.overview)
+        paths = self._paths
+        self._records.ask(lambda: self._runs.look(paths))
+        if seen is None:
+            nodes = self._nodes.no_answer("not asked, because the ResourceManager does not answer")
+        else:
+            overview = seen.overview
+            self._nodes.ask(lambda: self._ask_nodes(overview))
+            nodes = self._nodes.answer(until)
+        line, runs = self._line.answer(until), self._records.answer(until)
+        if runs.value is not None:
+            self._tell_of_roots(runs.value.problems)
+        return Look(
+            time=time.time(),
+            sources={
+                RESOURCE_MANAGER: _state(manager),
+                NODE_MANAGERS: _state(nodes),
+                LINE: _state(line),
+                RUNS: _state(runs),
+            },
+            gpus=None if seen is None else self._with_types(seen.gpus, nodes.value),
+            answering={} if nodes.value is None else nodes.value.answering,
+            waiting=line.value,
+            runs=runs.value,
+        )
+
+    def _with_types(self, gpus: ClusterGpus, nodes: _Seen | None) -> ClusterGpus:
+        """Return the GPUs with the types that NodeManagers told last, of nodes that are there.
+
+        A NodeManager that does not answer for once must not make other series of its GPUs.
+        """
+        told = {} if nodes is None else {node.host: node.types for node in nodes.gpus.nodes}
+        self._types = {
+            node.host: told.get(node.host) or self._types.get(node.host, ()) for node in gpus.nodes
+        }
+        typed = (replace(node, types=self._types[node.host]) for node in gpus.nodes)
+        return replace(gpus, nodes=tuple(typed))
+
+    def _renew_ticket(self, now: float) -> None:
+        if now < self._signed_in_at + _SIGN_IN_SECONDS:
+            return
+        self._signed_in_at = now
+
+        def sign_in() -> bool:
+            self._sign_in()
+            return True
+
+        # If it fails, the present ticket may still last.
+        self._ticket.ask(sign_in)
+        self._ticket.answer(now + self._look_seconds / 4)
+
+    def _cluster(self) -> _Yarn:
+        # Not before the first look: a configuration that cannot be read is tried again.
+        with self._making:
+            if self._yarn is None:
+                self._yarn = _Yarn(self._environ)
+            return self._yarn
+
+    def _ask_manager(self) -> _Seen:
+        observer = self._cluster().observer
+        overview = observer.overview()
+        return _Seen(overview, observer.gpus(overview, NodeAnswers({}, {})))
+
+    def _ask_nodes(self, overview: Overview) -> _Seen:
+        observer = self._cluster().observer
+        answers = observer.devices(overview)
+        if answers.problems and not answers.devices:
+            raise HopsGpuError(f"none answers: {next(iter(answers.problems.values()))}")
+        return _Seen(overview, observer.gpus(overview, answers), _answering(overview, answers))
+
+    def _tell_of_roots(self, problems: tuple[str, ...]) -> None:
+        for problem in problems:
+            if problem not in self._told:
+                self._tell(f"{RUNS}: not read: {problem}")
+        self._told = problems
+
+
+def _paths(overview: Overview) -> tuple[str, ...]:
+    paths = (queue.path for queues in overview.queues.values() for queue in queues)
+    return tuple(dict.fromkeys(paths))
+
+
+def _state(answer: Answer[Any]) -> SourceState:
+    return SourceState(answer.value is not None, answer.seconds, answer.problem)
+
+
+def _answering(overview: Overview, answers: NodeAnswers) -> Mapping[str, bool]:
+    return {
+        node.host: node.id in answers.devices
+        for node in overview.nodes
+        if node.id in answers.devices or node.id in answers.problems
+    }

@@ -1,0 +1,169 @@
+"""How the ranks of a gang agree on a step at which all of them save a checkpoint.
+
+The driver proposes a step that is ahead of all ranks (`launcher.checkpoint_request`). A rank sees
+the proposal when it next asks about a step. It accepts unless it has asked about the proposed step,
+or a later one, before. A rank that has accepted, and then asks about the proposed step or the first
+one after it, waits for the driver's decision. The driver commits only if all ranks have accepted,
+and otherwise aborts. So all ranks get the same answer at the same step, even if they are at
+different steps and messages are late. The wait has no bound of its own: the driver decides within
+seconds, and a rank whose agent has lost the driver is killed.
+
+A rank and its agent share a file of 64-bit words in the rank's directory. Each word has one writer
+and holds a step + 1, or 0. A rank announces an acceptance before the step that it asks about. So a
+rank that has come to the proposed step without accepting has passed it, and the agent rejects the
+proposal for it. Steps of successive proposals increase, so a step identifies its proposal. A rank
+that asks about another step after an agreed one has handed over what it saves there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from hopsgpu.rank.shared_words import created, mapped
+
+log = logging.getLogger(__name__)
+
+_FILE = "checkpoint-agreement"
+# Written by the rank.
+_ASKED = 0
+_ACCEPTED = 1
+# The last step that was answered True.
+_DUE = 2
+# Written by the agent.
+_PROPOSED = 3
+_COMMITTED = 4
+_ABORTED = 5
+_WORDS = 6
+_LOOK_SECONDS = 0.001
+
+
+class ProposalWords:
+    """The agent's end of the file that it shares with a rank.
+
+    Args:
+        directory: the rank's.
+
+    Raises:
+        OSError: the file cannot be created, for example because the disk is full.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._words = mapped(created(directory / _FILE, _WORDS), _WORDS).cast("Q")
+
+    @property
+    def asked(self) -> int | None:
+        """The last step that the rank has asked about, or None."""
+        return _step(self._words[_ASKED])
+
+    def answer(self, step: int) -> bool | None:
+        """Return whether the rank accepts a proposal; None if it has not decided."""
+        # In this order: the rank writes an acceptance before the step.
+        asked, accepted = self._words[_ASKED], self._words[_ACCEPTED]
+        if accepted == step + 1:
+            return True
+        return False if asked > step else None
+
+    def has_passed(self, step: int) -> bool:
+        """Return whether the rank has asked about another step since it came to an agreed one."""
+        due = self._words[_DUE]
+        return due > step and self._words[_ASKED] > due
+
+    def propose(self, step: int) -> None:
+        """Propose a step, larger than those of earlier proposals."""
+        self._words[_PROPOSED] = step + 1
+
+    def commit(self, step: int) -> None:
+        """Decide that the proposed step is agreed."""
+        self._words[_COMMITTED] = step + 1
+
+    def abort(self, step: int) -> None:
+        """Decide that the proposed step is not agreed."""
+        self._words[_ABORTED] = step + 1
+
+
+class RankAgreement:
+    """The rank's end; only one thread may use it.
+
+    Args:
+        directory: the rank's, in which its agent has created the file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._words = mapped(directory / _FILE, _WORDS).cast("Q")
+        self._asked = -1
+        # The proposal that was handled last, as in its word.
+        self._seen = 0
+        # The accepted step that is not decided yet, as far as this rank knows.
+        self._accepted: int | None = None
+        # Agreed steps that this rank has not come to.
+        self._agreed: list[int] = []
+
+    @property
+    def last_due(self) -> int | None:
+        """The last step that was answered True, or None."""
+        return _step(self._words[_DUE])
+
+    def is_agreed(self, step: int) -> bool:
+        """Return whether all ranks agreed on a step; the first one asked about at or after it.
+
+        Wait for the driver's decision only if this rank has accepted a proposal of this step, or of
+        one that it has passed since it last asked.
+
+        Args:
+            step: 0 ≤ step < 2**63. One that is not larger than all before is answered False.
+        """
+        if step <= self._asked:
+            return False
+        words = self._words
+        proposed = words[_PROPOSED]
+        if proposed == self._seen and self._accepted is None and not self._agreed:
+            words[_ASKED] = step + 1
+            self._asked = step
+            return False
+        if proposed != self._seen:
+            self._consider(proposed)
+        words[_ASKED] = step + 1
+        self._asked = step
+        return self._is_due(step)
+
+    def _consider(self, proposed: int) -> None:
+        """Accept a new proposal unless this rank has passed it."""
+        if self._accepted is not None:
+            # It is decided, because another proposal follows.
+            self._decided(self._accepted, committed=self._words[_COMMITTED] == self._accepted + 1)
+        self._seen = proposed
+        if (step := proposed - 1) > self._asked:
+            self._accepted = step
+            self._words[_ACCEPTED] = proposed
+            log.debug("accepts to save a checkpoint at step %d", step)
+
+    def _is_due(self, step: int) -> bool:
+        while self._accepted is not None:
+            accepted = self._accepted + 1
+            if self._words[_COMMITTED] == accepted:
+                self._decided(self._accepted, committed=True)
+            elif self._words[_ABORTED] == accepted:
+                self._decided(self._accepted, committed=False)
+            elif self._accepted > step:
+                break
+            else:
+                # The decision comes from another process, which sends no signal.
+                time.sleep(_LOOK_SECONDS)
+        due = [agreed for agreed in self._agreed if agreed <= step]
+        self._agreed = [agreed for agreed in self._agreed if agreed > step]
+        if due:
+            self._words[_DUE] = step + 1
+            log.info("all ranks save a checkpoint at step %d", step)
+        return bool(due)
+
+    def _decided(self, step: int, *, committed: bool) -> None:
+        log.debug("the checkpoint at step %d is %s", step, "agreed" if committed else "given up")
+        self._accepted = None
+        if committed:
+            self._agreed.append(step)
+
+
+def _step(word: int) -> int | None:
+    return word - 1 if word else None

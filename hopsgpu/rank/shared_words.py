@@ -1,0 +1,28 @@
+"""A file of 64-bit words that a rank and its agent share; each word has one writer."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+_WORD_BYTES = 8
+
+
+def created(file: Path, words: int) -> Path:
+    """Create a file of words that are 0, and return its path.
+
+    Raises:
+        OSError: the file cannot be created, for example because the disk is full.
+    """
+    # Written, so that a full disk is noticed here and not when a word is written.
+    file.write_bytes(bytes(words * _WORD_BYTES))
+    return file
+
+
+def mapped(file: Path, words: int) -> memoryview:
+    """Return the bytes of a file's words, to be cast to their type.
+
+    An access to a word is then a single load or store of 8 aligned bytes.
+    """
+    with file.open("r+b") as opened:
+        return memoryview(mmap.mmap(opened.fileno(), words * _WORD_BYTES))

@@ -1,0 +1,1 @@
+"""Scoring: a table read, predicted and written in parts, on executors that come and go."""

@@ -1,0 +1,399 @@
+"""The rank of an executor that scores: it reads, predicts and writes the parts that it is handed.
+
+Three threads work on different parts: one reads ahead, the main one calls the user's function, one
+writes. So a GPU waits for the lake as little as the lake's speed allows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.artifacts.versions import ModelVersion
+from hopsgpu.core import metrics
+from hopsgpu.data.batches import Block, converted, rebatch
+from hopsgpu.data.cache import in_memory
+from hopsgpu.data.columns import Column, select
+from hopsgpu.data.prefetch import PrefetchIterator
+from hopsgpu.data.reader import FETCHES, LakeReader
+from hopsgpu.data.source import Source
+from hopsgpu.rank import inbox
+from hopsgpu.rank.blocked_time import RankBlockedTime
+from hopsgpu.rank.context import VARIABLE
+from hopsgpu.scoring.part_reports import BEGUN, DONE, FAILED, NO_PART, READY, ROWS, PartReport
+from hopsgpu.scoring.parts import Part, parts_of, shard_of
+from hopsgpu.scoring.predictions import predicted, with_schema
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.node_copies import shared_directories, whole_copy
+from hopsgpu.units import MIB
+
+# Record batches that are read ahead, of 8 MiB at most.
+_AHEAD = 6
+_BLOCK_BYTES = 8 * MIB
+# The largest row group that is fetched as a whole.
+_FETCHED_BYTES = 64 * MIB
+# Rows, and bytes, of a row group of the output.
+_GROUP_ROWS = 128 * 1024
+_GROUP_BYTES = 8 * MIB
+# Row groups that wait to be written.
+_LATE = 4
+_REPORT_SECONDS = 0.5
+_MODELS = "hopsgpu-models"
+
+END = json.dumps({"end": True})
+
+Predictor = Callable[[dict[str, Any]], object]
+
+
+def part_line(number: int) -> str:
+    """Return the line that hands a part to a rank."""
+    return json.dumps({"part": number})
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """What all ranks of a score have in common.
+
+    Attributes:
+        source: the table.
+        bounds: how it is divided into parts, as for `parts_of`.
+        columns: names of the columns that the user's function gets.
+        shapes: shape of a row by column, for columns of lists.
+        keep: names of the input's columns that are in the output.
+        batch_size: number of rows of a batch.
+        model: the version that the user's function gets, or None.
+        drafts: URL of the directory for files of parts.
+    """
+
+    source: Source
+    bounds: tuple[int, ...]
+    columns: tuple[str, ...]
+    shapes: Mapping[str, Any]
+    keep: tuple[str, ...]
+    batch_size: int
+    model: ModelVersion | None
+    drafts: str
+
+
+def score_parts(predict: Any, *, task: ScoreTask) -> int:
+    """Score the parts that the driver hands to this rank, until it hands over the end.
+
+    Returns:
+        The number of rows.
+    """
+    directory = Path(os.environ[VARIABLE]).parent
+    reports = directory / metrics.FILE
+    predictor = predictor_of(predict, None if task.model is None else _fetched(task.model))
+    metrics.append(reports, PartReport(NO_PART, READY).line(0, time.time()))
+    with (
+        tempfile.TemporaryDirectory(prefix="hopsgpu-score-") as scratch,
+        ThreadPoolExecutor(1, "hopsgpu-score-write") as pool,
+        _Reading(task, RankBlockedTime(directory).data) as reading,
+    ):
+        scorer = _Scorer(predictor, task, reports, Path(scratch), pool)
+        for part, chunks in reading.parts():
+            scorer.score(part, chunks)
+        scorer.finish()
+        return scorer.total
+
+
+def predictor_of(predict: Any, model_dir: Path | None) -> Predictor:
+    """Return what is called with each batch.
+
+    Args:
+        predict: a class, of which one object is made, or a function.
+        model_dir: directory with the model's files, or None without a model.
+    """
+    if inspect.isclass(predict):
+        # mypy takes it for the class `object`.
+        make: Any = predict
+        made: Predictor = make() if model_dir is None else make(model_dir)
+        return made
+    if model_dir is None:
+        function: Predictor = predict
+        return function
+    return functools.partial(predict, model_dir=model_dir)
+
+
+def _fetched(model: ModelVersion) -> Path:
+    """Return the directory with a version's files; download it if no process of the node has."""
+    described = json.dumps([model.url, model.manifest], sort_keys=True)
+    # The directory of the container has one for all attempts, and that one for each rank.
+    container = Path(os.environ[VARIABLE]).parents[2]
+    places = shared_directories(os.environ, container, _MODELS)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:32]
+
+    def fill(home: Path) -> None:
+        model.download(home)
+
+    return whole_copy(places, digest, fill)
+
+
+class _Reading:
+    """Reads the parts that are handed over, ahead of their use; a context manager.
+
+    Args:
+        task: the score.
+        waiting: counts the time in which the main thread waits for rows.
+    """
+
+    def __init__(self, task: ScoreTask, waiting: contextlib.AbstractContextManager[None]) -> None:
+        self._task = task
+        self._parts = parts_of(task.source, task.bounds)
+        self._unwanted = threading.Event()
+        # Each part's record batches, and None at its end.
+        self._items = PrefetchIterator(self._read, _AHEAD, waiting)
+
+    def __enter__(self) -> _Reading:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._unwanted.set()
+        self._items.close()
+
+    def parts(self) -> Iterator[tuple[Part, Iterator[Any]]]:
+        """Yield each part with its record batches, which are to be read before the next part."""
+        for part, _ in self._items:
+            yield part, self._chunks()
+
+    def _chunks(self) -> Iterator[Any]:
+        for _, chunk in self._items:
+            if chunk is None:
+                return
+            yield chunk
+
+    def _read(self) -> Iterator[tuple[Part, Any]]:
+        import pyarrow as pa
+
+        task = self._task
+        wanted = {*task.columns, *task.keep}
+        schema = pa.schema([one for one in task.source.arrow_schema if one.name in wanted])
+        with LakeReader(shard_of(task.source), schema, _FETCHED_BYTES) as reader:
+            for line in inbox.lines(self._unwanted):
+                message = json.loads(line)
+                if "end" in message:
+                    return
+                part = self._parts[message["part"]]
+                yield part, None
+                for chunk in reader.chunks(part.slices, FETCHES):
+                    yield part, chunk
+                yield part, None
+
+
+@dataclass
+class _Rows:
+    """Rows of the output that are not given to the writer yet."""
+
+    predictions: list[Any] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
+    rows: int = 0
+    size: int = 0
+
+    def add(self, predictions: Any, kept: Sequence[Any]) -> None:
+        """Add a batch's predictions, and the same rows of the columns that are kept."""
+        self.predictions.append(predictions)
+        self.kept += kept
+        self.rows += predictions.num_rows
+        self.size += predictions.nbytes + sum(one.nbytes for one in kept)
+
+
+class _Scorer:
+    """Calls the user's function with the batches of parts, and has the results written.
+
+    Args:
+        predictor: the user's function or object.
+        task: the score.
+        reports: file of the rank's reports.
+        scratch: local directory for files that are being written.
+        pool: the thread that writes.
+
+    Attributes:
+        total: number of rows scored.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        task: ScoreTask,
+        reports: Path,
+        scratch: Path,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self._predictor = predictor
+        self._task = task
+        self._columns: list[Column] = select(task.source.arrow_schema, task.columns, task.shapes)
+        self._reports = reports
+        self._scratch = scratch
+        self._pool = pool
+        self._written: deque[Future[None]] = deque()
+        self._schema: Any = None
+        self._told = 0.0
+        self.total = 0
+
+    def score(self, part: Part, chunks: Iterator[Any]) -> None:
+        """Score a part; its file may still be being written on return."""
+        self._tell(PartReport(part.number, BEGUN))
+        kept: deque[Any] = deque()
+        rows, scored = _Rows(), 0
+        file = _PartFile(part, self._task, self._scratch, self._tell)
+        for batch in rebatch(self._blocks(chunks, kept), self._task.batch_size, False):
+            size = len(next(iter(batch.values())))
+            found = predicted(self._predictor(batch), size, self._task.keep)
+            self._schema = found.schema if self._schema is None else self._schema
+            rows.add(with_schema(found, self._schema), _taken(kept, size))
+            scored, self.total = scored + size, self.total + size
+            if rows.rows >= _GROUP_ROWS or rows.size >= _GROUP_BYTES:
+                self._write(functools.partial(file.write, rows))
+                rows = _Rows()
+            self._tell_rows(part, scored)
+        if rows.rows:
+            self._write(functools.partial(file.write, rows))
+        self._write(functools.partial(file.finish, scored))
+
+    def finish(self) -> None:
+        """Wait until all parts are on the lake."""
+        self._settle(0)
+
+    def _blocks(
+        self, chunks: Iterator[Any], kept: deque[Any]
+    ) -> Generator[Block | None, None, None]:
+        checked: set[Hashable] = set()
+        for chunk in chunks:
+            if self._task.keep:
+                kept.append(kept_columns(chunk, self._task.keep, self._task.source.instants))
+            yield from converted(in_memory(chunk), self._columns, _BLOCK_BYTES, checked)
+        yield None
+
+    def _write(self, work: Callable[[], None]) -> None:
+        self._settle(_LATE)
+        self._written.append(self._pool.submit(work))
+
+    def _settle(self, late: int) -> None:
+        """Wait until at most so many writes are under way; raise what one of them raised."""
+        while self._written and (len(self._written) > late or self._written[0].done()):
+            self._written.popleft().result()
+
+    def _tell_rows(self, part: Part, scored: int) -> None:
+        now = time.monotonic()
+        if now >= self._told + _REPORT_SECONDS:
+            self._told = now
+            self._tell(PartReport(part.number, ROWS, scored))
+
+    def _tell(self, report: PartReport) -> None:
+        metrics.append(self._reports, report.line(self.total, time.time()))
+
+
+class _PartFile:
+    """The file of a part: written on the node's disk, then put on the lake. For one thread.
+
+    Args:
+        part: the part.
+        task: the score.
+        scratch: local directory.
+        tell: reports that the file is on the lake, or that the part has failed.
+    """
+
+    def __init__(
+        self, part: Part, task: ScoreTask, scratch: Path, tell: Callable[[PartReport], None]
+    ) -> None:
+        self._part = part
+        self._keep = task.keep
+        # Another process may still write a file of the same part: it is believed to be lost.
+        self._name = f"{part.number}-{uuid.uuid4().hex}.parquet"
+        self._target = Lake(task.drafts) / self._name
+        self._path = scratch / self._name
+        self._tell = tell
+        self._writer: Any = None
+
+    def write(self, rows: _Rows) -> None:
+        """Write rows as a row group."""
+        with self._failure_told():
+            self._write(rows)
+
+    def finish(self, scored: int) -> None:
+        """Put the file on the lake."""
+        with self._failure_told():
+            schema = self._writer.schema
+            self._writer.close()
+            size = self._path.stat().st_size
+            self._target.upload(self._path)
+            self._path.unlink()
+            self._tell(
+                PartReport(
+                    self._part.number,
+                    DONE,
+                    scored,
+                    self._name,
+                    size,
+                    schema.serialize().to_pybytes(),
+                )
+            )
+
+    def _write(self, rows: _Rows) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        predictions = pa.Table.from_batches(rows.predictions)
+        table = predictions
+        if self._keep:
+            kept = pa.Table.from_batches(rows.kept).select(list(self._keep))
+            names = [*kept.schema.names, *predictions.schema.names]
+            table = pa.table([*kept.columns, *predictions.columns], names=names)
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._path, table.schema)
+        self._writer.write_table(table, row_group_size=table.num_rows)
+
+    @contextlib.contextmanager
+    def _failure_told(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            # The main thread is at another part by then.
+            self._tell(PartReport(self._part.number, FAILED))
+            raise
+
+
+def kept_columns(chunk: Any, names: Sequence[str], instants: frozenset[str]) -> Any:
+    """Return the columns of a record batch that the output has.
+
+    Args:
+        chunk: the record batch.
+        names: names of the columns.
+        instants: as of a `Source`: the output says that these are points in time, or Spark would
+            take them for timestamps without a time zone.
+    """
+    import pyarrow as pa
+
+    columns = []
+    for name in names:
+        column = chunk.column(name)
+        if name in instants:
+            column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+        columns.append(column)
+    return pa.record_batch(columns, names=list(names))
+
+
+def _taken(kept: deque[Any], rows: int) -> list[Any]:
+    """Remove the next rows from record batches, and return them."""
+    taken = []
+    while kept and rows:
+        batch = kept.popleft()
+        taken.append(batch.slice(0, rows))
+        if batch.num_rows > rows:
+            kept.appendleft(batch.slice(rows))
+        rows -= taken[-1].num_rows
+    return taken

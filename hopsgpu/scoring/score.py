@@ -1,0 +1,373 @@
+"""`score`: a table scored on executors that come and go, from the first granted GPU on."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from typing import Any
+
+from hopsgpu.artifacts.runs import RunStore, parts_elsewhere
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.core.end_reason import EndReason, reason_of_error
+from hopsgpu.core.gang import GangState
+from hopsgpu.data.argument import ONLY, Data, Datasets
+from hopsgpu.data.lake_file import opened
+from hopsgpu.data.parquet import read_footer
+from hopsgpu.data.source import Source
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.launcher.active_run import ActiveRun
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.data_staging import StagedSources
+from hopsgpu.launcher.interrupts import takes, wait_for
+from hopsgpu.launcher.planner import new_run_id, plan_of
+from hopsgpu.launcher.preflight import modules_to_check, python_of
+from hopsgpu.launcher.recorder import Recording
+from hopsgpu.launcher.run import Handle
+from hopsgpu.launcher.run_end import run_to_end
+from hopsgpu.launcher.run_record import RunDetails
+from hopsgpu.launcher.running import refuse_running
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.scoring.part_scorer import ScoreTask
+from hopsgpu.scoring.score_board import ScoreBoard
+from hopsgpu.scoring.score_loop import WORKERS, Scoring
+from hopsgpu.scoring.score_options import ScoreArguments, ScoreOptions, score_arguments
+from hopsgpu.scoring.score_plan import (
+    EarlierPlan,
+    ScorePlan,
+    arrow_schema,
+    chosen_columns,
+    planned,
+)
+from hopsgpu.scoring.score_results import ScoreResult
+from hopsgpu.scoring.table_output import TableOutput
+from hopsgpu.storage.error_messages import ABSENT
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.root import join_url
+
+log = logging.getLogger(__name__)
+
+_OUTPUT = "output"
+# Characters of a part's error in the record, which may have many of them.
+_MOST_ERROR = 2000
+
+
+@takes(ScoreOptions)
+def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
+    """Score a table, on GPUs that arrive and leave one by one.
+
+    The table is divided into parts: row groups, or pieces of large ones. The first part is scored
+    when the first executor is granted; each further executor gets parts as soon as it arrives, and
+    is released when no part is left for it. A part whose executor is lost is repeated by another
+    one. The output is Parquet with the kept columns and the predictions, in the table's order and
+    with each row once; it is there completely or not at all.
+
+    Raises:
+        ConfigError: an argument or setting is invalid, the output exists, the data cannot be read
+            in place or written, or the score to resume does not exist, is still running or was of
+            other data; no GPU was requested.
+        CapacityError: YARN can never grant an executor; nothing was requested.
+        GangTimeout: no executor arrived in time.
+        StoreError: there is no such model or version, or the lake refused.
+        HopsGpuError: a part failed three times: the message has the place of its rows and the
+            user's traceback; or `score_timeout` has passed. As with the other errors of a score
+            that has begun, `error.result` has what there is, and `resume=` continues.
+        KeyboardInterrupt: the user pressed Ctrl-C; the score's GPUs are back.
+    """
+    arguments = score_arguments(options)
+    options, application = arguments.options, arguments.application
+    run_id = options.resume or new_run_id(arguments.spec.name)
+    run = Lake(join_url(Lake(application.root).url, f"runs/{run_id}"))
+    earlier = None if options.resume is None else _earlier(run, run_id, arguments)
+    output = _output(run, run_id, arguments, earlier)
+    datasets = arguments.datasets if earlier is None else _written_before(arguments.datasets, run)
+    plan = plan_of(arguments, run_id, datasets)
+    board = ScoreBoard(run_id, arguments.terms, plan.shape.gpus, arguments.progress)
+    log.info(
+        "%s: scores on at most %d executors with %d GPUs each",
+        run_id,
+        arguments.terms.most,
+        plan.shape.gpus,
+    )
+    cancelled = threading.Event()
+    background = Background(f"hopsgpu-{run_id}-record")
+    active = ActiveRun(plan, application, board, cancelled, background)
+    work = functools.partial(
+        run_to_end, _Score(arguments, active, datasets, output, earlier), active
+    )
+    start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
+    return wait_for(Handle(board, cancelled, work, start), interrupted)
+
+
+def _earlier(run: Lake, run_id: str, arguments: ScoreArguments) -> EarlierPlan:
+    """Return the plan of the score to resume.
+
+    Raises:
+        ConfigError: there is no such score, or it is still running.
+        StoreError: its plan cannot be read.
+    """
+    try:
+        earlier = EarlierPlan(run)
+    except StoreError as error:
+        if error.kind != ABSENT:
+            raise
+        raise ConfigError(
+            f"resume={run_id!r}: {run.url} is not a score that began; `hopsgpu runs` lists the runs"
+        ) from None
+    refuse_running(run, run_id, arguments.application, "score")
+    return earlier
+
+
+def _output(
+    run: Lake, run_id: str, arguments: ScoreArguments, earlier: EarlierPlan | None
+) -> TableOutput:
+    """Return the output, in whose place nothing is.
+
+    Raises:
+        ConfigError: something is there, it is on an object store, or the score to resume has
+            another output.
+    """
+    url = arguments.output
+    if earlier is not None:
+        if url not in (None, earlier.output):
+            raise ConfigError(
+                f"output={url!r} differs from that of the score to resume: {earlier.output}"
+            )
+        url = earlier.output
+    output = TableOutput(run / _OUTPUT if url is None else Lake(url), run_id)
+    output.target.check_renames("the outputs of scores", "output=")
+    if earlier is not None and output.target.exists():
+        raise ConfigError(
+            f"resume={run_id!r}: {output.target.url} exists: that score is complete, or something"
+            " else was written there"
+        )
+    output.check()
+    return output
+
+
+def _written_before(datasets: Datasets, run: Lake) -> Datasets:
+    """Return what an earlier run of the score has written of a DataFrame, if it is there."""
+    written = run / ONLY / ONLY
+    if not any(datasets.frames) or not written.exists():
+        return datasets
+    return Datasets({ONLY: Data(written.url)}, single=True)
+
+
+class _Score:
+    """One run of a score; `Endable` describes its public methods."""
+
+    def __init__(
+        self,
+        arguments: ScoreArguments,
+        active: ActiveRun[ScoreBoard],
+        datasets: Datasets,
+        output: TableOutput,
+        earlier: EarlierPlan | None,
+    ) -> None:
+        self._arguments = arguments
+        self._active = active
+        self._board = active.board
+        self._directory = active.directory()
+        self._datasets = datasets
+        self._output = output
+        self._earlier = earlier
+        self._staged = StagedSources(
+            datasets, active.plan, active.application, active.board, active.cancelled
+        )
+        self._plan: ScorePlan | None = None
+        self._python_env: PythonEnv | None = None
+        self._is_published = False
+        self._has_parts = True
+        for text in active.plan.warnings:
+            self._board.warn(text)
+
+    def work(self, recording: Recording) -> None:
+        """Score the table.
+
+        Raises:
+            HopsGpuError: an error ended the score.
+        """
+        self._directory.make_writable()
+        recording.put(GangState.REQUESTED.value)
+        with recording.watching(), self._staged.ready():
+            try:
+                self._score(self._staged.sources[ONLY])
+            except BaseException:
+                # Written again, the rows might be in another order.
+                self._staged.keep()
+                self._give_up()
+                raise
+        if self._datasets is not self._arguments.datasets and not self._application_keeps:
+            (self._directory / ONLY).remove()
+
+    @property
+    def _application_keeps(self) -> bool:
+        return self._active.application.keeps_data
+
+    def _score(self, source: Source) -> None:
+        plan = self._plan = self._planned(source)
+        # First: a run whose plan is there is one that can be resumed.
+        plan.write(self._directory)
+        self._output.prepare()
+        done = self._output.kept()
+        rows = sum(plan.parts[number].rows for number in done)
+        self._board.planned(source.num_rows, len(plan.parts), len(done), rows)
+        if done:
+            log.info("%s: %d of %d parts are kept", self._board.run_id, len(done), len(plan.parts))
+            plan.schema = _schema_of(self._output.part(min(done)))
+        self._board.mark("prepared")
+        if len(done) < len(plan.parts):
+            self._on_executors(plan, done)
+        else:
+            self._board.state(GangState.RELEASING)
+            self._board.mark("released")
+        if not plan.schema:
+            raise HopsGpuError("no part could be scored; error.result.failed_parts says why")
+        failed = {part.first for part in self._board.failed_parts}
+        self._output.publish([part.number for part in plan.parts if part.first not in failed])
+        self._is_published = True
+        self._board.mark("published")
+        self._sweep()
+
+    def _give_up(self) -> None:
+        """Remove what the score has written and a run that resumes it does not need."""
+        if self._is_published:
+            return
+        try:
+            self._has_parts = self._output.give_up()
+        except StoreError as error:
+            self._board.warn(f"{self._output.where} is left: {error}")
+
+    def _sweep(self) -> None:
+        """Remove the parts of scores that ended early, and whose output would be this one."""
+        runs = RunStore(Lake(self._active.application.root))
+        try:
+            for run_id, url in self._output.others().items():
+                record = runs.stored(run_id).record
+                parts = None if record is None else parts_elsewhere(record)
+                if record is None or parts is None or parts.url != url:
+                    log.info("%s is left: it is of no score below this root", url)
+                elif record.goes_on(time.time()):
+                    log.info("%s is left: its score goes on", url)
+                else:
+                    log.info("removes %s, which a score has left that ended early", url)
+                    parts.remove()
+        except HopsGpuError as error:
+            self._board.warn(f"what earlier scores have left beside the output stays: {error}")
+
+    def _planned(self, source: Source) -> ScorePlan:
+        arguments, options = self._arguments, self._arguments.options
+        model = None if arguments.model is None else arguments.model.url
+        names = chosen_columns(source, options.columns, options.keep, options.shapes or {})
+        if self._earlier is None:
+            output = self._output.target.url
+            most = arguments.terms.most
+            return planned(source, names, model, arguments.code, output, most)
+        plan = self._earlier.resumed(source, names, model)
+        if plan.code != arguments.code:
+            self._board.warn(
+                "predict or its modules differ from those of the score that is resumed: its parts"
+                " were scored with the former code"
+            )
+        return plan
+
+    def _on_executors(self, plan: ScorePlan, done: frozenset[int]) -> None:
+        arguments, board, run = self._arguments, self._board, self._active
+        options = arguments.options
+        python_env = self._python_env = python_of(
+            arguments.python_env, run.plan.paths["root"], board, run.cancelled
+        )
+        imports = modules_to_check(arguments.function.needs, python_env, arguments.application)
+        request = Request(
+            board.run_id,
+            run.plan,
+            run.cancelled,
+            board,
+            frameworks=arguments.function.foreseen.imports,
+            python_env=python_env,
+            imports=imports,
+            has_data=True,
+        )
+        task = ScoreTask(
+            plan.source,
+            plan.bounds,
+            plan.columns,
+            options.shapes or {},
+            plan.keep,
+            options.batch_size,
+            arguments.model,
+            self._output.drafts.url,
+        )
+        function = arguments.function_with(task)
+        scoring = Scoring(arguments, run, plan, self._output, function, done, self._workers())
+        most = min(arguments.terms.most, len(plan.parts) - len(done))
+        with (
+            scoring.keeping(),
+            arguments.application.elastic(request.of_executors(most)) as lease,
+        ):
+            board.state(GangState.WAITING)
+            scoring.run(lease, python_env)
+
+    def _workers(self) -> int:
+        """Return how many workers earlier runs of the score have numbered; their logs stay."""
+        names = () if self._earlier is None else (self._directory / WORKERS).names()
+        return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
+
+    def put_rest(self) -> None:
+        """Do nothing: a score leaves nothing beside its record and its output."""
+
+    def result(self) -> ScoreResult:
+        board, plan = self._board, self._plan
+        return ScoreResult(
+            run_id=board.run_id,
+            url=self._output.target.url if self._is_published else "",
+            rows=board.rows_kept,
+            schema=arrow_schema(plan.schema) if plan is not None and plan.schema else None,
+            failed_parts=board.failed_parts,
+            gpu_seconds=board.gpu_seconds(),
+            timeline=board.timeline,
+            moments=board.moments,
+            warnings=board.warnings,
+        )
+
+    def end_reason(self, error: BaseException) -> EndReason:
+        return reason_of_error(error)
+
+    def result_of_failure(self, error: HopsGpuError) -> ScoreResult:
+        return self.result()
+
+    def details(self) -> RunDetails:
+        return RunDetails(
+            data=self._staged.reference, python_env=self._python_env, score=self._described()
+        )
+
+    def _described(self) -> dict[str, Any]:
+        arguments, plan = self._arguments, self._plan
+        options = arguments.options
+        return {
+            "output": self._output.target.url,
+            "is_complete": self._is_published,
+            "kept_in": self._output.where if self._has_parts and not self._is_published else None,
+            "model": None if arguments.model is None else arguments.model.url,
+            "columns": None if plan is None else list(plan.columns),
+            "keep": list(options.keep),
+            "batch_size": options.batch_size,
+            "max_concurrent": options.max_concurrent,
+            "gpus_per_worker": options.gpus_per_worker,
+            "on_error": options.on_error,
+            **self._board.progress,
+            "failed_parts": [
+                {**vars(part), "error": part.error[-_MOST_ERROR:]}
+                for part in self._board.failed_parts
+            ],
+        }
+
+
+def _schema_of(file: Lake) -> bytes:
+    """Return the schema of a Parquet file, as Arrow serialises it."""
+    with opened(file) as (handle, _):
+        schema = read_footer(file, handle).schema.to_arrow_schema()
+    serialized: bytes = schema.serialize().to_pybytes()
+    return serialized

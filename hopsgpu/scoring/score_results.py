@@ -1,0 +1,62 @@
+"""The result of `score`: a frozen value with a readable repr."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.scores import ScoreOutcome
+from hopsgpu.display.score_screens import score_card
+from hopsgpu.units import counted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class ScoreResult(ScoreOutcome):
+    """The result of a score.
+
+    Attributes:
+        run_id: names the score's directory on the lake; `score(resume=run_id)` resumes a score that
+            ended early.
+        url: URL of the output, a directory of Parquet files whose names have the order of the rows;
+            "" if the score ended early: then there is no output.
+        rows: number of rows of the output; of a score that ended early, of the parts that it kept.
+        schema: the output's pyarrow.Schema; None if no part was scored.
+        failed_parts: with `on_error="skip"`, what is left out of the output.
+        gpu_seconds: how the GPU time of this run was spent; `training` is that of scoring.
+        timeline: `granted` is when the first executor was ready, `started` when the first process
+            ran, `returned` when the last part was scored, `published` when the output was there.
+        moments: GPUs held and used over time.
+        warnings: warnings for the user.
+    """
+
+    __module__ = "hopsgpu"
+
+    def df(self, spark: SparkSession) -> DataFrame:
+        """Return the output as a DataFrame of a session.
+
+        As with any directory of Parquet, Spark may return the rows in another order than that of
+        the files; keep a column to sort by.
+        """
+        return spark.read.parquet(self.url)
+
+    @property
+    def largest_loss(self) -> str:
+        """What most GPU time was lost to, and how to reduce it; "" if little was lost."""
+        return largest_loss(self.gpu_seconds)
+
+    def __repr__(self) -> str:
+        parts = [f"run_id={self.run_id!r}", f"url={self.url!r}", counted(self.rows, "row")]
+        if self.schema is not None:
+            parts.append(f"columns={self.schema.names!r}")
+        if self.failed_parts:
+            parts.append(f"{counted(len(self.failed_parts), 'failed part')}")
+        parts += [f"warnings={self.warnings!r}"] if self.warnings else []
+        parts += [str(self.timeline), str(self.gpu_seconds)]
+        return f"ScoreResult({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return score_card(self)

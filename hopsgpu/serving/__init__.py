@@ -1,0 +1,1 @@
+"""What programs that load or serve a model need to know of it: signature, formats, settings."""

@@ -1,0 +1,221 @@
+"""Write what a server needs to serve a version into a local directory."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.serving import kserve, mlserver, tensorflow_serving, triton
+from hopsgpu.serving.hand_over import Layout, Served
+from hopsgpu.serving.model_formats import (
+    ONNX,
+    PICKLE,
+    SAVED_MODEL,
+    SKOPS,
+    STATE_DICT,
+    TORCHSCRIPT,
+    XGBOOST,
+    ModelFormat,
+)
+from hopsgpu.serving.model_loading import Trust, accepted_types
+from hopsgpu.serving.model_signature import Signature, Tensor
+
+log = logging.getLogger(__name__)
+
+_ALL = (SAVED_MODEL, TORCHSCRIPT, ONNX, STATE_DICT, SKOPS, PICKLE, XGBOOST)
+# For each server its layout, and the formats that it serves.
+_SERVERS: Mapping[str, tuple[Callable[..., Layout], tuple[str, ...]]] = {
+    "kserve": (kserve.layout, _ALL),
+    "triton": (triton.layout, _ALL),
+    "tf-serving": (tensorflow_serving.layout, (SAVED_MODEL,)),
+    "mlserver": (mlserver.layout, _ALL),
+}
+SERVERS = tuple(_SERVERS)
+# The options that only one server has.
+_OPTIONS = {
+    "max_batch_size": "triton",
+    "python": "triton",
+    "namenode": "kserve",
+    "principal": "kserve",
+    "image": "kserve",
+}
+# What belongs to a SavedModel in its directory.
+_SAVED_MODEL_PARTS = (
+    "saved_model.pb",
+    "saved_model.pbtxt",
+    "fingerprint.pb",
+    "variables",
+    "assets",
+    "assets.extra",
+)
+# Types of the Open Inference Protocol by the names of ONNX's TensorProto.DataType.
+_ONNX_TYPES = {
+    "FLOAT": "FP32",
+    "DOUBLE": "FP64",
+    "FLOAT16": "FP16",
+    "BFLOAT16": "BF16",
+    "STRING": "BYTES",
+}
+
+
+def formats_of(server: str) -> tuple[str, ...]:
+    """Return the formats that a server serves.
+
+    Raises:
+        ConfigError: there is no such server.
+    """
+    if server not in _SERVERS:
+        raise ConfigError(f"to={server!r}: must be one of {', '.join(SERVERS)}")
+    return _SERVERS[server][1]
+
+
+def options_of(server: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given.
+
+    Raises:
+        ConfigError: one of them is another server's.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    for name in said:
+        if _OPTIONS[name] != server:
+            raise ConfigError(f"{name}={said[name]!r}: only for {_OPTIONS[name]}, not for {server}")
+    return said
+
+
+def served(version: Served, paths: Iterable[str], files: Path, trust: Trust) -> Served:
+    """Return a version with what its files say.
+
+    Args:
+        version: what the manifest says.
+        paths: paths of all files of the version.
+        files: directory with the files, if `needs_files`.
+        trust: as for `load_model`.
+
+    Raises:
+        ConfigError: a skops file has types that the caller does not trust.
+    """
+    model = version.model
+    if model.name == SAVED_MODEL:
+        return replace(version, files=_of_saved_model(model.path, paths))
+    if model.name == SKOPS:
+        return replace(version, trusted=tuple(accepted_types(files / model.path, trust)))
+    if model.name != ONNX:
+        return version
+    try:
+        onnx = importlib.import_module("onnx")
+    except ModuleNotFoundError:
+        log.info("%s: takes names and shapes from the manifest: onnx is not installed", version.url)
+        # Any file beside the model may have its weights.
+        above = PurePosixPath(model.path).parent
+        beside = (path for path in paths if PurePosixPath(path).parent == above)
+        return replace(version, files=tuple(beside))
+    return _read_onnx(onnx, version, files)
+
+
+def needs_files(server: str, model: ModelFormat) -> bool:
+    """Return whether an export needs the version's files, and not only its manifest."""
+    return server != "kserve" or model.name in (ONNX, SKOPS)
+
+
+def next_steps(server: str, directory: Path) -> list[str]:
+    """Return what a person does next with an export, as commands and sentences.
+
+    Args:
+        server: one of SERVERS.
+        directory: where the export was written.
+    """
+    place = shlex.quote(str(directory.absolute()))
+    if server == "triton":
+        return [f"tritonserver --model-repository {place}"]
+    if server == "tf-serving":
+        config = "--model_config_file=/models/models.config"
+        return [f"docker run -p 8501:8501 -v {place}:/models tensorflow/serving {config}"]
+    if server == "mlserver":
+        return [f"mlserver start {place}"]
+    steps = [f"kubectl apply -k {place}"]
+    if (directory / "predictor").is_dir():
+        steps.insert(0, f"docker build {place}/predictor, tagged and pushed as the image there")
+    if kserve.KEYTAB in (directory / "kustomization.yaml").read_text():
+        steps.insert(0, f"put the keytab at {place}/{kserve.KEYTAB}")
+    return steps
+
+
+def write(server: str, version: Served, files: Path, out: Path, options: Mapping[str, Any]) -> None:
+    """Write what a server needs.
+
+    The files get their names once all of them are there; files of an earlier export are replaced.
+
+    Args:
+        server: one of SERVERS.
+        version: from `served`.
+        files: directory with the version's files.
+        out: a directory; created if missing.
+        options: from `options_of`.
+
+    Raises:
+        ConfigError: the server cannot serve the version, or the manifest lacks what it needs.
+        OSError: the directory cannot be written.
+    """
+    layout = _SERVERS[server][0](version, **options)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".export-") as draft:
+        for path, text in layout.texts.items():
+            place = Path(draft) / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        for source, path in layout.copies.items():
+            place = Path(draft) / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(files / source, place)
+        for path in (*layout.copies.values(), *layout.texts):
+            (out / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(draft) / path).replace(out / path)
+    log.info("exported %s for %s to %s", version.url, server, out)
+
+
+def _of_saved_model(directory: str, paths: Iterable[str]) -> tuple[str, ...]:
+    inside = [path for path in paths if PurePosixPath(path).is_relative_to(directory)]
+    return tuple(
+        path
+        for path in inside
+        if PurePosixPath(path).relative_to(directory).parts[0] in _SAVED_MODEL_PARTS
+    )
+
+
+def _read_onnx(onnx: Any, version: Served, files: Path) -> Served:
+    """Return the version with the inputs and outputs that the file names, and its other files."""
+    path = PurePosixPath(version.model.path)
+    graph = onnx.load(files / path, load_external_data=False).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    places = {
+        entry.value
+        for tensor in graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+    def tensors(values: Any) -> tuple[Tensor, ...]:
+        return tuple(_onnx_tensor(onnx, one) for one in values if one.name not in weights)
+
+    return replace(
+        version,
+        files=(str(path), *(str(path.parent / place) for place in sorted(places))),
+        signature=Signature(tensors(graph.input), tensors(graph.output)),
+    )
+
+
+def _onnx_tensor(onnx: Any, value: Any) -> Tensor:
+    kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    sizes = [
+        one.dim_value if one.HasField("dim_value") else -1
+        for one in value.type.tensor_type.shape.dim
+    ]
+    return Tensor(value.name, _ONNX_TYPES.get(kind, kind), tuple(sizes))

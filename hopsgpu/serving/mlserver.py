@@ -1,0 +1,51 @@
+"""A model for MLServer: its settings, and code for formats that no package of MLServer's serves.
+
+Source: https://mlserver.readthedocs.io, "Model Settings" and "Custom Inference Runtimes".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hopsgpu.serving.hand_over import Layout, Served, metadata, own_code, renamed, server_file
+from hopsgpu.serving.model_formats import PICKLE, XGBOOST
+
+_RUNTIMES = {
+    PICKLE: "mlserver_sklearn.SKLearnModel",
+    XGBOOST: "mlserver_xgboost.XGBoostModel",
+}
+# The name of the output of these runtimes.
+_PREDICT = "predict"
+
+
+def layout(served: Served) -> Layout:
+    """Return a directory with one model.
+
+    Args:
+        served: the version.
+
+    Raises:
+        ConfigError: the manifest lacks what a runtime needs.
+    """
+    place = served.name
+    file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
+    implementation = _RUNTIMES.get(served.model.name)
+    texts: dict[str, str] = {}
+    if implementation is None:
+        implementation = "mlserver_runtime.Runtime"
+        code = {"mlserver_runtime.py": server_file("mlserver_runtime.py"), **own_code(served, file)}
+        texts = {f"{place}/{name}": text for name, text in code.items()}
+    settings: dict[str, Any] = {
+        "name": served.name,
+        "implementation": implementation,
+        "parameters": {"uri": f"./{file}", "version": str(served.version)},
+    }
+    if served.signature is not None:
+        inputs, outputs = served.signature
+        if not texts and len(outputs) == 1:
+            outputs = (outputs[0]._replace(name=_PREDICT),)
+        settings["inputs"] = [metadata(tensor) for tensor in inputs]
+        settings["outputs"] = [metadata(tensor) for tensor in outputs]
+    texts[f"{place}/model-settings.json"] = json.dumps(settings, indent=1) + "\n"
+    return Layout(texts, renamed(served, f"{place}/{file}"))

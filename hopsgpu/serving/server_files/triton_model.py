@@ -1,0 +1,35 @@
+"""The model as Triton's Python backend wants it; runs in Triton, without hopsgpu."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as triton
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from served_model import ServedModel  # noqa: E402 - it lies beside this file
+
+
+class TritonPythonModel:
+    """Answers each request of a batch by itself."""
+
+    def initialize(self, args: dict[str, Any]) -> None:
+        """Load the model."""
+        self._model = ServedModel(Path(__file__).resolve().parent)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Return a response for each request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        names = [tensor["name"] for tensor in self._model.inputs]
+        found = {name: triton.get_input_tensor_by_name(request, name) for name in names}
+        try:
+            outputs = self._model({n: t.as_numpy() for n, t in found.items() if t is not None})
+        except Exception as error:  # noqa: BLE001 - the client gets it, and the server goes on
+            return triton.InferenceResponse(error=triton.TritonError(repr(error)))
+        tensors = [triton.Tensor(name, value) for name, value in outputs.items()]
+        return triton.InferenceResponse(output_tensors=tensors)

@@ -1,0 +1,30 @@
+"""A directory for TensorFlow Serving, and the configuration that names it.
+
+Source: https://www.tensorflow.org/tfx/serving/serving_config, "Model Server Configuration".
+"""
+
+from __future__ import annotations
+
+import json
+
+from hopsgpu.serving.hand_over import Layout, Served, renamed
+
+
+def layout(served: Served) -> Layout:
+    """Return a base path with one version, and `models.config` for a server that has it in /models.
+
+    Args:
+        served: the version, a SavedModel.
+    """
+    name = json.dumps(served.name, ensure_ascii=False)
+    base = json.dumps(f"/models/{served.name}", ensure_ascii=False)
+    config = (
+        "model_config_list {\n"
+        f'  config {{ name: {name} base_path: {base} model_platform: "tensorflow"\n'
+        f"    model_version_policy {{ specific {{ versions: {served.version} }} }} }}\n"
+        "}\n"
+    )
+    return Layout(
+        texts={"models.config": config},
+        copies=renamed(served, f"{served.name}/{served.version}"),
+    )

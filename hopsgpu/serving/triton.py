@@ -1,0 +1,116 @@
+"""A model repository for NVIDIA's Triton Inference Server.
+
+Source: https://github.com/triton-inference-server/server, docs/user_guide/model_repository.md and
+model_configuration.md; python_backend's and pytorch_backend's README.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.serving.hand_over import Layout, Served, own_code, renamed, server_file
+from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL, TORCHSCRIPT
+from hopsgpu.serving.model_signature import Tensor
+
+# The backend of a format, and the name that the model has for it.
+_BACKENDS = {
+    ONNX: ("onnxruntime", "model.onnx"),
+    TORCHSCRIPT: ("pytorch", "model.pt"),
+    SAVED_MODEL: ("tensorflow", "model.savedmodel"),
+}
+_PLATFORMS = {
+    ONNX: "onnxruntime_onnx",
+    TORCHSCRIPT: "pytorch_libtorch",
+    SAVED_MODEL: "tensorflow_savedmodel",
+}
+_BATCH = -1
+
+
+def layout(served: Served, *, max_batch_size: int = 0, python: bool = False) -> Layout:
+    """Return a repository with one version of one model.
+
+    Args:
+        served: the version.
+        max_batch_size: the most rows that Triton may put together; 0 for none: then each request is
+            a batch of its own.
+        python: whether Triton's Python backend is to call the model, where the format has a backend
+            of its own, too.
+
+    Raises:
+        ConfigError: the manifest lacks what the backend needs.
+    """
+    if type(max_batch_size) is not int or max_batch_size < 0:
+        raise ConfigError(f"max_batch_size={max_batch_size!r}: must be an integer ≥ 0")
+    place = f"{served.name}/{served.version}"
+    texts: dict[str, str] = {}
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    if python or served.model.name not in _BACKENDS:
+        backend = {"backend": "python"}
+        inputs, outputs = served.signed
+        file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
+        copies = renamed(served, f"{place}/{file}")
+        code = {"model.py": server_file("triton_model.py"), **own_code(served, file)}
+        texts |= {f"{place}/{name}": text for name, text in code.items()}
+    else:
+        name, file = _BACKENDS[served.model.name]
+        backend = {"backend": name, "platform": _PLATFORMS[served.model.name]}
+        inputs, outputs = _tensors(served)
+        copies = renamed(served, f"{place}/{file}")
+    for tensor in (*inputs, *outputs):
+        if max_batch_size and tensor.shape[:1] != (_BATCH,):
+            raise ConfigError(
+                f"max_batch_size={max_batch_size}: {tensor.name!r} has no batch as its first"
+                f" dimension ({list(tensor.shape)}); pass max_batch_size=0"
+            )
+    config = _config(served.name, backend, inputs, outputs, max_batch_size)
+    return Layout(
+        texts={**texts, f"{served.name}/config.pbtxt": config},
+        copies=copies,
+    )
+
+
+def _tensors(served: Served) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return inputs and outputs as a backend wants them; none where it reads them from the file."""
+    if served.model.name != TORCHSCRIPT:
+        return served.signature or ((), ())
+    # TorchScript's results have no names: the backend takes the number at the end of ours.
+    inputs, outputs = served.signed
+    return (
+        [tensor._replace(name=f"INPUT__{n}") for n, tensor in enumerate(inputs)],
+        [tensor._replace(name=f"OUTPUT__{n}") for n, tensor in enumerate(outputs)],
+    )
+
+
+def _config(
+    name: str,
+    backend: Mapping[str, str],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    most: int,
+) -> str:
+    """Return config.pbtxt, a ModelConfig in Protocol Buffers' text format."""
+    lines = [f"name: {_quoted(name)}"]
+    lines += [f"{key}: {_quoted(value)}" for key, value in backend.items()]
+    lines.append(f"max_batch_size: {most}")
+    for side, tensors in (("input", inputs), ("output", outputs)):
+        for tensor in tensors:
+            dims = tensor.shape[1:] if most else tensor.shape
+            kind = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
+            # A scalar has one element for Triton, which refuses a tensor without dimensions.
+            shown = ", ".join(map(str, dims or (1,)))
+            reshape = " reshape { shape: [] }" if not dims else ""
+            lines.append(
+                f"{side} {{ name: {_quoted(tensor.name)} data_type: TYPE_{kind}"
+                f" dims: [{shown}]{reshape} }}"
+            )
+    if most:
+        lines.append("dynamic_batching { }")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    # The escapes of JSON are those of the text format.
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,116 @@
+"""The status board of what runs on executors that arrive and leave: a search, for example."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_values import GpuSeconds
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.core.trials import Moment
+from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.gpu_accounting import GpuAccount
+from hopsgpu.launcher.status_board import Shown, StatusBoard
+from hopsgpu.tuning.scheduler import SearchTerms
+
+
+class _Executors(Protocol):
+    """The part of an ElasticLease that is used."""
+
+    @property
+    def held(self) -> int:
+        """Return the number of executors that are held."""
+
+    @property
+    def waiting_for(self) -> str:
+        """Return why there are not more executors."""
+
+
+class ExecutorsBoard(StatusBoard):
+    """The status board of trials on executors that arrive and leave one by one.
+
+    Args:
+        run_id: id of the run.
+        terms: how many trials run, and on how many slots.
+        gpus: number of GPUs of an executor.
+        progress: the display.
+    """
+
+    def __init__(self, run_id: str, terms: SearchTerms, gpus: int, progress: Shown) -> None:
+        super().__init__(run_id, gpus, progress)
+        self._terms = terms
+        self._tally = GpuAccount(gpus, terms.slots)
+        self._held = self._here = self._most = 0
+
+    def _leave(self, state: GangState) -> None:
+        """Do nothing: the preparation has no point in the timeline."""
+
+    def _granted(self, hosts: Sequence[str]) -> None:
+        """Do nothing: executors arrive one by one, and `executors` records them."""
+
+    def _mark(self, point: str, at: float) -> None:
+        """Record that a point was passed; the first time counts."""
+        if getattr(self._timeline, point) is None:
+            super()._mark(point, at)
+
+    def arrived(self, times: Sequence[float]) -> None:
+        """Do nothing: executors arrive one by one, and `executors` records them."""
+
+    def executors(self, lease: _Executors, here: int, most: int) -> None:
+        """Record the executors.
+
+        Args:
+            lease: acquires them.
+            here: number of executors that are ready.
+            most: number of executors that would be used now.
+        """
+        held, why = lease.held, lease.waiting_for
+        with self._lock:
+            if held != self._held:
+                self._tally.executors(held - self._held, time.time())
+            self._held, self._here, self._most, self._why = held, here, most, why
+
+    def least_executors(self, plan: LaunchPlan) -> int:
+        return self._terms.executors(self._terms.least)
+
+    def runs(self, at: float) -> None:
+        """Record that the function of a trial runs.
+
+        The trial's thread calls this; the next update of the display shows it.
+
+        Args:
+            at: when the function started, in seconds since the epoch.
+        """
+        self.mark("started", at)
+        with self._lock:
+            if self._state is GangState.STARTING:
+                self._state = GangState.RUNNING
+
+    @abstractmethod
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
+        """Show output of a trial's rank."""
+
+    def result(self) -> GangResult:
+        return GangResult(
+            run_id=self.run_id,
+            warnings=self.warnings,
+            timeline=self.timeline,
+            gpu_seconds=self.gpu_seconds(),
+        )
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """Return the GPUs held and used over time."""
+        with self._lock:
+            return tuple(self._tally.moments)
+
+    def gpu_seconds(self) -> GpuSeconds:
+        """Return how the GPU time was spent until now, or until the release."""
+        with self._lock:
+            return self._gpu_seconds()
+
+    def _gpu_seconds(self) -> GpuSeconds:
+        return self._tally.seconds(self._timeline.released or time.time())

@@ -1,0 +1,262 @@
+"""The cluster and the line as a page shows them: YARN's answers put beside the runs' records. Pure.
+
+YARN knows applications, and records know runs; the application's id connects them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hopsgpu.core.queue_policy import MOST_PASSES, Bound, Line, Ticket, coming, queue_tag
+from hopsgpu.units import counted
+from hopsgpu.web.run_rows import RunRow
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuUser
+
+USED, FREE, BROKEN, UNKNOWN = "used", "free", "unhealthy", "unknown"
+_WHY = {
+    Bound.NONE: "it could be granted now; it waits for its turn to ask YARN",
+    Bound.CLUSTER: "the cluster has not enough free",
+    Bound.NODES: "no node has enough free for one of its executors",
+    Bound.QUEUE: "a limit of its queue",
+    Bound.USER: "a limit of its user in the queue",
+}
+
+
+@dataclass(frozen=True)
+class GpuCell:
+    """One GPU of a node; YARN does not say which of a node's GPUs an application has.
+
+    Attributes:
+        state: "used", "free", "unhealthy", or "unknown" (somebody has it whom YARN does not name).
+        who: number of the application among those that have GPUs, from 1; 0 for none.
+    """
+
+    state: str
+    who: int = 0
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node with its GPUs.
+
+    Attributes:
+        node: as YARN reports it.
+        kinds: its products, in words.
+        cells: its GPUs: those in use first, then the free ones.
+    """
+
+    node: GpuNode
+    kinds: str
+    cells: tuple[GpuCell, ...]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """An application that has GPUs.
+
+    Attributes:
+        number: as in `GpuCell.who`.
+        user: as YARN reports it.
+        hosts: its nodes, with the number of its GPUs on each.
+        runs: its runs that go on, as far as their records can be read.
+    """
+
+    number: int
+    user: GpuUser
+    hosts: str
+    runs: tuple[RunRow, ...]
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """The cluster's GPUs.
+
+    Attributes:
+        gpus: as YARN reports them.
+        nodes: the nodes.
+        holders: who has GPUs, those with the most first.
+    """
+
+    gpus: ClusterGpus
+    nodes: tuple[NodeRow, ...]
+    holders: tuple[Holder, ...]
+
+
+def cluster_view(gpus: ClusterGpus, active: Sequence[RunRow]) -> ClusterView:
+    """Return the page of the cluster.
+
+    Args:
+        gpus: the cluster's GPUs.
+        active: the runs that go on.
+    """
+    holders = tuple(
+        Holder(
+            number,
+            user,
+            ", ".join(f"{host} ({count})" for host, count in user.hosts.items()),
+            tuple(row for row in active if row.application and row.application == user.id),
+        )
+        for number, user in enumerate(gpus.users, 1)
+    )
+    # Few applications have GPUs on one node, and many have some in the cluster.
+    by_host: dict[str, list[tuple[int, int]]] = {}
+    for holder in holders:
+        for host, count in holder.user.hosts.items():
+            by_host.setdefault(host, []).append((holder.number, count))
+    nodes = tuple(
+        NodeRow(
+            node,
+            ", ".join(f"{each.count} × {each.name}" for each in node.types),
+            tuple(_cells(node, by_host.get(node.host, ()))),
+        )
+        for node in gpus.nodes
+    )
+    return ClusterView(gpus, nodes, holders)
+
+
+def _cells(node: GpuNode, holders: Sequence[tuple[int, int]]) -> Iterator[GpuCell]:
+    """Return a node's GPUs.
+
+    Args:
+        node: the node.
+        holders: numbers of the applications that have GPUs there, and of how many each.
+    """
+    left = node.used
+    for number, gpus in holders:
+        # What the node has reported may be a moment older than what the application has.
+        count = min(gpus, left)
+        left -= count
+        yield from (GpuCell(USED, number) for _ in range(count))
+    yield from (GpuCell(UNKNOWN) for _ in range(left))
+    yield from (GpuCell(FREE) for _ in range(node.free))
+    yield from (GpuCell(BROKEN) for _ in range(node.total - node.used - node.free))
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A gang, or a search that would like more, that waits for executors.
+
+    Attributes:
+        place: its place in the line, from 1; None for a run without a ticket.
+        user: whose it is.
+        application: YARN's id.
+        name: the application's name, if YARN tells it; or "".
+        wants: what it waits for, in words.
+        since: since when, in seconds since the epoch; or None.
+        why: why it waits, in words.
+        grows: whether it has executors, and would like more.
+        partition: node label whose line it stands in; "" for none.
+        queue: path of the queue whose limit keeps it waiting, or of its own; "" if unknown.
+        passed: how often later gangs went first; at most `MOST_PASSES`, beyond which none counts.
+        runs: the runs of the application that go on and wait.
+    """
+
+    place: int | None
+    user: str
+    application: str
+    name: str
+    wants: str
+    since: float | None
+    why: str
+    grows: bool = False
+    partition: str = ""
+    queue: str = ""
+    passed: int = 0
+    runs: tuple[RunRow, ...] = ()
+
+    @property
+    def passes(self) -> str:
+        """Return how often later gangs went first, in words."""
+        return f"{self.passed} times{' or more' if self.passed >= MOST_PASSES else ''}"
+
+
+@dataclass(frozen=True)
+class LineView:
+    """Who waits.
+
+    Attributes:
+        waiting: in the order of the line, those without a ticket last.
+        asking: for each partition who asks YARN now, in words.
+        coming: what elastic gangs are about to give back, in words.
+    """
+
+    waiting: tuple[Waiting, ...]
+    asking: tuple[str, ...]
+    coming: tuple[str, ...]
+
+
+def line_view(
+    lines: Mapping[str, Line], gpus: ClusterGpus | None, active: Sequence[RunRow]
+) -> LineView:
+    """Return the page of the line.
+
+    Args:
+        lines: the queue of gangs of each partition.
+        gpus: the cluster's GPUs, if YARN answers.
+        active: the runs that go on.
+    """
+    names = {} if gpus is None else {user.id: user.name for user in gpus.users}
+    queues = {} if gpus is None else {queue_tag(queue.path): queue.path for queue in gpus.queues}
+    alone = len(lines) == 1
+    waiting, asking, back = [], [], []
+    for partition, line in sorted(lines.items()):
+        label = "" if alone else partition
+        for place, (ticket, owner) in enumerate(line.standing, 1):
+            waiting.append(_waiting(place, ticket, owner, label, names, queues, active))
+        of = f"{label}: " if label else ""
+        if line.asking is not None:
+            asking.append(f"{of}{line.asking} asks YARN for its executors now")
+        if text := coming(line):
+            back.append(f"{of}{text}")
+    standing = {one.application for one in waiting}
+    others = [_by_record(row) for row in active if _waits(row) and row.application not in standing]
+    return LineView((*waiting, *others), tuple(asking), tuple(back))
+
+
+def _waits(row: RunRow) -> bool:
+    return row.state == "waiting"
+
+
+def _waiting(
+    place: int,
+    ticket: Ticket,
+    owner: str,
+    partition: str,
+    names: Mapping[str, str],
+    queues: Mapping[str, str],
+    active: Sequence[RunRow],
+) -> Waiting:
+    runs = [row for row in active if row.application == ticket.application]
+    mine = tuple(row for row in runs if _waits(row) or (ticket.grows and row.waiting_for))
+    # A record has numbers, and a ticket only a word.
+    why = next((row.waiting_for for row in mine if row.waiting_for), _WHY[ticket.bound])
+    each = counted(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
+    return Waiting(
+        place=place,
+        user=owner,
+        application=ticket.application,
+        name=names.get(ticket.application, ""),
+        wants=f"{counted(ticket.executors, 'executor')} with {each} each",
+        since=ticket.filed / 1000,
+        why=why,
+        grows=ticket.grows,
+        partition=partition,
+        queue=queues.get(ticket.queue, ""),
+        passed=ticket.passed,
+        runs=mine,
+    )
+
+
+def _by_record(row: RunRow) -> Waiting:
+    return Waiting(
+        place=None,
+        user=row.user,
+        application=row.application,
+        name="",
+        wants=row.gang,
+        since=row.requested,
+        why=row.waiting_for,
+        queue=row.queue,
+        runs=(row,),
+    )

@@ -1,0 +1,73 @@
+"""Parts of logs for pages: a page has a bounded part, however large the log is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopsgpu.core.html import plain
+from hopsgpu.storage.lake import Lake
+
+# Of a log file; a page of it has about a thousand lines.
+MOST_BYTES = 128 * 1024
+_LONGEST_LINE = 2000
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """A part of a log.
+
+    Attributes:
+        text: whole lines without control characters; the end of a line that is too long is left
+            out.
+        begin: offset of its first byte.
+        end: offset behind its last byte.
+        size: bytes of the whole log.
+    """
+
+    text: str
+    begin: int
+    end: int
+    size: int
+
+    @property
+    def earlier(self) -> int | None:
+        """Return where the part before this one begins; None if this is the first."""
+        return None if self.begin == 0 else max(self.begin - MOST_BYTES, 0)
+
+
+def read_part(file: Lake, size: int, begin: int | None, *, grows: bool) -> LogPart:
+    """Return a part of a log: whole lines, or a part of a line that is longer than a page.
+
+    Args:
+        file: the log.
+        size: bytes that it has.
+        begin: offset from which to read; None for the end of the log.
+        grows: whether the log may grow; then its last line counts once it has its end.
+
+    Raises:
+        StoreError: the lake refused.
+    """
+    at = max(size - MOST_BYTES, 0) if begin is None else min(max(begin, 0), size)
+    if at >= size:
+        return LogPart("", size, size, size)
+    with file.open() as source:
+        source.seek(at)
+        content = source.read(min(MOST_BYTES, size - at))
+    if begin is None and at:
+        # From the next whole line on.
+        first = content.find(b"\n") + 1
+        at, content = at + first, content[first:]
+    end = at + len(content)
+    if end < size or grows:
+        # What follows the last whole line is the next part's.
+        whole = content.rfind(b"\n") + 1
+        if whole or len(content) < MOST_BYTES:
+            end, content = at + whole, content[:whole]
+    return LogPart(_readable(content), at, end, size)
+
+
+def _readable(content: bytes) -> str:
+    lines = content.decode(errors="replace").split("\n")
+    # A progress bar writes its line again and again; a terminal shows the last of them.
+    last = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
+    return "\n".join(plain(line, _LONGEST_LINE) for line in last)

@@ -1,0 +1,441 @@
+"""What the pages read, and where: runs, logs, metrics and models on the lake, and YARN's answers.
+
+All calls here block, for as long as the lake or YARN takes; `shared_reads` has them in threads.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import logging
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.artifacts.checkpoints import Checkpoints
+from hopsgpu.artifacts.model_listing import entry_of, listed, tags_of
+from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.artifacts.run_logs import Log, log_file, log_sizes
+from hopsgpu.artifacts.run_uses import RunUses, read_uses
+from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore, began_by_name
+from hopsgpu.backends.lake_root import given_roots, roots_of_users
+from hopsgpu.core.queue_policy import Line
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
+from hopsgpu.storage.lake import Lake
+from hopsgpu.web.log_pages import LogPart, read_part
+from hopsgpu.web.metric_series import MetricFiles, MetricPlots
+from hopsgpu.web.run_rows import RunRow, newest, row_of
+from hopsgpu.web.run_view import CheckpointRow, checkpoint_rows
+
+if TYPE_CHECKING:
+    from hopsgpu.yarn.cluster_gpus import ClusterGpus
+
+log = logging.getLogger(__name__)
+
+# A driver writes its record every ten seconds; clocks may be apart.
+_ACTIVE_SECONDS = 3600.0
+_MOST_ENDED = 2000
+_MOST_WATCHED = 16
+_MOST_MODELS = 500
+_MOST_VERSIONS = 200
+_CHECKPOINTS = "checkpoints"
+_MODELS = "models"
+
+
+@dataclass(frozen=True)
+class Root:
+    """A directory of runs and models.
+
+    Attributes:
+        key: its name in the pages' addresses.
+        lake: the directory.
+    """
+
+    key: str
+    lake: Lake
+
+    @property
+    def store(self) -> RunStore:
+        """Return its runs."""
+        return RunStore(self.lake, LARGEST_RECORD)
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The roots that are shown, the caller's own first.
+
+    Attributes:
+        roots: the roots.
+        problems: why others are unknown.
+    """
+
+    roots: tuple[Root, ...]
+    problems: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str) -> Root:
+        for root in self.roots:
+            if root.key == key:
+                return root
+        raise ConfigError(f"there is no root {key[:99]!r} here")
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Runs of one root or of all.
+
+    Attributes:
+        rows: the runs, the newest first.
+        more: whether there are older ones.
+        problems: why roots cannot be listed.
+    """
+
+    rows: tuple[RunRow, ...]
+    more: bool
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The queues of gangs.
+
+    Attributes:
+        lines: the queue of each partition; none without YARN.
+        problems: what cannot be read.
+    """
+
+    lines: Mapping[str, Line]
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LogText:
+    """A part of a log, and which other logs there are.
+
+    Attributes:
+        part: the part.
+        logs: all logs beside it, with their bytes.
+    """
+
+    part: LogPart
+    logs: Mapping[Log, int]
+
+
+@dataclass(frozen=True)
+class ModelList:
+    """The models below a root.
+
+    Attributes:
+        models: entries as `hopsgpu.artifacts.model_listing.listed` makes them.
+        left_out: number of others.
+    """
+
+    models: tuple[Mapping[str, Any], ...]
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class VersionList:
+    """The versions of a model.
+
+    Attributes:
+        versions: entries as `hopsgpu.artifacts.model_listing.entry_of` makes them, newest first.
+        problem: why the tags cannot be read, or "".
+        left_out: number of older ones.
+    """
+
+    versions: tuple[Mapping[str, Any], ...]
+    problem: str = ""
+    left_out: int = 0
+
+
+class Sources:
+    """What the pages read.
+
+    Args:
+        cluster: returns the GPUs.
+        lines: returns the queues of gangs with the time there, and what cannot be read.
+        find_roots: returns the roots, the caller's own first, and why others are unknown.
+        clock: returns the seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        cluster: Callable[[], ClusterGpus],
+        lines: Callable[[], tuple[Mapping[str, tuple[Line, int]], Sequence[str]]],
+        find_roots: Callable[[], tuple[Sequence[Lake], Sequence[str]]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock = clock
+        self.cluster = cluster
+        self._lines = lines
+        self._find_roots = find_roots
+        self._lock = threading.Lock()
+        # Rows of runs that have ended, which do not change.
+        self._ended: OrderedDict[tuple[str, str], RunRow] = OrderedDict()
+        self._watched: OrderedDict[tuple[str, str], MetricFiles] = OrderedDict()
+        self._clients: dict[str, Lake] = {}
+
+    def roots(self) -> Roots:
+        """Return the roots.
+
+        Raises:
+            ConfigError: the configuration of the cluster cannot be read.
+        """
+        lakes, problems = self._find_roots()
+        return Roots(tuple(_keyed([self._client(lake) for lake in lakes])), tuple(problems))
+
+    def _client(self, lake: Lake) -> Lake:
+        """Return a root whose client is kept, and gives up soon on a NameNode that is away."""
+        with self._lock:
+            known = self._clients.get(lake.url)
+        if known is None:
+            known = Lake(lake.url, quick=True).with_client()
+            with self._lock:
+                self._clients[lake.url] = known
+        return known
+
+    def lines(self) -> Lines:
+        """Return the queues of gangs.
+
+        Raises:
+            HopsGpuError: the lake refused.
+        """
+        lines, problems = self._lines()
+        return Lines({name: line for name, (line, _) in lines.items()}, tuple(problems))
+
+    def runs(self, roots: Sequence[Root], most: int) -> RunList:
+        """Return the newest runs of some roots.
+
+        Args:
+            roots: the roots.
+            most: how many runs at most.
+        """
+        found, problems = self._ids(roots, None)
+        # By their names first, so that no more records are read than are shown.
+        some = [(root, run_id) for root, ids in found for run_id in ids[:most]]
+        some.sort(key=lambda pair: began_by_name(pair[1]) or 0.0, reverse=True)
+        rows = newest(self._rows(some[:most]), most)
+        more = sum(len(ids) for _, ids in found) > len(rows)
+        return RunList(tuple(rows), more, tuple(problems))
+
+    def active(self, roots: Sequence[Root]) -> RunList:
+        """Return the runs that go on.
+
+        Args:
+            roots: the roots.
+        """
+        found, problems = self._ids(roots, self.clock() - _ACTIVE_SECONDS)
+        some = [(root, run_id) for root, ids in found for run_id in ids]
+        rows = [row for row in self._rows(some) if row.goes_on]
+        return RunList(tuple(newest(rows, len(rows))), False, tuple(problems))
+
+    def _ids(
+        self, roots: Sequence[Root], since: float | None
+    ) -> tuple[list[tuple[Root, tuple[str, ...]]], list[str]]:
+        def list_one(root: Root) -> tuple[str, ...] | HopsGpuError:
+            try:
+                return root.store.ids(since)
+            except HopsGpuError as error:
+                return error
+
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            listings = list(zip(roots, pool.map(list_one, roots), strict=True))
+        found = [(root, ids) for root, ids in listings if isinstance(ids, tuple)]
+        return found, [str(ids) for _, ids in listings if not isinstance(ids, tuple)]
+
+    def _rows(self, some: Sequence[tuple[Root, str]]) -> list[RunRow]:
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(lambda pair: self._row(*pair), some))
+
+    def _row(self, root: Root, run_id: str) -> RunRow:
+        key = (root.key, run_id)
+        with self._lock:
+            known = self._ended.get(key)
+        if known is not None:
+            return known
+        run = root.store.stored(run_id)
+        row = row_of(root.key, run, self.clock())
+        # A search or a score may be resumed, with the same id.
+        if run.record is not None and run.record.has_ended and row.kind == "gang":
+            with self._lock:
+                self._ended[key] = row
+                while len(self._ended) > _MOST_ENDED:
+                    self._ended.popitem(last=False)
+        return row
+
+    def record(self, root: Root, run_id: str) -> RunRecord:
+        """Return a run's record.
+
+        Raises:
+            StoreError: it does not exist, or cannot be read.
+        """
+        return root.store.record(run_id)
+
+    def is_asked_to_cancel(self, root: Root, run_id: str) -> bool:
+        """Return whether a run's driver was asked to cancel it."""
+        return root.store.is_asked_to_cancel(run_id)
+
+    def cancel(self, root: Root, run_id: str) -> None:
+        """Ask a run's driver to cancel it.
+
+        Raises:
+            HopsGpuError: the run does not go on, or the lake refused.
+        """
+        root.store.cancel(run_id, self.clock())
+
+    def metrics(self, root: Root, run_id: str) -> MetricPlots:
+        """Return what a run reported so far; calls for one run follow each other.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        key = (root.key, run_id)
+        with self._lock:
+            files = self._watched.pop(key, None) or MetricFiles(root.store.directory(run_id))
+            self._watched[key] = files
+            while len(self._watched) > _MOST_WATCHED:
+                self._watched.popitem(last=False)
+        return files.look()
+
+    def checkpoints(self, root: Root, run_id: str) -> Sequence[CheckpointRow]:
+        """Return the checkpoints of a run.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        saved = Checkpoints(root.store.directory(run_id) / _CHECKPOINTS, rank=0)
+        return checkpoint_rows(saved.parts(), saved.announced())
+
+    def log(
+        self,
+        root: Root,
+        run_id: str,
+        which: Log,
+        trial: int | None,
+        begin: int | None,
+        *,
+        grows: bool,
+    ) -> LogText:
+        """Return a part of a rank's log.
+
+        Args:
+            root: the root.
+            run_id: the run.
+            which: the log.
+            trial: number of a search's trial whose log it is; or None.
+            begin: offset from which to read; None for the end.
+            grows: whether the log may grow.
+
+        Raises:
+            StoreError: the lake refused, or there is no such log.
+        """
+        directory = root.store.directory(run_id)
+        if trial is not None:
+            directory /= f"trials/{trial}"
+        sizes = log_sizes(directory)
+        if which not in sizes:
+            raise StoreError(
+                f"there is no log of rank {which.rank} in attempt {which.attempt} so far", "absent"
+            )
+        part = read_part(log_file(directory, which), sizes[which], begin, grows=grows)
+        return LogText(part, sizes)
+
+    def models(self, root: Root) -> ModelList:
+        """Return the models below a root.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        store = _models(root)
+        names = store.list()
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            found = list(pool.map(lambda name: listed(store, name), names[:_MOST_MODELS]))
+        return ModelList(tuple(found), len(names) - len(found))
+
+    def versions(self, root: Root, name: str) -> VersionList:
+        """Return the versions of a model.
+
+        Raises:
+            ConfigError: it cannot be a model's name.
+            StoreError: there is no such model, or the lake refused.
+        """
+        store = _models(root)
+        published = store.versions(name)[::-1]
+        if not published:
+            store.get(name)  # says what there is instead
+        tags, problem = tags_of(store, name)
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            shown = published[:_MOST_VERSIONS]
+            entries = list(pool.map(lambda version: entry_of(version, tags), shown))
+        return VersionList(tuple(entries), problem, len(published) - len(entries))
+
+    def uses(self, roots: Sequence[Root], since: float | None) -> RunUses:
+        """Return the GPU time of runs.
+
+        Args:
+            roots: the roots.
+            since: begin of the period, in seconds since the epoch; None for all runs.
+
+        Raises:
+            StoreError: the lake cannot be reached.
+        """
+        return read_uses([root.lake for root in roots], since, self.clock())
+
+
+def _models(root: Root) -> ModelStore:
+    return ModelStore((root.lake / _MODELS).url)
+
+
+def _keyed(lakes: Sequence[Lake]) -> list[Root]:
+    """Return roots with different keys: the name of the directory that each is in."""
+    found: dict[str, Lake] = {}
+    for lake in lakes:
+        parts = lake.url.split("/")
+        name = re.sub(r"[^\w.+=-]", "_", parts[-2] if len(parts) > 4 else "") or "lake"
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        found[next(one for one in names if one not in found and one.strip("."))] = lake
+    return [Root(key, lake) for key, lake in found.items()]
+
+
+def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
+    """Return the sources of this process: the cluster of HADOOP_CONF_DIR, else this machine.
+
+    Args:
+        roots: URLs of roots; those of all users if there are none.
+        environ: environment of the process.
+
+    Raises:
+        ConfigError: the configuration of the cluster cannot be read.
+    """
+    cluster, lines = _of_yarn(environ) if is_configured(environ) else _of_machine()
+    return Sources(
+        cluster, lines, lambda: given_roots(roots) if roots else roots_of_users(os.environ)
+    )
+
+
+def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any]:
+    from hopsgpu.backends.inventory import Observer
+    from hopsgpu.backends.lines_place import cluster_name, lines_place, named_locks
+    from hopsgpu.yarn.gang_queue import LineReader
+    from hopsgpu.yarn.resource_manager import web_addresses
+
+    setting = HadoopConf.load(environ).get
+    observer = Observer(setting)
+    name = cluster_name(setting, web_addresses(setting))
+    place, names = lines_place(named_locks(environ), setting("fs.defaultFS"), name)
+    for each in names:
+        place /= each
+    return observer.look, LineReader(place).look
+
+
+def _of_machine() -> tuple[Any, Any]:
+    from hopsgpu.backends.local.machine_gpus import machine_inventory
+    from hopsgpu.storage.identity import own_name
+
+    return lambda: machine_inventory(own_name()), lambda: ({}, ())

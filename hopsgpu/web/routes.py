@@ -1,0 +1,619 @@
+"""The pages' addresses: each route reads what its page shows, and fills in a template.
+
+All addresses in pages are relative, so that the pages work behind a proxy under any path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from hopsgpu.artifacts.run_logs import Log
+from hopsgpu.artifacts.runs import OTHER_SCHEMA, run_name
+from hopsgpu.core import formats
+from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, summed_up
+from hopsgpu.core.version import __version__
+from hopsgpu.display import phrases, record_phrases
+from hopsgpu.display.charts import SHARES, lines_image
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON, PERMISSION
+from hopsgpu.storage.names import model_name
+from hopsgpu.storage.timed_reads import Answer
+from hopsgpu.web.access import Guard, Secrets, Server, field_of, is_same
+from hopsgpu.web.cluster_view import cluster_view, line_view
+from hopsgpu.web.metric_series import MetricPlots, plots_json
+from hopsgpu.web.page_sources import Root, Roots, Sources
+from hopsgpu.web.run_view import RunView, run_view
+from hopsgpu.web.shared_reads import SharedReads
+from hopsgpu.web.usage_view import KINDS, UsageView, usage_view
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Page = Callable[[Request], Awaitable[Response]]
+
+HERE = Path(__file__).parent
+_ROOTS_SECONDS = 60.0
+_ACTIVE_SECONDS = 10.0
+_LIST_SECONDS = 5.0
+_SLOW_SECONDS = 30.0
+_MOST_RUNS = 50
+_ALL = "all"
+_PERIODS = ("24h", "7d", "30d", "90d", "365d", _ALL)
+_PERIOD = "30d"
+_MOST_BODY = 4096
+# Kinds of problems that loading the page again does not solve.
+_MISSING = (ABSENT, DAMAGED, OTHER_SCHEMA, PERMISSION)
+
+
+class Missing(Exception):
+    """What an address names does not exist; the message says what."""
+
+
+class Pages:
+    """The pages.
+
+    Args:
+        sources: what they read.
+        known: what a form must show.
+    """
+
+    def __init__(self, sources: Sources, known: Secrets) -> None:
+        self._sources = sources
+        self._known = known
+        # Each has threads of its own: a NameNode that does not answer does not keep YARN's answers
+        # away, nor the cancelling of a run.
+        self._yarn = SharedReads("YARN")
+        self._lake = SharedReads("the lake")
+        self._lines = SharedReads("the line's directory")
+        self._acts = SharedReads("the lake")
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            finalize=_finalized,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "duration": formats.duration,
+            "local_time": formats.local_time,
+            "local_time_of": formats.local_time_of,
+            "iso": _iso,
+            "size": formats.size,
+            "seconds": phrases.seconds,
+            "reported": _reported,
+            "part": lambda text: quote(str(text), safe="", errors="replace"),
+        }
+
+    def routes(self) -> list[Route | Mount]:
+        """Return all routes."""
+        at_run = "/runs/{root}/{run_id}"
+        return [
+            Route("/", self.cluster),
+            Route("/line", self.line),
+            Route("/runs", self.runs),
+            Route(at_run, self.run),
+            Route(f"{at_run}/metrics.json", self.metrics),
+            Route(f"{at_run}/log", self.log),
+            Route(f"{at_run}/log.txt", self.log_text),
+            Route(f"{at_run}/cancel", self.cancel, methods=["POST"]),
+            Route("/models", self.models),
+            Route("/models/{root}/{name}", self.model),
+            Route("/usage", self.usage),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ]
+
+    async def cluster(self, request: Request) -> Response:
+        """Show nodes, GPUs, and who has them."""
+        gpus, active = await asyncio.gather(
+            self._yarn.get("gpus", self._sources.cluster), self._active()
+        )
+        view = None if gpus.value is None else cluster_view(gpus.value, active.rows)
+        return self._page(
+            request, "cluster.html", view=view, gpus=gpus, problems=active.problems, active=active
+        )
+
+    async def line(self, request: Request) -> Response:
+        """Show who waits."""
+        lines, gpus, active = await asyncio.gather(
+            self._lines.get("lines", self._sources.lines),
+            self._yarn.get("gpus", self._sources.cluster),
+            self._active(),
+        )
+        found = {} if lines.value is None else lines.value.lines
+        view = line_view(found, gpus.value, active.rows)
+        odd = () if lines.value is None else lines.value.problems
+        problems = [p for p in (lines.problem, gpus.problem, *odd, *active.problems) if p]
+        return self._page(request, "line.html", view=view, problems=problems)
+
+    async def runs(self, request: Request) -> Response:
+        """List runs."""
+        roots = await self._roots()
+        chosen = request.query_params.get("of", "")
+        wanted, key = self._chosen(roots, chosen)
+        most = min(max(_number(request, "most") or _MOST_RUNS, 1), 1000)
+        listed = await self._lake.get(
+            ("runs", key, most), lambda: self._sources.runs(wanted, most), fresh=_LIST_SECONDS
+        )
+        odd = () if listed.value is None else listed.value.problems
+        return self._page(
+            request,
+            "runs.html",
+            listed=listed,
+            roots=roots.roots,
+            chosen=key,
+            most=most,
+            problems=[p for p in (listed.problem, *odd, *roots.problems) if p],
+        )
+
+    def _chosen(self, roots: Roots, key: str) -> tuple[Sequence[Root], str]:
+        """Return the roots that a reader chose, and the choice; by default the caller's own."""
+        if key == _ALL:
+            return roots.roots, _ALL
+        if not key:
+            return roots.roots[:1], roots.roots[0].key if roots.roots else _ALL
+        return [_found(lambda: roots[key])], key
+
+    async def run(self, request: Request) -> Response:
+        """Show one run: a gang's, a search or a score."""
+        root, run_id = await self._named(request)
+        now, place = self._sources.clock(), (root.key, run_id)
+        record = await self._lake.get(
+            ("record", *place), lambda: self._sources.record(root, run_id)
+        )
+        if record.value is None:
+            return self._error(request, _status(record), f"run {run_id}: {record.problem}")
+        url = root.store.directory(run_id).url
+        view: RunView | None = None
+        odd = record.problem
+        try:
+            view = run_view(root.key, record.value, url, now)
+        except ODD_JSON as error:
+            log.info("%s is odd", url, exc_info=True)
+            odd = (
+                "the record has fields of a form that this version of hopsgpu does not know"
+                f" ({type(error).__name__}: {error}); `hopsgpu runs show --json` shows them"
+            )
+        plots, saved, asked, tail = await asyncio.gather(
+            self._plots_of(root, run_id, view),
+            self._lake.get(
+                ("checkpoints", *place),
+                lambda: self._sources.checkpoints(root, run_id),
+                fresh=_ACTIVE_SECONDS,
+            ),
+            self._asked(root, run_id, goes_on=record.value.goes_on(now)),
+            self._tail(root, run_id, view),
+        )
+        return self._page(
+            request,
+            "run.html",
+            view=view,
+            record=record.value,
+            state=record.value.state_at(now),
+            goes_on=record.value.goes_on(now),
+            root=root,
+            plots=plots,
+            images=_images(plots.value),
+            checkpoints=saved,
+            asked=bool(asked.value),
+            tail=tail,
+            form=self._known.form,
+            curve=_curve_image(view),
+            world_headers=phrases.WORLD_HEADERS,
+            worlds=[phrases.world_cells(w, view.requested) for w in view.worlds] if view else [],
+            problems=[p for p in (odd, plots.problem, saved.problem, asked.problem) if p],
+            now=now,
+        )
+
+    async def _plots_of(self, root: Root, run_id: str, view: RunView | None) -> Answer[MetricPlots]:
+        if view is None or view.row.kind != "gang":
+            return Answer(None)
+        return await self._plots(root, run_id)
+
+    async def _asked(self, root: Root, run_id: str, *, goes_on: bool) -> Answer[bool]:
+        if not goes_on:
+            return Answer(False)
+        return await self._lake.get(
+            ("cancel", root.key, run_id), lambda: self._sources.is_asked_to_cancel(root, run_id)
+        )
+
+    async def _tail(self, root: Root, run_id: str, view: RunView | None) -> Any:
+        """Return which log a run's page ends with, and its end."""
+        if view is None or not view.logs:
+            return None
+        last = max(log.attempt for log, _ in view.logs)
+        ranks = [log.rank for log, _ in view.logs if log.attempt == last]
+        failed = None if view.failure is None else view.failure.rank
+        which = Log(last, failed if failed in ranks else min(ranks))
+        answer = await self._log(root, run_id, which, None, None, grows=False)
+        return which, answer
+
+    async def _log(
+        self,
+        root: Root,
+        run_id: str,
+        which: Log,
+        trial: int | None,
+        begin: int | None,
+        *,
+        grows: bool,
+    ) -> Answer[Any]:
+        key = ("log", root.key, run_id, which, trial, begin, grows)
+        read = partial(self._sources.log, root, run_id, which, trial, begin, grows=grows)
+        return await self._lake.get(key, read)
+
+    async def _plots(self, root: Root, run_id: str) -> Answer[MetricPlots]:
+        return await self._lake.get(
+            ("metrics", root.key, run_id), lambda: self._sources.metrics(root, run_id)
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """Return a run's metrics for the page's script."""
+        root, run_id = await self._named(request)
+        plots = await self._plots(root, run_id)
+        if plots.value is None:
+            return PlainTextResponse(cleaned(f"{plots.problem}\n"), 503)
+        record = await self._lake.get(
+            ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
+        )
+        began = None if record.value is None else record.value.timeline.get("requested")
+        return JSONResponse(plots_json(plots.value, began))
+
+    async def log(self, request: Request) -> Response:
+        """Show a part of a rank's log."""
+        root, run_id = await self._named(request)
+        which, trial, begin = _which(request)
+        grows = trial is None and await self._goes_on(root, run_id)
+        answer = await self._log(root, run_id, which, trial, begin, grows=grows)
+        return self._page(
+            request,
+            "log.html",
+            root=root,
+            run_id=run_id,
+            which=which,
+            trial=trial,
+            begin=begin,
+            answer=answer,
+            grows=grows,
+            problems=[answer.problem] if answer.problem else [],
+        )
+
+    async def log_text(self, request: Request) -> Response:
+        """Return what follows in a log, for the page's script."""
+        root, run_id = await self._named(request)
+        which, trial, begin = _which(request)
+        grows = trial is None and await self._goes_on(root, run_id)
+        answer = await self._log(root, run_id, which, trial, begin, grows=grows)
+        if answer.value is None:
+            return PlainTextResponse(cleaned(f"{answer.problem}\n"), 503)
+        part = answer.value.part
+        headers = {"X-Log-End": str(part.end), "X-Log-Grows": "1" if grows else "0"}
+        return PlainTextResponse(part.text, headers=headers)
+
+    async def _goes_on(self, root: Root, run_id: str) -> bool:
+        record = await self._lake.get(
+            ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
+        )
+        return record.value is not None and record.value.goes_on(self._sources.clock())
+
+    async def cancel(self, request: Request) -> Response:
+        """Ask a run's driver to cancel it."""
+        root, run_id = await self._named(request)
+        body = await _body(request)
+        if body is None or not is_same(field_of(body, "form"), self._known.form):
+            text = "The form is not of this server's present start: load the page again."
+            return self._error(request, 403, text)
+        key = ("ask to cancel", root.key, run_id)
+
+        def ask() -> bool:
+            self._sources.cancel(root, run_id)
+            return True
+
+        answer = await self._acts.get(key, ask, fresh=-1.0)
+        self._lake.forget(("cancel", root.key, run_id))
+        if answer.problem:
+            return self._error(
+                request,
+                409,
+                f"No request to cancel {run_id} is known to have been left: {answer.problem}",
+            )
+        log.info("a reader asked for the end of %s", run_id)
+        return Response(status_code=303, headers={"Location": f"../{quote(run_id, safe='')}"})
+
+    async def models(self, request: Request) -> Response:
+        """List models."""
+        roots = await self._roots()
+        root = self._chosen(roots, request.query_params.get("of", ""))[0][:1]
+        listed: Answer[Any] = Answer(None, "there is no directory of models")
+        if root:
+            listed = await self._lake.get(
+                ("models", root[0].key),
+                lambda: self._sources.models(root[0]),
+                fresh=_ACTIVE_SECONDS,
+            )
+        return self._page(
+            request,
+            "models.html",
+            listed=listed,
+            roots=roots.roots,
+            chosen=root[0].key if root else "",
+            problems=[p for p in (listed.problem, *roots.problems) if p],
+        )
+
+    async def model(self, request: Request) -> Response:
+        """Show the versions of a model."""
+        root = await self._root(request)
+        name = _found(lambda: model_name(request.path_params["name"]))
+        versions = await self._lake.get(
+            ("versions", root.key, name),
+            lambda: self._sources.versions(root, name),
+            fresh=_ACTIVE_SECONDS,
+        )
+        if versions.value is None:
+            return self._error(request, _status(versions), versions.problem)
+        odd = versions.value.problem
+        return self._page(
+            request,
+            "model.html",
+            root=root,
+            name=name,
+            versions=versions.value,
+            problems=[p for p in (versions.problem, odd) if p],
+        )
+
+    async def usage(self, request: Request) -> Response:
+        """Show GPU hours."""
+        by = request.query_params.get("by", USER)
+        since = request.query_params.get("since", _PERIOD)
+        if by not in GROUPINGS or since not in _PERIODS:
+            raise Missing("this page has no such period or grouping")
+        roots = await self._roots()
+        now = self._sources.clock()
+        began = moment_of(since, "since", now)
+        uses = await self._lake.get(
+            ("uses", since),
+            lambda: self._sources.uses(roots.roots, began),
+            fresh=_SLOW_SECONDS,
+        )
+        view = None
+        if uses.value is not None:
+            runs, odd = uses.value.runs, uses.value.problems
+
+            def summed() -> UsageView:
+                each = summed_up(runs, by, began, now, odd)
+                return usage_view(each, summed_up(runs, DAY, began, now), roots.problems)
+
+            # Thousands of runs would keep other pages waiting.
+            view = await asyncio.to_thread(summed)
+        return self._page(
+            request,
+            "usage.html",
+            view=view,
+            by=by,
+            since=since,
+            groupings=GROUPINGS,
+            periods=_PERIODS,
+            kinds=KINDS,
+            problems=[uses.problem] if uses.problem else [],
+        )
+
+    async def _roots(self) -> Roots:
+        found = await self._lake.get("roots", self._sources.roots, fresh=_ROOTS_SECONDS)
+        return Roots((), (found.problem,)) if found.value is None else found.value
+
+    async def _active(self) -> Any:
+        """Return the runs that go on, with why some of them are unknown."""
+        roots = await self._roots()
+        found = await self._lake.get(
+            "active",
+            lambda: self._sources.active(roots.roots),
+            # Each root costs the NameNode two requests.
+            fresh=_ACTIVE_SECONDS + len(roots.roots) / 10,
+        )
+        return _Active(
+            () if found.value is None else found.value.rows,
+            [p for p in (found.problem, *roots.problems) if p]
+            + list(() if found.value is None else found.value.problems),
+        )
+
+    async def _root(self, request: Request) -> Root:
+        roots = await self._roots()
+        return _found(lambda: roots[request.path_params["root"]])
+
+    async def _named(self, request: Request) -> tuple[Root, str]:
+        """Return the root and the run that an address names."""
+        run_id = _found(lambda: run_name(request.path_params["run_id"]))
+        return await self._root(request), run_id
+
+    def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+        # As the browser has it: a name with a slash in it has no further level there.
+        depth = bytes(request.scope.get("raw_path") or b"/").partition(b"?")[0].count(b"/") - 1
+        text = self._templates.get_template(template).render(
+            base="../" * depth or "./",
+            path=str(request.scope["path"]).strip("/").partition("/")[0],
+            version=__version__,
+            shown=self._sources.clock(),
+            **values,
+        )
+        return HTMLResponse(text, status)
+
+    def _error(self, request: Request, status: int, text: str) -> Response:
+        return self._page(request, "error.html", status, text=text, problems=[])
+
+    async def missing(self, request: Request, error: Exception) -> Response:
+        """Answer a request for what does not exist."""
+        text = str(error) if isinstance(error, Missing) else "There is no such page."
+        return self._error(request, 404, text)
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """Answer a request in a way that its address does not know."""
+        return self._error(request, 405, "This page can only be read.")
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """Answer a request on which these pages themselves fail."""
+        return self._error(
+            request,
+            500,
+            f"hopsgpu failed to make this page: {type(error).__name__}: {error}. The standard"
+            " error of `hopsgpu web` has the traceback",
+        )
+
+
+class _Active:
+    """The runs that go on, and why some are unknown."""
+
+    def __init__(self, rows: Sequence[Any], problems: Sequence[str]) -> None:
+        self.rows = rows
+        self.problems = problems
+
+
+def application(sources: Sources, known: Secrets, server: Server) -> Guard:
+    """Return the ASGI application.
+
+    Args:
+        sources: what the pages read.
+        known: what a browser must show.
+        server: how browsers reach this server.
+    """
+    pages = Pages(sources, known)
+    handlers: Mapping[Any, Any] = {
+        404: pages.missing,
+        405: pages.refused,
+        Missing: pages.missing,
+        500: pages.failed,
+    }
+    app = Starlette(routes=pages.routes(), exception_handlers=handlers)
+    # To an absolute URL, which behind a proxy is none of the browser's.
+    app.router.redirect_slashes = False
+    return Guard(app, server, known)
+
+
+def _status(answer: Answer[Any]) -> int:
+    """Return the status of a page that has nothing to show: missing, or only for now."""
+    return 404 if answer.kind in _MISSING else 503
+
+
+def _found(find: Callable[[], T]) -> T:
+    """Return what an address names.
+
+    Raises:
+        Missing: it cannot be anything's name.
+    """
+    try:
+        return find()
+    except HopsGpuError as error:
+        raise Missing(str(error)) from error
+
+
+def _number(request: Request, name: str) -> int | None:
+    """Return a number of an address's query; None if it has none.
+
+    Raises:
+        Missing: it is something else.
+    """
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15:
+        raise Missing(f"{name}={text[:99]!r} is not a number")
+    return int(text)
+
+
+def _which(request: Request) -> tuple[Log, int | None, int | None]:
+    """Return the log, the trial and the offset that an address names."""
+    which = Log(_number(request, "attempt") or 0, _number(request, "rank") or 0)
+    return which, _number(request, "trial"), _number(request, "from")
+
+
+async def _body(request: Request) -> bytes | None:
+    """Return a small body; None for a larger one."""
+    content = b""
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > _MOST_BODY:
+            return None
+    return content
+
+
+# Control characters, those that change the direction of what follows, and halves of characters.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def cleaned(text: str) -> str:
+    """Return a text that changes nothing around it, and that UTF-8 has."""
+    return _UNFIT.sub("?", text)
+
+
+def _finalized(value: object) -> object:
+    """Return what a template writes: strangers' texts cleaned; HTML of the templates unchanged."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return cleaned(value)
+    return value
+
+
+def _reported(metrics: object) -> str:
+    """Return the metrics of a manifest, which may have anything there, as text."""
+    pairs = record_phrases.reported(metrics) if isinstance(metrics, dict) else ()
+    return ", ".join(f"{name} {value}" for name, value in pairs) or "-"
+
+
+def _iso(seconds: float | None) -> str:
+    """Return a time for the `datetime` attribute of `<time>`; "" if no calendar has it."""
+    try:
+        return datetime.datetime.fromtimestamp(float(seconds or 0.0), datetime.UTC).isoformat(
+            timespec="seconds"
+        )
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+_WIDTH, _HEIGHT = 480, 130
+
+
+def _images(plots: MetricPlots | None) -> Sequence[Mapping[str, Any]]:
+    """Return plots for readers without scripts, each with its text."""
+    if plots is None:
+        return []
+    found = []
+    for name, series in plots.metrics.items():
+        traces = [one.points for one in series]
+        values = [value for trace in traces for _, value in trace]
+        last = series[0].points[-1] if series else (0.0, 0.0)
+        words = (
+            f"last {last[1]:.4g} at step {last[0]:,g} (rank {series[0].rank}),"
+            f" from {min(values):.4g} to {max(values):.4g}"
+            if values
+            else "no number so far"
+        )
+        found.append({"name": name, "image": lines_image(traces, _WIDTH, _HEIGHT), "words": words})
+    if plots.gpus:
+        traces = [one.points for one in plots.gpus]
+        means = [sum(value for _, value in trace) / len(trace) for trace in traces]
+        words = ", ".join(f"rank {s.rank} {m:.0%}" for s, m in zip(plots.gpus, means, strict=True))
+        image = lines_image(traces, _WIDTH, _HEIGHT, SHARES)
+        found.append({"name": "GPU utilisation", "image": image, "words": f"mean: {words}"})
+    return found
+
+
+def _curve_image(view: RunView | None) -> str:
+    """Return the plot of the best value so far, or ""."""
+    if view is None or view.search is None or not view.search.curve:
+        return ""
+    return lines_image([view.search.curve], _WIDTH, _HEIGHT)

@@ -1,0 +1,73 @@
+"""What GPUs did while they were held, on a real cluster; a stand-in for NVML has the utilisation.
+
+The script is an application of its own, since executors have the stand-in from its PYTHONPATH,
+which Spark hands on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests import idle_runs, nvml_standin
+from tests.conftest import gpus_become
+
+
+@pytest.fixture
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+    """A root of the test's own on the lake."""
+    lake = Lake(f"{hdfs_url}/tmp/idle-{uuid.uuid4().hex}")
+    monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
+    yield lake
+    lake.remove()
+
+
+# On this machine's GPUs, tests/contract has the same.
+@pytest.mark.soak
+@pytest.mark.timeout(idle_runs.SECONDS + 60)
+def test_what_gpus_were_lost_to_is_named_and_idle_ones_are_ended(
+    manager: ResourceManager, root: Lake, gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    nvml = nvml_standin.install(tmp_path / "nvml")
+    told = idle_runs.told_by_script(nvml, os.environ)
+    assert gpus_become(manager, 0)
+    store = RunStore(root.url)
+
+    def records(run: str) -> Mapping[str, Any]:
+        return store.record(run).content
+
+    idle_runs.check_slow_feed(told, records)
+    idle_runs.check_checkpoints(told, records)
+    idle_runs.check_unused(told, records)
+    idle_runs.check_ended(told, records)
+    idle_runs.check_trial(told)
+    idle_runs.check_unknown(told, records)
+
+
+def idles(seconds: float) -> str:
+    time.sleep(seconds)
+    return "returned"
+
+
+def test_simulated_gpus_neither_warn_nor_end_a_run(
+    spark: SparkSession, gpus_back: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The development cluster's own nvidia-smi says 0 %, and NVML knows none of its GPUs."""
+    monkeypatch.setenv("HOPSGPU_IDLE_WARNING", "1s")
+    result = hopsgpu.launch(idles, args=(8.0,), workers=2, idle_timeout="2s", progress="off")
+    assert result.values == ("returned", "returned")
+    assert not [text for text in result.warnings if "idled" in text]
+    assert result.gpu_seconds.unused == 0.0
+    assert {rank.gpu_utilisation for rank in result.ranks} == {None}
+    assert sum(result.gpu_seconds.kinds().values()) == pytest.approx(result.gpu_seconds.held)

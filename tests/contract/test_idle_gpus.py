@@ -1,0 +1,78 @@
+"""What GPUs did while they were held, on a local master: real ranks that wait, save and idle.
+
+The machine's GPUs are simulated; a stand-in for NVML has their utilisation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.devcluster.node_gpus import Gpu
+from hopsgpu.devcluster.nvidia_smi_standin import standin_script
+from tests import idle_runs, nvml_standin
+from tests.idle_runs import Records, Told
+
+UUIDS = [f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444" for n in (1, 2)]
+OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT", "SPARK_HOME", "SPARK_CONF_DIR")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def told(home: Path) -> Told:
+    smi = home / "nvidia-smi"
+    gpus = (Gpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
+    smi.write_text(standin_script(tuple(gpus)))
+    smi.chmod(0o755)
+    (home / "tmp").mkdir()
+    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
+    environ |= {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "HOPSGPU_LEASE_DIR": str(home / "leases"),
+        "HOPSGPU_NVIDIA_SMI": str(smi),
+    }
+    return idle_runs.told_by_script(nvml_standin.install(home / "nvml"), environ)
+
+
+@pytest.fixture
+def records(home: Path) -> Records:
+    def record(run: str) -> Mapping[str, Any]:
+        file = home / "hopsgpu" / "runs" / run / "run.json"
+        found: Mapping[str, Any] = json.loads(file.read_text())
+        return found
+
+    return record
+
+
+def test_a_slow_feed_is_the_largest_loss(told: Told, records: Records) -> None:
+    idle_runs.check_slow_feed(told, records)
+
+
+def test_checkpoints_are_the_largest_loss(told: Told, records: Records) -> None:
+    idle_runs.check_checkpoints(told, records)
+
+
+def test_gpus_that_are_not_used_are_told_of_at_once(told: Told, records: Records) -> None:
+    idle_runs.check_unused(told, records)
+
+
+def test_a_run_that_leaves_its_gpus_idle_is_ended(told: Told, records: Records) -> None:
+    idle_runs.check_ended(told, records)
+
+
+def test_a_trial_that_leaves_its_gpu_idle_fails(told: Told) -> None:
+    idle_runs.check_trial(told)
+
+
+def test_nothing_ends_where_the_utilisation_is_unknown(told: Told, records: Records) -> None:
+    idle_runs.check_unknown(told, records)

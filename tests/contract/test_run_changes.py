@@ -1,0 +1,94 @@
+"""What changed among the runs of a root since the last look, on every lake."""
+
+from __future__ import annotations
+
+import time
+
+from hopsgpu.artifacts.run_changes import AGAIN_SECONDS, RunChanges
+from hopsgpu.artifacts.runs import RunRecord
+from hopsgpu.core.gang import GangState
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.lake import Lake
+from tests.unit.records import RecordedRun
+
+FIRST, SECOND = "fit-20261120-230000-aaaaaa", "fit-20261121-100000-bbbbbb"
+
+
+class Reader:
+    """Looks at a root by a clock that a test sets; notes which records are read."""
+
+    def __init__(self, root: Lake) -> None:
+        self.now = 1000.0
+        self.read: list[str] = []
+        self.changes = RunChanges(root, self._digest, lambda: self.now)
+
+    def _digest(self, record: RunRecord) -> str:
+        self.read.append(record.run_id)
+        if record.state == "preparing":
+            raise StoreError("its numbers are odd", "damaged")
+        return record.state
+
+    def look(self) -> tuple[dict[str, str], tuple[str, ...], int]:
+        found = self.changes.look()
+        assert found.problem == ""
+        return found.read, found.removed, found.unreadable
+
+
+def ended(lake: Lake, run_id: str) -> RecordedRun:
+    run = RecordedRun(lake, run_id, time.time() - 100.0)
+    run.trains(run.now + 1, run.now + 2)
+    run.ends(run.now + 3, run.now + 4, run.now + 5, GangState.SUCCEEDED)
+    return run
+
+
+def test_each_look_reads_what_changed(lake: Lake) -> None:
+    reader = Reader(lake)
+    assert reader.look() == ({}, (), 0)
+    ended(lake, FIRST)
+    live = RecordedRun(lake, SECOND, time.time())
+    assert reader.look() == ({FIRST: "succeeded", SECOND: "requested"}, (), 0)
+    assert reader.look() == ({}, (), 0)
+    assert reader.look() == ({}, (), 0)
+    time.sleep(0.05)  # the file systems' clocks go in steps
+    live.put("waiting")
+    assert reader.look() == ({SECOND: "waiting"}, (), 0)
+    (lake / "runs" / FIRST).remove()
+    assert reader.look() == ({}, (FIRST,), 0)
+    assert reader.look() == ({}, (), 0)
+    ended(lake, FIRST)
+    assert reader.look() == ({FIRST: "succeeded"}, (), 0)
+
+
+def test_only_records_of_runs_that_go_on_are_read_again_without_a_change(lake: Lake) -> None:
+    ended(lake, FIRST)
+    RecordedRun(lake, SECOND, time.time())
+    reader = Reader(lake)
+    reader.look()
+    reader.now += AGAIN_SECONDS + 1
+    reader.read.clear()
+    assert reader.look()[0] == {SECOND: "requested"}
+    assert reader.read == [SECOND]
+
+
+def test_what_cannot_be_read_is_read_again_later_or_once_it_changes(lake: Lake) -> None:
+    (lake / "runs" / FIRST).make()
+    (lake / "runs" / FIRST / "run.json").write(b"{")
+    run = RecordedRun(lake, SECOND, time.time())
+    run.put("preparing")
+    reader = Reader(lake)
+    assert reader.look() == ({}, (), 2)
+    reader.read.clear()
+    assert reader.look() == ({}, (), 2)
+    assert reader.look() == ({}, (), 2)
+    assert reader.read == []
+    time.sleep(0.05)
+    run.put("waiting")
+    assert reader.look() == ({SECOND: "waiting"}, (), 1)
+    # Repaired in place, which the directory does not show.
+    (lake / "runs" / SECOND / "copy.json").write((lake / "runs" / SECOND / "run.json").read())
+    whole = (lake / "runs" / SECOND / "run.json").read().replace(SECOND.encode(), FIRST.encode())
+    (lake / "runs" / FIRST / "run.json").write(whole)
+    reader.look()
+    reader.now += AGAIN_SECONDS + 1
+    assert reader.look()[0] == {FIRST: "waiting", SECOND: "waiting"}
+    assert reader.look() == ({}, (), 0)

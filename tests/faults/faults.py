@@ -1,0 +1,945 @@
+"""The faults: how each is injected, and how each kind of launch must end.
+
+An injection is a context manager. On entry two ranks or trials run, of a fault that is `early`
+nothing does yet; when it has been left, the cluster is whole again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu import devcluster
+from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.devcluster.layout import DATANODE, NAMENODE, Layout
+from hopsgpu.linux import comm
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.cluster.test_gpus import said_by
+from tests.conftest import gone, until
+from tests.contention import start_script
+from tests.faults.launches import END_SECONDS, DriverLaunch, Kind, Launch, OwnLaunch
+from tests.faults.leftovers import container_of, processes_in_containers
+from tests.faults.training import Note
+from tests.processes import family, signal_all
+
+HEARTBEAT_SECONDS = 5
+_CUT_SECONDS = 60.0
+# Half of the cluster is guaranteed to it.
+OTHER_QUEUE = "other"
+# Stands in no line of ours: it asks YARN at once.
+_PREEMPTS = """
+    import sys, time
+    import hopsgpu
+    from hopsgpu.backends.spark.resource_profiles import build_profile
+    from hopsgpu.core.spec import ExecutorShape
+
+    context = hopsgpu.session("preempts", conf={"spark.yarn.queue": sys.argv[1]}).sparkContext
+    profile = build_profile(ExecutorShape(1, 1, 512, 1024))
+    print("asks", flush=True)
+    context.parallelize(range(2), 2).withResources(profile).map(lambda _: time.sleep(600)).collect()
+"""
+_SMALL: Mapping[str, Any] = {
+    "memory_per_worker": "512m",
+    "cores_per_worker": 1,
+    "progress": "off",
+}
+STATES = ("requested", "waiting", "granted", "ready", "starting", "running")
+
+
+@dataclass(frozen=True)
+class Raises:
+    """The launch ends with this error, which says this (a regular expression)."""
+
+    error: str
+    says: str
+
+
+@dataclass(frozen=True)
+class GoesOn:
+    """Another world or try follows, and the launch succeeds.
+
+    Attributes:
+        says: a regular expression that a warning matches; "" where there is none.
+    """
+
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class TrialFails:
+    """The trial fails, and says this (a regular expression); the others complete."""
+
+    says: str
+
+
+@dataclass(frozen=True)
+class Unharmed:
+    """The same ranks train on, and the launch succeeds."""
+
+
+Expected = Raises | GoesOn | TrialFails | Unharmed
+
+
+@dataclass
+class Case:
+    """What a launch runs on, and the launch once it has begun."""
+
+    cluster: Path
+    manager: ResourceManager
+    spark: SparkSession
+    root: Lake
+    begun: Launch | None = None
+
+    @property
+    def launch(self) -> Launch:
+        """The launch."""
+        assert self.begun is not None, "the fault comes before it"
+        return self.begun
+
+    def note(self, number: int = 1) -> Note:
+        """Return what a rank, or trial, of the first world has said."""
+        return next(note for note in self.launch.notes() if note.number == number)
+
+    def host(self) -> str:
+        """Return the node without our application master."""
+        tracked = self.spark.sparkContext.applicationId
+        app = self.manager.ask(f"/ws/v1/cluster/apps/{tracked}")["app"]
+        master = app["amHostHttpAddress"].partition(":")[0]
+        return "node1" if master == "node2" else "node2"
+
+    def victim(self) -> Note:
+        """Return a rank or trial that runs on that node."""
+        host = self.host()
+        return next(note for note in self.launch.notes() if note.host == host)
+
+
+Injection = Callable[[Case], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row of the matrix.
+
+    Attributes:
+        name: of the row.
+        expected: what each kind does; a kind that is missing does not apply.
+        inject: what befalls the launch.
+        early: whether it befalls the launch before two ranks run.
+        before: whether it comes before the launch does.
+        options: of the launch.
+        of_kind: further options of one kind.
+        launches: whether it is a launch of its own, which has GPUs until it is left.
+        holds_up: whether nobody can clean a node up before it is over.
+        driver: whether the launch has a driver of its own.
+        conf: settings of that driver's session.
+        environ: variables of the launch's driver.
+        not_for: why a kind is missing.
+    """
+
+    name: str
+    expected: Mapping[Kind, Expected]
+    inject: Injection
+    early: bool = False
+    before: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    of_kind: Mapping[Kind, Mapping[str, Any]] = field(default_factory=dict)
+    launches: bool = False
+    holds_up: bool = False
+    driver: bool = False
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    not_for: Mapping[Kind, str] = field(default_factory=dict)
+
+    def options_for(self, kind: Kind) -> dict[str, Any]:
+        """Return all options of a launch of this kind."""
+        return {**self.options, **self.of_kind.get(kind, {})}
+
+    def ranks_of(self, kind: Kind) -> int:
+        """Return how many ranks, or trials, run at a time."""
+        options = self.options_for(kind)
+        if kind is Kind.SEARCH:
+            return int(options.get("max_concurrent", 2))
+        workers = options.get("workers", 2)
+        return int(workers[1] if isinstance(workers, tuple) else workers)
+
+
+def everywhere(expected: Expected) -> dict[Kind, Expected]:
+    """Return the same for all kinds."""
+    return dict.fromkeys(Kind, expected)
+
+
+def each(gang: Expected, elastic: Expected, search: Expected) -> dict[Kind, Expected]:
+    """Return what each kind does."""
+    return {Kind.GANG: gang, Kind.ELASTIC: elastic, Kind.SEARCH: search}
+
+
+def ordered(what: str) -> Injection:
+    """Have rank, or trial, 1 do something."""
+
+    @contextlib.contextmanager
+    def inject(case: Case) -> Iterator[None]:
+        case.launch.order(1, what)
+        yield
+
+    return inject
+
+
+@contextlib.contextmanager
+def hangs(case: Case) -> Iterator[None]:
+    """Have rank, or trial, 1 hang, and the others return."""
+    case.launch.order(1, "hangs")
+    case.launch.wait_until_performed()
+    case.launch.go()
+    yield
+
+
+def process_beside(note: Note, words: bytes) -> int:
+    """Return the process in a rank's container that was started with these words."""
+    for process in Path("/proc").glob("[0-9]*"):
+        pid = int(process.name)
+        try:
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        if words in command and container_of(pid) == note.container:
+            return pid
+    raise LookupError(f"{note.container} has no process of {words!r}")
+
+
+def executor_of(note: Note) -> int:
+    """Return the JVM of a rank's container."""
+    return next(
+        pid
+        for pid in processes_beside(note)
+        if comm(pid) == "java" and b"--executor-id" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+def processes_beside(note: Note) -> list[int]:
+    """Return all processes in a rank's container."""
+    pids = (int(process.name) for process in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in pids if container_of(pid) == note.container]
+
+
+def agent_of(note: Note) -> int:
+    """Return the agent in a rank's container: Spark's Python worker that runs the task."""
+    found = []
+    for pid in processes_beside(note):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            above = int(stat[1])
+            commands = [Path(f"/proc/{one}/cmdline").read_bytes() for one in (pid, above)]
+        except OSError:
+            continue
+        if all(b"hopsgpu.spark.daemon" in command for command in commands):
+            found.append((int(stat[19]), pid))
+    return max(found)[1]
+
+
+def keeper_of(note: Note) -> int:
+    """Return the process daemon of a rank's container."""
+    return process_beside(note, b"hopsgpu.agent.process_daemon")
+
+
+def fork_server_of(note: Note) -> int:
+    """Return the fork server of a rank: its parent."""
+    return int(Path(f"/proc/{note.pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def killed(which: Callable[[Note], int]) -> Injection:
+    """Kill a process of the container of rank, or trial, 1."""
+
+    @contextlib.contextmanager
+    def inject(case: Case) -> Iterator[None]:
+        os.kill(which(case.note()), signal.SIGKILL)
+        yield
+
+    return inject
+
+
+def frozen(which: Callable[[Note], int]) -> Injection:
+    """Freeze a process of the container of rank, or trial, 1."""
+
+    @contextlib.contextmanager
+    def inject(case: Case) -> Iterator[None]:
+        pid = which(case.note())
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return inject
+
+
+def pid_of(cluster: Path, daemon: str) -> int:
+    """Return the pid of a daemon of the cluster."""
+    return next(one.pid for one in devcluster.status(cluster).daemons if one.name == daemon)
+
+
+def kill_daemon(cluster: Path, daemon: str) -> None:
+    """Kill a daemon of the cluster; return when it is gone."""
+    pid = pid_of(cluster, daemon)
+    os.kill(pid, signal.SIGKILL)
+    assert until(lambda: gone(pid), 60)
+
+
+@contextlib.contextmanager
+def node_manager_killed(case: Case) -> Iterator[None]:
+    host = case.victim().host
+    kill_daemon(case.cluster, host)
+    case.launch.go_elsewhere(host)
+    try:
+        yield
+    finally:
+        devcluster.up(case.cluster, say=lambda _: None)
+        assert until(lambda: devcluster.status(case.cluster).healthy, 60)
+
+
+def clock_off(seconds: int) -> Injection:
+    """Have a node's clock, for its NodeManager and all in its containers, go ahead or behind."""
+
+    @contextlib.contextmanager
+    def inject(case: Case) -> Iterator[None]:
+        host = case.host()
+        pid = pid_of(case.cluster, host)
+        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")[:-1]
+        clock = {
+            "LD_PRELOAD": _libfaketime(),
+            "FAKETIME": f"{seconds:+d}",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            # Else each wait of the JVM returns at once, and it takes all cores.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
+        }
+        site = Layout.at(case.cluster).conf(host) / "yarn-site.xml"
+        kill_daemon(case.cluster, host)
+        # `up` writes the file anew.
+        properties = "".join(
+            f"<property><name>yarn.nodemanager.admin-env.{name}</name><value>{value}</value>"
+            "</property>"
+            for name, value in clock.items()
+        )
+        end = "</configuration>"
+        site.write_text(site.read_text().replace(end, properties + end))
+        environ = dict(pair.split("=", 1) for pair in pairs) | clock
+        with (case.cluster / "logs" / "other-clock.log").open("w") as log:
+            node = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        try:
+            assert until(lambda: abs(_clock_of(case.manager, host) - seconds) < 600, 60)
+            yield
+        finally:
+            node.kill()
+            node.wait()
+            devcluster.up(case.cluster, say=lambda _: None)
+            assert until(lambda: devcluster.status(case.cluster).healthy, 60)
+
+    return inject
+
+
+def _libfaketime() -> str:
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    assert found, "install libfaketime: apt install faketime (Debian and Ubuntu)"
+    return str(found[0])
+
+
+def _clock_of(manager: ResourceManager, host: str) -> float:
+    """Return how far a NodeManager's clock was ahead of ours at its last report."""
+    nodes = manager.ask("/ws/v1/cluster/nodes")["nodes"]["node"]
+    (reported,) = (one["lastHealthUpdate"] for one in nodes if one["nodeHostName"] == host)
+    return float(reported) / 1000 - time.time()
+
+
+def restarted(daemon: str) -> Injection:
+    """Kill a daemon of the masters, and start it again at once."""
+
+    @contextlib.contextmanager
+    def inject(case: Case) -> Iterator[None]:
+        kill_daemon(case.cluster, daemon)
+        devcluster.up(case.cluster, say=lambda _: None)
+        yield
+
+    return inject
+
+
+@contextlib.contextmanager
+def safe_mode(case: Case) -> Iterator[None]:
+    """Put the NameNode into safe mode for some seconds, in which the launch ends."""
+    jvm, conf = case.spark.sparkContext._jvm, case.spark.sparkContext._jsc.hadoopConfiguration()
+    files = jvm.org.apache.hadoop.fs.FileSystem.get(conf)
+    actions = jvm.org.apache.hadoop.fs.SafeModeAction
+    assert files.setSafeMode(actions.ENTER)
+    leaves = threading.Timer(5.0, lambda: files.setSafeMode(actions.LEAVE))
+    leaves.start()
+    try:
+        yield
+    finally:
+        leaves.join()
+        assert not files.setSafeMode(actions.LEAVE)
+
+
+@contextlib.contextmanager
+def no_quota(case: Case) -> Iterator[None]:
+    """Leave no room for another byte below the models' directory."""
+    jvm, conf = case.spark.sparkContext._jvm, case.spark.sparkContext._jsc.hadoopConfiguration()
+    files = jvm.org.apache.hadoop.fs.FileSystem.get(conf)
+    models = jvm.org.apache.hadoop.fs.Path((case.root / "models").url)
+    none = 9223372036854775807  # HdfsConstants.QUOTA_DONT_SET
+    files.mkdirs(models)
+    files.setQuota(models, none, 1)
+    try:
+        case.launch.go()
+        yield
+    finally:
+        files.setQuota(models, none, -1)
+
+
+def sockets_of(pids: Iterable[int]) -> set[str]:
+    """Return the inodes of all sockets of some processes."""
+    found = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
+def ports_between(here: Iterable[int], there: Iterable[int]) -> set[int]:
+    """Return the ports of the second processes' TCP connections with the first ones."""
+    own, others = sockets_of(here), sockets_of(there)
+    connections = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            local, remote = (int(end.rpartition(":")[2], 16) for end in fields[1:3])
+            if fields[3] == "01":
+                connections[local, remote] = fields[9]
+    return {
+        local
+        for (local, remote), inode in connections.items()
+        if inode in others and connections.get((remote, local)) in own
+    }
+
+
+def has_own_network() -> bool:
+    """Return whether this process has a network without a way out, as `make faults` gives it."""
+    return [name for _, name in socket.if_nameindex()] == ["lo"]
+
+
+def _ip(*words: object) -> None:
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def cut_off(case: Case) -> Iterator[None]:
+    """Drop all that the driver and the containers of one node say to each other, for 60 s."""
+    assert has_own_network(), "run it by: make faults"
+    host = case.victim().host
+    containers = {note.container for note in case.launch.notes() if note.host == host}
+    there = [pid for pid, one in processes_in_containers(case.cluster).items() if one in containers]
+    ports = ports_between(family(os.getpid()), there)
+    assert ports, "no connections"
+    rules = [
+        ("pref", 10, "ipproto", "tcp", end, port, "blackhole")
+        for port in ports
+        for end in ("sport", "dport")
+    ]
+    # Rules count in their order, and that of local addresses is the first.
+    _ip("rule", "add", "pref", 100, "lookup", "local")
+    _ip("rule", "del", "pref", 0)
+    for rule in rules:
+        _ip("rule", "add", *rule)
+    _ip("route", "flush", "cache")
+    over = time.monotonic() + _CUT_SECONDS
+    case.launch.go_elsewhere(host)
+    try:
+        yield
+        time.sleep(max(over - time.monotonic(), 0.0))  # nobody tells
+    finally:
+        for rule in rules:
+            _ip("rule", "del", *rule)
+        _ip("rule", "add", "pref", 0, "lookup", "local")
+        _ip("rule", "del", "pref", 100)
+
+
+def driver_of(case: Case) -> int:
+    assert isinstance(case.launch, DriverLaunch)
+    return case.launch.driver.pid
+
+
+@contextlib.contextmanager
+def driver_interrupted(case: Case) -> Iterator[None]:
+    os.kill(driver_of(case), signal.SIGINT)
+    yield
+
+
+@contextlib.contextmanager
+def driver_killed(case: Case) -> Iterator[None]:
+    os.kill(driver_of(case), signal.SIGKILL)
+    yield
+
+
+@contextlib.contextmanager
+def driver_frozen(case: Case) -> Iterator[None]:
+    """Freeze the driver until its ranks have ended."""
+    pids = [note.pid for note in case.launch.notes()]
+    signal_all(driver_of(case), signal.SIGSTOP)
+    try:
+        assert until(lambda: all(map(gone, pids)), 6 * HEARTBEAT_SECONDS), "ranks live on"
+    finally:
+        signal_all(driver_of(case), signal.SIGCONT)
+    yield
+
+
+def cancelled_at(state: str) -> Injection:
+    """Cancel the launch at a state, or at the next one if it was short."""
+
+    @contextlib.contextmanager
+    def inject(case: Case) -> Iterator[None]:
+        launch = case.launch
+        assert isinstance(launch, OwnLaunch) and launch.run is not None
+        at = STATES.index(state)
+
+        def reached() -> bool:
+            return launch.state not in STATES[:at]
+
+        assert until(reached, 120, 0.002)
+        launch.run.cancel()
+        yield
+
+    return inject
+
+
+@contextlib.contextmanager
+def cancelled_from_outside(case: Case) -> Iterator[None]:
+    """Do what `hopsgpu runs cancel` does."""
+    store = RunStore(case.root.url)
+    (run_id,) = (case.root / "runs").names(directories=True)
+    store.ask_to_cancel(run_id)
+    yield
+
+
+@contextlib.contextmanager
+def another_holds_all(case: Case) -> Iterator[None]:
+    """Have another gang hold all GPUs, from before the launch on."""
+    with hopsgpu.hold(workers=4, **_SMALL):
+        yield
+
+
+@contextlib.contextmanager
+def another_wants(case: Case) -> Iterator[None]:
+    """Have another gang want three of the four GPUs, which must get them at last."""
+    other = hopsgpu.submit(os.getpid, workers=3, **_SMALL)
+    try:
+        yield
+    except BaseException:
+        other.cancel()
+        raise
+    finally:
+        assert other.wait(END_SECONDS), "the other gang does not end"
+    assert len(other.result().values) == 3
+
+
+@contextlib.contextmanager
+def preempted(case: Case) -> Iterator[None]:
+    """Have an application of a queue with a guarantee want two of the GPUs that all are in use."""
+    other = start_script({**os.environ}, _PREEMPTS, OTHER_QUEUE)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "asks\n"
+        if case.launch.kind is Kind.SEARCH:
+            # The trials that are left end: theirs is the room for the others.
+            pids = [note.pid for note in case.launch.notes()]
+            assert until(lambda: any(map(gone, pids)), 60), "nothing is preempted"
+            case.launch.go()
+        yield
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@contextlib.contextmanager
+def nothing(case: Case) -> Iterator[None]:
+    """Leave it to what is launched."""
+    yield
+
+
+@contextlib.contextmanager
+def port_taken(case: Case) -> Iterator[None]:
+    """Listen on the only port that the control channel may have."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, _variable("HOPSGPU_PORTS") as give:
+        port = taken.getsockname()[1]
+        give(f"{port}-{port}")
+        yield
+
+
+@contextlib.contextmanager
+def _variable(name: str) -> Iterator[Callable[[str], None]]:
+    def give(value: str) -> None:
+        os.environ[name] = value
+
+    before = os.environ.get(name)
+    try:
+        yield give
+    finally:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+def listening() -> list[tuple[str, int]]:
+    """Return the TCP sockets on which this process listens."""
+    inodes = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(str(descriptor.readlink()))
+    found = []
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            address, port = fields[1].split(":")
+            host = socket.inet_ntoa(bytes.fromhex(address)[::-1])
+            found.append((host, int(port, 16)))
+    return found
+
+
+@contextlib.contextmanager
+def strangers(case: Case) -> Iterator[None]:
+    """Connect to the control channel: say nothing, go at once, or talk nonsense."""
+    ranks = processes_in_containers(case.cluster)
+    # Spark listens too, and serves one connection after the other on some ports.
+    ports = ports_between(ranks, [os.getpid()])
+    places = [place for place in listening() if place[1] in ports]
+    assert places, "no control channel"
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            for said in (None, b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 65536, b"\0" * 8):
+                connection = stack.enter_context(socket.create_connection(place, 5))
+                # Who listens may hang up before all is said.
+                with contextlib.suppress(OSError):
+                    if said is None:
+                        connection.close()
+                    elif said:
+                        connection.sendall(said)
+        time.sleep(1.0)  # what they have said is read
+        yield
+
+
+@contextlib.contextmanager
+def discovery_fails(case: Case) -> Iterator[None]:
+    """Have the nvidia-smi of one node fail."""
+    with said_by(case.cluster / "nodes" / "node2", lambda _: "#!/bin/sh\nexit 9\n"):
+        yield
+
+
+def ends_first(says: str) -> Raises:
+    """Return the end of a launch by the failure of rank 1."""
+    return Raises("RankFailed", rf"rank 1 on node\d \(container \S+, GPU GPU-\S+\) {says}")
+
+
+def loses(says: str) -> tuple[Raises, GoesOn, GoesOn]:
+    """Return what a loss does to each kind."""
+    return Raises("RankFailed", says), GoesOn(says), GoesOn()
+
+
+_LOST = r"the executor of rank 1 on node\d was lost \(container \S+\): "
+
+
+def unpicklable() -> Callable[..., bool]:
+    """Return a function that refers to what cannot be pickled."""
+    lock = threading.Lock()
+
+    def refer(*given: object, **more: object) -> bool:
+        return lock.locked()
+
+    return refer
+
+
+# Launches that hold, or want, all GPUs of the cluster.
+ALL_GPUS: Mapping[Kind, Mapping[str, Any]] = {
+    Kind.GANG: {"workers": 4},
+    Kind.ELASTIC: {"workers": (1, 4)},
+    Kind.SEARCH: {"trials": 4, "max_concurrent": 4},
+}
+
+# Launches that do not fit one node, of which elastic ones and searches can do with one.
+MORE_THAN_A_NODE: Mapping[Kind, Mapping[str, Any]] = {
+    Kind.GANG: {"workers": 4},
+    Kind.ELASTIC: {"workers": (1, 4)},
+    Kind.SEARCH: {"max_concurrent": 4},
+}
+
+FAULTS = (
+    Fault(
+        "a rank raises",
+        each(
+            ends_first("raised ValueError: it has had enough"),
+            ends_first("raised ValueError: it has had enough"),
+            TrialFails("ValueError: it has had enough"),
+        ),
+        ordered("raises"),
+    ),
+    Fault(
+        "a rank exits with 9",
+        each(
+            ends_first("called sys.exit: exit code 9"),
+            ends_first("called sys.exit: exit code 9"),
+            TrialFails("called sys.exit: exit code 9"),
+        ),
+        ordered("exits"),
+    ),
+    Fault(
+        "a rank is killed (SIGKILL)",
+        each(
+            ends_first("was ended by SIGKILL"),
+            GoesOn("was ended by SIGKILL"),
+            TrialFails("was ended by SIGKILL"),
+        ),
+        ordered("is killed"),
+    ),
+    Fault(
+        "a rank hangs (`run_timeout`)",
+        each(
+            ends_first("was still running after run_timeout=15 s"),
+            ends_first("was still running after run_timeout=15 s"),
+            TrialFails("15 s"),
+        ),
+        hangs,
+        options={"run_timeout": "15s"},
+    ),
+    Fault("a rank floods its log (64 MiB)", everywhere(Unharmed()), ordered("floods")),
+    Fault(
+        "a rank is out of memory",
+        each(
+            ends_first("exceeded its memory limit"),
+            ends_first("exceeded its memory limit"),
+            TrialFails("exceeded its memory limit"),
+        ),
+        ordered("fills memory"),
+    ),
+    Fault(
+        "a rank's disk is full",
+        each(
+            ends_first(r"raised OSError: \[Errno 28\].*: the disk of node\d is full"),
+            ends_first(r"raised OSError: \[Errno 28\].*: the disk of node\d is full"),
+            TrialFails(r"the disk of node\d is full"),
+        ),
+        ordered("fills its disk"),
+    ),
+    Fault(
+        "a rank's GPU is lost",
+        each(
+            ends_first(r"raised RuntimeError: CUDA error: GPU is lost: GPU GPU-\S+ of node\d"),
+            GoesOn(r"GPU GPU-\S+ of node\d is broken or lost"),
+            TrialFails(r"GPU GPU-\S+ of node\d is broken or lost"),
+        ),
+        ordered("loses its GPU"),
+    ),
+    Fault("the executor is killed", each(*loses(_LOST)), killed(executor_of)),
+    Fault("the agent is killed", each(*loses(_LOST)), killed(agent_of)),
+    Fault(
+        "the agent is frozen",
+        each(*loses(_LOST + f"no sign of life for {HEARTBEAT_SECONDS} s")),
+        frozen(agent_of),
+    ),
+    Fault(
+        "the process daemon is killed",
+        each(
+            ends_first("was ended by SIG"),
+            GoesOn("was ended by SIG"),
+            TrialFails("was ended by SIG"),
+        ),
+        killed(keeper_of),
+        # The last one runs where the killed process was.
+        of_kind={Kind.SEARCH: {"trials": 3}},
+    ),
+    Fault(
+        "the fork server is killed",
+        each(
+            ends_first("was ended by SIG"),
+            GoesOn("was ended by SIG"),
+            TrialFails("was ended by SIG"),
+        ),
+        killed(fork_server_of),
+        # The last one runs where the killed process was.
+        of_kind={Kind.SEARCH: {"trials": 3}},
+    ),
+    Fault(
+        "the NodeManager is killed, and stays away",
+        each(
+            Raises("RankFailed", r"its NodeManager was lost: it did not report"),
+            GoesOn(r"its NodeManager was lost: it did not report"),
+            GoesOn(),
+        ),
+        node_manager_killed,
+        holds_up=True,
+        options={"placement": "spread"},
+        # So many that some are on each node.
+        of_kind={Kind.SEARCH: {"trials": 4, "max_concurrent": 4}},
+    ),
+    Fault(
+        "the network between driver and node is cut for 60 s",
+        each(
+            Raises("RankFailed", f"no sign of life for {HEARTBEAT_SECONDS} s"),
+            GoesOn(f"no sign of life for {HEARTBEAT_SECONDS} s"),
+            GoesOn(),
+        ),
+        cut_off,
+        options={"placement": "spread"},
+        # So many that some are on each node.
+        of_kind={Kind.SEARCH: {"trials": 4, "max_concurrent": 4}},
+    ),
+    Fault("the ResourceManager is restarted", everywhere(Unharmed()), restarted("resourcemanager")),
+    Fault("the NameNode is in safe mode for 5 s", everywhere(Unharmed()), safe_mode),
+    Fault("the NameNode is restarted", everywhere(Unharmed()), restarted(NAMENODE)),
+    Fault("the DataNode is restarted", everywhere(Unharmed()), restarted(DATANODE)),
+    Fault(
+        "the lake's quota is full",
+        {
+            Kind.GANG: Raises("StoreError", "quota"),
+            Kind.ELASTIC: Raises("StoreError", "quota"),
+        },
+        no_quota,
+        not_for={Kind.SEARCH: "its trials publish no model"},
+    ),
+    Fault(
+        "the driver is interrupted (Ctrl-C)",
+        everywhere(Raises("KeyboardInterrupt", "")),
+        driver_interrupted,
+        driver=True,
+    ),
+    Fault(
+        "the driver is killed (SIGKILL)",
+        everywhere(Raises("killed", "")),
+        driver_killed,
+        driver=True,
+    ),
+    Fault(
+        "the driver is frozen",
+        each(
+            Raises("RankFailed", r"the executor of rank \d on node\d was lost"),
+            GoesOn(r"the executor of rank \d on node\d was lost"),
+            GoesOn(),
+        ),
+        driver_frozen,
+        driver=True,
+    ),
+    *(
+        Fault(
+            f"it is cancelled while {state}",
+            {
+                Kind.GANG: Raises("Cancelled", "was cancelled"),
+                Kind.ELASTIC: Raises("Cancelled", "was cancelled"),
+            },
+            cancelled_at(state),
+            early=True,
+            not_for={Kind.SEARCH: "a search is cancelled from outside"},
+        )
+        for state in STATES[:-1]
+    ),
+    Fault(
+        "it is cancelled from outside while running",
+        each(
+            Raises("Cancelled", "was cancelled"),
+            Raises("Cancelled", "was cancelled"),
+            Raises("Cancelled", "was cancelled"),
+        ),
+        cancelled_from_outside,
+    ),
+    Fault(
+        "`acquire_timeout` passes",
+        everywhere(Raises("GangTimeout", r"held by this application \(4 GPUs\)")),
+        another_holds_all,
+        before=True,
+        early=True,
+        launches=True,
+        options={"acquire_timeout": "6s"},
+    ),
+    Fault(
+        "another gang competes for the GPUs",
+        everywhere(Unharmed()),
+        another_wants,
+        before=True,
+        early=True,
+        launches=True,
+        options={"acquire_timeout": "5m"},
+        of_kind={
+            Kind.GANG: {"workers": 3},
+            Kind.ELASTIC: {"workers": (2, 4)},
+            Kind.SEARCH: {"trials": 4, "max_concurrent": 4},
+        },
+    ),
+    Fault(
+        "another gang waits for its GPUs",
+        {Kind.GANG: Unharmed(), Kind.ELASTIC: GoesOn(), Kind.SEARCH: Unharmed()},
+        another_wants,
+        launches=True,
+        of_kind=ALL_GPUS,
+    ),
+    Fault(
+        "containers are preempted",
+        each(Raises("RankFailed", "preempt"), GoesOn("preempt"), GoesOn()),
+        preempted,
+        launches=True,
+        of_kind=ALL_GPUS,
+    ),
+    Fault(
+        "the discovery of GPUs fails on one node",
+        each(Raises("GangTimeout", "ended unexpectedly on node2"), Unharmed(), Unharmed()),
+        discovery_fails,
+        before=True,
+        early=True,
+        options={"acquire_timeout": "40s"},
+        of_kind=MORE_THAN_A_NODE,
+    ),
+    Fault(
+        "a node's clock is an hour ahead",
+        each(
+            Raises("GangTimeout", r"ended unexpectedly on node\d.*the node.s clock"),
+            Unharmed(),
+            Unharmed(),
+        ),
+        clock_off(3600),
+        before=True,
+        early=True,
+        options={"acquire_timeout": "40s"},
+        of_kind=MORE_THAN_A_NODE,
+    ),
+    Fault(
+        "the function cannot be pickled",
+        everywhere(Raises("ConfigError", "lock")),
+        nothing,
+        early=True,
+        options={"train_fn": unpicklable()},
+    ),
+    Fault(
+        "the executors' Python has another version",
+        everywhere(Raises("ConfigError", r"the executors' Python .*3\.9.*but the driver's is")),
+        nothing,
+        early=True,
+        driver=True,
+        environ={"PYSPARK_PYTHON": "/usr/bin/python3.9"},
+    ),
+    Fault(
+        "the control channel's port is taken",
+        everywhere(Raises("ConfigError", r"spark\.hopsgpu\.ports")),
+        port_taken,
+        before=True,
+        early=True,
+    ),
+    Fault("strangers connect to the control channel", everywhere(Unharmed()), strangers),
+)

@@ -1,0 +1,117 @@
+"""What must be gone after each fault: processes, files, leases of GPUs, half a model."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from hopsgpu.gpu.node.leases import read_leases
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import BACK_SECONDS, until
+from tests.faults.launches import MODEL
+
+# What is checked after the GPUs may take longer: NodeManagers remove directories in the background.
+_CLEAN_SECONDS = 20.0
+# The package for executors, which the driver's session keeps.
+_SESSION = "hopsgpu-package-"
+
+
+def container_of(pid: int) -> str:
+    """Return the YARN container that a process of this machine is in, or ""."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((e[13:].decode() for e in environ if e.startswith(b"CONTAINER_ID=")), "")
+
+
+def processes_in_containers(cluster: Path) -> dict[int, str]:
+    """Return the processes in all containers of a cluster, with their containers."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_there = (process / "cwd").readlink().is_relative_to(cluster)
+        except OSError:
+            continue
+        if is_there and (container := container_of(int(process.name))):
+            found[int(process.name)] = container
+    return found
+
+
+class Leftovers:
+    """Compares what a case leaves with what was there when this was created.
+
+    Args:
+        cluster: the cluster's directory.
+        manager: its ResourceManager.
+        root: root of the case on the lake.
+        application: id of the tests' application, whose master goes on.
+    """
+
+    def __init__(
+        self, cluster: Path, manager: ResourceManager, root: Lake, application: str
+    ) -> None:
+        self._cluster = cluster
+        self._manager = manager
+        self._root = root
+        self._before = self._files()
+        self._master = f"_{application.removeprefix('application_')}_01_000001"
+
+    def gpus_back(self, ended: float) -> float:
+        """Return the seconds from the end until the ResourceManager counted no GPU in use.
+
+        Args:
+            ended: when the launch had ended, by time.monotonic().
+
+        Raises:
+            AssertionError: it still counts some.
+        """
+
+        def used() -> int:
+            return self._manager.gpus()[0]
+
+        allowed = BACK_SECONDS + max(ended - time.monotonic(), -BACK_SECONDS / 2)
+        assert until(lambda: used() == 0, allowed, 0.05), f"{used()} GPUs are in use"
+        return max(time.monotonic() - ended, 0.0)
+
+    def check(self, version: int | None) -> None:
+        """Check that nothing else is left.
+
+        Args:
+            version: the published version of the model, or None.
+
+        Raises:
+            AssertionError: something is left; the message says what.
+        """
+        assert until(lambda: not self._processes(), _CLEAN_SECONDS), self._processes()
+        assert until(lambda: not self._left(), _CLEAN_SECONDS), self._left()
+        held = self._leases()
+        assert until(lambda: not self._leases(), _CLEAN_SECONDS), held
+        self._check_models(version)
+
+    def _processes(self) -> dict[int, str]:
+        found = processes_in_containers(self._cluster)
+        return {pid: one for pid, one in found.items() if not one.endswith(self._master)}
+
+    def _files(self) -> set[Path]:
+        """What is below the nodes' local directories, and what is named after hopsgpu in TMPDIR."""
+        local = self._cluster.glob("nodes/*/local/usercache/*/appcache/*/container_*")
+        temporary = Path(tempfile.gettempdir()).glob("hopsgpu*")
+        return {*(file for file in temporary if not file.name.startswith(_SESSION)), *local}
+
+    def _left(self) -> set[Path]:
+        return self._files() - self._before
+
+    def _leases(self) -> list[str]:
+        own = "".join(file.read_text() for file in self._cluster.glob("nodes/*/bin/nvidia-smi"))
+        return [one.address for one in read_leases({}) if one.held and one.address in own]
+
+    def _check_models(self, version: int | None) -> None:
+        model = self._root / "models" / MODEL
+        names = model.names()
+        versions = [name for name in names if name.isdigit()]
+        assert versions == ([] if version is None else [str(version)]), names
+        staging = model / "_staging"
+        assert until(lambda: not staging.names(), _CLEAN_SECONDS), staging.names()

@@ -1,0 +1,184 @@
+"""Each fault with each kind of launch to which it applies; tests/faults/faults.py has the table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from hopsgpu import devcluster
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import gpus_become, until
+from tests.faults.conftest import SEEN
+from tests.faults.faults import (
+    FAULTS,
+    Case,
+    Expected,
+    Fault,
+    GoesOn,
+    Raises,
+    TrialFails,
+    Unharmed,
+)
+from tests.faults.launches import (
+    RUNNING_SECONDS,
+    DriverLaunch,
+    Ending,
+    Kind,
+    Launch,
+    OwnLaunch,
+)
+from tests.faults.leftovers import Leftovers
+from tests.faults.page import Cell
+
+pytestmark = [pytest.mark.usefixtures("nothing_warmed"), pytest.mark.timeout(600)]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "_", name)
+
+
+CASES = [
+    pytest.param(fault, kind, id=_slug(f"{fault.name} {kind.value}"))
+    for fault in FAULTS
+    for kind in Kind
+    if kind in fault.expected
+]
+
+
+@pytest.fixture(autouse=True)
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+    """A root of each case's own on the lake."""
+    lake = Lake(f"{hdfs_url}/tmp/faults-{uuid.uuid4().hex}")
+    monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
+    yield lake
+    lake.remove()
+
+
+@pytest.fixture
+def whole_cluster(cluster_dir: Path, manager: ResourceManager) -> None:
+    """The cluster is whole and idle, whatever the case before has left."""
+    if not devcluster.status(cluster_dir).healthy:
+        devcluster.up(cluster_dir, say=lambda _: None)
+        assert until(lambda: devcluster.status(cluster_dir).healthy, 60)
+    assert gpus_become(manager, 0, 60)
+
+
+@pytest.mark.parametrize(("fault", "kind"), CASES)
+def test_fault(
+    fault: Fault,
+    kind: Kind,
+    whole_cluster: None,
+    cluster_dir: Path,
+    cluster_env: dict[str, str],
+    manager: ResourceManager,
+    spark: SparkSession,
+    root: Lake,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    seen = request.config.stash[SEEN]
+    seen[fault.name, kind.value] = Cell("fails")
+    expected = fault.expected[kind]
+    leftovers = Leftovers(cluster_dir, manager, root, spark.sparkContext.applicationId)
+
+    options = fault.options_for(kind)
+
+    def launched() -> Launch:
+        if fault.driver:
+            env = {**cluster_env, **os.environ, **fault.environ}
+            return DriverLaunch(kind, tmp_path, options, env, fault.conf)
+        return OwnLaunch(kind, tmp_path, options)
+
+    with contextlib.ExitStack() as stack:
+        case = Case(cluster_dir, manager, spark, root)
+        if fault.before:
+            stack.enter_context(fault.inject(case))
+        case.begun = launch = launched()
+        stack.callback(launch.close)
+        if not fault.early:
+            launch.wait_for(fault.ranks_of(kind))
+        there, began = len(launch.notes()), time.monotonic()
+        if not fault.before:
+            # Left before the launch is closed.
+            stack.enter_context(fault.inject(case))
+        after = _until_it_goes_on(launch, expected, there)
+        ending = launch.ending()
+        _check(ending, expected, kind)
+        outcome, seconds = _told(expected, ending, after, began)
+        seen[fault.name, kind.value] = Cell(f"{outcome}; GPUs are not back", seconds)
+        if not fault.launches:
+            back = leftovers.gpus_back(ending.at)
+        if not (fault.launches or fault.holds_up):
+            leftovers.check(ending.version)
+    if fault.launches:
+        back = leftovers.gpus_back(time.monotonic())
+    leftovers.check(ending.version)
+    seen[fault.name, kind.value] = Cell(outcome, seconds, back)
+
+
+def _until_it_goes_on(launch: Launch, expected: Expected, there: int) -> float | None:
+    """Let ranks return that go on; return when they did, if another world or try followed."""
+    if isinstance(expected, GoesOn):
+        assert until(lambda: len(launch.notes()) > there or launch.has_ended, RUNNING_SECONDS, 0.02)
+        at = time.monotonic()
+        launch.go()
+        return at
+    if isinstance(expected, TrialFails):
+        # The failure is there once its GPU serves nobody; the other trial waits.
+        assert isinstance(launch, OwnLaunch)
+        assert until(lambda: launch.failed > 0 or launch.has_ended, RUNNING_SECONDS, 0.02)
+        at = time.monotonic()
+        launch.go()
+        return at
+    if isinstance(expected, Unharmed):
+        launch.go()
+    return None
+
+
+def _check(ending: Ending, expected: Expected, kind: Kind) -> None:
+    """Check an ending against what was expected."""
+    if isinstance(expected, Raises):
+        assert ending.error == expected.error, ending
+        assert re.search(expected.says, ending.says), ending.says
+        return
+    assert ending.error == "", ending
+    states = [state for state, _ in ending.trials]
+    tries = [number for _, number in ending.trials]
+    if isinstance(expected, TrialFails):
+        assert sorted(states) == ["complete"] * (len(states) - 1) + ["failed"], ending
+        assert re.search(expected.says, ending.says), ending.says
+        return
+    again = isinstance(expected, GoesOn)
+    if kind is Kind.SEARCH:
+        assert set(states) == {"complete"}, ending
+        assert (max(tries) > 1) is again, ending
+    else:
+        assert ending.version == 1, ending
+    if kind is Kind.ELASTIC:
+        assert ending.worlds[-1] == "returned", ending
+        # It grows when a further executor comes, whatever befalls it.
+        assert bool({*ending.worlds[:-1]} - {"grew"}) is again, ending
+    if isinstance(expected, GoesOn) and expected.says:
+        assert re.search(expected.says, "\n".join(ending.warnings)), ending.warnings
+
+
+def _told(
+    expected: Expected, ending: Ending, after: float | None, began: float
+) -> tuple[str, float | None]:
+    """Return what the cell says, and the seconds that it took."""
+    if isinstance(expected, Raises):
+        name = "the driver is gone" if ending.error == "killed" else f"`{ending.error}`"
+        return name, max(ending.at - began, 0.0)
+    seconds = None if after is None else after - began
+    if isinstance(expected, TrialFails):
+        return "the trial fails", seconds
+    return ("goes on" if after is not None else "trains on"), seconds

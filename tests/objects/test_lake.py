@@ -1,0 +1,162 @@
+"""The files of a lake on an object store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import s3fs
+
+from hopsgpu.errors import StoreError
+from hopsgpu.storage import object_store
+from hopsgpu.storage.lake import Lake
+from tests.contract import test_lake
+from tests.objects.conftest import BUCKET
+from tests.objects.contracts import contracts_of
+
+# It has no rename, appends nothing, and has no directories without files; and what is of HDFS.
+WITHOUT = (
+    "test_status",
+    "test_names_come_back",
+    "test_rename_is_strict",
+    "test_rename_of_a_file_is_strict",
+    "test_one_of_many_creates",
+    "test_append_adds_what_is_missing",
+    "test_errors_say_what_is_wrong",
+    "test_a_draft_is_removed_where_the_lake_answers",
+    "test_other_places_are_refused",
+    "test_what_belongs_to_others_is_refused",
+    "test_a_full_quota_is_told",
+    "test_the_umask_counts",
+    "test_nobody_there_is_told_within_seconds",
+    "test_what_a_dead_writer_holds_open_is_added_to",
+)
+globals().update(contracts_of(test_lake, WITHOUT))
+
+
+MIB = 2**20
+
+
+def test_a_directory_is_there_with_its_first_file(lake: Lake) -> None:
+    (lake / "below").make()
+    assert not lake.exists() and lake.names() == ()
+    (lake / "below" / "five").write(b"12345")
+    (lake / "empty").write(b"")
+    found = {status.name: (status.is_directory, status.size) for status in lake.entries()}
+    assert found == {"below": (True, 0), "empty": (False, 0)}
+    assert (lake / "below" / "five").stat().size == 5
+    assert lake.stat().is_directory and (lake / "below").exists()
+    # What consoles make to show an empty directory.
+    s3fs.S3FileSystem().pipe_file(f"{BUCKET}{lake.path}/", b"")
+    assert lake.names() == ("below", "empty") and lake.names(directories=True) == ("below",)
+    (lake / "below").remove()
+    assert lake.names() == ("empty",)
+    lake.remove()
+    assert not lake.exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "100%", "1%20", "a+b", "x=1&y", "[1]*", "(1)", "'"])
+def test_names_are_kept(lake: Lake, name: str) -> None:
+    file = lake / name / name
+    file.write(name.encode())
+    assert lake.names() == (lake / name).names() == (name,)
+    assert file.read() == name.encode()
+    (lake / name).remove()
+    assert lake.names() == ()
+
+
+def test_one_of_many_creates_a_file(lake: Lake) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: (lake / "claim").create(b"%d" % n), range(8)))
+    assert sorted(made) == [False] * 7 + [True]
+    assert (lake / "claim").read() == b"%d" % made.index(True)
+    assert (lake / "claim").create() is False
+
+
+def test_a_large_file_is_written_in_parts(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "_PART", 5 * MIB)
+    content = os.urandom(12 * MIB + 5)
+    (tmp_path / "source").write_bytes(content)
+    (lake / "file").upload(tmp_path / "source")
+    (lake / "file").download(tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (lake / "file").read() == content
+
+
+def test_a_write_that_ends_early_leaves_nothing(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blocks() -> Iterator[bytes]:
+        yield from [b"x" * (4 * MIB)] * 4
+        raise ZeroDivisionError("the reader's own")
+
+    monkeypatch.setattr(object_store, "_PART", 5 * MIB)
+    with pytest.raises(ZeroDivisionError):
+        lake.files.write(f"{lake.path}/file", blocks(), replace=True)
+    assert not lake.exists()
+    assert not s3fs.S3FileSystem().list_multipart_uploads(BUCKET)
+
+
+def test_what_an_object_store_lacks_is_refused(lake: Lake) -> None:
+    (lake / "file").write(b"1")
+    for call in (
+        lambda: (lake / "file").rename(lake / "other"),
+        lambda: (lake / "file").append(b"2", at=1),
+    ):
+        with pytest.raises(StoreError, match="an object store") as refused:
+            call()
+        assert refused.value.kind == "unsupported"
+    assert lake.names() == ("file",) and (lake / "file").read() == b"1"
+
+
+def test_errors_have_their_kinds(lake: Lake) -> None:
+    (lake / "file").write(b"1")
+    with pytest.raises(StoreError, match=f"cannot read {lake.url}/absent: ") as absent:
+        (lake / "absent").read()
+    with pytest.raises(StoreError, match=f"cannot read {lake.url}: ") as directory:
+        lake.read()
+    with pytest.raises(StoreError, match="cannot write s3://nobody-has-this/x: ") as bucket:
+        Lake("s3://nobody-has-this/x").write(b"1")
+    kinds = [told.value.kind for told in (absent, directory, bucket)]
+    assert kinds == ["absent", "exists", "absent"]
+
+
+_LOOK = """
+import sys
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.lake import Lake
+try:
+    Lake(sys.argv[1], quick=True).stat()
+except StoreError as error:
+    print(error.kind, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:1"}, ("unreachable ", "AWS_ENDPOINT_URL")),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, ("permission ", "credentials")),
+    ],
+    ids=["nobody", "no credentials"],
+)
+def test_a_store_that_cannot_be_used_says_why(
+    lake: Lake, changed: dict[str, str], words: tuple[str, str]
+) -> None:
+    environ = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", **changed}
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOK, lake.url],
+        env={name: value for name, value in environ.items() if value},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout.startswith(words[0]) and words[1] in done.stdout, done.stdout
+    assert "secret-of-the-tests" not in done.stdout + done.stderr

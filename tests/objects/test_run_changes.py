@@ -1,0 +1,40 @@
+"""What changed of the runs on an object store, whose directories have no times."""
+
+from __future__ import annotations
+
+import time
+
+from hopsgpu.artifacts.run_changes import AGAIN_SECONDS
+from hopsgpu.storage.lake import Lake
+from tests.contract.test_run_changes import FIRST, SECOND, Reader, ended
+from tests.unit.records import RecordedRun
+
+THIRD = "fit-20261121-110000-cccccc"
+
+
+def test_each_look_reads_the_runs_that_go_on(lake: Lake) -> None:
+    reader = Reader(lake)
+    assert reader.look() == ({}, (), 0)
+    ended(lake, FIRST)
+    going = RecordedRun(lake, SECOND, time.time())
+    assert reader.look() == ({FIRST: "succeeded", SECOND: "requested"}, (), 0)
+    for state in ("waiting", "running"):
+        going.put(state)
+        assert reader.look() == ({SECOND: state}, (), 0)
+    # A run that began since is seen at once.
+    RecordedRun(lake, THIRD, time.time())
+    assert reader.look() == ({SECOND: "running", THIRD: "requested"}, (), 0)
+    (lake / "runs" / FIRST).remove()
+    assert reader.look()[1] == (FIRST,)
+
+
+def test_what_cannot_be_read_is_read_again_later(lake: Lake) -> None:
+    reader = Reader(lake)
+    run = RecordedRun(lake, FIRST, time.time())
+    run.put("preparing")
+    assert reader.look() == ({}, (), 1)
+    run.put("waiting")
+    assert reader.look() == ({}, (), 1)
+    assert reader.read == [FIRST]
+    reader.now += AGAIN_SECONDS + 1
+    assert reader.look() == ({FIRST: "waiting"}, (), 0)

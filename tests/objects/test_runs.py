@@ -1,0 +1,45 @@
+"""Records and logs of runs on an object store, which has no directories and does not append."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.display.progress import NoDisplay
+from hopsgpu.launcher.rank_output import Outputs
+from hopsgpu.launcher.run_record import write
+from hopsgpu.storage.lake import Lake
+from tests.contract import test_runs
+from tests.objects.contracts import contracts_of
+
+# They have a directory without files, or append.
+WITHOUT = (
+    "test_runs_are_listed_cancelled_and_pruned",
+    "test_tensorboards_files_are_copied_as_they_grow",
+)
+globals().update(contracts_of(test_runs, WITHOUT))
+
+
+def test_a_run_that_may_have_changed_is_listed(lake: Lake, tmp_path: Path) -> None:
+    store = RunStore(lake.url)
+    assert store.ids() == () and store.modified() is None
+    write(store.directory(test_runs.RUN), test_runs.record_of(tmp_path, "running"))
+    # Its directory has no time.
+    assert store.ids(changed_since=1e10) == (test_runs.RUN,)
+    store.ask_to_cancel(test_runs.RUN)
+    assert (store.directory(test_runs.RUN) / "cancel").exists()
+
+
+def test_a_log_is_written_anew_when_a_fifth_of_it_is_new(lake: Lake) -> None:
+    container = Container(0, "container_0", "node1", "10.0.0.1", ())
+    log = lake / "rank-0.log"
+    with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
+        for more, there in ((100, 100), (100, 200), (40, 200), (9, 200), (1, 250), (5, 250)):
+            outputs.take(0, b"x" * more)
+            for _, work in outputs.grown(lake):
+                work()
+            assert log.stat().size == there
+        for _, work in outputs.take_over().uploads(lake):
+            work()
+    assert log.read() == b"x" * 255

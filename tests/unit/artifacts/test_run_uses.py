@@ -1,0 +1,372 @@
+"""The GPU time of runs from their records, and of removed runs, on a local directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.artifacts import run_uses
+from hopsgpu.artifacts.run_uses import UsageFiles, keep_before_removal, read_uses, use_of
+from hopsgpu.artifacts.runs import LARGEST_RECORD, RunRecord, RunStore, parse
+from hopsgpu.core.gpu_use import GpuUse, UsePoint, use_between
+from hopsgpu.core.usage_report import RunUse, summed_up
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.lake import Lake
+from tests.unit.records import put_run
+
+RUN = "fit-20261122-120000-bbbbbb"
+POINTS = [
+    {"time": 1000.0, "held": 0.0, "training": 0.0, "publishing": 0.0, "waited": 0.0},
+    {"time": 2000.0, "held": 50.0, "training": 40.0, "publishing": 1.0, "waited": 9.0},
+]
+# More than an hour after all that is written here, for which a removal waits with held gangs.
+LATER = time.time() + 7200.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Lake:
+    return Lake(f"file://{tmp_path}")
+
+
+def record(tmp_path: Path, state: str = "succeeded", **changes: Any) -> RunRecord:
+    return parse((put_run(tmp_path, RUN, state, **changes) / "run.json").read_bytes())
+
+
+def total(run: RunUse) -> GpuUse:
+    return use_between(run.points, float("-inf"), float("inf"))
+
+
+def test_a_record_has_points(tmp_path: Path) -> None:
+    run = use_of(record(tmp_path, use=POINTS), time.time())
+    assert total(run) == GpuUse(50.0, 40.0, 1.0, 9.0)
+    assert (run.run_id, run.name, run.user, run.queue) == (RUN, "fit", "alice", "default")
+    assert (run.state, run.estimated, run.began, run.ended) == ("succeeded", False, 1000.0, 2000.0)
+
+
+def test_a_record_of_an_older_version_has_sums(tmp_path: Path) -> None:
+    """Two GPUs, requested 75 s ago, granted 60 s ago."""
+    run = use_of(record(tmp_path), time.time())
+    use = total(run)
+    assert run.estimated
+    assert (use.held, use.training) == (120.0, 100.0)
+    assert use.waited == pytest.approx(30.0)
+    granted = run.began + 15.0
+    assert use_between(run.points, run.began, granted - 0.001).held == 0.0
+
+
+def test_an_elastic_gang_waited_for_its_least_size(tmp_path: Path) -> None:
+    stored = record(tmp_path)
+    spec = {**stored.content["spec"], "workers": 2, "least_workers": 1}
+    stored = parse(json.dumps({**stored.content, "spec": spec}).encode())
+    assert total(use_of(stored, time.time())).waited == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "updated", "known"),
+    [("running", 0.0, "active"), ("running", -120.0, "lost"), ("cancelled", -9e9, "cancelled")],
+)
+def test_states(tmp_path: Path, state: str, updated: float, known: str) -> None:
+    changes = {"updated": updated} if updated else {}
+    assert use_of(record(tmp_path, state, **changes), time.time()).state == known
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        [],
+        [{"time": "1000"}],
+        [{"time": 1.0, "held": -1.0}],
+        [{"time": 1.0, "held": True}],
+        [{"time": 2.0}, {"time": 1.0}],
+        [{"time": 1e300}],
+        [{"other": 1.0}],
+        [1],
+        7,
+        {"time": 1.0},
+    ],
+)
+def test_odd_points_are_no_record_of_use(tmp_path: Path, use: object) -> None:
+    with pytest.raises(StoreError, match=f"the record of {RUN} says nothing about its GPU seconds"):
+        use_of(record(tmp_path, use=use), time.time())
+
+
+def test_a_record_without_gpu_seconds_says_so(tmp_path: Path) -> None:
+    stored = record(tmp_path)
+    fields = {name: value for name, value in stored.content.items() if name != "gpu_seconds"}
+    with pytest.raises(StoreError, match="KeyError: 'gpu_seconds'"):
+        use_of(parse(json.dumps(fields).encode()), time.time())
+
+
+def test_what_cannot_be_read_is_named_once(root: Lake, tmp_path: Path) -> None:
+    put_run(tmp_path, RUN)
+    (tmp_path / "runs" / "odd").mkdir()
+    torn = put_run(tmp_path, "fit-20261122-120000-cccccc")
+    (torn / "run.json").write_text("{")
+    found = read_uses([root, root], None, time.time())
+    assert [run.run_id for run in found.runs] == [RUN, RUN]
+    assert len(found.problems) == 2
+    assert any(text.startswith("odd: cannot read file://") for text in found.problems)
+    assert any("fit-20261122-120000-cccccc/run.json is not a record" in t for t in found.problems)
+    assert summed_up(found.runs, "user", None, LATER).total.runs == 1
+
+
+def test_a_root_that_is_not_there_has_no_runs(root: Lake) -> None:
+    assert read_uses([root / "none"], None, time.time()) == run_uses.RunUses((), ())
+
+
+def test_a_root_that_may_not_be_read_is_named(
+    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_run(tmp_path, RUN)
+    listed = RunStore.ids
+
+    def ids(self: RunStore, since: float | None = None) -> tuple[str, ...]:
+        if "/bob/" in self.url:
+            raise StoreError(f"cannot list {self.url}: Permission denied", kind="permission")
+        return listed(self, since)
+
+    monkeypatch.setattr(RunStore, "ids", ids)
+    found = read_uses([root, root / "bob"], None, time.time())
+    assert [run.run_id for run in found.runs] == [RUN]
+    assert found.problems == (f"cannot list {root.url}/bob/runs: Permission denied",)
+
+
+def test_runs_that_did_not_change_since_are_not_read(
+    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = put_run(tmp_path, "fit-20261101-120000-aaaaaa")
+    put_run(tmp_path, RUN)
+    now = time.time()
+    os.utime(old, (now - 7200, now - 7200))
+    read = []
+    stored = RunStore.stored
+    monkeypatch.setattr(RunStore, "stored", lambda self, i: (read.append(i), stored(self, i))[1])
+    read_uses([root], now - 3700, now)
+    # The clocks of driver and lake may differ by an hour.
+    assert sorted(read) == ["fit-20261101-120000-aaaaaa", RUN]
+    read.clear()
+    read_uses([root], now - 3500, now)
+    assert read == [RUN]
+
+
+def kept(root: Lake) -> list[str]:
+    return [one.run_id for one in UsageFiles(root).read(None) if isinstance(one, RunUse)]
+
+
+def test_a_removed_run_is_kept(root: Lake, tmp_path: Path) -> None:
+    stored = record(tmp_path, use=POINTS)
+    before = read_uses([root], None, LATER).runs
+    assert keep_before_removal(root, [stored], None, LATER) == []
+    assert kept(root) == [RUN]
+    # Both are there until the run is gone, and count once.
+    both = read_uses([root], None, LATER).runs
+    assert len(both) == 2 and summed_up(both, "user", None, LATER).total.runs == 1
+    RunStore(root.url).remove(RUN)
+    assert read_uses([root], None, LATER).runs == before
+
+
+def test_a_removal_that_was_killed_and_another_one_lose_nothing(root: Lake, tmp_path: Path) -> None:
+    stored = record(tmp_path, use=POINTS)
+    for _ in range(2):  # two at a time, or one after the other
+        keep_before_removal(root, [stored], None, LATER)
+    # Killed when the record was gone, and the rest was not.
+    (tmp_path / "runs" / RUN / "run.json").unlink()
+    found = read_uses([root], None, LATER)
+    assert found.problems == ()
+    usage = summed_up(found.runs, "user", None, LATER)
+    assert (usage.total.runs, usage.total.gpu_hours_held) == (1, pytest.approx(50 / 3600))
+
+
+def test_a_lost_run_stays_lost(root: Lake, tmp_path: Path) -> None:
+    keep_before_removal(root, [record(tmp_path, "running", updated=-9000.0)], None, time.time())
+    RunStore(root.url).remove(RUN)
+    assert [run.state for run in read_uses([root], None, LATER).runs] == ["lost"]
+
+
+def test_a_file_that_the_lake_refuses_keeps_the_run(
+    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Lake, content: bytes) -> None:
+        raise StoreError("the quota is exhausted", kind="quota")
+
+    monkeypatch.setattr(Lake, "replace", refuse)
+    with pytest.raises(StoreError, match="quota"):
+        keep_before_removal(root, [record(tmp_path)], None, LATER)
+
+
+def test_of_a_run_without_gpu_seconds_it_is_said(root: Lake, tmp_path: Path) -> None:
+    (problem,) = keep_before_removal(root, [record(tmp_path, use=[])], None, LATER)
+    assert RUN in problem
+    assert kept(root) == []
+
+
+def gang(name: str) -> RunUse:
+    return RunUse(name, "gang", "bob", "", "held", (UsePoint(1.0), UsePoint(2.0, 5.0)))
+
+
+def test_files_of_held_gangs_become_one(root: Lake, tmp_path: Path) -> None:
+    files = UsageFiles(root)
+    for name in ("gang-1", "gang-2"):
+        files.write_held(gang(name))
+        files.write_held(gang(name))
+    assert sorted(kept(root)) == ["gang-1", "gang-2"]
+    keep_before_removal(root, [], None, time.time())
+    assert len(list((tmp_path / "usage").iterdir())) == 2, "they may be held still"
+    keep_before_removal(root, [], None, LATER)
+    (one,) = (tmp_path / "usage").iterdir()
+    assert one.name.startswith("removed-") and sorted(kept(root)) == ["gang-1", "gang-2"]
+
+
+def test_a_gang_whose_file_was_taken_goes_on(root: Lake, tmp_path: Path) -> None:
+    """A launch on it may last for hours, in which its file does not change."""
+    UsageFiles(root).write_held(gang("gang-1"))
+    keep_before_removal(root, [], None, LATER)
+    later = RunUse("gang-1", "gang", "bob", "", "held", (UsePoint(1.0), UsePoint(9.0, 3600.0)))
+    UsageFiles(root).write_held(later)
+    assert len(kept(root)) == 2
+    usage = summed_up(read_uses([root], None, LATER).runs, "user", None, LATER)
+    assert usage.total.gpu_hours_held == 1.0
+
+
+def test_a_removal_that_was_killed_leaves_the_file_that_it_took(root: Lake, tmp_path: Path) -> None:
+    files = UsageFiles(root)
+    files.write_held(gang("gang-1"))
+    gangs, taken = files.take_held(LATER)
+    assert [one.run_id for one in gangs] == kept(root) == ["gang-1"]
+    assert [file.url.rpartition("/")[2] for file in taken] == list((root / "usage").names())
+    keep_before_removal(root, [], None, LATER)
+    assert kept(root) == ["gang-1"]
+    assert [name.partition("-")[0] for name in (root / "usage").names()] == ["removed"]
+
+
+def test_a_file_that_another_removal_took_is_left_to_it(
+    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = UsageFiles(root)
+    files.write_held(gang("gang-1"))
+    rename = Lake.rename
+
+    def late(self: Lake, target: Lake) -> bool:
+        rename(self, self.above / "taken-other.jsonl")
+        return rename(self, target)
+
+    monkeypatch.setattr(Lake, "rename", late)
+    assert files.take_held(LATER) == ([], [])
+    assert kept(root) == ["gang-1"]
+
+
+def test_a_file_that_another_user_alone_may_rename_is_left_and_counts(
+    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sticky directory; the removal of one's own runs goes on."""
+    UsageFiles(root).write_held(gang("gang-1"))
+
+    def refuse(self: Lake, target: Lake) -> bool:
+        raise StoreError("Permission denied by sticky bit", kind="permission")
+
+    monkeypatch.setattr(Lake, "rename", refuse)
+    keep_before_removal(root, [record(tmp_path)], None, LATER)
+    assert sorted(kept(root)) == [RUN, "gang-1"]
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
+def test_who_may_write_runs_may_write_there(root: Lake, tmp_path: Path, mode: int) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs").chmod(mode)
+    UsageFiles(root).write_held(gang("gang-1"))
+    assert (tmp_path / "usage").stat().st_mode & 0o7777 == mode
+    (tmp_path / "usage").chmod(0o700)
+    UsageFiles(root).write_held(gang("gang-1"))
+    assert (tmp_path / "usage").stat().st_mode & 0o7777 == 0o700, "as its owner made it"
+
+
+def test_lines_that_a_removal_moves_meanwhile_are_found(
+    root: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = UsageFiles(root)
+    files.write_held(gang("gang-1"))
+    entries, done = UsageFiles._entries, []
+
+    def moved_after(self: UsageFiles) -> Any:
+        listed = entries(self)
+        if not done:
+            done.append(True)
+            keep_before_removal(root, [], None, LATER)
+        return listed
+
+    monkeypatch.setattr(UsageFiles, "_entries", moved_after)
+    found = read_uses([root], None, LATER)
+    assert [run.run_id for run in found.runs] == ["gang-1"] and found.problems == ()
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e999", "true", '"1"'])
+def test_a_line_has_finite_numbers(root: Lake, tmp_path: Path, number: str) -> None:
+    UsageFiles(root).keep([gang("gang-1")], 1.8e9)
+    (file,) = (tmp_path / "usage").iterdir()
+    file.write_text(file.read_text().replace('"held": 5.0', f'"held": {number}'))
+    found = read_uses([root], None, LATER)
+    assert found.runs == () and "line 1: ValueError" in found.problems[0]
+
+
+def test_a_line_that_is_torn_is_named_and_the_others_count(root: Lake, tmp_path: Path) -> None:
+    UsageFiles(root).keep([gang("gang-1"), gang("gang-2")], 1.8e9)
+    (file,) = (tmp_path / "usage").iterdir()
+    assert file.name.startswith("removed-20270115-080000-")
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1][:40], '{"schema": 2, "state": "held"}']))
+    (tmp_path / "usage" / f".{file.name}.12345678.draft").write_text("{")
+    found = read_uses([root], None, LATER)
+    assert [run.run_id for run in found.runs] == ["gang-1"]
+    (problem,) = found.problems
+    assert f"{file.name} has lines that are no runs: line 2: JSONDecodeError" in problem
+    assert "(and 1 more line)" in problem
+
+
+def test_a_record_that_is_too_large_is_named_and_not_read(root: Lake, tmp_path: Path) -> None:
+    put_run(tmp_path, RUN)
+    large = put_run(tmp_path, "fit-20261122-120000-cccccc") / "run.json"
+    os.truncate(large, LARGEST_RECORD + 1)
+    found = read_uses([root], None, time.time())
+    assert [run.run_id for run in found.runs] == [RUN]
+    (problem,) = found.problems
+    assert problem.startswith("fit-20261122-120000-cccccc: ")
+    assert f"{large} has more than {LARGEST_RECORD} bytes, and was not read" in problem
+
+
+def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
+    root: Lake, tmp_path: Path
+) -> None:
+    files = UsageFiles(root)
+    files.keep([gang("gang-1")], 1.8e9)
+    large = tmp_path / "usage" / "held-gang-2.jsonl"
+    large.write_bytes(b"{")
+    os.truncate(large, LARGEST_RECORD + 1)
+    found = read_uses([root], None, LATER)
+    assert [run.run_id for run in found.runs] == ["gang-1"]
+    assert [f"{large} has more than" in problem for problem in found.problems] == [True]
+    # It is nobody's to merge and remove.
+    assert files.take_held(LATER)[1] == []
+
+
+def test_a_large_removal_writes_several_files_that_can_be_read(
+    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_uses, "LARGEST_RECORD", 1000)
+    gangs = [gang(f"gang-{number}") for number in range(20)]
+    UsageFiles(root).keep(gangs, 1.8e9)
+    sizes = [file.stat().st_size for file in (tmp_path / "usage").iterdir()]
+    assert len(sizes) > 1 and max(sizes) <= 1000
+    assert sorted(kept(root)) == sorted(one.run_id for one in gangs)
+
+
+def test_files_from_before_the_period_are_not_read(root: Lake, tmp_path: Path) -> None:
+    UsageFiles(root).keep([gang("gang-1")], 1.8e9)
+    (file,) = (tmp_path / "usage").iterdir()
+    os.utime(file, (5000, 5000))
+    assert list(UsageFiles(root).read(5001.0)) == []
+    assert len(list(UsageFiles(root).read(4999.0))) == 1

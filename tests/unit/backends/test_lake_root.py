@@ -1,0 +1,93 @@
+"""The roots of all users, as `usage` finds them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hopsgpu.backends import lake_root
+from hopsgpu.backends.lake_root import given_roots, roots_of_users
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.lake import Lake
+
+SITE = (
+    "<configuration><property><name>fs.defaultFS</name><value>{}</value></property></configuration>"
+)
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    (tmp_path / "core-site.xml").write_text(SITE.format("hdfs://lake:8020"))
+    (tmp_path / "yarn-site.xml").write_text("<configuration/>")
+    monkeypatch.setattr(Lake, "with_client", lambda self: self)
+    monkeypatch.setattr(Lake, "above", property(lambda self: Lake(self.url.rpartition("/")[0])))
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    return {"HADOOP_CONF_DIR": str(tmp_path), "HADOOP_USER_NAME": "alice"}
+
+
+def test_other_users_have_theirs_beside_ones_own(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def names(self: Lake, *, directories: bool = False) -> tuple[str, ...]:
+        asked.append((self.url, directories))
+        return ("alice", "bob", "hive", "old#1", "a?b")
+
+    monkeypatch.setattr(Lake, "names", names)
+    roots, problems = roots_of_users(environ)
+    assert [root.url for root in roots] == [
+        f"hdfs://lake:8020/user/{user}/hopsgpu" for user in ("alice", "bob", "hive")
+    ]
+    assert asked == [("hdfs://lake:8020/user", True)] and problems == []
+
+
+def test_directories_that_may_not_be_listed_are_a_problem(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Lake, *, directories: bool = False) -> tuple[str, ...]:
+        raise StoreError("cannot list it: Permission denied", kind="permission")
+
+    monkeypatch.setattr(Lake, "names", refuse)
+    roots, problems = roots_of_users(environ)
+    assert [root.url for root in roots] == ["hdfs://lake:8020/user/alice/hopsgpu"]
+    assert problems == ["the directories of other users: cannot list it: Permission denied"]
+
+
+def test_a_root_that_was_set_is_for_all(environ: dict[str, str]) -> None:
+    roots, problems = roots_of_users({**environ, "HOPSGPU_ROOT": "hdfs://lake/shared"})
+    assert ([root.url for root in roots], problems) == (["hdfs://lake/shared"], [])
+
+
+def test_a_session_has_its_root(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = {"spark.hopsgpu.root": "hdfs://lake/team"}
+    context = SimpleNamespace(getConf=lambda: conf)
+    pyspark = SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=context))
+    monkeypatch.setitem(sys.modules, "pyspark", pyspark)
+    roots, _ = roots_of_users(environ)
+    assert [root.url for root in roots] == ["hdfs://lake/team"]
+
+
+def test_a_machine_without_a_cluster_has_one_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    roots, _ = roots_of_users({})
+    assert [root.url for root in roots] == [f"file://{tmp_path}/hopsgpu"]
+
+
+def test_named_roots_are_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake_root, "roots_of_users", lambda environ: pytest.fail("not asked for"))
+    roots, _ = given_roots(["file:///a", "file:///b/", "file:///a"])
+    assert [root.url for root in roots] == ["file:///a", "file:///b"]
+    assert given_roots("file:///a")[0] == [Lake("file:///a")]
+
+
+@pytest.mark.parametrize("root", [[], 7, [None], {"file:///a"}])
+def test_other_roots_are_refused(root: object) -> None:
+    with pytest.raises(ConfigError, match="root=.*: must be the URL of a directory"):
+        given_roots(root)  # type: ignore[arg-type]

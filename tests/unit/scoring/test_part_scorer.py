@@ -1,0 +1,107 @@
+"""What a rank makes of the parts that it is handed: files on the lake, and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hopsgpu.core import metrics
+from hopsgpu.data.source import read_source
+from hopsgpu.rank.blocked_time import BlockedTime
+from hopsgpu.rank.context import VARIABLE
+from hopsgpu.rank.inbox import InboxWriter
+from hopsgpu.scoring.part_reports import BEGUN, DONE, NO_PART, READY, PartReport, PartReports
+from hopsgpu.scoring.part_scorer import END, ScoreTask, kept_columns, part_line, score_parts
+from hopsgpu.scoring.parts import plan_bounds
+from hopsgpu.storage.lake import Lake
+from hopsgpu.units import MIB
+
+Batch = dict[str, np.ndarray[Any, Any]]
+
+
+class Rank:
+    """A rank's directories, in this process."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.directory = home / "container" / "attempt" / "rank-0"
+        self.directory.mkdir(parents=True)
+        (home / "drafts").mkdir()
+        BlockedTime(self.directory)
+
+    def task(self, table: pa.Table, executors: int, **given: Any) -> ScoreTask:
+        """A score of a table in one file, with row groups of a thousand rows."""
+        path = self.home / "table.parquet"
+        parquet.write_table(table, path, row_group_size=given.pop("group", 1000))
+        source = read_source(Lake(f"file://{path}"))
+        fields: dict[str, Any] = {"columns": ("x",), "shapes": {}, "keep": (), "batch_size": 64}
+        drafts = f"file://{self.home}/drafts"
+        bounds = plan_bounds(source, executors)
+        return ScoreTask(source, bounds, **(fields | given), model=None, drafts=drafts)
+
+    def scores(self, predict: Any, task: ScoreTask) -> list[PartReport]:
+        """Hand over all parts and the end; return the reports."""
+        inbox = InboxWriter(self.directory)
+        with contextlib.closing(inbox):
+            for number in range(len(task.bounds) - 1):
+                inbox.write(part_line(number))
+            inbox.write(END)
+            score_parts(predict, task=task)
+        return list(PartReports().take((self.directory / metrics.FILE).read_bytes()))
+
+    def file(self, report: PartReport) -> parquet.ParquetFile:
+        """The file of a part that is done."""
+        return parquet.ParquetFile(self.home / "drafts" / report.file)
+
+
+@pytest.fixture
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
+    rank = Rank(tmp_path)
+    monkeypatch.setenv(VARIABLE, str(rank.directory / "context.json"))
+    yield rank
+
+
+def doubled(batch: Batch) -> Batch:
+    return {"y": 2 * batch["x"]}
+
+
+@pytest.mark.parametrize("group", [1000, 5000])
+def test_each_part_has_a_file_with_its_rows_in_order(rank: Rank, group: int) -> None:
+    table = pa.table({"x": range(5000), "id": range(5000)})
+    task = rank.task(table, 2, keep=("id",), group=group)
+    reports = rank.scores(doubled, task)
+    done = [report for report in reports if report.event == DONE]
+    assert reports[0] == PartReport(NO_PART, READY)
+    parts = len(task.bounds) - 1
+    assert [report.number for report in done] == list(range(parts)) and parts > 1
+    assert {report.number for report in reports if report.event == BEGUN} == set(range(parts))
+    rows = pa.concat_tables([rank.file(report).read() for report in done]).to_pydict()
+    assert rows == {"id": list(range(5000)), "y": list(range(0, 10000, 2))}
+
+
+def test_rows_with_large_columns_to_keep_are_written_few_at_a_time(rank: Rank) -> None:
+    large = pa.array([bytes([n % 256]) * MIB for n in range(40)])
+    task = rank.task(pa.table({"x": range(40), "large": large}), 1, keep=("large",), batch_size=1)
+    reports = rank.scores(doubled, task)
+    files = [rank.file(report) for report in reports if report.event == DONE]
+    footers = [file.metadata.row_group(n) for file in files for n in range(file.num_row_groups)]
+    assert max(footer.num_rows for footer in footers) <= 8, "MiB"
+    assert sum(footer.num_rows for footer in footers) == 40
+
+
+def test_points_in_time_are_kept_as_such() -> None:
+    now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
+    chunk = pa.record_batch({"local": [now], "at": [now], "x": [1]})
+    kept = kept_columns(chunk, ("at", "local"), frozenset({"at", "other"}))
+    assert kept.schema.names == ["at", "local"]
+    assert kept.schema.field("at").type == pa.timestamp("us", "UTC")
+    assert kept.schema.field("local").type == pa.timestamp("us")
+    assert kept.column("at")[0].as_py() == now.replace(tzinfo=datetime.UTC)

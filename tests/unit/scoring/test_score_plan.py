@@ -1,0 +1,68 @@
+"""The plan of a score: what a run that resumes it must have in common with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.scoring.score_plan import EarlierPlan, ScorePlan, chosen_columns, planned
+from hopsgpu.storage.lake import Lake
+from tests.unit.scoring.sources import source
+
+TABLE = source((10, 10), (5,))
+NAMES = (("x",), ("id",))
+
+
+def plan() -> ScorePlan:
+    return planned(TABLE, NAMES, "hdfs://lake/models/m/1", "sha256:1", "hdfs://lake/out", 2)
+
+
+def schema(**fields: pa.DataType) -> bytes:
+    return bytes(pa.schema(fields).serialize().to_pybytes())
+
+
+def test_a_plan_is_resumed_with_its_parts(tmp_path: Path) -> None:
+    run = Lake(f"file://{tmp_path}")
+    plan().write(run)
+    earlier = EarlierPlan(run)
+    assert earlier.output == "hdfs://lake/out"
+    again = earlier.resumed(TABLE, NAMES, "hdfs://lake/models/m/1")
+    assert (again.parts, again.code) == (plan().parts, "sha256:1")
+
+
+def test_other_data_columns_or_models_are_not_resumed(tmp_path: Path) -> None:
+    run = Lake(f"file://{tmp_path}")
+    plan().write(run)
+    earlier, model = EarlierPlan(run), "hdfs://lake/models/m/1"
+    with pytest.raises(ConfigError, match="data= differs"):
+        earlier.resumed(source((10, 11), (5,)), NAMES, model)
+    with pytest.raises(ConfigError, match=r"columns= differs.*it was \['x'\]"):
+        earlier.resumed(TABLE, (("id",), ("id",)), model)
+    with pytest.raises(ConfigError, match="model= differs.*m/1"):
+        earlier.resumed(TABLE, NAMES, "hdfs://lake/models/m/2")
+
+
+def test_a_damaged_plan_is_told(tmp_path: Path) -> None:
+    (tmp_path / "score.json").write_text("{")
+    with pytest.raises(StoreError, match=r"score\.json is damaged"):
+        EarlierPlan(Lake(f"file://{tmp_path}"))
+
+
+def test_parts_must_be_whole_and_have_one_schema() -> None:
+    there = plan()
+    first = there.parts[0]
+    with pytest.raises(HopsGpuError, match="gave 3 rows instead of"):
+        there.check(first, 3, schema(y=pa.int64()))
+    there.check(first, first.rows, schema(y=pa.int64()))
+    there.check(first, first.rows, schema(y=pa.int64()))
+    with pytest.raises(HopsGpuError, match=r"y: double; earlier parts have y: int64"):
+        there.check(first, first.rows, schema(y=pa.float64()))
+
+
+def test_columns_are_checked_before_anything_is_requested() -> None:
+    assert chosen_columns(TABLE, None, (), {}) == (("id", "x"), ())
+    with pytest.raises(ConfigError, match="must be different names"):
+        chosen_columns(TABLE, ["x"], ["nothing"], {})

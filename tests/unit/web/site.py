@@ -1,0 +1,58 @@
+"""The pages over a directory that stands for the lake, without a server."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from hopsgpu.core.queue_policy import Line
+from hopsgpu.storage.lake import Lake
+from hopsgpu.web.access import Secrets, Server
+from hopsgpu.web.page_sources import Sources
+from hopsgpu.web.routes import application
+from hopsgpu.yarn.cluster_gpus import ClusterGpus
+from tests.unit.records import put_run
+
+KNOWN = Secrets("the-token", "the-session", "the-form")
+HOST = "http://127.0.0.1:8420"
+NOTHING = ClusterGpus(0.0, "alice", (), 0, (), (), 0, None, "", ())
+
+
+Queues = tuple[Mapping[str, tuple[Line, int]], Sequence[str]]
+
+
+def no_lines() -> Queues:
+    return {}, ()
+
+
+def sources_of(
+    root: Path,
+    cluster: Callable[[], ClusterGpus] = lambda: NOTHING,
+    lines: Callable[[], Queues] = no_lines,
+    clock: Callable[[], float] = time.time,
+    others: Sequence[Path] = (),
+) -> Sources:
+    lakes = [Lake(f"file://{path}") for path in (root, *others)]
+    return Sources(cluster, lines, lambda: (lakes, ()), clock)
+
+
+def put_changed(root: Path, run_id: str, state: str, changes: Mapping[str, Any]) -> Path:
+    """Writes a record as a stranger could: with any values in any of its fields."""
+    directory = put_run(root, run_id, state)
+    record = json.loads((directory / "run.json").read_text())
+    (directory / "run.json").write_text(json.dumps({**record, **changes}))
+    return directory
+
+
+def browser(sources: Sources, server: Server | None = None, *, known: bool = True) -> TestClient:
+    """A client that has opened the URL with the token, unless it is not to."""
+    app = application(sources, KNOWN, server or Server(8420))
+    client = TestClient(app, base_url=HOST, follow_redirects=False)
+    if known:
+        assert client.get(f"/?token={KNOWN.token}").status_code == 303
+    return client
