@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -66,6 +67,30 @@ def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
     """
     names = checked_names(schema, columns, shapes)
     return [column(schema.field(name), shapes.get(name)) for name in names]
+
+
+def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]) -> None:
+    """Warn of lists of any length that all have the same: `shapes` makes one array of them.
+
+    Spark writes every array as a list of any length, and a model cannot be called with a list of
+    tensors.
+
+    Args:
+        columns: columns of the batch.
+        batch: the rows by column.
+    """
+    for one in columns:
+        is_numbers = one.kind is Kind.RAGGED and one.dtype.kind in "biuf"
+        lengths = {len(row) for row in batch[one.name]} if is_numbers else set()
+        if len(lengths) != 1 or lengths == {0} or len(batch[one.name]) == 1:
+            continue
+        shape = (*lengths, *one.shape)
+        warnings.warn(
+            f"column {one.name!r}: the type of its lists has no length, so a batch has a tensor for"
+            f" each row, although all rows of the first batch have the shape {shape}. To get one"
+            f" tensor, give shapes={{{one.name!r}: {shape}}}",
+            stacklevel=3,
+        )
 
 
 def checked_names(

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.data.columns import Column, Kind
+from hopsgpu.data.columns import Column, Kind, warn_of_missing_shapes
 from hopsgpu.data.position import Pass, Tracker
 from hopsgpu.errors import ConfigError
 
@@ -69,6 +69,8 @@ def dataset(
         begun[:] = [one]
         source.tracker.begin(one)
         for number, batch in enumerate(source.batches(one), start=1):
+            if number == 1:
+                warn_of_missing_shapes(columns, batch)
             if number == one.total:
                 read.append(one)
             yield {c.name: _values(tf, c, batch[c.name]) for c in columns}

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.data.columns import Column, Kind
+from hopsgpu.data.columns import Column, Kind, warn_of_missing_shapes
 from hopsgpu.data.position import Pass
 from hopsgpu.errors import ConfigError
 
@@ -200,7 +200,9 @@ def check_workers(num_workers: object, options: Mapping[str, Any]) -> None:
 def _tensors(
     torch: Any, batches: Iterator[Mapping[str, Array]], columns: Sequence[Column], pinned: bool
 ) -> Iterator[dict[str, Any]]:
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if number == 0:
+            warn_of_missing_shapes(columns, batch)
         yield {c.name: _values(torch, c.kind, batch[c.name], pinned) for c in columns}
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.conftest import until
+from tests.conftest import as_in_a_terminal, until
 from tests.private_certificate import private_certificate
 from tests.unit.records import put_run
 
@@ -36,7 +36,12 @@ def started(home: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
     """The process, and the URL that it printed."""
     command = [sys.executable, "-m", "hopsgpu.cli.main", "web", "--port", "0", *options]
     process = subprocess.Popen(
-        command, env=environ(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environ(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=as_in_a_terminal,
     )
     try:
         assert process.stdout is not None

@@ -75,6 +75,18 @@ def test_torch_tensors(data: RankData) -> None:
     assert [row.tolist() for row in first["ragged"]] == [list(range(n % 3)) for n in numbers]
 
 
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_lists_that_could_be_one_tensor_are_told_once(data: RankData, framework: str) -> None:
+    dataset = getattr(data, framework)(64, ["image"])
+    with pytest.warns(UserWarning, match=r"'image'.*give shapes={'image': \(4,\)}$") as told:
+        batches = list(dataset)
+    assert len(batches) == 4 and len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(getattr(data, framework)(64, ["ragged"]))
+        list(getattr(data, framework)(64, ["image"], shapes={"image": (4,)}))
+
+
 def test_torch_tensors_may_be_changed_in_place(data: RankData) -> None:
     dataset = data.torch(64, ["id", "x"])
     for _ in range(3):
