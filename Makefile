@@ -37,7 +37,7 @@ SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test
 # Needs a KDC: `make secure`.
 SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
-# Of the tests of the cluster, those of what tests/secure has not, as alice with a keytab.
+# Of the tests of the cluster, those of what tests/secure has not.
 ALSO_SECURE := tests/cluster/test_notebooks.py
 ALSO_SECURE += tests/cluster/test_python_env.py::test_packages_go_before_those_of_the_executors
 # PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries, with
@@ -47,10 +47,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak faults corner secure serving objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak faults corner secure also-secure serving objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | faults | corner | secure | serving | objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | faults | corner | secure | also-secure | serving | objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -106,7 +106,6 @@ unit: $(VENV)/.installed-dev
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
-	$(BIN)/python -m pytest -m 'not soak' --kerberos $(ALSO_SECURE)
 
 # With a loopback device of its own, in which connections can be cut.
 OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)
@@ -136,6 +135,10 @@ corner: java $(call environment,$(CORNER))/.installed
 # On a Kerberized cluster; needs krb5-kdc, krb5-admin-server, krb5-user and libkrb5-dev.
 secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m 'not soak' --durations=10 tests/secure
+
+# As alice with a keytab, what the cluster's tests do as nobody in particular.
+also-secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
+	$(BIN)/python -m pytest -m 'not soak' --durations=10 --kerberos $(ALSO_SECURE)
 
 # Servers' packages exclude each other and ours: each has an environment of its own.
 SERVERS := kserve 'tritonclient[http]' nvidia-pytriton skops xgboost-cpu joblib
