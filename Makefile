@@ -36,7 +36,11 @@ SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
 # Needs a KDC: `make secure`.
 SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
-SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
+# The first ones wait for minutes, for tokens to expire and GPUs to idle.
+SOAK_LONGEST := $(addprefix tests/,secure/test_token_lifetimes.py cluster/test_idle_gpus.py)
+SOAK_LONGEST += tests/secure/test_failover.py
+SOAK_LONGEST += $(addprefix tests/soak/test_,soak.py preemption.py other_libraries.py doctor.py)
+SOAK_LONGEST += $(addprefix tests/soak/test_,nodes.py gpus.py contention.py queues.py)
 # Of the tests of the cluster, those of what tests/secure has not.
 ALSO_SECURE := tests/cluster/test_notebooks.py
 ALSO_SECURE += tests/cluster/test_python_env.py::test_packages_go_before_those_of_the_executors
@@ -104,7 +108,8 @@ unit: $(VENV)/.installed-dev
 
 # Needs Debian's package prometheus, or its two programs.
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
-	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
+	@# One of three waits for most of its time.
+	$(BIN)/python -m pytest -m soak --durations=20 -n 3 $(BY_FILE) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
 # With a loopback device of its own, in which connections can be cut.
