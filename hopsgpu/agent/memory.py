@@ -21,7 +21,7 @@ from hopsgpu.units import MIB
 
 _GIB = 2**30
 _MOST_NAMED = 5
-_LOOK_SECONDS = 0.25
+_LOOK_SECONDS = 0.5
 # YARN looks each 3 s.
 _MOST_SECONDS = 2.0
 _AGAIN_SECONDS = 0.1

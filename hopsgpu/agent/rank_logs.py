@@ -15,8 +15,8 @@ from typing import BinaryIO
 from hopsgpu.agent.stack_filter import OwnFrames, as_shown
 from hopsgpu.core.metrics import Fold
 
-# A look costs 0.2 ms: an idle rank takes 0.2 % of a core.
-_LOOK_SECONDS = 0.1
+# A look at each of a rank's two files costs 0.1 ms, which its step may be waiting for.
+_LOOK_SECONDS = 0.2
 _CHUNK = 256 * 1024
 _REPORT_SECONDS = 0.05
 _LONGEST = 64 * 1024
