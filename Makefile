@@ -108,8 +108,7 @@ unit: $(VENV)/.installed-dev
 
 # Needs Debian's package prometheus, or its two programs.
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
-	@# One of three waits for most of its time.
-	$(BIN)/python -m pytest -m soak --durations=20 -n 3 $(BY_FILE) $(SOAK_LONGEST) \
+	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
 # With a loopback device of its own, in which connections can be cut.
