@@ -54,6 +54,19 @@ class UnpackedModules:
             if attempts == self.attempts and self._is_same():
                 self._same_until = time.monotonic() + _KNOWN_SECONDS
 
+    def prepare(self, name: str, archive: bytes) -> None:
+        """Unpack an archive before any attempt wants it.
+
+        Args:
+            name, archive: as for `roots`.
+
+        Raises:
+            OSError: the files cannot be written.
+        """
+        with self._lock:
+            if name != self._name or not self._is_same():
+                self._fill(name, archive)
+
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
         """Return the directories to import from.
 
@@ -70,8 +83,7 @@ class UnpackedModules:
             self.attempts, self._same_until = self.attempts + 1, float("-inf")
             held = self._directory
             if held is None or name != self._name or not same:
-                held = self._fill(archive)
-                self._name = name
+                held = self._fill(name, archive)
             return [str(Path(held.name, str(number))) for number in range(count)]
 
     def _is_same(self) -> bool:
@@ -85,7 +97,7 @@ class UnpackedModules:
             self._directory.cleanup()
             self._directory = None
 
-    def _fill(self, archive: bytes) -> tempfile.TemporaryDirectory[str]:
+    def _fill(self, name: str, archive: bytes) -> tempfile.TemporaryDirectory[str]:
         self._remove()
         home = Path("hopsgpu").resolve()
         home.mkdir(mode=0o700, exist_ok=True)
@@ -99,7 +111,7 @@ class UnpackedModules:
                 if entry.external_attr >> 16 & stat.S_IXUSR:
                     # zipfile keeps no modes.
                     Path(self._directory.name, entry.filename).chmod(0o700)
-        self._state = _state_of(self._directory.name)
+        self._name, self._state = name, _state_of(self._directory.name)
         return self._directory
 
 

@@ -5,7 +5,7 @@ Between hello and the end of the connection it answers:
     reserve   checks its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
               starts a store if requested; the first one also starts the processes from which
               ranks are forked                              → preparing …, reserved {ports, ...}
-    warm      starts a fork server for ranks to come         → warmed
+    warm      starts a fork server, and unpacks the modules, for ranks to come → warmed
     keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
               reports, saved …, warning …, failing, saving …, agent-log,
@@ -72,6 +72,8 @@ log = logging.getLogger(__name__)
 
 # The driver waits for an answer no longer than for some of these.
 _SIGN_SECONDS = 5.0
+# The slot of launches; trials have others too.
+_OF_LAUNCHES = 0
 
 
 def run_agent(driver: Driver, watched: int | None = None) -> None:
@@ -329,17 +331,29 @@ class Agent:
 
     async def _warm_up(self, message: Message) -> None:
         """Prepare for ranks before any is known, and tell the driver when that is done."""
-        python = RankPython()
-        fields = message["python_env"]
+        name, archive = self._kept_as(message["modules"])
+        unpacked = self._slots[_OF_LAUNCHES].unpacked
         try:
-            if fields is not None:
-                keeper = await self._keeper_here()
-                python = await keeper.prepare(PythonEnv.from_fields(fields), os.environ)
-            await self._warm(spec_of(message, python))
+            await asyncio.gather(
+                self._warm_as(message), asyncio.to_thread(unpacked.prepare, name, archive)
+            )
         except (ConfigError, OSError) as error:
             # The launch will meet the same error, and tell its user.
             log.warning("ranks will start without what was to be prepared: %s", error)
         await self._channel.tell("warmed")
+
+    async def _warm_as(self, message: Message) -> None:
+        """Start a fork server with the Python environment of a message.
+
+        Raises:
+            ConfigError: ranks cannot run with that environment here.
+            OSError: it could not be fetched.
+        """
+        python = RankPython()
+        if (fields := message["python_env"]) is not None:
+            keeper = await self._keeper_here()
+            python = await keeper.prepare(PythonEnv.from_fields(fields), os.environ)
+        await self._warm(spec_of(message, python))
 
     async def _warm(self, spec: ServerSpec) -> None:
         """Start the process daemon and a fork server while the user's modules arrive."""
@@ -373,11 +387,19 @@ class Agent:
             ChannelError: other modules were announced.
             OSError: they cannot be written.
         """
-        name, archive = self._kept
-        if message["modules"] != name:
-            raise ChannelError("the driver named modules that it has not sent")
+        name, archive = self._kept_as(message["modules"])
         # In a thread, as all that may take long: a loop that does not run gives no sign of life.
         return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
+
+    def _kept_as(self, name: str) -> tuple[str, bytes]:
+        """Return the name and the archive of the user's modules.
+
+        Raises:
+            ChannelError: other modules were announced.
+        """
+        if name != self._kept[0]:
+            raise ChannelError("the driver named modules that it has not sent")
+        return self._kept
 
     async def _keeper_here(self) -> DaemonClient:
         """Return this container's process daemon; a new one if it has been killed."""

@@ -56,7 +56,8 @@ class EventQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int = MOST_QUEUED) -> None:
         self._loop = loop
         self._most = most
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # None for whoever takes events, to return at once.
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         # Guards what follows; the queue has a lock of its own.
         self._lock = threading.Lock()
         self._queued = 0
@@ -92,10 +93,12 @@ class EventQueue:
             self._put(event)
 
     def take(self, seconds: float) -> Event | None:
-        """Return the next event, or None if none arrives within `seconds`."""
+        """Return the next event, or None if none arrives within `seconds`, or `wake` is called."""
         try:
             event = self._events.get(timeout=max(seconds, 0.0))
         except queue.Empty:
+            return None
+        if event is None:
             return None
         with self._lock:
             self._queued -= _size(event)
@@ -105,6 +108,10 @@ class EventQueue:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._grant)
         return event
+
+    def wake(self) -> None:
+        """Have `take` return None after the events so far; callable from any thread."""
+        self._events.put(None)
 
     def close(self) -> None:
         """Drop the events that wait and all later ones: nobody takes them any more."""

@@ -30,7 +30,7 @@ class Peers(Protocol):
 class Subscription:
     """What some agents say about a run, and the ends of their connections, in order.
 
-    `ControlServer.subscribe` makes one. Only one thread may use it.
+    `ControlServer.subscribe` makes one. Only one thread may use it, but for `wake`.
 
     Attributes:
         connected: the agents whose end `next_event` has not yet returned, nor `hang_up` caused.
@@ -51,7 +51,7 @@ class Subscription:
         self._events = events
 
     def next_event(self, seconds: float) -> Event | None:
-        """Return the next event, or None if none arrives within `seconds`.
+        """Return the next event, or None if none arrives within `seconds`, or `wake` is called.
 
         Unread events fill at most 16 MiB; then the agents' connections are not read.
         """
@@ -61,6 +61,10 @@ class Subscription:
         if event.message is None:
             self.connected.discard(event.peer)
         return event
+
+    def wake(self) -> None:
+        """Have `next_event` return at once; callable from any thread."""
+        self._events.wake()
 
     def send(self, agent: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
         """Send an agent a message about the run; return False if its connection is gone."""

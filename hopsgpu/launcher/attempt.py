@@ -227,6 +227,11 @@ class Training:
         one has no effect.
         """
         self._is_checkpoint_wanted.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the attempt see at once that it is cancelled; callable from any thread."""
+        self._agents.wake()
 
     def _await_ends(self) -> None:
         """Process events until all ranks have ended, and stop the ranks when it is due."""

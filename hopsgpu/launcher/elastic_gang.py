@@ -152,14 +152,19 @@ class _World:
             self.how = self.how or how
             if self.training is not None:
                 self.training.drops_saves = True
-            self.stopped.set()
+            self._stop()
             return True
 
     def cancel(self) -> None:
         """Stop the ranks, or what follows their return."""
         with self._lock:
             self.how = WorldEnd.CANCELLED
-            self.stopped.set()
+            self._stop()
+
+    def _stop(self) -> None:
+        self.stopped.set()
+        if self.training is not None:
+            self.training.wake()
 
     def returned(self) -> None:
         """Record that all ranks have returned: what was to stop them came too late."""
@@ -404,6 +409,8 @@ class ElasticExecution(Execution):
         if container is not None:
             self._policy.came(container.key, container.host, now)
             env = request.python_env
+            modules = self._arguments.function.modules
+            lease.server.keep(container.key, modules.digest, modules.archive)
             lease.server.send(
                 container.key,
                 "warm",
@@ -411,6 +418,7 @@ class ElasticExecution(Execution):
                 frameworks=request.frameworks,
                 shared=dict(request.plan.environment),
                 python_env=None if env is None else env.as_fields(),
+                modules=modules.digest,
             )
 
     def _end(self, world: _World, lease: ElasticLease) -> None:

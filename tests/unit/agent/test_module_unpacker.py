@@ -57,6 +57,21 @@ def test_the_same_modules_stay_and_others_take_their_place(
     assert not first.exists() and not (second / "__pycache__").exists()
 
 
+def test_what_was_unpacked_ahead_is_what_the_first_attempt_gets(
+    unpacked: UnpackedModules, project: Path
+) -> None:
+    packed = pack_modules([project])
+    unpacked.prepare(packed.digest, packed.archive)
+    (ahead,) = Path("hopsgpu").iterdir()
+    unpacked.prepare(packed.digest, packed.archive)
+    assert root_of(unpacked, project).parent == ahead.resolve()
+    (project / "mine.py").write_text("WHO = 'again'\n")
+    other = pack_modules([project])
+    unpacked.prepare(other.digest, other.archive)
+    assert not ahead.exists()
+    assert (root_of(unpacked, project) / "mine.py").read_text() == "WHO = 'again'\n"
+
+
 def overwrite(root: Path) -> None:
     """The same size and times: only the time of the change tells."""
     file = root / "mine.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,3 +197,19 @@ def test_a_listener_is_told_at_once_and_of_what_it_missed(
         assert until(lambda: len(told) == 2, SECONDS)
     assert [event.message and event.message.kind for event in told] == ["hello", None]
     assert server.next_event(0.0) is None
+
+
+def test_whoever_waits_is_woken_by_another_thread_and_loses_no_event(
+    server: ControlServer, agent: Callable[[], Agent]
+) -> None:
+    one = agent()
+    with server.subscribe("run", {one.key}) as told:
+        threading.Timer(0.1, told.wake).start()
+        began = time.monotonic()
+        assert told.next_event(SECONDS) is None
+        assert time.monotonic() - began < SECONDS / 2
+        told.wake()
+        one.say("started", run_id="run")
+        assert told.next_event(SECONDS) is None
+        event = told.next_event(SECONDS)
+        assert event is not None and event.message is not None and event.message.kind == "started"
