@@ -40,7 +40,13 @@ SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
 SOAK_LONGEST := $(addprefix tests/,secure/test_token_lifetimes.py cluster/test_idle_gpus.py)
 SOAK_LONGEST += tests/secure/test_failover.py
 SOAK_LONGEST += $(addprefix tests/soak/test_,soak.py preemption.py other_libraries.py doctor.py)
-SOAK_LONGEST += $(addprefix tests/soak/test_,nodes.py gpus.py contention.py queues.py)
+SOAK_LONGEST += $(addprefix tests/soak/test_,nodes.py gpus.py queues.py)
+# Repetition, and variants by WebHDFS and by pruner.
+SOAK_LAST := tests/cluster/test_search.py
+SOAK_LAST += $(addprefix tests/contract/test_,publication_kills.py checkpoints.py gpu_leases.py)
+SOAK_LAST += tests/soak/test_contention.py
+# Empty, or after how many seconds no further test of the soak is begun.
+SOAK_SECONDS :=
 # Of the tests of the cluster, those of what tests/secure has not.
 ALSO_SECURE := tests/cluster/test_notebooks.py
 ALSO_SECURE += tests/cluster/test_python_env.py::test_packages_go_before_those_of_the_executors
@@ -108,8 +114,9 @@ unit: $(VENV)/.installed-dev
 
 # Needs Debian's package prometheus, or its two programs.
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
-	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
-	  $(filter-out $(SOAK_LONGEST),$(SOAK))
+	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) \
+	  $(addprefix --begin-within ,$(SOAK_SECONDS)) $(SOAK_LONGEST) \
+	  $(filter-out $(SOAK_LONGEST) $(SOAK_LAST),$(SOAK)) $(SOAK_LAST)
 
 # With a loopback device of its own, in which connections can be cut.
 OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)

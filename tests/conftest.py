@@ -36,6 +36,8 @@ CONTAINERS_ENV = "yarn.nodemanager.admin-env"
 # rule for small files; by default after 400 ms, in which WebHDFS serves nobody else either.
 CLOSE = "dfs.client.block.write.locateFollowingBlock"
 HDFS_SITE = {f"{CLOSE}.initial.delay.ms": "10", f"{CLOSE}.retries": "11"}
+# When a session, or a worker of it, began: seconds of time.monotonic.
+BEGAN = pytest.StashKey[float]()
 # Names the directory of the cluster that all workers of a session have.
 ONE_CLUSTER = "HOPSGPU_TESTS_ONE_CLUSTER"
 
@@ -48,12 +50,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--record", action="store_true", help="store the results for their page")
     parser.addoption("--kerberos", action="store_true", help="on a Kerberized cluster, as alice")
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        metavar="SECONDS",
+        help="skip, and list, the tests that have not begun so long after the session",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[BEGAN] = time.monotonic()
     if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
         # Workers inherit it.
         os.environ[ONE_CLUSTER] = tempfile.mkdtemp(prefix="hopsgpu-tests-")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Before fixtures: a cluster would take a minute.
+    seconds = item.config.getoption("begin_within")
+    if seconds is not None and time.monotonic() - item.config.stash[BEGAN] > seconds:
+        pytest.skip(f"had not begun within {seconds:g} s: run it with `make soak`")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
