@@ -57,10 +57,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak faults corner secure also-secure serving objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak faults corner secure also-secure serving objects other-objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | faults | corner | secure | also-secure | serving | objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | faults | corner | secure | also-secure | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -153,6 +153,8 @@ also-secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 
 # Servers' packages exclude each other and ours: each has an environment of its own.
 SERVERS := kserve 'tritonclient[http]' nvidia-pytriton skops xgboost-cpu joblib
+# KServe's storage initialiser, with what it reads HDFS by.
+SERVERS += kserve-storage 'hdfs[kerberos]' krbcontext
 MLSERVER := mlserver==1.7.1 mlserver-sklearn==1.7.1 mlserver-xgboost==1.7.1 skops
 
 .venv-serving/.installed:
@@ -161,12 +163,26 @@ MLSERVER := mlserver==1.7.1 mlserver-sklearn==1.7.1 mlserver-xgboost==1.7.1 skop
 .venv-mlserver/.installed:
 	python3 -m venv .venv-mlserver && .venv-mlserver/bin/pip install --quiet $(MLSERVER) && touch $@
 
-serving: $(VENV)/.installed-dev .venv-serving/.installed .venv-mlserver/.installed
+serving: java $(addprefix $(VENV)/.installed-,dev kerberos) .venv-serving/.installed .venv-mlserver/.installed
 	$(BIN)/python -m pytest -q tests/serving
+	$(BIN)/python -m pytest -q --kerberos tests/serving/test_storage_initializer.py
 
 # The contracts of the lake on the API of S3, without a cluster.
 objects: java $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) --durations=10 tests/objects
+
+# The same on servers with the APIs of Google's and Azure's stores; needs Go and Node.js.
+EMULATORS := .emulators/bin/fake-gcs-server .emulators/node_modules/.bin/azurite-blob
+
+.emulators/bin/fake-gcs-server:
+	GOBIN=$(CURDIR)/.emulators/bin go install github.com/fsouza/fake-gcs-server@v1.56.1
+
+.emulators/node_modules/.bin/azurite-blob:
+	npm install --prefix .emulators --silent --no-fund --no-audit --ignore-scripts azurite@3.37.0
+
+other-objects: java $(addprefix $(VENV)/.installed-,dev gcs azure) $(EMULATORS)
+	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) --durations=10 --store gs tests/objects
+	$(BIN)/python -m pytest -q -n 2 $(BY_FILE) --durations=10 --store abfss tests/objects
 
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)
@@ -204,4 +220,4 @@ one: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/cluster/test_launch.py -k 'values_of_all_ranks or torch_ranks'
 
 clean:
-	rm -rf $(VENV) .venv-* build dist docs/_build *.egg-info
+	rm -rf $(VENV) .venv-* .emulators build dist docs/_build *.egg-info

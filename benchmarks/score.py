@@ -7,6 +7,8 @@ simulated GPUs, for the share of the held GPU time in which they computed.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import hopsgpu
@@ -192,6 +195,17 @@ def _timed(frame: DataFrame, output: str) -> float:
     return time.monotonic() - began
 
 
+@contextlib.contextmanager
+def _by_value() -> Iterator[None]:
+    """Have Spark send this module's functions whole: executors have hopsgpu, and not benchmarks."""
+    this = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(this)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(this)
+
+
 def _batch_udf(
     spark: SparkSession, work: Workload, table: str, model: hopsgpu.ModelVersion, output: str
 ) -> float:
@@ -208,7 +222,8 @@ def _batch_udf(
         input_tensor_shapes=[list(work.shape)],
     )
     frame = spark.read.parquet(table)
-    return _timed(frame.select("id", predict("x").alias("class")), output)
+    with _by_value():
+        return _timed(frame.select("id", predict("x").alias("class")), output)
 
 
 def _in_pandas(
@@ -225,7 +240,8 @@ def _in_pandas(
 
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(work.batch))
     frame = spark.read.parquet(table)
-    return _timed(frame.mapInPandas(score, "id long, class long"), output)
+    with _by_value():
+        return _timed(frame.mapInPandas(score, "id long, class long"), output)
 
 
 def _launch(work: Workload, table: str, model: hopsgpu.ModelVersion, output: str) -> float:

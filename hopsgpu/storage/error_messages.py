@@ -68,7 +68,7 @@ _ADVICE = {
 }
 _STORE_ADVICE = {
     NO_STORE: "check the network, and the address of the object store if it is not its provider's"
-    " (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST)",
+    " (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST, AZURE_STORAGE_CONNECTION_STRING)",
     STORE_DENIED: "check which credentials the store's library finds, and what the policy of the"
     " bucket allows them; or set HOPSGPU_ROOT (spark.hopsgpu.root) to another place",
 }

@@ -92,6 +92,8 @@ class ObjectStore:
         # abfss://container@account.dfs.core.windows.net
         self._bucket, _, account = bucket.partition("@")
         self._files = _client(scheme, account, quick=quick)
+        # Those of Azure's accounts with a hierarchical namespace stay without files.
+        self._keeps_directories = scheme == "abfss"
         self._seconds = 2 * _QUICK_SECONDS if quick else _CALL_SECONDS
         log.debug("%s client of %s, %s", scheme, bucket, "quick" if quick else "patient")
 
@@ -111,7 +113,8 @@ class ObjectStore:
         found = self._ask(self._files._ls, key, detail=True)
         # Consoles and other programs make empty objects that stand for a directory.
         real = [info for info in found if info["name"].rstrip("/") != key]
-        if not real and any(info["name"] == key for info in found):
+        is_file = any(info["name"] == key and info["type"] == "file" for info in found)
+        if not real and is_file:
             raise NotADirectoryError(path)
         return tuple(_status(info["name"], info) for info in real)
 
@@ -171,9 +174,17 @@ class ObjectStore:
 
     def remove(self, path: str) -> None:
         """Remove a file, or all files below a directory, in no order."""
-        below = self._ask(self._files._find, self._key(path))
-        # What is below a name does not include an object of that name.
-        self._ask(self._remove_all, {*below, self._key(path)} if below else ())
+        key = self._key(path)
+        below = self._ask(self._files._find, key)
+        if not self._keeps_directories:
+            # What is below a name does not include an object of that name.
+            self._ask(self._remove_all, {*below, key} if below else ())
+            return
+        self._ask(self._remove_all, below)
+        directories = {key, *self._ask(self._files._find, key, withdirs=True)}
+        # One is removed only once nothing is below it.
+        for one in sorted(directories, key=len, reverse=True):
+            self._ask(self._remove_all, [one])
 
     async def _remove_all(self, keys: Iterable[str]) -> None:
         import asyncio

@@ -44,13 +44,13 @@ def score(x: int) -> float:
 def refusals(spark: Any) -> None:
     for name, call in {
         "frame": lambda: hopsgpu.launch(train, args=(1, False), workers=1, data=spark.range(9)),
-        "score": lambda: hopsgpu.score(len, f"s3://{BUCKET}/table", gpus_per_worker=0),
+        "score": lambda: hopsgpu.score(len, f"{BUCKET}/table", gpus_per_worker=0),
     }.items():
         try:
             call()
         except hopsgpu.ConfigError as error:
             tell(name, error=str(error))
-    os.environ["HOPSGPU_ROOT"] = "s3://no-such-bucket/root"
+    os.environ["HOPSGPU_ROOT"] = sys.argv[2]
     for name, call in {
         "launch": lambda: hopsgpu.launch(len, args=("",), workers=1, gpus_per_worker=0),
         "search": lambda: hopsgpu.search(
@@ -65,8 +65,8 @@ def refusals(spark: Any) -> None:
 
 if __name__ == "__main__":
     spark = hopsgpu.session("objects", conf={"spark.ui.enabled": "false"})
-    options = {"workers": 2, "gpus_per_worker": 0, "progress": "off", "model": "net"}
-    table = f"s3://{BUCKET}/table"
+    options = {"workers": 2, "gpus_per_worker": int(sys.argv[3]), "progress": "off", "model": "net"}
+    table = f"{BUCKET}/table"
     try:
         hopsgpu.launch(train, args=(3, True), data=table, **options)
     except hopsgpu.RankFailed as error:
@@ -82,7 +82,7 @@ if __name__ == "__main__":
         SPACE,
         trials=4,
         max_concurrent=2,
-        gpus_per_trial=0,
+        gpus_per_trial=int(sys.argv[3]),
         progress="off",
     )
     tell("searched", run=found.run_id, trials=len(found.trials))

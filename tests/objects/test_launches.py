@@ -1,4 +1,4 @@
-"""Launches whose runs, logs, checkpoints and models are on an object store."""
+"""Launches whose runs, logs, checkpoints and models are on an object store: local and on YARN."""
 
 from __future__ import annotations
 
@@ -17,25 +17,52 @@ from pyarrow import parquet
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import Lake
-from tests.objects.conftest import BUCKET
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from tests.conftest import gpus_become
+from tests.objects.emulators import Emulator
 
 DRIVER = Path(__file__).with_name("launches_driver.py")
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_HOME", "SPARK_CONF_DIR")
 
 
+def nowhere(emulator: Emulator) -> str:
+    """A root in a bucket that does not exist."""
+    return f"{emulator.url('no-such-bucket')}/root"
+
+
+def root_of(bucket: str, master: str) -> str:
+    return f"{bucket}/root-{master}"
+
+
+@pytest.fixture(scope="module", params=["local", "yarn"])
+def master(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def told(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def told(
+    master: str,
+    emulator: Emulator,
+    bucket: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> dict[str, dict[str, Any]]:
     """What the script told, by step."""
     table = io.BytesIO()
     parquet.write_table(pa.table({"x": list(range(100))}), table)
-    Lake(f"s3://{BUCKET}/table/part-0.parquet").write(table.getvalue())
+    Lake(f"{bucket}/table/part-0.parquet").write(table.getvalue())
     directory = tmp_path_factory.mktemp("launches")
-    env = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    env |= {"HOPSGPU_ROOT": f"s3://{BUCKET}/root", "PYTHONPATH": os.pathsep.join(sys.path)}
+    if master == "yarn":
+        env = dict(request.getfixturevalue("cluster_env"))
+    else:
+        env = {name: value for name, value in os.environ.items() if name not in OTHERS}
+    env |= {"HOPSGPU_ROOT": root_of(bucket, master), "PYTHONPATH": os.pathsep.join(sys.path)}
+    gpus = "1" if master == "yarn" else "0"
     ran = subprocess.run(
-        [sys.executable, str(DRIVER), BUCKET],
+        [sys.executable, str(DRIVER), bucket, nowhere(emulator), gpus],
         cwd=directory,
         env=env,
         capture_output=True,
@@ -46,12 +73,14 @@ def told(s3_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     lines = [line for line in ran.stdout.splitlines() if line.startswith("TOLD ")]
     steps = [json.loads(line.removeprefix("TOLD ")) for line in lines]
     assert ran.returncode == 0, ran.stderr[-3000:]
+    if master == "yarn":
+        assert gpus_become(ResourceManager(web_addresses(HadoopConf.load(env).get)), 0)
     return {step.pop("step"): step for step in steps}
 
 
 @pytest.fixture
-def root() -> Lake:
-    return Lake(f"s3://{BUCKET}/root")
+def root(bucket: str, master: str) -> Lake:
+    return Lake(root_of(bucket, master))
 
 
 def test_a_failed_run_is_resumed_from_its_checkpoints(told: Any, root: Lake) -> None:
@@ -95,16 +124,16 @@ def test_what_cannot_be_there_is_refused_with_words(told: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["launch", "search"])
 def test_a_bucket_that_is_not_there_is_told_before_executors_are_asked_for(
-    told: Any, kind: str
+    told: Any, emulator: Emulator, kind: str
 ) -> None:
     """By the driver: a directory of an object store is there with its first file."""
     step = told[f"{kind} without a bucket"]
-    assert step["error"].startswith("cannot create s3://no-such-bucket/root/runs/")
+    assert step["error"].startswith(f"cannot create {nowhere(emulator)}/runs/")
     assert step["kind"] == "absent"
 
 
-def test_no_object_has_the_credentials(told: Any, root: Lake) -> None:
-    secret = os.environ["AWS_SECRET_ACCESS_KEY"].encode()
+def test_no_object_has_the_credentials(told: Any, root: Lake, emulator: Emulator) -> None:
+    secret = (emulator.secret or emulator.variables[emulator.address]).encode()
 
     def files(place: Lake) -> list[Lake]:
         entries = place.entries()

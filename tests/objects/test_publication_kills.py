@@ -25,7 +25,8 @@ from tests.contract.test_publication_kills import (
 
 
 class Killing(test_publication_kills.Killing):
-    imported = ("s3fs",)
+    # Those that are installed.
+    imported = ("s3fs", "gcsfs", "adlfs")
 
 
 sources = test_publication_kills.sources
