@@ -49,6 +49,7 @@ SOAK_LAST += tests/soak/test_contention.py
 SOAK_SECONDS :=
 # Of the tests of the cluster, those of what tests/secure has not.
 ALSO_SECURE := tests/cluster/test_notebooks.py
+ALSO_SECURE += tests/cluster/test_score.py::test_the_command_scores_with_a_function_of_a_file_in_cluster_mode
 ALSO_SECURE += tests/cluster/test_python_env.py::test_packages_go_before_those_of_the_executors
 # PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries, with
 # Kerberos.
