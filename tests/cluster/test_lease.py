@@ -186,11 +186,23 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
 # hold().
 
 
+def granted_milliseconds(spark: SparkSession, manager: ResourceManager) -> list[int]:
+    """When YARN granted this application's GPU executors, the earliest first."""
+    path = f"/ws/v1/cluster/apps/{spark.sparkContext.applicationId}/appattempts"
+    attempt = manager.ask(path)["appAttempts"]["appAttempt"][-1]["appAttemptId"]
+    containers = manager.ask(f"{path}/{attempt}/containers")["container"]
+    # The first one is the application master's; the executors of ETL have priority 0.
+    return sorted(int(c["startedTime"]) for c in containers[1:] if int(c["priority"]) > 0)
+
+
 def test_a_held_gang_serves_launches_asks_again_for_what_it_lost_and_an_error_gives_it_back(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     with pytest.raises(ValueError, match="mine"), hopsgpu.hold(workers=3, progress="off") as gang:
         assert gpus_become(manager, 3)
+        # By itself, Spark would have asked for 1, and for 2 more a second later.
+        granted = granted_milliseconds(spark, manager)
+        assert len(granted) == 3 and granted[-1] - granted[0] < 700
         first = gang.launch(where, progress="off")
         second = gang.launch(where, progress="off", env_vars={"A": "b"})
         # The same agents: nothing was acquired in between.

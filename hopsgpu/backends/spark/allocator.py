@@ -102,6 +102,7 @@ class PlaceholderJob:
             DiscoveryError: an executor does not have the requested GPUs.
             HopsGpuError: the job of placeholders failed.
         """
+        self._ask_at_once()
         while True:
             whole = len(self._holders) >= self._request.plan.executors
             self._grants = replace(
@@ -176,6 +177,11 @@ class PlaceholderJob:
         # Besides the parked ones, as many placeholders must be left as the gang wants.
         if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.plan.executors:
             self.jobs.append(self._start(1))
+            self._ask_at_once()
+
+    def _ask_at_once(self) -> None:
+        tasks = sum(job.tasks for job in self.jobs)
+        self._executors.ask_at_once(tasks, self._request.cancelled)
 
     def _settled(self) -> bool:
         """Return whether agents can start only on executors that have a placeholder.

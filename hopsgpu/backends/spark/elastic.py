@@ -266,6 +266,9 @@ class YarnElasticLease(JobsLease):
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
+        with self._changed:
+            needed = len(self._live)
+        self._executors.ask_at_once(needed, self._enough)
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
             self._forget_ended()

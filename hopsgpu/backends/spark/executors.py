@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +16,16 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.control_server import control_channel
+from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
 from hopsgpu.units import counted
 from hopsgpu.yarn.resource_manager import PriorityContainers
+
+log = logging.getLogger(__name__)
+
+# Spark knows of a job's tasks some milliseconds after the job has started.
+_ASKING_SECONDS, _ASKING_STEP_SECONDS = 1.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,30 @@ class Executors:
     def target(self) -> int:
         """Return the number of executors that Spark wants now."""
         return self.application.jvm.target(self.profile.id)
+
+    def ask_at_once(self, executors: int, unwanted: threading.Event) -> None:
+        """Have Spark ask YARN for all executors now, rather than for 1, 2, 4, … a second apart.
+
+        It asks for no more than the tasks need that wait and run. Spark's own pace remains where
+        it does not within a second, as at the limit of its executors.
+
+        Args:
+            executors: number of executors that the tasks need, with those that are there.
+            unwanted: event that ends the wait.
+        """
+
+        def asked() -> bool:
+            if self.target() >= executors:
+                return True
+            self.application.jvm.hasten(self.profile.id, executors)
+            return False
+
+        try:
+            done = wait_until(asked, unwanted, _ASKING_SECONDS, _ASKING_STEP_SECONDS)
+        except LookupError as error:
+            log.warning("Spark asks for executors at its own pace: it has no %s", error)
+            return
+        log.debug("Spark %s asked for all %d executors", "has" if done else "has not", executors)
 
     def kill_idle(self, busy: Collection[str]) -> None:
         """Kill all executors but the busy ones.

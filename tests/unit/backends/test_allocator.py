@@ -38,7 +38,12 @@ class Cluster:
         self.jvm = SimpleNamespace(
             executors=lambda profile: tuple(map(str, range(self.executors))),
             task_failures=lambda tag: (),
+            target=lambda profile: self.target,
+            hasten=self.hasten,
         )
+        # How many executors Spark has asked for, and how many it was told to ask for.
+        self.target = 0
+        self.hastened: list[int] = []
         self.manager = SimpleNamespace(
             held=lambda *_: PriorityContainers(tuple("c" * self.executors), 0)
         )
@@ -49,6 +54,10 @@ class Cluster:
         job = SimpleNamespace(tag=f"job-{len(self.jobs)}", tasks=tasks, ended=threading.Event())
         self.jobs.append(job)
         return job
+
+    def hasten(self, profile: int, executors: int) -> None:
+        self.hastened.append(executors)
+        self.target = executors
 
     def next_event(self, seconds: float) -> Event | None:
         event = next(self._events, None)
@@ -135,6 +144,7 @@ def test_another_comes_in_place_of_a_bad_one() -> None:
     assert list(gang.parked) == [2]
     assert cluster.aside == [[], [gang.parked[2].host], [gang.parked[2].host]]
     assert [job.tasks for job in cluster.jobs] == [2, 1]
+    assert cluster.hastened == [2, 3]
 
 
 def test_a_gang_is_whole_once_a_bad_one_has_ended() -> None:

@@ -1,0 +1,109 @@
+"""How a gang has Spark ask for its executors; Spark is stood in for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hopsgpu.backends.spark import executors as executors_module
+from hopsgpu.backends.spark.executors import Executors
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.control.peer import Driver
+
+PROFILE = 3
+
+
+class AllocationManager:
+    """Spark's, as far as `Jvm` uses it.
+
+    Args:
+        known_after: number of looks after which it knows of the tasks.
+        field: name of the field with the time of its next step.
+    """
+
+    def __init__(self, known_after: int = 0, field: str = "addTime") -> None:
+        self.looks = 0
+        self.steps: dict[int, int] = {}
+        self.target = 0
+        self.times: list[int] = []
+        self._known_after = known_after
+        self._field = field
+
+    def isEmpty(self) -> bool:  # noqa: N802
+        return False
+
+    def get(self) -> AllocationManager:
+        return self
+
+    def numExecutorsTargetPerResourceProfileId(self) -> Any:  # noqa: N802
+        self.looks += 1
+        if self.times:
+            self.target = self.steps[PROFILE]
+        known = SimpleNamespace(isDefined=lambda: True, get=lambda: self.target)
+        return SimpleNamespace(get=lambda profile: known)
+
+    def numExecutorsToAddPerResourceProfileId(self) -> Any:  # noqa: N802
+        return SimpleNamespace(
+            contains=lambda profile: self.looks > self._known_after,
+            update=self.steps.__setitem__,
+        )
+
+    def getClass(self) -> Any:  # noqa: N802
+        field = SimpleNamespace(
+            getName=lambda: self._field,
+            setAccessible=lambda allowed: None,
+            setLong=lambda manager, value: self.times.append(value),
+        )
+        return SimpleNamespace(getDeclaredFields=lambda: [field], getSuperclass=lambda: None)
+
+
+def executors_of(manager: Any) -> Executors:
+    scala = SimpleNamespace(executorAllocationManager=lambda: manager)
+    context: Any = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala))
+    application: Any = SimpleNamespace(jvm=Jvm(context))
+    profile: Any = SimpleNamespace(id=PROFILE)
+    server: Any = None
+    return Executors(application, profile, server, Driver("", 0, b"", None))
+
+
+def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
+    manager = AllocationManager(known_after=2)
+    executors_of(manager).ask_at_once(4, threading.Event())
+    assert manager.steps == {PROFILE: 4} and manager.target == 4
+    # Before any time of its clock, and only until it has asked.
+    assert [time < 0 for time in manager.times] == [True]
+
+
+def test_nothing_is_changed_where_it_has_asked_for_all() -> None:
+    manager = AllocationManager()
+    manager.target = 5
+    executors_of(manager).ask_at_once(4, threading.Event())
+    assert not manager.steps and not manager.times
+
+
+def test_a_gang_that_is_cancelled_is_not_waited_for() -> None:
+    unwanted = threading.Event()
+    unwanted.set()
+    manager = AllocationManager(known_after=1000)
+    executors_of(manager).ask_at_once(4, unwanted)
+    assert manager.looks == 1
+
+
+def test_spark_keeps_its_own_pace_where_it_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors_module, "_ASKING_SECONDS", 0.1)
+    manager = AllocationManager(known_after=1000)
+    executors_of(manager).ask_at_once(4, threading.Event())
+    assert manager.looks >= 2 and not manager.times
+
+
+def test_another_spark_keeps_its_own_pace_and_that_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    manager = AllocationManager(field="anotherField")
+    with caplog.at_level(logging.WARNING, logger="hopsgpu"):
+        executors_of(manager).ask_at_once(4, threading.Event())
+    assert "at its own pace: it has no addTime" in caplog.text and not manager.times
