@@ -24,7 +24,13 @@ from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving import export, model_signature
 from hopsgpu.serving.hand_over import Served
-from hopsgpu.serving.model_formats import ModelFormat, chosen, model_class, recognised
+from hopsgpu.serving.model_formats import (
+    STATE_DICT,
+    ModelFormat,
+    chosen,
+    model_class,
+    recognised,
+)
 from hopsgpu.serving.model_loading import check_trust, load_model
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
@@ -203,7 +209,11 @@ class ModelVersion:
                 model=model,
                 files=(model.path,),
                 signature=model_signature.parse(self._manifest.content["signature"]),
-                model_class=model_class(self.files, self.open),
+                model_class=(
+                    model_class(model.path, self.files, self.open)
+                    if model.name == STATE_DICT
+                    else None
+                ),
             )
             version = export.served(known, self.files, Path(directory), trust)
             try:

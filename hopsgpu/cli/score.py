@@ -34,7 +34,7 @@ import {module}  # noqa: E402
 import hopsgpu  # noqa: E402
 
 if __name__ == "__main__":
-    spark = hopsgpu.session({name!r})
+    hopsgpu.session({name!r})
     result = hopsgpu.score({module}.{function}, **{options!r})
     print(f"{{result.rows:,}} rows in {{result.url}}")
     for part in result.failed_parts:

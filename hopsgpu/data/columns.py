@@ -94,7 +94,7 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
 
 
 def checked_names(
-    schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = ()
+    schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = (), what: str = "columns"
 ) -> list[str]:
     """Return the names of the columns that a rank asks for.
 
@@ -102,18 +102,19 @@ def checked_names(
         schema: the Arrow schema.
         columns: names, or None for all.
         shapes: names of columns that have a shape.
+        what: name of the argument, for errors.
 
     Raises:
         ConfigError: the names are not those of columns, each once.
     """
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: must be a list of names, such as [{columns!r}]")
+        raise ConfigError(f"{what}={columns!r}: must be a list of names, such as [{columns!r}]")
     names = list(schema.names if columns is None else columns)
     absent = [name for name in (*names, *shapes) if schema.names.count(name) != 1]
     if absent or not names or len(set(names)) < len(names):
         shaped = f", shapes of {sorted(shapes)}" if shapes else ""
         raise ConfigError(
-            f"columns={columns!r}{shaped}: must be different names of these columns:"
+            f"{what}={columns!r}{shaped}: must be different names of these columns:"
             f" {', '.join(schema.names)}"
         )
     return names

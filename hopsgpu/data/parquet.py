@@ -65,13 +65,11 @@ def schema_of(handle: Any, footer: Any) -> Any:
 def instants_of(footer: Any) -> tuple[str, ...]:
     """Return the columns whose timestamps are points in time although their type has no time zone.
 
-    Those are the columns of INT96, as Spark and Hive write timestamps. Columns within others are
-    left out.
+    Those are the columns of INT96, as Spark and Hive write timestamps. Of a column within others,
+    such as a struct's, it is the path, which begins with the name of the outermost one and a dot.
     """
     columns = (footer.schema.column(number) for number in range(len(footer.schema)))
-    return tuple(
-        one.path for one in columns if one.physical_type == "INT96" and "." not in one.path
-    )
+    return tuple(one.path for one in columns if one.physical_type == "INT96")
 
 
 def _plain(kind: Any) -> Any:

@@ -50,8 +50,8 @@ class Source:
             repeat, and too many if only a few of many columns are read.
         schema: schema of all files, as Arrow serialises it.
         refused: columns with dates or timestamps that cannot be converted, each with the reason.
-        instants: columns whose timestamps are points in time, in UTC, although their type has no
-            time zone.
+        instants: paths of columns whose timestamps are points in time, in UTC, although their type
+            has no time zone.
     """
 
     url: str

@@ -36,7 +36,7 @@ from hopsgpu.rank.blocked_time import RankBlockedTime
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.scoring.part_reports import BEGUN, DONE, FAILED, NO_PART, READY, ROWS, PartReport
 from hopsgpu.scoring.parts import Part, parts_of, shard_of
-from hopsgpu.scoring.predictions import predicted, with_schema
+from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.node_copies import shared_directories, whole_copy
 from hopsgpu.units import MIB
@@ -53,6 +53,9 @@ _GROUP_BYTES = 8 * MIB
 _LATE = 4
 _REPORT_SECONDS = 0.5
 _MODELS = "hopsgpu-models"
+# Tells Spark that old dates are of the calendar that it has had since 3.0: without it, Spark 3
+# reads none from before 1582, and no timestamp from before 1900.
+_WRITER = {"org.apache.spark.version": "3.5.0"}
 
 END = json.dumps({"end": True})
 
@@ -253,7 +256,7 @@ class _Scorer:
         for batch in rebatch(self._blocks(chunks, kept), self._task.batch_size, False):
             size = len(next(iter(batch.values())))
             found = predicted(self._predictor(batch), size, self._task.keep)
-            self._schema = found.schema if self._schema is None else self._schema
+            self._schema = first_schema(found) if self._schema is None else self._schema
             rows.add(with_schema(found, self._schema), _taken(kept, size))
             scored, self.total = scored + size, self.total + size
             if rows.rows >= _GROUP_ROWS or rows.size >= _GROUP_BYTES:
@@ -326,9 +329,12 @@ class _PartFile:
 
     def finish(self, scored: int) -> None:
         """Put the file on the lake."""
+        from pyarrow import parquet
+
         with self._failure_told():
-            schema = self._writer.schema
             self._writer.close()
+            # As it is in the file, from which a score that is resumed takes it.
+            schema = parquet.read_schema(self._path).remove_metadata()
             size = self._path.stat().st_size
             self._target.upload(self._path)
             self._path.unlink()
@@ -354,7 +360,8 @@ class _PartFile:
             names = [*kept.schema.names, *predictions.schema.names]
             table = pa.table([*kept.columns, *predictions.columns], names=names)
         if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._path, table.schema)
+            schema = table.schema.with_metadata(_WRITER)
+            self._writer = parquet.ParquetWriter(self._path, schema)
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     @contextlib.contextmanager

@@ -368,6 +368,6 @@ class _Score:
 def _schema_of(file: Lake) -> bytes:
     """Return the schema of a Parquet file, as Arrow serialises it."""
     with opened(file) as (handle, _):
-        schema = read_footer(file, handle).schema.to_arrow_schema()
+        schema = read_footer(file, handle).schema.to_arrow_schema().remove_metadata()
     serialized: bytes = schema.serialize().to_pybytes()
     return serialized

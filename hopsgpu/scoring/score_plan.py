@@ -111,12 +111,26 @@ def chosen_columns(
     """Return the names of the columns that are predicted from, and that are kept.
 
     Raises:
-        ConfigError: one does not exist, or cannot be read or converted.
+        ConfigError: one does not exist, or cannot be read, converted or kept.
     """
     schema = source.arrow_schema
     names = tuple(column.name for column in select(schema, columns, shapes))
-    kept = tuple(checked_names(schema, keep)) if keep else ()
+    kept = tuple(checked_names(schema, keep, what="keep")) if keep else ()
     check_readable(source.refused, (*names, *kept))
+    folded = [name.casefold() for name in kept]
+    if alike := [name for name in kept if folded.count(name.casefold()) > 1]:
+        raise ConfigError(
+            f"keep={list(kept)!r}: {', '.join(alike)} differ only in upper and lower case, so that"
+            " Spark could not read the output: keep one of them"
+        )
+    for name in kept:
+        inside = sorted(path for path in source.instants if path.startswith(f"{name}."))
+        if inside and name not in source.instants:
+            raise ConfigError(
+                f"keep: {name!r} has timestamps of type INT96 inside ({', '.join(inside)}), which"
+                " would lose their time zone: select them as columns of their own, or write the"
+                " table with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS"
+            )
     return names, kept
 
 

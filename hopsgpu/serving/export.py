@@ -24,6 +24,7 @@ from hopsgpu.serving.model_formats import (
     TORCHSCRIPT,
     XGBOOST,
     ModelFormat,
+    is_saved_model_part,
 )
 from hopsgpu.serving.model_loading import Trust, accepted_types
 from hopsgpu.serving.model_signature import Signature, Tensor
@@ -47,15 +48,6 @@ _OPTIONS = {
     "principal": "kserve",
     "image": "kserve",
 }
-# What belongs to a SavedModel in its directory.
-_SAVED_MODEL_PARTS = (
-    "saved_model.pb",
-    "saved_model.pbtxt",
-    "fingerprint.pb",
-    "variables",
-    "assets",
-    "assets.extra",
-)
 # Types of the Open Inference Protocol by the names of ONNX's TensorProto.DataType.
 _ONNX_TYPES = {
     "FLOAT": "FP32",
@@ -116,7 +108,8 @@ def served(version: Served, paths: Iterable[str], files: Path, trust: Trust) -> 
         # Any file beside the model may have its weights.
         above = PurePosixPath(model.path).parent
         beside = (path for path in paths if PurePosixPath(path).parent == above)
-        return replace(version, files=tuple(beside))
+        own = (path for path in beside if path == model.path or not path.endswith(".onnx"))
+        return replace(version, files=tuple(own))
     return _read_onnx(onnx, version, files)
 
 
@@ -161,10 +154,18 @@ def write(server: str, version: Served, files: Path, out: Path, options: Mapping
         options: from `options_of`.
 
     Raises:
-        ConfigError: the server cannot serve the version, or the manifest lacks what it needs.
+        ConfigError: the server cannot serve the version, or the manifest lacks what it needs, or
+            the directory has another model's export that would be replaced.
         OSError: the directory cannot be written.
     """
     layout = _SERVERS[server][0](version, **options)
+    if layout.owned is not None:
+        path, line = layout.owned
+        if (out / path).exists() and line not in (out / path).read_text().splitlines():
+            raise ConfigError(
+                f"out={str(out)!r}: {path} there is of another model, and {server} has one for each"
+                f" directory: export {version.name!r} to a directory of its own"
+            )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".export-") as draft:
         for path, text in layout.texts.items():
@@ -182,12 +183,7 @@ def write(server: str, version: Served, files: Path, out: Path, options: Mapping
 
 
 def _of_saved_model(directory: str, paths: Iterable[str]) -> tuple[str, ...]:
-    inside = [path for path in paths if PurePosixPath(path).is_relative_to(directory)]
-    return tuple(
-        path
-        for path in inside
-        if PurePosixPath(path).relative_to(directory).parts[0] in _SAVED_MODEL_PARTS
-    )
+    return tuple(path for path in paths if is_saved_model_part(path, directory))
 
 
 def _read_onnx(onnx: Any, version: Served, files: Path) -> Served:
@@ -202,14 +198,26 @@ def _read_onnx(onnx: Any, version: Served, files: Path) -> Served:
         if entry.key == "location"
     }
 
-    def tensors(values: Any) -> tuple[Tensor, ...]:
-        return tuple(_onnx_tensor(onnx, one) for one in values if one.name not in weights)
-
+    inputs = [one for one in graph.input if one.name not in weights]
     return replace(
         version,
         files=(str(path), *(str(path.parent / place) for place in sorted(places))),
-        signature=Signature(tensors(graph.input), tensors(graph.output)),
+        signature=_onnx_signature(onnx, inputs, list(graph.output), version.signature),
     )
+
+
+def _onnx_signature(
+    onnx: Any, inputs: list[Any], outputs: list[Any], published: Signature | None
+) -> Signature | None:
+    """Return what the file says; where it does not say all, what was published with its names."""
+    if all(one.type.tensor_type.HasField("shape") for one in (*inputs, *outputs)):
+        return Signature(
+            tuple(_onnx_tensor(onnx, one) for one in inputs),
+            tuple(_onnx_tensor(onnx, one) for one in outputs),
+        )
+    named = () if published is None else (*published.inputs, *published.outputs)
+    same = [one.name for one in named] == [one.name for one in (*inputs, *outputs)]
+    return published if same else None
 
 
 def _onnx_tensor(onnx: Any, value: Any) -> Tensor:

@@ -67,10 +67,12 @@ class Layout:
     Attributes:
         texts: contents by path below the exported directory.
         copies: paths below the exported directory, by the path within the version.
+        owned: a file that can be of one model only, and the line of it that names the model.
     """
 
     texts: Mapping[str, str]
     copies: Mapping[str, str] = field(default_factory=dict)
+    owned: tuple[str, str] | None = None
 
 
 def metadata(tensor: Tensor) -> dict[str, object]:
@@ -86,9 +88,9 @@ def renamed(served: Served, name: str) -> dict[str, str]:
         name: path of the model below the exported directory.
     """
     if served.model.name != SAVED_MODEL:
-        # What lies beside the file, such as an ONNX model's external data, keeps its name.
-        above = PurePosixPath(name).parent
-        copies = {path: str(above / PurePosixPath(path).name) for path in served.files}
+        # What lies beside or below the file, such as an ONNX model's external data, keeps its name.
+        above, home = PurePosixPath(name).parent, PurePosixPath(served.model.path).parent
+        copies = {path: str(above / PurePosixPath(path).relative_to(home)) for path in served.files}
         return {**copies, served.model.path: name}
     return {
         path: str(PurePosixPath(name) / PurePosixPath(path).relative_to(served.model.path))

@@ -124,12 +124,14 @@ def layout(
         "secretGenerator": [generator],
         "generatorOptions": {"disableNameSuffixHash": True},
     }
+    described = yaml.safe_dump(service, sort_keys=False)
+    named = next(line for line in described.splitlines() if "hopsgpu/model:" in line)
     texts |= {
-        "inference-service.yaml": yaml.safe_dump(service, sort_keys=False),
+        "inference-service.yaml": described,
         "service-account.yaml": yaml.safe_dump(service_account, sort_keys=False),
         "kustomization.yaml": yaml.safe_dump(customization, sort_keys=False),
     }
-    return Layout(texts)
+    return Layout(texts, owned=("inference-service.yaml", named))
 
 
 def _namenode(url: str, given: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
@@ -29,6 +29,7 @@ XGBOOST = "XGBoost"
 CLASS_FILE = "model_class.json"
 _MOST_CLASS_FILE = 2**16
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+_SAVED_MODEL_PARTS = (*_SAVED_MODEL_FILES, "fingerprint.pb", "variables", "assets", "assets.extra")
 _BY_SUFFIX = {".onnx": ONNX, ".skops": SKOPS}
 _PICKLES = (".pkl", ".pickle", ".joblib")
 _TORCH = (".pt", ".pth")
@@ -39,6 +40,7 @@ _BOOSTER = re.compile(
     rb"|\{L\x00{7}(\x07learner|\x07version)",
 )
 _HEAD = 256
+_ZIP, _PICKLE_HEAD = b"PK\x03\x04", b"\x80"
 _CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 Opener = Callable[[str], BinaryIO]
@@ -95,15 +97,23 @@ def recognised(paths: Iterable[str], opened: Opener) -> tuple[ModelFormat, ...]:
         str(PurePosixPath(p).parent) for p in there if PurePosixPath(p).name in _SAVED_MODEL_FILES
     ]
     found = [ModelFormat(SAVED_MODEL, directory) for directory in dict.fromkeys(inside)]
-    named = model_class(there, opened)
     for path in there:
-        if any(directory == "." or path.startswith(f"{directory}/") for directory in inside):
+        if any(is_saved_model_part(path, directory) for directory in inside):
             continue
         name = _format_of(path, opened)
         if name is not None:
-            of = named.name if named is not None and name == STATE_DICT else None
-            found.append(ModelFormat(name, path, of))
+            named = model_class(path, there, opened) if name == STATE_DICT else None
+            found.append(ModelFormat(name, path, None if named is None else named.name))
     return tuple(sorted(found, key=lambda one: one.path))
+
+
+def is_saved_model_part(path: str, directory: str) -> bool:
+    """Return whether a file belongs to the SavedModel in a directory."""
+    file = PurePosixPath(path)
+    return (
+        file.is_relative_to(directory)
+        and file.relative_to(directory).parts[0] in _SAVED_MODEL_PARTS
+    )
 
 
 def pickles(paths: Iterable[str]) -> list[str]:
@@ -122,15 +132,22 @@ def pickle_warning(paths: Iterable[str]) -> str | None:
     )
 
 
-def model_class(paths: Iterable[str], opened: Opener) -> ModelClass | None:
-    """Return the class that a version names for its state_dict; None if it names none.
+def model_class(path: str, paths: Collection[str], opened: Opener) -> ModelClass | None:
+    """Return the class that a version names for a state_dict; None if it names none.
+
+    Args:
+        path: path of the state_dict. The file that names its class is beside it, or at the top.
+        paths: paths of all files of the version.
+        opened: opens a file of the version for reading; the caller closes it.
 
     Raises:
         StoreError: the file that names it is damaged.
     """
-    if CLASS_FILE not in paths:
+    beside = str(PurePosixPath(path).parent / CLASS_FILE)
+    place = beside if beside in paths else CLASS_FILE
+    if place not in paths:
         return None
-    with opened(CLASS_FILE) as file:
+    with opened(place) as file:
         content = file.read(_MOST_CLASS_FILE + 1)
     try:
         if len(content) > _MOST_CLASS_FILE:
@@ -143,7 +160,7 @@ def model_class(paths: Iterable[str], opened: Opener) -> ModelClass | None:
             raise TypeError(f"arguments is {arguments!r:.99}")
     except ODD_JSON as error:
         raise StoreError(
-            f'{CLASS_FILE} must be like {{"class": "package.module:Class", "arguments": {{}}}}'
+            f'{place} must be like {{"class": "package.module:Class", "arguments": {{}}}}'
             f" ({error})",
             DAMAGED,
         ) from error
@@ -203,13 +220,18 @@ def _format_of(path: str, opened: Opener) -> str | None:
 def _torch_format(file: BinaryIO) -> str | None:
     """Return the format of one of torch's archives; None for one that torch.export wrote.
 
-    What has no archive is torch's old format, which is for tensors and Python objects alone.
+    What has no archive is torch's old format, a pickle, which is for tensors and Python objects
+    alone; None for what is neither.
     """
+    head = file.read(len(_ZIP))
+    if head != _ZIP:
+        return STATE_DICT if head.startswith(_PICKLE_HEAD) else None
+    file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
     except zipfile.BadZipFile:
-        return STATE_DICT
+        return None
     if "constants.pkl" in names:
         return TORCHSCRIPT
     return STATE_DICT if "data.pkl" in names else None

@@ -110,8 +110,13 @@ def _skops(path: Path, trust: Trust) -> Any:
 def _pickle(path: Path, trust: Trust) -> Any:
     if path.suffix.lower() == ".joblib":
         return _module("joblib", path).load(path)
-    with path.open("rb") as file:
-        return pickle.load(file)
+    try:
+        load = importlib.import_module("joblib").load
+    except ModuleNotFoundError:
+        with path.open("rb") as file:
+            return pickle.load(file)
+    # It reads plain pickles too, and its own under any name.
+    return load(path)
 
 
 def _xgboost(path: Path, trust: Trust) -> Any:

@@ -18,13 +18,15 @@ def layout(served: Served) -> Layout:
     """
     name = json.dumps(served.name, ensure_ascii=False)
     base = json.dumps(f"/models/{served.name}", ensure_ascii=False)
+    named = f'  config {{ name: {name} base_path: {base} model_platform: "tensorflow"'
     config = (
         "model_config_list {\n"
-        f'  config {{ name: {name} base_path: {base} model_platform: "tensorflow"\n'
+        f"{named}\n"
         f"    model_version_policy {{ specific {{ versions: {served.version} }} }} }}\n"
         "}\n"
     )
     return Layout(
         texts={"models.config": config},
         copies=renamed(served, f"{served.name}/{served.version}"),
+        owned=("models.config", named),
     )

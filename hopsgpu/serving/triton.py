@@ -65,7 +65,14 @@ def layout(served: Served, *, max_batch_size: int = 0, python: bool = False) -> 
                 f"max_batch_size={max_batch_size}: {tensor.name!r} has no batch as its first"
                 f" dimension ({list(tensor.shape)}); pass max_batch_size=0"
             )
-    config = _config(served.name, backend, inputs, outputs, max_batch_size)
+    if backend["backend"] != "python" and not max_batch_size:
+        for tensor in (*inputs, *outputs):
+            if not tensor.shape:
+                raise ConfigError(
+                    f"{tensor.name!r} is a scalar, which Triton's own backends do not serve: pass"
+                    " python=True (--python), or publish a model whose tensors have dimensions"
+                )
+    config = _config(served, backend, inputs, outputs, max_batch_size)
     return Layout(
         texts={**texts, f"{served.name}/config.pbtxt": config},
         copies=copies,
@@ -85,23 +92,25 @@ def _tensors(served: Served) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
 
 
 def _config(
-    name: str,
+    served: Served,
     backend: Mapping[str, str],
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     most: int,
 ) -> str:
     """Return config.pbtxt, a ModelConfig in Protocol Buffers' text format."""
-    lines = [f"name: {_quoted(name)}"]
+    lines = [f"name: {_quoted(served.name)}"]
     lines += [f"{key}: {_quoted(value)}" for key, value in backend.items()]
     lines.append(f"max_batch_size: {most}")
+    # By default the highest number, which an export of an earlier version does not have.
+    lines.append(f"version_policy {{ specific {{ versions: [{served.version}] }} }}")
     for side, tensors in (("input", inputs), ("output", outputs)):
         for tensor in tensors:
             dims = tensor.shape[1:] if most else tensor.shape
             kind = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
             # A scalar has one element for Triton, which refuses a tensor without dimensions.
             shown = ", ".join(map(str, dims or (1,)))
-            reshape = " reshape { shape: [] }" if not dims else ""
+            reshape = " reshape { shape: [] }" if most and not dims else ""
             lines.append(
                 f"{side} {{ name: {_quoted(tensor.name)} data_type: TYPE_{kind}"
                 f" dims: [{shown}]{reshape} }}"

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.serving.server_files.served_model import ServedModel
 from tests.served_models import MAKERS, X, publish
 
 # As a server does: with the files beside each other, and without hopsgpu.
@@ -91,6 +93,92 @@ def test_a_saved_model_for_tensorflow_serving(store: ModelStore, tmp_path: Path)
 
     serve = tf.saved_model.load(str(out / "saved_model" / "1")).signatures["serving_default"]
     np.testing.assert_allclose(serve(x=tf.constant(X))["y"].numpy(), made.answer)
+
+
+def served(store: ModelStore, out: Path, files: Path, signature: Any) -> Any:
+    """What a server calls: a new version of the files, exported for Triton's Python backend."""
+    version = store.publish(files, "m", signature=signature)
+    version.export("triton", out=out, trust=True, python=True)
+    place = out / "m" / str(version.version)
+    return ServedModel(place)
+
+
+def test_labels_and_probabilities_are_those_of_the_estimator(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    joblib, linear = pytest.importorskip("joblib"), pytest.importorskip("sklearn.linear_model")
+    xgboost = pytest.importorskip("xgboost")
+    rows = np.random.default_rng(0).random((60, 4), np.float32)
+    for classes in (2, 3):
+        labels = (rows[:, 0] * classes).astype(np.int64)
+        boosted = xgboost.XGBClassifier(n_estimators=3).fit(rows, labels)
+        for estimator, file in ((linear.LogisticRegression(), "m.pkl"), (boosted, "m.json")):
+            home = tmp_path / f"{classes}-{file}"
+            home.mkdir()
+            if file == "m.json":
+                estimator.save_model(home / file)
+            else:
+                # By another name than joblib's.
+                joblib.dump(estimator.fit(rows, labels), home / file)
+            for method in (estimator.predict, estimator.predict_proba):
+                expected = np.asarray(method(rows))
+                if method == estimator.predict:
+                    expected = expected.astype(np.int64)
+                model = served(store, tmp_path / "out", home, ({"x": rows}, {"y": expected}))
+                found = model({"x": rows})["y"]
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert store.get("m", 1).load(trust=True).predict(rows).shape == (60,)
+
+
+def test_frames_and_strings_are_as_the_estimator_learned_them(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    pandas, joblib = pytest.importorskip("pandas"), pytest.importorskip("joblib")
+    compose = pytest.importorskip("sklearn.compose")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder
+
+    frame = pandas.DataFrame({"color": ["red", "blue"] * 4, "size": np.arange(8.0)})
+    columns = compose.ColumnTransformer(
+        [("c", OneHotEncoder(handle_unknown="ignore"), ["color"])], remainder="drop"
+    )
+    model = make_pipeline(columns, LogisticRegression()).fit(frame, [1, 0] * 4)
+    home = tmp_path / "files"
+    home.mkdir()
+    joblib.dump(model, home / "m.joblib")
+    call = served(store, tmp_path / "out", home, (frame, model.predict(frame)))
+    # As Triton passes strings.
+    as_bytes = np.array([text.encode() for text in frame["color"]], object)
+    given = {"size": frame["size"].to_numpy(), "color": as_bytes}
+    (found,) = call(given).values()
+    assert found.tolist() == [1, 0] * 4
+
+
+def test_what_is_not_what_the_signature_says_is_an_error(store: ModelStore, tmp_path: Path) -> None:
+    made = publish(store, "skops", tmp_path)
+    files = made.version.download(tmp_path / "copy")
+    (files / "manifest.json").unlink(missing_ok=True)
+    for answer, said in (
+        (made.answer[:, None] > 0, "has the shape"),
+        (made.answer.astype(bool), "has the type int64, and the signature says BOOL"),
+    ):
+        call = served(store, tmp_path / "out", files, ({"x": X}, {"y": answer}))
+        with pytest.raises(ValueError, match=said):
+            call({"x": X})
+
+
+def test_a_configuration_of_one_model_is_not_replaced_by_anothers(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    one = publish(store, "saved_model", tmp_path).version
+    for _ in range(2):
+        one.export("tf-serving", out=tmp_path / "tf")
+    other = store.publish(one.download(tmp_path / "saved"), "other")
+    with pytest.raises(ConfigError, match=r"models.config there is of another model.*'other'"):
+        other.export("tf-serving", out=tmp_path / "tf")
+    assert '"saved_model"' in (tmp_path / "tf" / "models.config").read_text()
+    assert not (tmp_path / "tf" / "other").exists()
 
 
 def test_several_exports_share_a_repository(store: ModelStore, tmp_path: Path) -> None:

@@ -48,16 +48,14 @@ class ServedModel:
         """Return the outputs by name for the inputs by name.
 
         Raises:
-            ValueError: an input is missing, or the model returned another number of outputs.
+            ValueError: an input is missing, or what the model returned is not what the signature
+                says.
         """
         names = [tensor["name"] for tensor in self.inputs]
         missing = [name for name in names if name not in arrays]
         if missing:
             raise ValueError(f"missing inputs: {', '.join(missing)}; expected: {', '.join(names)}")
-        given = [
-            np.ascontiguousarray(arrays[one["name"]], dtype=TYPES[one["datatype"]])
-            for one in self.inputs
-        ]
+        given = [_given(arrays[one["name"]], one) for one in self.inputs]
         found = self._call(given)
         if isinstance(found, Mapping):
             found = [found[one["name"]] for one in self.outputs]
@@ -66,16 +64,60 @@ class ServedModel:
         if len(found) != len(self.outputs):
             raise ValueError(f"the model has {len(found)} outputs, expected {len(self.outputs)}")
         return {
-            one["name"]: np.asarray(value, dtype=TYPES[one["datatype"]])
+            one["name"]: _returned(value, one)
             for one, value in zip(self.outputs, found)  # noqa: B905 - lengths are equal
         }
+
+
+def _given(value: Any, said: Mapping[str, Any]) -> Any:
+    """Return an input as the model wants it."""
+    array = np.array(value, dtype=TYPES[said["datatype"]], order="C")
+    if said["datatype"] == "BYTES":
+        # Triton's strings are bytes, KServe's are text, and models have learned text.
+        texts = [_text(one) for one in array.ravel()]
+        array = np.array([*texts, None], dtype=object)[:-1].reshape(array.shape)
+    # Triton has no tensor without dimensions.
+    return array.reshape(()) if said["shape"] == [] else array
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    return value
+
+
+def _returned(value: Any, said: Mapping[str, Any]) -> Any:
+    """Return an output as the signature says; raise ValueError if it is something else."""
+    found, wanted, shape = np.asarray(value), np.dtype(TYPES[said["datatype"]]), said["shape"]
+    if found.ndim != len(shape) or any(
+        size not in (-1, there)
+        for size, there in zip(shape, found.shape)  # noqa: B905 - lengths are equal
+    ):
+        raise ValueError(
+            f"output {said['name']!r} has the shape {list(found.shape)}, and the signature says"
+            f" {shape}: publish the signature of what the model itself returns"
+        )
+    # Numbers that become others without a word are worse than an error.
+    if not np.can_cast(found.dtype, wanted, "same_kind"):
+        raise ValueError(
+            f"output {said['name']!r} has the type {found.dtype}, and the signature says"
+            f" {said['datatype']}: publish the signature of what the model itself returns"
+        )
+    return found.astype(wanted)
 
 
 def _onnx(path: Path, said: dict[str, Any]) -> Raw:
     session = importlib.import_module("onnxruntime").InferenceSession(str(path))
     names = [one.name for one in session.get_inputs()]
-    outputs = [one["name"] for one in said["outputs"]]
-    return lambda given: session.run(outputs, dict(zip(names, given)))  # noqa: B905
+    own = _names(said["inputs"])
+    order = own if set(own) == set(names) else names
+    there = [one.name for one in session.get_outputs()]
+    outputs = _names(said["outputs"])
+    wanted = outputs if set(outputs) <= set(there) else there
+    return lambda given: session.run(wanted, dict(zip(order, given)))  # noqa: B905
 
 
 def _torch_call(module: Any) -> Raw:
@@ -115,40 +157,105 @@ def _saved_model(path: Path, said: dict[str, Any]) -> Raw:
     tf = importlib.import_module("tensorflow")
     loaded = tf.saved_model.load(str(path))
     serve = loaded.signatures["serving_default"]
-    names = [one["name"] for one in said["inputs"]]
+    names = _matching(_names(said["inputs"]), serve.structured_input_signature[1], "input")
+    outputs = _names(said["outputs"])
+    there = dict(zip(outputs, _matching(outputs, serve.structured_outputs, "output")))  # noqa: B905
 
     def call(given: Sequence[Any]) -> Any:
         found = serve(**dict(zip(names, map(tf.constant, given))))  # noqa: B905
-        return {name: value.numpy() for name, value in found.items()}
+        return {name: found[own].numpy() for name, own in there.items()}
 
     # The signature holds no reference to what its variables belong to.
     call.loaded = loaded  # type: ignore[attr-defined]
     return call
 
 
+def _names(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [one["name"] for one in tensors]
+
+
+def _matching(named: Sequence[str], own: Mapping[str, Any], what: str) -> list[str]:
+    """Return the model's own names of tensors, in the signature's order."""
+    if set(named) <= set(own):
+        return list(named)
+    if len(named) == len(own) == 1:
+        return list(own)
+    raise ValueError(
+        f"the signature names the {what}s {', '.join(named)}, and the SavedModel"
+        f" {', '.join(sorted(own))}: publish a signature with these names"
+    )
+
+
 def _table(given: Sequence[Any]) -> Any:
     """Return the rows that estimators take: the only input, or one column for each."""
-    return given[0] if len(given) == 1 else np.column_stack(given)
+    return given[0] if len(given) == 1 and given[0].ndim > 1 else np.column_stack(given)
+
+
+def _estimator_call(estimator: Any, said: Mapping[str, Any]) -> Raw:
+    """Return a call of an estimator of scikit-learn that returns what the signature says."""
+    names = _names(said["inputs"])
+    learned = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
+    is_frame = len(learned) == len(names) and set(learned) == set(names)
+    predict = estimator.predict
+    if len(said["outputs"]) == 1:
+        (output,) = said["outputs"]
+        # Labels have one dimension; several at once are no floating-point numbers.
+        shares = output["datatype"].startswith("FP") and len(output["shape"]) > 1
+        predict = getattr(estimator, "predict_proba", predict) if shares else predict
+
+    def call(given: Sequence[Any]) -> Any:
+        if not is_frame:
+            return predict(_table(given))
+        frame = importlib.import_module("pandas").DataFrame(dict(zip(names, given)))  # noqa: B905
+        return predict(frame[learned])
+
+    return call
 
 
 def _skops(path: Path, said: dict[str, Any]) -> Raw:
     estimator = importlib.import_module("skops.io").load(path, trusted=said["trusted"])
-    return lambda given: estimator.predict(_table(given))
+    return _estimator_call(estimator, said)
 
 
 def _pickle(path: Path, said: dict[str, Any]) -> Raw:
-    if path.suffix.lower() == ".joblib":
-        estimator = importlib.import_module("joblib").load(path)
-    else:
+    try:
+        load = importlib.import_module("joblib").load
+    except ModuleNotFoundError:
         with path.open("rb") as file:
-            estimator = pickle.load(file)
-    return lambda given: estimator.predict(_table(given))
+            return _estimator_call(pickle.load(file), said)
+    # It reads plain pickles too, whatever their names.
+    return _estimator_call(load(path), said)
 
 
 def _xgboost(path: Path, said: dict[str, Any]) -> Raw:
     xgboost = importlib.import_module("xgboost")
     booster = xgboost.Booster(model_file=str(path))
-    return lambda given: booster.predict(xgboost.DMatrix(_table(given)))
+    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    names, learned = _names(said["inputs"]), booster.feature_names
+    by_name = learned is not None and len(names) == len(learned) and set(names) == set(learned)
+    order = [names.index(one) for one in learned] if by_name else range(len(names))
+
+    def call(given: Sequence[Any]) -> Any:
+        table = _table([given[at] for at in order])
+        found = booster.predict(xgboost.DMatrix(table, feature_names=learned))
+        return _as_classifier(found, objective, said["outputs"])
+
+    return call
+
+
+def _as_classifier(found: Any, objective: str, outputs: Sequence[Mapping[str, Any]]) -> Any:
+    """Return what XGBClassifier's predict and predict_proba do of a booster's probabilities."""
+    if len(outputs) != 1:
+        return found
+    (output,) = outputs
+    labels = not output["datatype"].startswith("FP")
+    if objective == "binary:logistic" and labels:
+        return (found > 0.5).astype(np.int64)
+    if objective == "binary:logistic" and len(output["shape"]) > 1:
+        return np.column_stack([1 - found, found])
+    if objective == "multi:softprob" and labels:
+        return found.argmax(axis=1)
+    return found
 
 
 _LOADERS: dict[str, Callable[[Path, dict[str, Any]], Raw]] = {

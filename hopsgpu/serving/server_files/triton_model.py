@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,5 +32,6 @@ class TritonPythonModel:
             outputs = self._model({n: t.as_numpy() for n, t in found.items() if t is not None})
         except Exception as error:  # noqa: BLE001 - the client gets it, and the server goes on
             return triton.InferenceResponse(error=triton.TritonError(repr(error)))
-        tensors = [triton.Tensor(name, value) for name, value in outputs.items()]
+        # A scalar has one element for Triton.
+        tensors = [triton.Tensor(name, np.atleast_1d(value)) for name, value in outputs.items()]
         return triton.InferenceResponse(output_tensors=tensors)

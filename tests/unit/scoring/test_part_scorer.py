@@ -97,6 +97,19 @@ def test_rows_with_large_columns_to_keep_are_written_few_at_a_time(rank: Rank) -
     assert sum(footer.num_rows for footer in footers) == 40
 
 
+def test_the_schema_that_is_told_is_the_files(rank: Rank) -> None:
+    def timed(batch: Batch) -> Batch:
+        return {"at": batch["x"].astype("M8[s]"), "vector": np.zeros((len(batch["x"]), 2))}
+
+    reports = rank.scores(timed, rank.task(pa.table({"x": range(10)}), 1))
+    (done,) = [report for report in reports if report.event == DONE]
+    file = rank.file(done)
+    told = pa.ipc.read_schema(pa.py_buffer(done.schema))
+    assert told.equals(file.schema_arrow) and told.metadata is None
+    # Spark 3 refuses old dates of unknown writers.
+    assert file.metadata.metadata[b"org.apache.spark.version"] == b"3.5.0"
+
+
 def test_points_in_time_are_kept_as_such() -> None:
     now = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
     chunk = pa.record_batch({"local": [now], "at": [now], "x": [1]})

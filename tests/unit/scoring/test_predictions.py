@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.scoring.predictions import predicted, with_schema
+from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
 
 
 class Tensor:
@@ -58,6 +58,53 @@ def test_an_array_that_the_function_uses_again_is_copied() -> None:
     assert batch.to_pydict() == {"y": [1.0, 2.0]}
 
 
+def test_an_arrow_array_in_memory_of_the_functions_is_copied() -> None:
+    buffer = np.array([1.0, 2.0])
+    batch = predicted(pa.record_batch({"y": buffer}), 2, ())
+    buffer[:] = 0.0
+    assert batch.to_pydict() == {"y": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (np.array([[0.5, 1], [2, 3]], np.float16), pa.list_(pa.float32(), 2)),
+        (pa.array([0.5, 1.0], pa.float16()), pa.float32()),
+        (np.array(["2026-01-02T03:04:05", "1970-01-01"], "M8[ns]"), pa.timestamp("us")),
+        (np.array(["2026-01-02", "1970-01-01"], "M8[s]"), pa.timestamp("ms")),
+        (pa.array([0, 86400000], pa.date64()), pa.date32()),
+        (pa.array(["a", "b"]).dictionary_encode(), pa.string()),
+        (pa.array([["a"], []], pa.list_(pa.large_string())), pa.list_(pa.large_string())),
+    ],
+)
+def test_types_are_such_as_spark_reads(value: Any, kind: pa.DataType) -> None:
+    column = predicted({"y": value}, 2, ()).column("y")
+    assert column.type == kind
+    assert len(column) == 2 and column.null_count == 0
+
+
+def test_what_would_lose_something_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'y' as timestamp\[ns\], which Spark cannot read"):
+        predicted({"y": np.array([1], "M8[ns]")}, 1, ())
+
+
+def test_bfloat16_becomes_float32() -> None:
+    torch = pytest.importorskip("torch")
+    batch = predicted({"y": torch.tensor([0.5, 1.0], dtype=torch.bfloat16)}, 2, ())
+    assert batch.to_pydict() == {"y": [0.5, 1.0]} and batch.schema.field("y").type == pa.float32()
+
+
+def test_a_first_batch_must_say_its_types() -> None:
+    for values in ([None, None], [[], []]):
+        batch = predicted({"label": np.array([*values, 0], object)[:2]}, 2, ())
+        with pytest.raises(ConfigError, match="'label' without a value.*pyarrow.array"):
+            first_schema(batch)
+    known = pa.schema([("label", pa.string())])
+    nothing = predicted({"label": np.array([None, None])}, 2, ())
+    assert with_schema(nothing, known).to_pydict() == {"label": [None, None]}
+    assert first_schema(with_schema(nothing, known)).equals(known)
+
+
 def test_masked_values_become_null() -> None:
     returned = {"y": np.ma.masked_array([[1, 2], [3, 4]], [[False, True], [False, False]])}
     assert predicted(returned, 2, ()).to_pydict() == {"y": [[1, None], [3, 4]]}
@@ -77,6 +124,8 @@ def test_a_record_batch_is_taken_as_it_is() -> None:
         ({"y": np.zeros(3)}, r"'y' of shape \(3,\) for a batch of 2 rows"),
         ({"y": 1.0}, r"'y' of shape \(\)"),
         ({"id": np.zeros(2)}, "'id', which keep= also has"),
+        ({"ID": np.zeros(2)}, "'ID', which keep= also has"),
+        ({"y": np.zeros(2), "Y": np.zeros(2)}, "y, Y, of which some differ only in upper"),
     ],
 )
 def test_anything_else_is_refused_with_what_it_was(returned: object, said: str) -> None:

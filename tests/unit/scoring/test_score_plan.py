@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,6 +50,15 @@ def test_a_damaged_plan_is_told(tmp_path: Path) -> None:
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(StoreError, match=r"score\.json is damaged"):
         EarlierPlan(Lake(f"file://{tmp_path}"))
+
+
+def test_what_cannot_be_kept_is_refused() -> None:
+    inside = replace(TABLE, instants=frozenset({"id.t"}))
+    with pytest.raises(ConfigError, match=r"'id' has timestamps of type INT96 inside \(id.t\)"):
+        chosen_columns(inside, ["x"], ["id"], {})
+    assert chosen_columns(inside, ["id"], ["x"], {}) == (("id",), ("x",))
+    with pytest.raises(ConfigError, match=r"keep=\['nope'\]: must be different names"):
+        chosen_columns(TABLE, ["x"], ["nope"], {})
 
 
 def test_parts_must_be_whole_and_have_one_schema() -> None:

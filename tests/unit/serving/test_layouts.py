@@ -50,7 +50,7 @@ def test_tritons_own_backends() -> None:
     }
     assert made.texts == {
         "net/config.pbtxt": 'name: "net"\nbackend: "onnxruntime"\nplatform: "onnxruntime_onnx"\n'
-        "max_batch_size: 0\n"
+        "max_batch_size: 0\nversion_policy { specific { versions: [7] } }\n"
         'input { name: "x" data_type: TYPE_FP32 dims: [-1, 3] }\n'
         'output { name: "y" data_type: TYPE_INT64 dims: [-1] }\n'
     }
@@ -64,6 +64,22 @@ def test_tritons_own_backends() -> None:
         "variables/variables.index": "net/7/model.savedmodel/variables/variables.index",
     }
     assert "input" not in made.texts["net/config.pbtxt"]
+
+
+def test_a_scalar_has_one_element_for_tritons_python_backend_and_others_refuse_it() -> None:
+    assert ONNX.signature is not None
+    scalar = ONNX.signature._replace(outputs=(Tensor("loss", "FP32", ()),))
+    lossy = replace(ONNX, signature=scalar)
+    with pytest.raises(ConfigError, match="'loss' is a scalar.*python=True"):
+        triton.layout(lossy)
+    config = triton.layout(lossy, python=True).texts["net/config.pbtxt"]
+    assert 'output { name: "loss" data_type: TYPE_FP32 dims: [1] }' in config
+
+
+def test_what_lies_below_a_model_stays_below_it() -> None:
+    below = replace(ONNX, files=("net/a.onnx", "net/weights/w.bin"))
+    copies = triton.layout(below).copies
+    assert copies == {"net/a.onnx": "net/7/model.onnx", "net/weights/w.bin": "net/7/weights/w.bin"}
 
 
 def test_tritons_batches() -> None:

@@ -65,6 +65,11 @@ def found(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
             {"a/saved_model.pb": b"", "a/assets/x.json": BOOSTER, "x.json": BOOSTER},
             [("SavedModel", "a"), ("XGBoost", "x.json")],
         ),
+        (
+            {"saved_model.pb": b"", "assets/x.onnx": b"", "net/m.onnx": b""},
+            [("SavedModel", "."), ("ONNX", "net/m.onnx")],
+        ),
+        ({"last.pt": b"epoch 7", "empty.pth": b"", "cut.pt": b"PK\x03\x04"}, []),
         ({"readme.md": b""}, []),
     ],
 )
@@ -82,6 +87,15 @@ def test_a_state_dict_has_the_class_that_is_named_for_it() -> None:
     assert first == ModelFormat("state_dict", "a.pt", "own.nets:Net")
     assert str(first) == "state_dict of own.nets:Net (a.pt)"
     assert second == ModelFormat("TorchScript", "b.pt")
+
+
+def test_a_class_may_be_named_beside_its_state_dict() -> None:
+    beside = json.dumps({"class": "own.nets:Inner"}).encode()
+    files = {"net/a.pt": STATE, "net/model_class.json": beside, "b.pt": STATE}
+    classes = {
+        one.path: one.model_class for one in recognised(files, lambda p: io.BytesIO(files[p]))
+    }
+    assert classes == {"net/a.pt": "own.nets:Inner", "b.pt": None}
 
 
 @pytest.mark.parametrize(
