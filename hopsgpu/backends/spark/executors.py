@@ -24,8 +24,8 @@ from hopsgpu.yarn.resource_manager import PriorityContainers
 
 log = logging.getLogger(__name__)
 
-# Spark knows of a job's tasks some milliseconds after the job has started.
-_ASKING_SECONDS, _ASKING_STEP_SECONDS = 1.0, 0.05
+# Spark knows of a job's tasks some milliseconds after its start, and later on a busy machine.
+_ASKING_SECONDS, _ASKING_STEP_SECONDS = 3.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Executors:
         """Have Spark ask YARN for all executors now, rather than for 1, 2, 4, … a second apart.
 
         It asks for no more than the tasks need that wait and run. Spark's own pace remains where
-        it does not within a second, as at the limit of its executors.
+        it does not within seconds, as at the limit of its executors.
 
         Args:
             executors: number of executors that the tasks need, with those that are there.
