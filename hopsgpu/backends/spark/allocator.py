@@ -102,6 +102,8 @@ class PlaceholderJob:
             DiscoveryError: an executor does not have the requested GPUs.
             HopsGpuError: the job of placeholders failed.
         """
+        # Before YARN grants anything: the run no longer prepares.
+        self._clock.tell((), self._why())
         self._ask_at_once()
         while True:
             whole = len(self._holders) >= self._request.plan.executors
