@@ -106,13 +106,15 @@ def served(store: ModelStore, out: Path, files: Path, signature: Any) -> Any:
 def test_labels_and_probabilities_are_those_of_the_estimator(
     store: ModelStore, tmp_path: Path
 ) -> None:
-    joblib, linear = pytest.importorskip("joblib"), pytest.importorskip("sklearn.linear_model")
-    xgboost = pytest.importorskip("xgboost")
+    import joblib
+    import xgboost
+    from sklearn.linear_model import LogisticRegression
+
     rows = np.random.default_rng(0).random((60, 4), np.float32)
     for classes in (2, 3):
         labels = (rows[:, 0] * classes).astype(np.int64)
         boosted = xgboost.XGBClassifier(n_estimators=3).fit(rows, labels)
-        for estimator, file in ((linear.LogisticRegression(), "m.pkl"), (boosted, "m.json")):
+        for estimator, file in ((LogisticRegression(), "m.pkl"), (boosted, "m.json")):
             home = tmp_path / f"{classes}-{file}"
             home.mkdir()
             if file == "m.json":
@@ -133,14 +135,15 @@ def test_labels_and_probabilities_are_those_of_the_estimator(
 def test_frames_and_strings_are_as_the_estimator_learned_them(
     store: ModelStore, tmp_path: Path
 ) -> None:
-    pandas, joblib = pytest.importorskip("pandas"), pytest.importorskip("joblib")
-    compose = pytest.importorskip("sklearn.compose")
+    import joblib
+    import pandas
+    from sklearn.compose import ColumnTransformer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder
 
     frame = pandas.DataFrame({"color": ["red", "blue"] * 4, "size": np.arange(8.0)})
-    columns = compose.ColumnTransformer(
+    columns = ColumnTransformer(
         [("c", OneHotEncoder(handle_unknown="ignore"), ["color"])], remainder="drop"
     )
     model = make_pipeline(columns, LogisticRegression()).fit(frame, [1, 0] * 4)

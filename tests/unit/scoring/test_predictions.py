@@ -89,7 +89,8 @@ def test_what_would_lose_something_is_refused() -> None:
 
 
 def test_bfloat16_becomes_float32() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     batch = predicted({"y": torch.tensor([0.5, 1.0], dtype=torch.bfloat16)}, 2, ())
     assert batch.to_pydict() == {"y": [0.5, 1.0]} and batch.schema.field("y").type == pa.float32()
 
