@@ -26,14 +26,17 @@ class Logs:
         self._addresses = {node.host: node.web for node in nodes if node.web}
 
     def reason(self, container: str, host: str) -> str:
-        """Return why an ended container of a host ended; "" if its log does not say it (yet)."""
+        """Return why an ended container of a host ended.
+
+        Raises:
+            HopsGpuError: its log cannot be read (yet), or does not say it.
+        """
         if host not in self._addresses:
-            return ""
-        try:
-            log = self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
-        except HopsGpuError:
-            return ""  # the doctor asks again; another check reports a NodeManager that is lost
-        return reason_in(log)
+            raise HopsGpuError(f"the ResourceManager reports no NodeManager on {host}")
+        log = self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
+        if reason := reason_in(log):
+            return reason
+        raise HopsGpuError("it is empty")
 
 
 def reason_in(log: str) -> str:

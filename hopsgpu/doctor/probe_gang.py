@@ -151,7 +151,8 @@ class _Watched:
     def __init__(self, hosts: Sequence[str], logs: Logs) -> None:
         self._hosts = frozenset(hosts)
         self._logs = logs
-        self._ended: dict[str, str] = {}
+        self._ended: dict[str, str] = {}  # the containers that ended, with their hosts
+        self._unread: dict[str, tuple[str, str]] = {}
         self.came: frozenset[str] = frozenset()
         self.failed: dict[str, str] = {}
         self.why = ""
@@ -163,8 +164,9 @@ class _Watched:
 
     def unfinished(self, error: Exception) -> Trial:
         """Return the result of a gang that did not become whole, or whose ranks failed."""
-        for host, container in sorted(self._ended.items()):
-            self.failed[host] = f"{container} ended there, and its log cannot be read"
+        self._read_logs()
+        for host, (container, why) in sorted(self._unread.items()):
+            self.failed[host] = f"{container} ended there, and its log cannot be read: {why}"
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
         late = isinstance(error, GangTimeout | Cancelled)
         why = (self.why or str(error)) if late else "the gang failed"
@@ -193,13 +195,17 @@ class _Watched:
             return
         self.came |= frozenset(status.granted_hosts)
         self.why = status.waiting_for
-        # A log that cannot be read now may be readable at the next look.
-        self._ended = {}
-        for container, host in ended.items():
+        self._ended = dict(ended)
+        self._read_logs()
+
+    def _read_logs(self) -> None:
+        """Read why containers ended; a log that cannot be read now may be readable later."""
+        self._unread = {}
+        for container, host in self._ended.items():
             if host not in self._hosts or host in self.came or host in self.failed:
                 continue
-            if reason := self._logs.reason(container, host):
-                self.failed[host] = reason
-                self._ended.pop(host, None)
-            else:
-                self._ended[host] = container
+            try:
+                self.failed[host] = self._logs.reason(container, host)
+                self._unread.pop(host, None)
+            except HopsGpuError as error:
+                self._unread[host] = (container, str(error))

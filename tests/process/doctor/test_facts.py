@@ -27,7 +27,7 @@ from hopsgpu.doctor import node_probe, probe_gang, probe_session, session_checks
 from hopsgpu.doctor.container_logs import Logs, reason_in
 from hopsgpu.doctor.machine_checks import Machine
 from hopsgpu.doctor.probe_session import first_cause
-from hopsgpu.errors import GangTimeout
+from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -161,9 +161,12 @@ def logs(daemon: Any, tmp_path: Path) -> Logs:
 
 def test_why_a_container_ended_is_in_its_nodes_log(logs: Logs) -> None:
     assert logs.reason("container_e1_2_3", "b") == "no nvidia-smi here"
-    assert logs.reason("container_e1_2_4", "b") == ""
-    assert logs.reason("container_e1_2_3", "a") == ""
-    assert logs.reason("container_e1_2_3", "elsewhere") == ""
+    with pytest.raises(HopsGpuError, match="HTTP 404"):
+        logs.reason("container_e1_2_4", "b")
+    with pytest.raises(HopsGpuError, match="Connection refused"):
+        logs.reason("container_e1_2_3", "a")
+    with pytest.raises(HopsGpuError, match="reports no NodeManager on elsewhere"):
+        logs.reason("container_e1_2_3", "elsewhere")
 
 
 @pytest.mark.parametrize("refuses", [0, 403])
@@ -240,11 +243,14 @@ class _BusyLogs:
     """Logs that cannot be read at first."""
 
     def __init__(self) -> None:
-        self.texts = ["", "no nvidia-smi here"]
+        self.answers = [HopsGpuError("not now"), "no nvidia-smi here"]
 
     def reason(self, container: str, host: str) -> str:
         assert (container, host) == ("container_1", "b")
-        return self.texts.pop(0)
+        answer = self.answers.pop(0)
+        if isinstance(answer, HopsGpuError):
+            raise answer
+        return answer
 
 
 def test_a_log_that_cannot_be_read_is_tried_again() -> None:
@@ -258,12 +264,22 @@ def test_a_log_that_cannot_be_read_is_tried_again() -> None:
     watched.look(waiting(("a",)), {"container_1": "b"})  # is not read again
 
 
+def test_a_log_is_tried_once_more_when_the_gang_ends() -> None:
+    logs: Any = _BusyLogs()
+    watched = probe_gang._Watched(["a", "b"], logs)
+    watched.look(waiting(("a",)), {"container_1": "b"})
+    late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
+    assert watched.unfinished(late).failed == {"b": "no nvidia-smi here"}
+
+
 def test_a_container_that_ended_without_a_log_has_failed(logs: Logs) -> None:
     late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
     watched = probe_gang._Watched(["a", "b"], logs)
     watched.look(waiting(("b",)), {"container_1": "a", "container_2": "b"})
     found = watched.unfinished(late)
-    assert found.failed == {"a": "container_1 ended there, and its log cannot be read"}
+    (why,) = found.failed.values()
+    assert why.startswith("container_1 ended there, and its log cannot be read: ")
+    assert "Connection refused" in why
     assert set(found.uninspected) == {"b"}
 
 
