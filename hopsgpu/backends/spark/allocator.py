@@ -177,13 +177,15 @@ class PlaceholderJob:
         self._clock.held_aside(reason)
         self.parked[container.key] = container
         # Besides the parked ones, as many placeholders must be left as the gang wants.
-        if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.plan.executors:
+        if len(self.parked) > self._tasks() - self._request.plan.executors:
             self.jobs.append(self._start(1))
             self._ask_at_once()
 
     def _ask_at_once(self) -> None:
-        tasks = sum(job.tasks for job in self.jobs)
-        self._executors.ask_at_once(tasks, self._request.cancelled)
+        self._executors.ask_at_once(self._tasks(), self._request.cancelled)
+
+    def _tasks(self) -> int:
+        return sum(job.tasks for job in self.jobs)
 
     def _settled(self) -> bool:
         """Return whether agents can start only on executors that have a placeholder.
@@ -191,7 +193,7 @@ class PlaceholderJob:
         For that, no other executor may be there, and no other task may wait for an executor.
         """
         here = len(self._holders) + len(self.parked)
-        if self.parked and here < sum(job.tasks for job in self.jobs):
+        if self.parked and here < self._tasks():
             # A parked executor has ended. Its task waits for another executor, and would take an
             # agent's place; its job must continue for the other parked executors.
             return False
@@ -205,7 +207,7 @@ class PlaceholderJob:
             problem = str(error)
             self._why = lambda: problem
             return
-        self._ended.look(held.hosts)
+        self._ended.look(held.hosts, self._tasks())
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
         if allotted != self._grants.allotted:

@@ -7,6 +7,7 @@ connections of all threads, and their calls run twice.
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import socket
 import threading
@@ -28,8 +29,10 @@ _DYNAMIC = "spark.dynamicAllocation.enabled"
 FLIP_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 _MOST_TASKS = 10_000
-# A field of ExecutorAllocationManager: when it asks for more, in nanoseconds of its clock.
+# Of ExecutorAllocationManager: the field with the time, in nanoseconds of its clock, when it asks
+# for more; the method that counts the executors that a profile's tasks need.
 _ASKS_AT = "addTime"
+_NEEDED = "maxNumExecutorsNeededPerResourceProfile"
 _LONG_AGO = -(2**62)
 # A JVM that a signal ends breaks its connections before it closes its port.
 _ENDING_SECONDS = 2.0
@@ -39,6 +42,8 @@ _PROBE_SECONDS = 2.0
 # Kinds of the tokens for hdfs, webhdfs and swebhdfs (Hadoop's DelegationTokenIdentifier and
 # WebHdfsConstants).
 _HDFS_TOKENS = ("HDFS_DELEGATION_TOKEN", "WEBHDFS delegation", "SWEBHDFS delegation")
+
+log = logging.getLogger(__name__)
 
 
 class Jvm:
@@ -270,13 +275,14 @@ class Jvm:
         """Have Spark's allocation manager ask for so many more executors of a profile at once.
 
         By itself it waits for a second, and asks for 1, 2, 4, … more, a second apart; meanwhile the
-        first ones hold GPUs in vain. Here its next step, which it takes in its own thread within
-        100 ms, comes now and is that large. Tasks that wait bound it as ever. The step of a profile
-        that the manager does not know yet is not changed.
+        first ones hold GPUs in vain. Here its next step is that large. It takes it in its own
+        thread, within 100 ms if it knows of the tasks that need them all; else in its own time, for
+        a step that finds fewer tasks would ask for fewer, and the next one ask again: YARN grants
+        too many then, on hosts that no task prefers.
 
         Args:
             profile: id of the resource profile.
-            executors: number of executors.
+            executors: number of executors that the tasks need, with those that are there.
 
         Raises:
             LookupError: this Spark does it otherwise.
@@ -285,9 +291,16 @@ class Jvm:
         if option.isEmpty():
             return
         manager = option.get()
-        steps = manager.numExecutorsToAddPerResourceProfileId()
-        if steps.contains(profile):
-            steps.update(profile, executors)
+        manager.numExecutorsToAddPerResourceProfileId().update(profile, executors)
+        try:
+            needed = manager.maxNumExecutorsNeededPerResourceProfile(profile)
+        except Py4JJavaError as error:
+            # It changes its tables meanwhile, in another thread.
+            log.debug("Spark does not say how many executors its tasks need: %s", error)
+            return
+        except Py4JError as error:
+            raise LookupError(_NEEDED) from error
+        if needed >= executors:
             self._field(manager, _ASKS_AT).setLong(manager, _LONG_AGO)
 
     def kill(self, executors: Iterable[str]) -> None:

@@ -32,13 +32,20 @@ class EndedContainers:
         """Return the number of these containers."""
         return len(self._lost)
 
-    def look(self, held: Mapping[str, str], came: Collection[str] = ()) -> None:
+    def look(self, held: Mapping[str, str], requested: int, came: Collection[str] = ()) -> None:
         """Record which containers exist now.
+
+        YARN grants more than was requested where Spark repeats a request before it hears of the
+        grant; Spark's application master releases these before anything starts in them.
 
         Args:
             held: the containers that YARN shows now, with their hosts.
+            requested: number of containers that are here or were requested.
             came: IDs of those whose executors arrived, whatever became of them.
         """
+        if (surplus := len(self._held) - requested) > 0:
+            # YARN's IDs ascend.
+            self._excused.update(sorted(self._held.difference(held, came))[-surplus:])
         self._held = set(held)
         self._seen |= self._held
         self._hosts.update(held)
@@ -156,7 +163,7 @@ class PendingExecutors:
             leaving: IDs of those that were released.
             requested: number of executors that are here or were requested.
         """
-        self._ended.look(held, self._seen)
+        self._ended.look(held, requested + len(leaving), self._seen)
         missing = max(requested - len(set(held).difference(leaving)), 0)
         where = f"YARN has not granted {missing}" if missing else "granted and starting"
         return missing, where

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from hopsgpu.backends.spark import executors as executors_module
 from hopsgpu.backends.spark.executors import Executors
@@ -21,16 +23,17 @@ class AllocationManager:
     """Spark's, as far as `Jvm` uses it.
 
     Args:
-        known_after: number of looks after which it knows of the tasks.
+        needs: the numbers of executors that the tasks need of which it knows, at one look after
+            another.
         field: name of the field with the time of its next step.
     """
 
-    def __init__(self, known_after: int = 0, field: str = "addTime") -> None:
+    def __init__(self, needs: Sequence[int] = (4,), field: str = "addTime") -> None:
         self.looks = 0
         self.steps: dict[int, int] = {}
         self.target = 0
         self.times: list[int] = []
-        self._known_after = known_after
+        self.needs = list(needs)
         self._field = field
 
     def isEmpty(self) -> bool:  # noqa: N802
@@ -47,10 +50,11 @@ class AllocationManager:
         return SimpleNamespace(get=lambda profile: known)
 
     def numExecutorsToAddPerResourceProfileId(self) -> Any:  # noqa: N802
-        return SimpleNamespace(
-            contains=lambda profile: self.looks > self._known_after,
-            update=self.steps.__setitem__,
-        )
+        return SimpleNamespace(update=self.steps.__setitem__)
+
+    def maxNumExecutorsNeededPerResourceProfile(self, profile: int) -> int:  # noqa: N802
+        assert profile == PROFILE
+        return self.needs.pop(0) if len(self.needs) > 1 else self.needs[0]
 
     def getClass(self) -> Any:  # noqa: N802
         field = SimpleNamespace(
@@ -71,7 +75,7 @@ def executors_of(manager: Any) -> Executors:
 
 
 def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
-    manager = AllocationManager(known_after=2)
+    manager = AllocationManager(needs=(0, 3, 4))
     executors_of(manager).ask_at_once(4, threading.Event())
     assert manager.steps == {PROFILE: 4} and manager.target == 4
     # Before any time of its clock, and only until it has asked.
@@ -88,16 +92,38 @@ def test_nothing_is_changed_where_it_has_asked_for_all() -> None:
 def test_a_gang_that_is_cancelled_is_not_waited_for() -> None:
     unwanted = threading.Event()
     unwanted.set()
-    manager = AllocationManager(known_after=1000)
+    manager = AllocationManager(needs=(3,))
     executors_of(manager).ask_at_once(4, unwanted)
     assert manager.looks == 1
 
 
 def test_spark_keeps_its_own_pace_where_it_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors_module, "_ASKING_SECONDS", 0.1)
-    manager = AllocationManager(known_after=1000)
+    manager = AllocationManager(needs=(3,))
     executors_of(manager).ask_at_once(4, threading.Event())
     assert manager.looks >= 2 and not manager.times
+    # Its own next step is for all of them, once it knows of more tasks.
+    assert manager.steps == {PROFILE: 4}
+
+
+@pytest.mark.parametrize("error", [Py4JJavaError, Py4JError])
+def test_a_table_that_changes_meanwhile_is_read_again(
+    error: type[Py4JError], caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = AllocationManager()
+    needed = manager.maxNumExecutorsNeededPerResourceProfile
+
+    def fails_once(profile: int) -> int:
+        if manager.looks == 1:
+            raise error("", SimpleNamespace(_target_id="o1")) if error is Py4JJavaError else error()
+        return needed(profile)
+
+    manager.maxNumExecutorsNeededPerResourceProfile = fails_once  # type: ignore[method-assign]
+    executors_of(manager).ask_at_once(4, threading.Event())
+    if error is Py4JJavaError:
+        assert manager.target == 4 and not caplog.text
+    else:
+        assert "it has no maxNumExecutorsNeeded" in caplog.text and not manager.times
 
 
 def test_another_spark_keeps_its_own_pace_and_that_is_logged(

@@ -39,37 +39,56 @@ def ended_again(coming: PendingExecutors, times: int) -> None:
 def test_containers_that_are_gone_without_having_come_have_ended_again() -> None:
     ended = EndedContainers(FailingHosts())
     assert ended.beside() == "" and ended.beside("one", "two") == "one, two"
-    ended.look(there("c1", "c2"))
-    ended.look(there("c2", "c3"), came=["c2"])
+    ended.look(there("c1", "c2"), 2)
+    ended.look(there("c2", "c3"), 2, came=["c2"])
     assert ended.count == 1
     told = ended.beside("granted and starting")
     assert told.startswith(
         "granted and starting, 1 ended unexpectedly on node1, see the node's log of c1 (a GPU"
     )
     # Whoever came and is gone did not end again: it was let go, say.
-    ended.look(there(), came=["c2"])
+    ended.look(there(), 2, came=["c2"])
     assert ended.count == 2 and "see the node's log of c3" in ended.beside()
-    ended.look(there("c1"), came=["c2", "c3"])
+    ended.look(there("c1"), 2, came=["c2", "c3"])
     assert ended.count == 0, "a look that missed it"
 
 
 def test_once_one_has_come_the_earlier_do_not_count() -> None:
     ended = EndedContainers(FailingHosts())
-    ended.look(there("c1"))
-    ended.look(there())
+    ended.look(there("c1"), 1)
+    ended.look(there(), 2)
     ended.forget()
     assert ended.count == 0 and ended.beside("x") == "x"
-    ended.look(there())
+    ended.look(there(), 2)
     assert ended.count == 0
 
 
 def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
     ended = EndedContainers(FailingHosts())
-    ended.look(there("c1", "c2"))
-    ended.look(there("c2"))
+    ended.look(there("c1", "c2"), 2)
+    ended.look(there("c2"), 2)
     ended.excuse()
-    ended.look(there())
+    ended.look(there(), 2)
     assert ended.count == 1 and "see the node's log of c1" in ended.beside()
+
+
+def test_what_yarn_granted_beyond_the_request_has_not_ended_again() -> None:
+    failing = FailingHosts()
+    ended = EndedContainers(failing)
+    ended.look({"c2": "a", "c3": "b", "c4": "b", "c5": "c"}, 3)
+    ended.look({"c2": "a", "c3": "b", "c4": "b"}, 3)
+    assert ended.count == 0 and not failing.containers()
+    # One of these ends, and is replaced.
+    ended.look({"c3": "b", "c4": "b", "c6": "a"}, 3)
+    assert ended.count == 1 and failing.containers() == {"c2": "a"}
+
+
+def test_an_executor_that_leaves_is_not_one_beyond_the_request() -> None:
+    coming = PendingExecutors(FailingHosts())
+    coming.connected("c1")
+    coming.look(there("c1", "c2"), ["c1"], 1)
+    coming.look(there("c1"), ["c1"], 1)
+    assert "see the node's log of c2" in coming.beside("full")
 
 
 def test_what_yarn_has_not_granted_is_told_from_what_only_starts() -> None:
@@ -145,12 +164,12 @@ def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> No
 def test_hosts_on_which_executors_end_are_told_until_one_arrives_there() -> None:
     failing = FailingHosts()
     ended = EndedContainers(failing)
-    ended.look({"c1": "node1", "c2": "node2", "c3": "node2"})
+    ended.look({"c1": "node1", "c2": "node2", "c3": "node2"}, 3)
     assert not failing.hosts(time.monotonic())
-    ended.look({"c1": "node1"})
+    ended.look({"c1": "node1"}, 3)
     assert failing.hosts(time.monotonic()) == {"node2"}
     assert "2 ended unexpectedly on node2, see" in ended.beside()
-    ended.look({})
+    ended.look({}, 3)
     assert failing.hosts(time.monotonic()) == {"node2"}, "one end may have any cause"
     assert "3 ended unexpectedly on node1 and node2, see" in ended.beside()
     assert not failing.hosts(time.monotonic() + 601)
