@@ -295,8 +295,9 @@ class Jvm:
         try:
             needed = manager.maxNumExecutorsNeededPerResourceProfile(profile)
         except Py4JJavaError as error:
-            # It changes its tables meanwhile, in another thread.
-            log.debug("Spark does not say how many executors its tasks need: %s", error)
+            # It does not know the profile yet, or changes its tables meanwhile, in another thread.
+            why = str(error.java_exception).splitlines()[0]
+            log.debug("Spark does not say how many executors are needed: %s", why)
             return
         except Py4JError as error:
             raise LookupError(_NEEDED) from error

@@ -115,7 +115,9 @@ def test_a_table_that_changes_meanwhile_is_read_again(
 
     def fails_once(profile: int) -> int:
         if manager.looks == 1:
-            raise error("", SimpleNamespace(_target_id="o1")) if error is Py4JJavaError else error()
+            if error is Py4JError:
+                raise error()
+            raise Py4JJavaError("", SimpleNamespace(_target_id="o1"))
         return needed(profile)
 
     manager.maxNumExecutorsNeededPerResourceProfile = fails_once  # type: ignore[method-assign]
