@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import fsspec
 import pytest
+
+from tests.servers import accepts, free_port, running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SECRET = "secret-of-the-tests"  # noqa: S105
@@ -108,7 +109,7 @@ def s3(directory: Path) -> Iterator[Emulator]:
 @contextlib.contextmanager
 def gs(directory: Path) -> Iterator[Emulator]:
     """Run fake-gcs-server, which wants no credentials."""
-    port = _free_port()
+    port = free_port()
     endpoint = f"http://127.0.0.1:{port}"
     command = [_program("fake-gcs-server"), "-scheme", "http", "-host", "127.0.0.1"]
     command += ["-port", str(port), "-external-url", endpoint, "-public-host", f"127.0.0.1:{port}"]
@@ -138,7 +139,7 @@ def abfss(directory: Path) -> Iterator[Emulator]:
         fields = {"DefaultEndpointsProtocol": "http", **known}
         return ";".join(f"{name}={value}" for name, value in fields.items())
 
-    port = _free_port()
+    port = free_port()
     command = [_program("azurite-blob"), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
     name = "AZURE_STORAGE_CONNECTION_STRING"
@@ -171,30 +172,7 @@ def _program(name: str) -> str:
     pytest.fail(f"{name} is in none of {', '.join(map(str, places))}: run `make other-objects`")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def _running(command: list[str], port: int, directory: Path) -> Iterator[None]:
-    """Run a server until the end of the block, which begins once it accepts connections."""
-    from tests.conftest import until
-
-    path = directory / "server.log"
-    with path.open("wb") as log:
-        server = subprocess.Popen(command, cwd=directory, stdout=log, stderr=subprocess.STDOUT)
-
-    def answers() -> bool:
-        assert server.poll() is None, path.read_text()[-3000:]
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
-            return True
-        return False
-
-    try:
-        assert until(answers, 60), path.read_text()[-3000:]
+    with running_server(command, directory, directory / "server.log", lambda: accepts(port), 60):
         yield
-    finally:
-        server.terminate()
-        server.wait(30)

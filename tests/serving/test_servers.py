@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,8 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.serving import kserve
 from hopsgpu.serving.hand_over import Served
 from hopsgpu.serving.model_signature import parse
-from tests.conftest import until
 from tests.served_models import Published, X, publish
+from tests.servers import free_port, running_server
 
 ROOT = Path(__file__).parents[2]
 FORMATS = ("pickle", "skops", "xgboost")
@@ -42,12 +40,6 @@ def published(tmp_path: Path) -> dict[str, Published]:
     return {name: publish(store, name, tmp_path) for name in FORMATS}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def serving(
     command: list[str], port: int, log: Path, variables: Mapping[str, str], directory: Path
@@ -56,25 +48,12 @@ def serving(
     url = f"http://127.0.0.1:{port}"
 
     def ready() -> bool:
-        assert server.poll() is None, log.read_text()[-4000:]
         with contextlib.suppress(requests.ConnectionError):
             return requests.get(f"{url}/v2/health/ready", timeout=10).status_code == 200
         return False
 
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **variables},
-            cwd=directory,
-        )
-    try:
-        assert until(ready, 200), log.read_text()[-4000:]
+    with running_server(command, directory, log, ready, 200, variables):
         yield url
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 def infer(url: str, model: str) -> Any:
