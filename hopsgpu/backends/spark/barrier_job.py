@@ -120,7 +120,7 @@ class GangJob:
             context = self._application.context
             context.setJobGroup(self.tag, self._description)
             context.addJobTag(self.tag)
-            under = self._numbers().withResources(self._profile)
+            under = self._partitions().withResources(self._profile)
             mapped = under.barrier() if self._barrier else under
             mapped.mapPartitions(self._task).collect()
         except Exception as error:  # noqa: BLE001 - passed to the code that waits for the job
@@ -128,12 +128,17 @@ class GangJob:
         finally:
             self.ended.set()
 
-    def _numbers(self) -> RDD[int]:
-        context = self._application.context
-        if not self._hosts:
-            return context.parallelize(range(self.tasks), self.tasks)
-        preferred = self._application.jvm.numbers([[host] for host in self._hosts])
-        return RDD(preferred, context, CPickleSerializer())
+    def _partitions(self) -> RDD[int]:
+        """Return one partition for each task.
+
+        That of `SparkContext.parallelize` would run a Python worker of its own before the task's.
+        """
+        jvm = self._application.jvm
+        if self._hosts:
+            partitions = jvm.numbers([[host] for host in self._hosts])
+        else:
+            partitions = jvm.empty_partitions(self.tasks)
+        return RDD(partitions, self._application.context, CPickleSerializer())
 
 
 def reason_of(error: str) -> str:

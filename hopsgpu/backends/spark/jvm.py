@@ -249,6 +249,10 @@ class Jvm:
         counts = ((executor, running.get(executor)) for executor in self.executors(profile))
         return tuple(e for e, tasks in counts if tasks.isDefined() and tasks.get())
 
+    def empty_partitions(self, count: int) -> Any:
+        """Return a Java RDD of so many partitions without elements."""
+        return self._context._jsc.parallelize(self._class("java.util.ArrayList")(), count)
+
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
         """Return a Java RDD of the numbers from 0, one per partition, with its preferred hosts."""
         to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
