@@ -33,9 +33,9 @@ class Costs:
             timeout, or the rest of a session.
     """
 
-    start: float = 8.1
-    turn: float = 1.0
-    release: float = 0.68
+    start: float = 5.6
+    turn: float = 0.3
+    release: float = 0.6
     look: float = 0.2
     shrink: float = 2.0
     growth: float = 4.5
