@@ -295,11 +295,15 @@ class Jvm:
         if option.isEmpty():
             return
         manager = option.get()
-        manager.numExecutorsToAddPerResourceProfileId().update(profile, executors)
+        steps = manager.numExecutorsToAddPerResourceProfileId()
+        # Its own threads hold a lock while they add a profile, which cannot be taken here.
+        if not steps.contains(profile):
+            return
+        steps.update(profile, executors)
         try:
             needed = manager.maxNumExecutorsNeededPerResourceProfile(profile)
         except Py4JJavaError as error:
-            # It does not know the profile yet, or changes its tables meanwhile, in another thread.
+            # It changes its tables meanwhile, in another thread.
             why = str(error.java_exception).splitlines()[0]
             log.debug("Spark does not say how many executors are needed: %s", why)
             return

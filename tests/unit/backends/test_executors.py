@@ -20,7 +20,7 @@ PROFILE = 3
 
 
 class AllocationManager:
-    """Spark's, as far as `Jvm` uses it.
+    """Spark's, as far as `Jvm` uses it; it knows the profile from the second look on.
 
     Args:
         needs: the numbers of executors that the tasks need of which it knows, at one look after
@@ -50,7 +50,9 @@ class AllocationManager:
         return SimpleNamespace(get=lambda profile: known)
 
     def numExecutorsToAddPerResourceProfileId(self) -> Any:  # noqa: N802
-        return SimpleNamespace(update=self.steps.__setitem__)
+        return SimpleNamespace(
+            contains=lambda profile: self.looks > 1, update=self.steps.__setitem__
+        )
 
     def maxNumExecutorsNeededPerResourceProfile(self, profile: int) -> int:  # noqa: N802
         assert profile == PROFILE
@@ -114,7 +116,7 @@ def test_a_table_that_changes_meanwhile_is_read_again(
     needed = manager.maxNumExecutorsNeededPerResourceProfile
 
     def fails_once(profile: int) -> int:
-        if manager.looks == 1:
+        if manager.looks == 2:
             if error is Py4JError:
                 raise error()
             raise Py4JJavaError("", SimpleNamespace(_target_id="o1"))
