@@ -128,7 +128,7 @@ class GangJob:
         finally:
             self.ended.set()
 
-    def _partitions(self) -> RDD[int]:
+    def _partitions(self) -> RDD[Any]:
         """Return one partition for each task.
 
         That of `SparkContext.parallelize` would run a Python worker of its own before the task's.
