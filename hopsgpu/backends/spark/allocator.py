@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from py4j.protocol import Py4JError
+
 from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.barrier_job import GangJob
@@ -88,6 +90,7 @@ class PlaceholderJob:
         self._ended = EndedContainers(self._failing)
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
+        self._can_kill = True
         # Returns why the gang waits: from YARN's last answer, and from the executors here now.
         self._why: Callable[[], str] = lambda: _ASKING
 
@@ -129,6 +132,8 @@ class PlaceholderJob:
                 return None
             if verdict is Verdict.GRANTED and not self._replace_surplus():
                 return self._holders
+            if whole and not self._grants.settled:
+                self._end_surplus()
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
@@ -198,6 +203,32 @@ class PlaceholderJob:
             # agent's place; its job must continue for the other parked executors.
             return False
         return here >= len(self._executors.registered())
+
+    def _end_surplus(self) -> None:
+        """Kill the executors that no task needs.
+
+        When Spark changes its request while YARN answers it, as after the loss of an executor, YARN
+        grants both, and Spark may start them all. The gang would wait for the others, with their
+        GPUs, until Spark's idle timeout ends them.
+        """
+        tasks = self._tasks()
+        # As long as a task waits, or Spark wants more, another executor would follow.
+        if len(self._holders) + len(self.parked) < tasks or self._executors.target() > tasks:
+            return
+        busy = self._executors.busy()
+        surplus = [e for e in self._executors.registered() if e not in busy]
+        if len(busy) < tasks or not surplus or not self._can_kill:
+            return
+        log.info(
+            "%s: kills %d executors that no task needs: YARN has granted more than Spark wants",
+            self._request.run_id,
+            len(surplus),
+        )
+        try:
+            self._jvm.kill(surplus)
+        except Py4JError as error:
+            self._can_kill = False
+            log.warning("they stay until Spark's idle timeout: %s", error)
 
     def _look(self) -> None:
         """Record what the ResourceManager says about this gang, or why it does not answer."""

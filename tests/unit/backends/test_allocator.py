@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from hopsgpu.backends.lease_request import AcquisitionClock
 from hopsgpu.backends.spark.allocator import PlaceholderJob
@@ -40,7 +41,12 @@ class Cluster:
             task_failures=lambda tag: (),
             target=lambda profile: self.target,
             hasten=self.hasten,
+            busy=lambda profile: tuple(self.busy),
+            kill=self.kill,
         )
+        # Spark's IDs of the executors that run a task, and of those that were killed.
+        self.busy: list[str] = []
+        self.killed: list[list[str]] = []
         # How many executors Spark has asked for, and how many it was told to ask for.
         self.target = 0
         self.hastened: list[int] = []
@@ -58,6 +64,10 @@ class Cluster:
     def hasten(self, profile: int, executors: int) -> None:
         self.hastened.append(executors)
         self.target = executors
+
+    def kill(self, executors: list[str]) -> None:
+        self.killed.append(executors)
+        self.executors -= len(executors)
 
     def next_event(self, seconds: float) -> Event | None:
         event = next(self._events, None)
@@ -78,6 +88,7 @@ class Cluster:
         """An executor that introduces itself as a task of the last job."""
 
         def happens() -> Event:
+            self.busy.append(str(self.executors))
             self.executors += 1
             devices = [
                 {"gpu": f"GPU-{key}-{n}", "model": model, "driver": "", "bad": bad}
@@ -101,6 +112,7 @@ class Cluster:
         """An executor that is gone."""
 
         def happens() -> Event:
+            self.busy.pop()
             self.executors -= 1
             return Event(key, None)
 
@@ -164,13 +176,56 @@ def test_a_task_of_one_of_two_bad_ones_is_waited_for_until_the_timeout() -> None
         bringing(cluster, 2).run()
 
 
-def test_an_executor_that_has_not_shown_itself_is_waited_for() -> None:
-    """An agent could come to it, whatever its GPU is."""
+def granted_one_more(cluster: Cluster) -> None:
+    """YARN grants, and Spark starts, an executor that no task needs: it runs none."""
+    cluster.executors += 1
+
+
+def test_an_executor_that_no_task_needs_is_killed() -> None:
+    """An agent could come to it, and it would keep its GPU until Spark's idle timeout."""
     cluster = cluster_of(("comes", 1, {}), ("comes", 2, {}))
-    cluster.executors = 1
     gang = bringing(cluster, 2)
+    granted_one_more(cluster)
+    cluster.busy = []
+    assert sorted(gang.run() or ()) == [1, 2]
+    assert cluster.killed == [["0"]] and cluster.executors == 2
+
+
+def test_no_executor_is_killed_in_whose_place_another_would_come() -> None:
+    """Spark's target falls once it has noticed that nothing waits any more."""
+    cluster = cluster_of(("comes", 1, {}), ("comes", 2, {}))
+    gang = bringing(cluster, 2)
+    granted_one_more(cluster)
+    cluster.target = 3
     with pytest.raises(GangTimeout):
         gang.run()
+    assert cluster.killed == []
+
+
+def test_an_executor_that_may_have_a_task_is_waited_for() -> None:
+    """Spark does not say yet that the last placeholder runs."""
+    cluster = cluster_of(("comes", 1, {}), ("comes", 2, {}))
+    gang = bringing(cluster, 2)
+    granted_one_more(cluster)
+    cluster.jvm.busy = lambda profile: ("1",)
+    with pytest.raises(GangTimeout):
+        gang.run()
+    assert cluster.killed == []
+
+
+def test_where_spark_kills_none_their_end_is_waited_for() -> None:
+    cluster = cluster_of(("comes", 1, {}), ("comes", 2, {}))
+    gang = bringing(cluster, 2)
+    granted_one_more(cluster)
+
+    def kill(executors: list[str]) -> None:
+        cluster.killed.append(executors)
+        raise Py4JError("Method killExecutors does not exist")
+
+    cluster.jvm.kill = kill
+    with pytest.raises(GangTimeout):
+        gang.run()
+    assert len(cluster.killed) == 1
 
 
 def test_wrong_types_are_not_held_aside_without_bound() -> None:
