@@ -110,11 +110,17 @@ def test_what_is_put_behind_others_is_done_after_them_and_no_others_wait_for_it(
 def test_what_is_offered_is_refused_while_much_waits_and_never_waits_itself() -> None:
     background = Background("records")
     goes_on, done = threading.Event(), []
-    for number in range(32):  # all threads are busy
-        background.put(f"busy {number}", goes_on.wait)  # type: ignore[arg-type]
+    all_busy = threading.Barrier(33)
+
+    def busy() -> None:
+        all_busy.wait(SECONDS)
+        goes_on.wait(SECONDS)
+
+    for number in range(32):
+        background.put(f"busy {number}", busy)
+    all_busy.wait(SECONDS)
     taken = [background.offer(str(n), functools.partial(done.append, n)) for n in range(100)]
-    # The threads may not have taken all of theirs yet.
-    assert 32 <= sum(taken) <= 64 and taken == sorted(taken, reverse=True)
+    assert taken == [True] * 64 + [False] * 36
     # One that waits already is replaced, and something more important finds room.
     assert background.offer("0", functools.partial(done.append, -1))
     background.put("record", functools.partial(done.append, 1000))
