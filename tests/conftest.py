@@ -5,6 +5,7 @@ GPUs are simulated where this machine has none; everything else is the real thin
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 from xml.etree import ElementTree
 
@@ -38,6 +40,8 @@ CLOSE = "dfs.client.block.write.locateFollowingBlock"
 HDFS_SITE = {f"{CLOSE}.initial.delay.ms": "10", f"{CLOSE}.retries": "11"}
 # When a session, or a worker of it, began: seconds of time.monotonic.
 BEGAN = pytest.StashKey[float]()
+# Starts the cluster that all workers of a session have.
+STARTING = pytest.StashKey[Thread]()
 # Names the directory of the cluster that all workers of a session have.
 ONE_CLUSTER = "HOPSGPU_TESTS_ONE_CLUSTER"
 
@@ -56,13 +60,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="skip, and list, the tests that have not begun so long after the session",
     )
+    parser.addoption(
+        "--begin-at",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin with the Nth test, counted round, and end with those before it",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[BEGAN] = time.monotonic()
     if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
         # Workers inherit it.
-        os.environ[ONE_CLUSTER] = tempfile.mkdtemp(prefix="hopsgpu-tests-")
+        shared = os.environ[ONE_CLUSTER] = tempfile.mkdtemp(prefix="hopsgpu-tests-")
+        # Up by the time of the first test that wants it, if tests without a cluster come first.
+        start = functools.partial(
+            devcluster.up,
+            Path(shared, "cluster"),
+            nodes=1,
+            conf=conf_of_cluster(shared),
+            keep_classes=True,
+            say=lambda _: None,
+        )
+        config.stash[STARTING] = Thread(target=start)
+        config.stash[STARTING].start()
+
+
+def conf_of_cluster(tmpdir: str) -> dict[str, dict[str, object]]:
+    # Containers inherit nothing: theirs would be /tmp, as a node's is.
+    return {"yarn-site": {f"{CONTAINERS_ENV}.TMPDIR": tmpdir}, "hdfs-site": {**HDFS_SITE}}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # After others have chosen among them. Where time is short, each test has its turn to be early.
+    begin = config.getoption("begin_at") % max(len(items), 1)
+    items[:] = items[begin:] + items[:begin]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -76,6 +110,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
         directory = os.environ.pop(ONE_CLUSTER)
+        config.stash[STARTING].join()
         devcluster.down(Path(directory, "cluster"))
         shutil.rmtree(directory)
 
@@ -118,9 +153,7 @@ def cluster_dir(
 ) -> Iterator[Path]:
     shared = os.environ.get(ONE_CLUSTER)
     directory = Path(shared, "cluster") if shared else tmp_path_factory.mktemp("cluster")
-    # Containers inherit nothing: theirs would be /tmp, as a node's is.
-    tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
-    conf: dict[str, dict[str, object]] = {"yarn-site": {**tmpdir}, "hdfs-site": {**HDFS_SITE}}
+    conf = conf_of_cluster(shared or str(own_tmpdir))
     for file, properties in site_conf(directory).items():
         conf[file] = {**conf.get(file, {}), **properties}
     if kerberos:
@@ -133,7 +166,7 @@ def cluster_dir(
             "spark.network.crypto.enabled": "true",
         }
     try:
-        # Of workers that share it the first one starts it, and the others wait.
+        # Of workers that share it all wait for the one that is starting.
         devcluster.up(
             directory, hadoop=hadoop, kerberos=kerberos or None, conf=conf, keep_classes=True
         )
