@@ -19,36 +19,35 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n 2 $(BY_FILE)
 # What needs Spark on that cluster or disturbs others on its HDFS, and what does not.
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
-SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
 SPARK += tests/contract/test_safe_mode.py
-LONGEST := lease.py submit.py search.py ranks.py elastic.py docs.py pipeline.py notebooks.py data.py
-LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) checkpoints.py publishing.py killed_driver.py)
-LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
+LONGEST := lease.py submit.py search.py ranks.py launch.py notebook.py data.py elastic.py gpus.py
+LONGEST := $(addprefix tests/cluster/test_,$(LONGEST))
+LIGHT := $(filter-out $(SPARK),$(wildcard tests/contract/test_*.py))
 LIGHT += $(sort $(shell find tests/unit tests/process -name 'test_*.py'))
-LIGHT_LONGEST := elastic_frameworks.py checkpoints.py local.py publication_kills.py models.py
-LIGHT_LONGEST := $(addprefix tests/contract/test_,$(LIGHT_LONGEST))
-LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
-LIGHT_LONGEST += $(addprefix tests/process/agent/test_,supervisor.py fork_server.py)
-LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py tests/unit/control/test_heartbeat.py
-LIGHT_LONGEST += tests/process/agent/test_tmpdir_links.py
-# With variants of what other tests have.
+# First what can do without the cluster, which is started meanwhile.
+LIGHT_LONGEST := tests/process/agent/test_supervisor.py
+LIGHT_LONGEST += tests/contract/test_local.py
+LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py
+LIGHT_LONGEST += $(addprefix tests/process/agent/test_,fork_server.py trials.py)
+LIGHT_LONGEST += $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
+LIGHT_LONGEST += $(addprefix tests/contract/test_,line.py usage.py)
+# What repeats or varies other tests, or takes long.
 SOAK := $(wildcard tests/soak/test_*.py)
-SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
-# Needs a KDC: `make secure`.
+SOAK += $(wildcard tests/contract/test_*.py)
+SOAK += $(shell grep -rl --include='test_*.py' 'mark\.soak' tests/cluster tests/process tests/unit)
+# Need a KDC: `make secure`.
 SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
 # The first ones wait for minutes, for tokens to expire and GPUs to idle.
 SOAK_LONGEST := $(addprefix tests/,secure/test_token_lifetimes.py cluster/test_idle_gpus.py)
 SOAK_LONGEST += tests/secure/test_failover.py
 SOAK_LONGEST += $(addprefix tests/soak/test_,soak.py preemption.py other_libraries.py doctor.py)
 SOAK_LONGEST += $(addprefix tests/soak/test_,nodes.py gpus.py queues.py)
-# Repetition, and variants by WebHDFS and by pruner.
-SOAK_LAST := tests/cluster/test_search.py
-SOAK_LAST += $(addprefix tests/contract/test_,publication_kills.py checkpoints.py gpu_leases.py)
-SOAK_LAST += tests/soak/test_contention.py
-# Empty, or after how many seconds no further test of the soak is begun.
+# Empty, or after how many seconds no further test of the soak is begun; and with which it begins,
+# counted round, so that all have their turn where the time is short.
 SOAK_SECONDS :=
+SOAK_BEGIN := 0
 # Of the tests of the cluster, those of what tests/secure has not.
-ALSO_SECURE := tests/cluster/test_notebooks.py
+ALSO_SECURE := 'tests/cluster/test_notebooks.py::test_notebooks[pytorch_on_the_lake-tour]'
 ALSO_SECURE += tests/cluster/test_score.py::test_the_command_scores_with_a_function_of_a_file_in_cluster_mode
 ALSO_SECURE += tests/cluster/test_python_env.py::test_packages_go_before_those_of_the_executors
 # PySpark, by the start of its version, and Hadoop; the corner is the pair that CI tries, with
@@ -104,8 +103,8 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m pytest -q tests/docs
 
 test: java $(VENV)/.installed-dev
-	@# Most of these wait for most of their time.
-	$(BIN)/python -m pytest -q -m 'not soak' -n 4 $(BY_FILE) --one-cluster \
+	@# Many of these wait for most of their time.
+	$(BIN)/python -m pytest -q -m 'not soak' -n 5 $(BY_FILE) --one-cluster \
 	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT))
 	$(BIN)/python -m pytest -m 'not soak' --durations=20 $(PARALLEL) \
 	  $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
@@ -116,8 +115,8 @@ unit: $(VENV)/.installed-dev
 # Needs Debian's package prometheus, or its two programs.
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) \
-	  $(addprefix --begin-within ,$(SOAK_SECONDS)) $(SOAK_LONGEST) \
-	  $(filter-out $(SOAK_LONGEST) $(SOAK_LAST),$(SOAK)) $(SOAK_LAST)
+	  $(addprefix --begin-within ,$(SOAK_SECONDS)) --begin-at $(SOAK_BEGIN) $(SOAK_LONGEST) \
+	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
 # With a loopback device of its own, in which connections can be cut.
 OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)
@@ -150,7 +149,7 @@ secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 
 # As alice with a keytab, what the cluster's tests do as nobody in particular.
 also-secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
-	$(BIN)/python -m pytest -m 'not soak' --durations=10 --kerberos $(ALSO_SECURE)
+	$(BIN)/python -m pytest --durations=10 --kerberos $(ALSO_SECURE)
 
 # Servers' packages exclude each other and ours: each has an environment of its own.
 SERVERS := kserve 'tritonclient[http]' nvidia-pytriton skops xgboost-cpu joblib

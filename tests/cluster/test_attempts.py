@@ -50,6 +50,7 @@ def test_a_lost_executor_is_replaced_and_the_other_kept(
     assert result.gpu_seconds.training < result.gpu_seconds.held
 
 
+@pytest.mark.soak
 def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:

@@ -72,12 +72,14 @@ def check_that_it_goes_on(gang: hopsgpu.Gang, train: Callable[..., float], worke
     assert (there / "_staging").names() == ()
 
 
+@pytest.mark.soak
 def test_a_sharded_model_of_torch_goes_on(
     gang: hopsgpu.Gang, example: Callable[[str], ModuleType]
 ) -> None:
     check_that_it_goes_on(gang, example("checkpoint_torch").train, 2)
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_tensorflow_goes_on(
     spark: SparkSession, nothing_warmed: None, example: Callable[[str], ModuleType]
 ) -> None:

@@ -21,6 +21,9 @@ from hopsgpu.devcluster.daemons import members
 from hopsgpu.devcluster.layout import address_of
 from tests.conftest import as_in_a_terminal, gone, until
 
+# Of clusters, `make test` starts two others.
+pytestmark = pytest.mark.soak
+
 DAEMONS = {"namenode", "datanode", "resourcemanager", "node1"}
 UP = ("up", "--nodes", "1", "--gpus-per-node", "1")
 

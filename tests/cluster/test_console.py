@@ -91,6 +91,7 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.soak
 def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_and_nothing_of_java(
     cluster_env: dict[str, str],
     tripping: Path,

@@ -183,6 +183,7 @@ def epochs() -> tuple[int, int, int, int]:
     return rows, size, sum(f.stat().st_size for f in kept.rglob("*") if f.is_file()), room
 
 
+@pytest.mark.soak
 def test_a_shard_of_three_times_the_memory_trains(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:

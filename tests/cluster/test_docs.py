@@ -113,6 +113,7 @@ def _leaves_a_model() -> None:
     (hopsgpu.context().model_dir / f"part-{hopsgpu.context().rank}").write_text("weights")
 
 
+@pytest.mark.soak
 def test_pages(
     spark: SparkSession,
     lake: HdfsFileSystem,
@@ -190,6 +191,7 @@ def _one_at_a_time(search: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **given: search(*args, **{**given, "max_concurrent": 1})
 
 
+@pytest.mark.soak
 def test_the_page_of_searches(
     spark: SparkSession,
     lake: HdfsFileSystem,

@@ -67,6 +67,7 @@ def submitted(command: list[str], env: dict[str, str]) -> None:
     assert ran.stdout.splitlines() == ["given [True] launched True a b"], ran.stderr[-2000:]
 
 
+@pytest.mark.soak
 def test_a_whole_cluster_with_one_node_in_use(
     cluster_env: dict[str, str], spark: Any, manager: ResourceManager
 ) -> None:
@@ -109,6 +110,7 @@ def test_what_is_wrong_before_a_session_is_told_without_one(
     assert "session" not in found
 
 
+@pytest.mark.soak
 def test_a_context_of_the_users_own_holds_a_gang(
     cluster_env: dict[str, str], tmp_path: Path
 ) -> None:

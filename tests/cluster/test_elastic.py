@@ -82,6 +82,7 @@ def trained(worlds: list[list[list[dict[str, object]]]]) -> dict[int, Counter[in
     return rows
 
 
+@pytest.mark.soak
 def test_a_lost_executor_shrinks_it_another_lets_it_grow_and_each_row_is_trained_once(
     spark: SparkSession, gpus_back: Callable[[], int], ids: str, tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_only_a_smallest_world_that_can_never_fit_is_refused(spark: SparkSession
         hopsgpu.plan(os.getpid, workers=(5, 64), memory_per_worker="1g")
 
 
+@pytest.mark.soak
 def test_a_node_that_loses_executors_again_and_again_is_kept_if_the_gang_needs_it(
     spark: SparkSession, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:

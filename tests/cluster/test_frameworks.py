@@ -15,6 +15,9 @@ from tests.cluster.test_launch import quiet
 from tests.conftest import gpus_become
 from tests.proxy import refusing_proxy
 
+# Of each, tests/contract has ranks without a cluster.
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:

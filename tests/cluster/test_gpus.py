@@ -96,6 +96,7 @@ def forgetting(spark: SparkSession) -> Iterator[None]:
     application.__dict__.pop("node_managers", None)
 
 
+@pytest.mark.soak
 def test_gpus_of_a_type_and_two_ranks_that_share_one(
     spark: SparkSession,
     manager: ResourceManager,
@@ -133,6 +134,7 @@ def test_gpus_of_a_type_and_two_ranks_that_share_one(
     assert gpus_become(manager, 0)
 
 
+@pytest.mark.soak
 def test_a_gpu_of_another_type_gets_no_rank(
     spark: SparkSession,
     manager: ResourceManager,

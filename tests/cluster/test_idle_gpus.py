@@ -33,7 +33,6 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     lake.remove()
 
 
-# On this machine's GPUs, tests/contract has the same.
 @pytest.mark.soak
 @pytest.mark.timeout(idle_runs.SECONDS + 60)
 def test_what_gpus_were_lost_to_is_named_and_idle_ones_are_ended(
@@ -60,6 +59,7 @@ def idles(seconds: float) -> str:
     return "returned"
 
 
+@pytest.mark.soak
 def test_simulated_gpus_neither_warn_nor_end_a_run(
     spark: SparkSession, gpus_back: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

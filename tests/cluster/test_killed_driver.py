@@ -28,6 +28,8 @@ from tests.cluster.test_records import LOG_SECONDS, call, steps_of
 from tests.conftest import gone, gpus_become, until
 from tests.in_ranks import leave, pauses_half_done
 
+pytestmark = pytest.mark.soak
+
 SECONDS = 120.0
 DAY = 24 * 3600 * 1000
 MODEL = [("zero", b"0", 3), ("one", b"1", 3)]

@@ -157,6 +157,7 @@ def test_ctrl_c_gives_back_a_held_gang_and_the_end_of_the_script_what_its_runs_h
     assert gpus_become(manager, 0)
 
 
+@pytest.mark.soak
 def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
@@ -261,7 +262,10 @@ STATES = ("requested", "waiting", "granted", "ready", "starting", "running")
 
 @pytest.mark.parametrize(
     "state",
-    [pytest.param(s, marks=pytest.mark.soak if s == "ready" else ()) for s in STATES[:-1]],
+    [
+        pytest.param(s, marks=pytest.mark.soak if s in ("granted", "ready") else ())
+        for s in STATES[:-1]
+    ],
 )
 def test_cancel_at_any_state(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], state: str

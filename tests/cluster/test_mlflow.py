@@ -22,6 +22,7 @@ def fits(rate: float, steps: int = 5) -> None:
     (Path(context.model_dir) / "weights").write_bytes(b"w")
 
 
+@pytest.mark.soak
 def test_launches_on_a_held_gang_are_in_mlflow_when_it_is_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

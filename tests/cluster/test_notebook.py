@@ -79,6 +79,7 @@ def run_cell(client: BlockingKernelClient, code: str) -> str:
     return Cell(client, code).rest()
 
 
+@pytest.mark.soak
 def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     kernel: tuple[KernelManager, BlockingKernelClient],
     manager: ResourceManager,

@@ -42,10 +42,9 @@ def test_all_notebooks_are_run_here_and_kept_without_outputs() -> None:
         assert all(not cell.outputs and cell.execution_count is None for cell in cells), path.name
 
 
-# Each of these are run by one kernel, one after the other. Of searches and TensorFlow others tell
-# here: tests/cluster/test_docs.py and test_frameworks.py.
-TOGETHER = ("pytorch_on_the_lake", "tour")
-SOAK = ("search", "tensorflow_digits")
+# Each of these are run by one kernel, one after the other. The first ones are run by
+# `make also-secure` too.
+TOGETHER = (("pytorch_on_the_lake", "tour"), ("search", "tensorflow_digits"))
 
 
 # Ranks on the gangs that are held want no framework.
@@ -65,15 +64,12 @@ def as_one(notebooks: Sequence[nbformat.NotebookNode]) -> nbformat.NotebookNode:
 
 
 def test_each_notebook_is_run() -> None:
-    assert {*TOGETHER, *SOAK} == set(TOLD)
+    assert {name for names in TOGETHER for name in names} == set(TOLD)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)  # two notebooks, one after the other
-@pytest.mark.parametrize(
-    "names",
-    [TOGETHER, pytest.param(SOAK, marks=pytest.mark.soak)],
-    ids=" and ".join,
-)
+@pytest.mark.parametrize("names", TOGETHER, ids="-".join)
 def test_notebooks(
     names: Sequence[str],
     manager: ResourceManager,

@@ -139,6 +139,7 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
     assert held.idle == pytest.approx(held.held - held.training - held.publishing)
 
 
+@pytest.mark.soak
 def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
 ) -> None:
@@ -244,6 +245,7 @@ def frozen_daemon(cluster: Path, name: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("way", ["lost", "cancelled"])
 def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
     way: str,
@@ -286,6 +288,7 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
     assert not staging.names() or (way == "lost" and "are kept for a day in" in str(told.value))
 
 
+@pytest.mark.soak
 def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_checkpoint(
     spark: SparkSession,
     manager: ResourceManager,
@@ -326,6 +329,7 @@ def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_check
     assert result.timeline.published is not None
 
 
+@pytest.mark.soak
 def test_ranks_sign_their_model_and_are_warned_of_pickles(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:

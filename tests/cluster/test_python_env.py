@@ -34,6 +34,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--no-index", f"--find-links {wheels}", "travelled", "xxhash"]
 
 
+@pytest.mark.soak
 def test_packages_go_before_those_of_the_executors(
     spark: SparkSession,
     gpus_back: Callable[[], int],

@@ -83,6 +83,7 @@ def waits_for_a_word(batch: Batch, directory: str) -> Batch:
     return {"y": 2 * batch["x"]}
 
 
+@pytest.mark.soak
 def test_starts_on_the_first_gpu_grows_with_the_others_and_gives_each_back(
     spark: SparkSession,
     manager: ResourceManager,
@@ -189,6 +190,7 @@ def fails(batch: Batch) -> Batch:
     return {"y": batch["x"]}
 
 
+@pytest.mark.soak
 def test_a_part_that_fails_three_times_fails_the_call_or_is_left_out_on_cpu_executors(
     spark: SparkSession, gpus_back: Callable[[], int], table: str
 ) -> None:
@@ -239,6 +241,7 @@ def mended(batch: Batch) -> Batch:
     return {"y": batch["x"]}
 
 
+@pytest.mark.soak
 def test_a_score_whose_driver_was_killed_is_resumed_and_shows_nothing_before(
     spark: SparkSession,
     cluster_env: dict[str, str],
@@ -287,6 +290,7 @@ JOB = """
 """
 
 
+@pytest.mark.soak
 def test_the_command_scores_with_a_function_of_a_file_in_cluster_mode(
     cluster_env: dict[str, str], gpus_back: Callable[[], int], table: str, tmp_path: Path
 ) -> None:

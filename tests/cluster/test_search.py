@@ -161,6 +161,7 @@ def always_fails(x: float) -> float:
     raise ValueError(f"no {x}")
 
 
+@pytest.mark.soak
 def test_too_many_failures_end_the_search(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
@@ -196,6 +197,7 @@ def improves(x: float) -> float:
     return loss
 
 
+@pytest.mark.soak
 def test_bad_trials_are_pruned_and_their_gpu_serves_the_next(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
@@ -260,6 +262,7 @@ def where_it_runs(x: float) -> dict[str, float]:
     }
 
 
+@pytest.mark.soak
 def test_trials_share_a_gpu_and_others_are_gangs(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
@@ -322,6 +325,7 @@ BROKEN = """
 """
 
 
+@pytest.mark.soak
 def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:

@@ -75,9 +75,8 @@ def with_tensorflow(lr: float, hidden: int) -> dict[str, float]:
     return {"accuracy": accuracy}
 
 
-@pytest.mark.parametrize(
-    "train", [with_torch, pytest.param(with_tensorflow, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("train", [with_torch, with_tensorflow])
 def test_the_best_of_a_search_beats_the_defaults(
     train: Callable[..., dict[str, float]], spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:

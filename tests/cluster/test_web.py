@@ -66,6 +66,7 @@ def address_of(client: httpx2.Client, run: hopsgpu.Run) -> str:
     return f"/{match[1]}"
 
 
+@pytest.mark.soak
 def test_the_pages_are_what_yarn_and_the_lake_say_and_cancel_a_run(
     spark: SparkSession,
     manager: ResourceManager,

@@ -133,9 +133,6 @@ class Killed(BaseException):
     """Nothing is done any more from here on."""
 
 
-@pytest.mark.parametrize(
-    "lake", ["file", "hdfs", pytest.param("webhdfs", marks=pytest.mark.soak)], indirect=True
-)
 def test_who_is_killed_while_it_saves_leaves_what_there_was(
     lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ STEPS = 600
 # another order than two, and each step passes on what that changes: 24 bits round to 6e-8.
 ROUNDING = 1e-3
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 class Driver:
@@ -134,11 +134,9 @@ def test_fsdp_is_sharded_anew(driver: Driver) -> None:
     check_that_rounding_alone_differs(driver.trained("elastic_fsdp", steps=STEPS))
 
 
-@pytest.mark.soak
 def test_multi_worker_mirrored_strategy(driver: Driver) -> None:
     check_that_rounding_alone_differs(driver.trained("elastic_tensorflow", steps=STEPS))
 
 
-@pytest.mark.soak
 def test_jax(driver: Driver) -> None:
     check_that_rounding_alone_differs(driver.trained("elastic_jax", steps=STEPS))

@@ -24,6 +24,7 @@ PLANE = [1.0, -2.0, 3.0]
 BATCH = 32
 
 
+@pytest.mark.soak
 def test_multi_worker_training_is_that_of_one_process() -> None:
     example = EXAMPLES / "tensorflow_workers.py"
     with ThreadPoolExecutor() as pool:
@@ -38,6 +39,7 @@ def test_multi_worker_training_is_that_of_one_process() -> None:
         assert worker["weights"] == pytest.approx(one["weights"], abs=1e-5)
 
 
+@pytest.mark.soak
 def test_parameter_servers_train_until_the_chief_returns() -> None:
     gang = local_gang(3, servers=1)
     example = EXAMPLES / "tensorflow_parameter_servers.py"

@@ -90,6 +90,7 @@ def store() -> Iterator[int]:
     del served
 
 
+@pytest.mark.soak
 def test_ranks_of_two_containers_and_a_hosted_store() -> None:
     """Rank 0 joins it too: it could not listen there."""
     with store() as port:

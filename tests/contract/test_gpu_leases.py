@@ -16,7 +16,7 @@ from tests.contract.lease_rounds import enough_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("rounds", [50, pytest.param(120, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [25, pytest.param(120, marks=pytest.mark.soak)])
 def test_never_two_owners_never_a_leak(tmp_path: Path, rounds: int) -> None:
     seed = os.environ.get("HOPSGPU_TEST_SEED", str(int(time.time())))
     played = subprocess.run(

@@ -18,6 +18,8 @@ from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests import idle_runs, nvml_standin
 from tests.idle_runs import Records, Told
 
+pytestmark = pytest.mark.soak
+
 UUIDS = [f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444" for n in (1, 2)]
 OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT", "SPARK_HOME", "SPARK_CONF_DIR")
 

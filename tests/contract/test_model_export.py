@@ -18,6 +18,8 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.server_files.served_model import ServedModel
 from tests.served_models import MAKERS, X, publish
 
+# Their libraries are imported for seconds.
+SLOW = {"saved_model", "torchscript", "xgboost"}
 # As a server does: with the files beside each other, and without hopsgpu.
 CALL = """
 import sys
@@ -46,7 +48,10 @@ def exported(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in files}
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.soak if n in SLOW else ()) for n in MAKERS],
+)
 def test_servers_call_each_format_without_hopsgpu(
     store: ModelStore, tmp_path: Path, name: str
 ) -> None:

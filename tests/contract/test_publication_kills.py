@@ -340,11 +340,6 @@ def kill_delete(killing: Killing, point: str, gone: Collection[str]) -> str | No
     return None
 
 
-# WebHDFS makes HDFS's own steps: its variants are for the soak.
-LAKES = ("file", "hdfs", pytest.param("webhdfs", marks=pytest.mark.soak))
-
-
-@pytest.mark.parametrize("lake", LAKES, indirect=True)
 @pytest.mark.parametrize(
     ("publish", "named", "unseen"),
     [(publish_parts, PARTS, []), (publish_whole, WHOLE, [OPEN])],
@@ -366,7 +361,6 @@ def test_a_publish_killed_at_any_step(
     assert [wrong for wrong in at_once.map(kill_publish, killings, points) if wrong] == []
 
 
-@pytest.mark.parametrize("lake", LAKES, indirect=True)
 def test_a_deletion_killed_at_any_step(
     lake: Lake, sources: Path, at_once: concurrent.futures.Executor
 ) -> None:

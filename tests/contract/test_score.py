@@ -13,6 +13,8 @@ import pytest
 
 from tests.contract.test_local import OTHERS, Told
 
+pytestmark = pytest.mark.soak
+
 DRIVER = Path(__file__).with_name("score_driver.py")
 
 

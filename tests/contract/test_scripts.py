@@ -11,6 +11,7 @@ from tests.unit.script_ranks import told_by
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", ["torch_script", "tensorflow_script"])
 def test_a_frameworks_script(name: str, tmp_path: Path) -> None:
     assert told_by(SCRIPTS / f"{name}.py", tmp_path) == {}

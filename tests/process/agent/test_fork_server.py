@@ -260,11 +260,13 @@ def test_torchs_compiler_is_imported_ahead_unless_it_would_make_forks_unsafe(
     asyncio.run(scenario())
 
 
+@pytest.mark.soak
 def test_a_forked_rank_compiles(here: Container) -> None:
     spec = here.spec("torch", "torch._dynamo", OMP_NUM_THREADS="1")
     assert asyncio.run(here.value(spec, functions.compiles)) == (True, 6.0)
 
 
+@pytest.mark.soak
 def test_a_forked_ranks_compiler_has_the_ranks_directories(here: Container) -> None:
     spec = here.spec("torch", "torch._dynamo", OMP_NUM_THREADS="1")
     home = str(here.directory / "own-home")

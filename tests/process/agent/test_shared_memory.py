@@ -47,7 +47,14 @@ def share(name: str, end: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "end", ["returns", "raises", "is killed", "tree", "group", "server", "keeper", "jvm"]
+    "end",
+    [
+        "returns",
+        pytest.param("raises", marks=pytest.mark.soak),
+        "is killed",
+        *(pytest.param(e, marks=pytest.mark.soak) for e in ("tree", "group", "server", "keeper")),
+        "jvm",
+    ],
 )
 def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
     name = f"hopsgpu-test-{uuid4().hex}"

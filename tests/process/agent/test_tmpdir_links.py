@@ -240,7 +240,10 @@ def test_the_fork_servers_tmpdir_is_short_too(long: Container) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "context",
+    ["fork", *(pytest.param(c, marks=pytest.mark.soak) for c in ("spawn", "forkserver"))],
+)
 def test_a_data_loader_with_workers_however_long_the_path_is(long: Container, context: str) -> None:
     async def scenario() -> None:
         squares, processes = await long.value(long.spec("torch"), functions.loads, context)

@@ -241,7 +241,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
     assert not list((tmp_path / "hopsgpu").iterdir())
 
 
-@pytest.mark.parametrize("frameworks", [("torch",), ()])
+@pytest.mark.parametrize("frameworks", [("torch",), pytest.param((), marks=pytest.mark.soak)])
 def test_a_rank_with_a_share_has_torch_told_however_it_came(
     gang: Gang, frameworks: tuple[str, ...]
 ) -> None:

@@ -96,6 +96,7 @@ def run(text: str, packages: Path, tmp_path: Path, code: int = 0, **environ: str
     return done.stdout
 
 
+@pytest.mark.soak
 def test_a_session_runs_on_it(packages: Path, home: Path, tmp_path: Path) -> None:
     told = json.loads(run(DRIVER, packages, tmp_path, SPARK_HOME=str(home)).splitlines()[-1])
     assert told["pyspark"].startswith(str(home))

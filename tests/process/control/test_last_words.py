@@ -86,7 +86,11 @@ def test_an_error_about_a_file_whose_name_is_not_utf8(gang: Gang) -> None:
     assert still_serves(gang)
 
 
-@pytest.mark.parametrize("text", ["\0", "é", "\U0001f600", "\udce9"], ids=ascii)
+@pytest.mark.parametrize(
+    "text",
+    [*(pytest.param(t, marks=pytest.mark.soak) for t in ("\0", "é", "\U0001f600")), "\udce9"],
+    ids=ascii,
+)
 def test_the_longest_error_fits_whatever_it_is_made_of(gang: Gang, text: str) -> None:
     gang.run(raises, text, 100_000)
     outcome = gang.wait_for("ended")["outcome"]

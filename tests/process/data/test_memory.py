@@ -249,8 +249,11 @@ def repeated(rows: int) -> pa.Array:
 
 @pytest.mark.parametrize(
     ("make", "rows", "groups"),
-    [(vectors, 20_000, 20), (vectors, 200_000, 2), (repeated, 20_000, 1)],
-    ids=["row groups of 20 MB", "of 200 MB", "400 MB of eight strings"],
+    [
+        pytest.param(vectors, 20_000, 20, marks=pytest.mark.soak, id="row groups of 20 MB"),
+        pytest.param(vectors, 200_000, 2, id="of 200 MB"),
+        pytest.param(repeated, 20_000, 1, marks=pytest.mark.soak, id="400 MB of eight strings"),
+    ],
 )
 def test_the_peak_is_bounded_whatever_the_size_of_the_shard(
     make: Callable[[int], pa.Array], rows: int, groups: int, tmp_path: Path

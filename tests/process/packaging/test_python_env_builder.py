@@ -121,7 +121,10 @@ def test_what_pip_cannot_install(root: Lake, index: list[str]) -> None:
     assert not (root / "environments").exists()
 
 
-@pytest.mark.parametrize("given_by", ["variables", "global", "install"])
+@pytest.mark.parametrize(
+    "given_by",
+    ["variables", *(pytest.param(g, marks=pytest.mark.soak) for g in ("global", "install"))],
+)
 def test_where_a_users_pip_installs_is_no_matter(
     root: Lake, tmp_path: Path, index: list[str], given_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,7 +87,7 @@ def one_iterator(shuffle: bool) -> Way:
     return read
 
 
-WAYS = [lists, columns, torch, torch_loader, tensorflow]
+WAYS = [lists, columns, torch, torch_loader, pytest.param(tensorflow, marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
