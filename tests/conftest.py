@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--begin-within",
         type=float,
         metavar="SECONDS",
-        help="skip, and list, the tests that have not begun so long after the session",
+        help="skip, and count, the tests that have not begun so long after the session",
     )
     parser.addoption(
         "--begin-at",

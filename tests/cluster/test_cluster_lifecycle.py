@@ -21,7 +21,7 @@ from hopsgpu.devcluster.daemons import members
 from hopsgpu.devcluster.layout import address_of
 from tests.conftest import as_in_a_terminal, gone, until
 
-# Of clusters, `make test` starts two others.
+# `make test` starts clusters too, by the library.
 pytestmark = pytest.mark.soak
 
 DAEMONS = {"namenode", "datanode", "resourcemanager", "node1"}

@@ -1,4 +1,4 @@
-"""`--begin-within` leaves out tests and says which; `--begin-at` says which is the first one."""
+"""`--begin-within` leaves out tests and says so; `--begin-at` says which is the first one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def order_of(said: str) -> list[str]:
     return re.findall(r"::test_(\w+) PASSED", said)
 
 
-def test_what_has_not_begun_in_time_is_skipped_and_listed(tmp_path: Path) -> None:
+def test_what_has_not_begun_in_time_is_skipped_and_counted(tmp_path: Path) -> None:
     said = ran(tmp_path, 1.2, "--begin-within", "1")
     assert "1 passed, 3 skipped" in said
     assert "had not begun within 1 s" in said

@@ -90,7 +90,8 @@ class PlaceholderJob:
         self._ended = EndedContainers(self._failing)
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
-        self._can_kill = True
+        # Spark's IDs of the executors that no task needs, which were killed.
+        self._killed: set[str] = set()
         # Returns why the gang waits: from YARN's last answer, and from the executors here now.
         self._why: Callable[[], str] = lambda: _ASKING
 
@@ -216,9 +217,10 @@ class PlaceholderJob:
         if len(self._holders) + len(self.parked) < tasks or self._executors.target() > tasks:
             return
         busy = self._executors.busy()
-        surplus = [e for e in self._executors.registered() if e not in busy]
-        if len(busy) < tasks or not surplus or not self._can_kill:
+        surplus = {*self._executors.registered()} - {*busy} - self._killed
+        if len(busy) < tasks or not surplus:
             return
+        self._killed |= surplus
         log.info(
             "%s: kills %d executors that no task needs: YARN has granted more than Spark wants",
             self._request.run_id,
@@ -227,7 +229,6 @@ class PlaceholderJob:
         try:
             self._jvm.kill(surplus)
         except Py4JError as error:
-            self._can_kill = False
             log.warning("they stay until Spark's idle timeout: %s", error)
 
     def _look(self) -> None:
