@@ -51,6 +51,7 @@ _ROOTS_SECONDS = 60.0
 _ACTIVE_SECONDS = 10.0
 _LIST_SECONDS = 5.0
 _SLOW_SECONDS = 30.0
+_PATIENT_SECONDS = 6.0
 _MOST_RUNS = 50
 _ALL = "all"
 _PERIODS = ("24h", "7d", "30d", "90d", "365d", _ALL)
@@ -70,17 +71,18 @@ class Pages:
     Args:
         sources: what they read.
         known: what a form must show.
+        patience: how long a page waits for the lake or YARN, in seconds.
     """
 
-    def __init__(self, sources: Sources, known: Secrets) -> None:
+    def __init__(self, sources: Sources, known: Secrets, patience: float) -> None:
         self._sources = sources
         self._known = known
         # Each has threads of its own: a NameNode that does not answer does not keep YARN's answers
         # away, nor the cancelling of a run.
-        self._yarn = SharedReads("YARN")
-        self._lake = SharedReads("the lake")
-        self._lines = SharedReads("the line's directory")
-        self._acts = SharedReads("the lake")
+        self._yarn = SharedReads("YARN", patience)
+        self._lake = SharedReads("the lake", patience)
+        self._lines = SharedReads("the line's directory", patience)
+        self._acts = SharedReads("the lake", patience)
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -482,15 +484,18 @@ class _Active:
         self.problems = problems
 
 
-def application(sources: Sources, known: Secrets, server: Server) -> Guard:
+def application(
+    sources: Sources, known: Secrets, server: Server, patience: float = _PATIENT_SECONDS
+) -> Guard:
     """Return the ASGI application.
 
     Args:
         sources: what the pages read.
         known: what a browser must show.
         server: how browsers reach this server.
+        patience: how long a page waits for the lake or YARN, in seconds.
     """
-    pages = Pages(sources, known)
+    pages = Pages(sources, known, patience)
     handlers: Mapping[Any, Any] = {
         404: pages.missing,
         405: pages.refused,

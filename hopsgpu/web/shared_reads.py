@@ -16,7 +16,6 @@ from hopsgpu.storage.timed_reads import Answer, TimedRead
 
 T = TypeVar("T")
 
-_PATIENT_SECONDS = 6.0
 _FRESH_SECONDS = 2.0
 # Older values are not shown in the place of one that is missing.
 _SHOWN_SECONDS = 600.0
@@ -31,14 +30,21 @@ class SharedReads:
 
     Args:
         source: name of the source, for messages and threads.
+        patience: how long a browser waits for a call, in seconds, from the begin of the call. The
+            call goes on after that, and its result is that of a later `get`.
         most: how many calls may be under way.
         clock: returns seconds, monotonic.
     """
 
     def __init__(
-        self, source: str, most: int = 16, clock: Callable[[], float] = time.monotonic
+        self,
+        source: str,
+        patience: float,
+        most: int = 16,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
+        self._patience = patience
         self._most = most
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
@@ -51,7 +57,6 @@ class SharedReads:
         read: Callable[[], T],
         *,
         fresh: float = _FRESH_SECONDS,
-        patience: float = _PATIENT_SECONDS,
     ) -> Answer[T]:
         """Return what a call returns; never raise what it raises.
 
@@ -59,8 +64,6 @@ class SharedReads:
             key: what is read; the same `read` always has the same key.
             read: the call; it may block for as long as it likes.
             fresh: an earlier result of at most this age, in seconds, is returned at once.
-            patience: how long to wait, in seconds, from the begin of the call. The call goes on
-                after that, and its result is that of a later `get`.
         """
         before = self._before(key)
         if before.value is not None and before.age <= fresh:
@@ -73,11 +76,12 @@ class SharedReads:
             task = asyncio.get_running_loop().create_task(self._read(key, read))
             self._under_way[key] = (task, began)
         # Only the first page that asks a source which does not answer has to wait.
-        left = max(patience - (self._clock() - began), _LEAST_SECONDS)
+        left = max(self._patience - (self._clock() - began), _LEAST_SECONDS)
         try:
             answer = await asyncio.wait_for(asyncio.shield(task), left)
         except TimeoutError:
-            problem = f"{self._source} has not answered within {patience:g} s; it is still asked"
+            within = f"within {self._patience:g} s"
+            problem = f"{self._source} has not answered {within}; it is still asked"
             return Answer(before.value, problem, before.age)
         if answer.problem:
             return Answer(before.value, answer.problem, before.age, answer.kind)

@@ -49,9 +49,16 @@ def put_changed(root: Path, run_id: str, state: str, changes: Mapping[str, Any])
     return directory
 
 
-def browser(sources: Sources, server: Server | None = None, *, known: bool = True) -> TestClient:
+def browser(
+    sources: Sources,
+    server: Server | None = None,
+    *,
+    known: bool = True,
+    # No page comes without what was read, however slow the machine is at the moment.
+    patience: float = 120.0,
+) -> TestClient:
     """A client that has opened the URL with the token, unless it is not to."""
-    app = application(sources, KNOWN, server or Server(8420))
+    app = application(sources, KNOWN, server or Server(8420), patience)
     client = TestClient(app, base_url=HOST, follow_redirects=False)
     if known:
         assert client.get(f"/?token={KNOWN.token}").status_code == 303

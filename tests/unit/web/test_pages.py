@@ -208,7 +208,8 @@ def test_no_odd_record_makes_a_page_fail(root: Path, client: TestClient, field: 
         assert answer.status_code in (200, 404), (odd, answer.text)
         assert run_id in answer.text
     for path in ("/", "/line", "/runs", "/usage"):
-        assert "3fa1c0" in page(client, path) or path in ("/", "/line", "/usage")
+        text = page(client, path)
+        assert "3fa1c0" in text or path in ("/", "/line", "/usage"), words(text)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": 99}', b"NaN"])
@@ -420,7 +421,7 @@ def test_one_source_that_hangs_keeps_no_other_page_away(root: Path) -> None:
         return FOUND
 
     put_run(root, RUN)
-    with browser(sources_of(root, hanging)) as client:
+    with browser(sources_of(root, hanging), patience=6) as client:
         try:
             text = page(client, "/")
             assert "YARN has not answered within 6 s; it is still asked" in text
