@@ -326,6 +326,46 @@ BROKEN = """
 
 
 @pytest.mark.soak
+def test_an_executor_that_yarn_granted_too_many_gives_its_gpu_back(
+    spark: SparkSession, manager: ResourceManager, tmp_path: Path
+) -> None:
+    """Long before Spark's idle timeout, which is a minute."""
+    watched = Watched()
+    kwargs = {"directory": str(tmp_path)}
+    thread, found = in_thread(
+        lambda: quiet(
+            waits_for_a_word, X, trials=1, max_concurrent=1, kwargs=kwargs, progress=watched
+        )
+    )
+    assert until(lambda: bool(watched.all) and len(watched.last.running) == 1, SECONDS), found
+    backend = spark.sparkContext._jsc.sc().schedulerBackend()
+    executor = backend.getExecutorIds().head()
+    profile = backend.getExecutorResourceProfileId(executor)
+    python_utils: Any = getattr(spark.sparkContext._jvm, "org.apache.spark.api.python.PythonUtils")
+
+    def ask(executors: int) -> None:
+        """Ask YARN as Spark's allocation manager does, whose own target stays as it is."""
+        of = python_utils.toScalaMap
+        backend.requestTotalExecutors(
+            of({profile: executors}), of({profile: 0}), of({profile: of({})})
+        )
+
+    try:
+        ask(2)
+        assert until(lambda: backend.getExecutorIds().size() == 2, SECONDS)
+        ask(1)
+        assert gpus_become(manager, 1, 20.0)
+        assert until(lambda: backend.getExecutorIds().size() == 1, SECONDS)
+        assert len(watched.last.running) == 1 and backend.getExecutorIds().head() == executor
+    finally:
+        (tmp_path / "go-0").touch()
+        thread.join(SECONDS)
+    assert isinstance(found[0], hopsgpu.SearchResult), found
+    assert [trial.tries for trial in found[0].trials] == [1]
+    assert gpus_become(manager, 0)
+
+
+@pytest.mark.soak
 def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:

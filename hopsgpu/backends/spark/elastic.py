@@ -43,6 +43,10 @@ _END_SECONDS = 10.0
 _KNOWN_SECONDS = 2.0
 # In which Spark's target follows from the tasks that run.
 _TARGET_SECONDS = 0.5
+# An executor without a task for so long is not about to have one.
+_SURPLUS_SECONDS = 2.0
+# In which an executor too many arrives, after the last one that was requested.
+_SURPLUS_LOOK_SECONDS = 60.0
 # An executor whose agent fails repeatedly fails its job; so many failures in a row are no accident.
 _MOST_FAILED = 3
 
@@ -51,7 +55,7 @@ class YarnElasticLease(JobsLease):
     """The lease on YARN of a search or an elastic gang; `leased_executors` provides it.
 
     It has three threads: one requests executors, in the queue of gangs; one confirms that released
-    executors are gone; one keeps the offer to gangs that wait.
+    executors are gone, and kills those that no job needs; one keeps the offer to gangs that wait.
     """
 
     def __init__(self, request: Request, executors: Executors) -> None:
@@ -68,6 +72,8 @@ class YarnElasticLease(JobsLease):
         self._threads_ended = (threading.Event(), threading.Event(), threading.Event())
         # When the jobs of lost executors were cancelled.
         self._cancelled_at: dict[GangJob, float] = {}
+        # Since when executors have had no task, while all jobs had theirs; by Spark's IDs.
+        self._idle_since: dict[str, float] = {}
         self._offered = self._giving = self._asked_back = 0
         self._offers = threading.Event()
         # Held while a job is started, and while idle executors are killed: an executor that is
@@ -316,22 +322,25 @@ class YarnElasticLease(JobsLease):
         return job
 
     def _shrink(self) -> None:
-        while self._is_leaving():
+        while not self._closed:
             try:
-                self._cancel_forgotten()
-                self._end_unreachable()
-                self._see_gone()
+                if self._are_leaving():
+                    self._cancel_forgotten()
+                    self._end_unreachable()
+                    self._see_gone()
+                self._end_surplus()
             except (HopsGpuError, Py4JError):  # tried again; `release` waits for all at the end
                 with self._changed:
                     self._changed.wait(_JOBS_SECONDS)
 
-    def _is_leaving(self) -> bool:
-        """Wait until executors must go; return False once the lease is closed."""
+    def _are_leaving(self) -> bool:
+        """Wait until executors must go; return False if none has to within a second."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._leaving or self._forgotten or self._cancelled_at
+                lambda: self._closed or self._leaving or self._forgotten or self._cancelled_at,
+                _JOBS_SECONDS,
             )
-            return not self._closed
+            return not self._closed and bool(self._leaving or self._forgotten or self._cancelled_at)
 
     def _see_gone(self) -> None:
         """Kill idle executors, and record which are gone."""
@@ -346,6 +355,38 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             self._leaving.intersection_update(held)
             self._changed.wait(_GONE_SECONDS)
+
+    def _end_surplus(self) -> None:
+        """Kill the executors that no job needs.
+
+        When Spark changes its request while YARN answers it, as after the loss of an executor, YARN
+        grants both, and Spark may start them all. The others would keep their GPUs until Spark's
+        idle timeout.
+        """
+        with self._starts:
+            with self._changed:
+                live, waits = len(self._live), bool(self._waiting())
+                last = max(self._asked, self._connected_at)
+            if waits or time.monotonic() - last > _SURPLUS_LOOK_SECONDS:
+                self._idle_since = {}
+                return
+            busy = self._executors.busy()
+            # As long as Spark wants more, another executor would follow.
+            if len(busy) != live or self._executors.target() > live:
+                self._idle_since = {}
+                return
+            now, idle = time.monotonic(), {*self._executors.registered()} - {*busy}
+            since = {executor: self._idle_since.get(executor, now) for executor in idle}
+            surplus = [one for one, at in since.items() if now - at >= _SURPLUS_SECONDS]
+            # One that stays nevertheless is killed again after another such while.
+            self._idle_since = {one: at for one, at in since.items() if one not in surplus}
+            self._application.jvm.kill(surplus)
+        if surplus:
+            log.info(
+                "%s: kills %d executors that no job needs: YARN has granted more than Spark wants",
+                self.request.run_id,
+                len(surplus),
+            )
 
     @property
     def asked_back(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 
 from hopsgpu.backends.elastic_executors import ElasticLease
@@ -48,6 +49,8 @@ class JobsLease(ElasticLease):
         self._closed = False
         # When an executor was last requested or given up.
         self._asked = float("-inf")
+        # When an agent connected last.
+        self._connected_at = float("-inf")
         # Set while the owner needs fewer executors than are here or requested.
         self._enough = threading.Event()
         # Set when the last request need not stay in the queue of gangs any longer.
@@ -94,6 +97,7 @@ class JobsLease(ElasticLease):
                 # The executor was released, but a task that waited has started on it.
                 self._leaving.discard(self._ready[job.tag])
                 self._pending.connected(self._ready[job.tag])
+                self._connected_at = time.monotonic()
                 self._failed = 0
                 self._changed.notify_all()
             return job

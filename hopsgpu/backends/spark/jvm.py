@@ -187,7 +187,7 @@ class Jvm:
 
     def _token_manager(self) -> Any:
         """Return Spark's HadoopDelegationTokenManager; None without Kerberos."""
-        option = self._private(self._scala.schedulerBackend(), "delegationTokenManager")
+        option = self._private(self._backend(), "delegationTokenManager")
         return option.get() if option is not None and option.isDefined() else None
 
     def _private(self, instance: Any, name: str) -> Any:
@@ -219,9 +219,15 @@ class Jvm:
         selected.writeTokenStorageToStream(self._class("java.io.DataOutputStream")(content))
         return bytes(content.toByteArray())
 
+    def _backend(self) -> Any:
+        return _of_running(self._scala.schedulerBackend())
+
+    def _scheduler(self) -> Any:
+        return _of_running(self._scala.taskScheduler())
+
     def executors(self, profile: int) -> tuple[str, ...]:
         """Return the IDs of the registered executors of a resource profile."""
-        backend = self._scala.schedulerBackend()
+        backend = self._backend()
         ids = backend.getExecutorIds()
         registered = []
         for index in range(ids.size()):
@@ -245,7 +251,7 @@ class Jvm:
 
     def busy(self, profile: int) -> tuple[str, ...]:
         """Return the IDs of a profile's executors that, by Spark's scheduler, run a task."""
-        running = self._scala.taskScheduler().runningTasksByExecutors()
+        running = self._scheduler().runningTasksByExecutors()
         counts = ((executor, running.get(executor)) for executor in self.executors(profile))
         return tuple(e for e, tasks in counts if tasks.isDefined() and tasks.get())
 
@@ -317,18 +323,18 @@ class Jvm:
         ids = list(executors)
         if ids:
             seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
-            self._scala.schedulerBackend().killExecutors(seq, False, False, True)
+            self._backend().killExecutors(seq, False, False, True)
 
     def give_up(self, executors: Iterable[str]) -> None:
         """Have Spark's driver take executors as lost, with their tasks; their containers stay."""
         lost = self._class("org.apache.spark.scheduler.ExecutorLossReason")
         for executor in executors:
-            self._scala.schedulerBackend().removeExecutor(executor, lost("it cannot be reached"))
+            self._backend().removeExecutor(executor, lost("it cannot be reached"))
 
     def end_containers(self, executors: Iterable[str]) -> None:
         """Have the application master end the containers of executors that Spark has given up."""
         seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(executors))
-        self._scala.schedulerBackend().doKillExecutors(seq)
+        self._backend().doKillExecutors(seq)
 
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag, even while Spark retries its check for free slots."""
@@ -395,7 +401,7 @@ class Jvm:
         It is for waits that hopsgpu itself explains: Spark's message refers to a cluster's page and
         workers. Meanwhile, Spark does not log the message for other waiting jobs either.
         """
-        scheduler = str(self._scala.taskScheduler().getClass().getName())
+        scheduler = str(self._scheduler().getClass().getName())
         return suppressed(self._context._jvm, scheduler, _NO_RESOURCES)
 
     @contextlib.contextmanager
@@ -412,6 +418,15 @@ class Jvm:
                 yield
             finally:
                 conf.set(_DYNAMIC, before)
+
+
+def _of_running(part: Any) -> Any:
+    """Return a part of a SparkContext, which has none any more once it is stopped."""
+    if part is None:
+        raise HopsGpuError(
+            "this Spark application has ended: its SparkContext was stopped while a run used it"
+        )
+    return part
 
 
 def wait_until(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +58,11 @@ class Site:
         self.running: dict[str, tuple[str, ...]] = {}
         self.given_up: list[str] = []
         self.killed: list[str] = []
+        # Spark's executors, and those that run a task.
+        self.registered: list[str] = []
+        self.busy_ones: list[str] = []
+        self.more = 0
+        self.killed_by_spark: list[str] = []
         # What else happens while a job is being cancelled.
         self.cancelling: Callable[[str], object] = lambda tag: None
         self.jvm = self.manager = self
@@ -75,8 +80,16 @@ class Site:
     def task_failures(self, tag: str) -> tuple[str, ...]:
         return ()
 
+    def executors(self, profile: int) -> tuple[str, ...]:
+        return tuple(self.registered)
+
     def busy(self, profile: int) -> tuple[str, ...]:
-        return ()
+        return tuple(self.busy_ones)
+
+    def kill(self, executors: Iterable[str]) -> None:
+        for executor in executors:
+            self.killed_by_spark.append(executor)
+            self.registered.remove(executor)
 
     def running_on(self, tag: str) -> tuple[str, ...]:
         return self.running.get(tag, ())
@@ -89,7 +102,7 @@ class Site:
         self.killed += executors
 
     def target(self, profile: int) -> int:
-        return len(self.jobs)
+        return len(self.jobs) + self.more
 
     def cancel(self, tag: str) -> None:
         self.cancelling(tag)
@@ -145,6 +158,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(elastic, "_JOBS_SECONDS", 0.02)
     monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(elastic, "_KNOWN_SECONDS", 0.1)
+    monkeypatch.setattr(elastic, "_SURPLUS_SECONDS", 0.1)
     monkeypatch.setattr(elastic, "UNREACHABLE_SECONDS", 0.3)
     # Long enough to be seen, while others go first.
     monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 1.0)
@@ -290,6 +304,41 @@ def test_the_executor_of_an_agent_that_is_gone_is_replaced_though_spark_has_not_
     assert not lease.here
     assert until(lambda: site.killed, 1.0) is not reachable
     assert site.killed == ([] if reachable else ["7"])
+
+
+def with_one_too_many(made: Made) -> tuple[Site, YarnElasticLease]:
+    """A search that wants one executor, to which YARN has granted two."""
+    site, lease = made(free=2, timeout=None)
+    site.registered, site.busy_ones = ["1", "2"], ["1"]
+    lease.want(1, 1)
+    assert until(lambda: site.jobs, SECONDS)
+    return site, lease
+
+
+def test_an_executor_that_no_job_needs_is_killed_once_all_have_theirs(made: Made) -> None:
+    site, lease = with_one_too_many(made)
+    assert not until(lambda: site.killed_by_spark, 0.5), "the job still waits"
+    come(site, lease, site.jobs[0])
+    assert until(lambda: site.killed_by_spark == ["2"], SECONDS)
+    site.registered.append("3")
+    assert until(lambda: site.killed_by_spark == ["2", "3"], SECONDS)
+    assert site.registered == ["1"]
+
+
+@pytest.mark.parametrize("why", ["Spark wants more", "a job's task runs no longer", "long ago"])
+def test_an_executor_that_may_be_needed_is_not_killed(
+    made: Made, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    site, lease = with_one_too_many(made)
+    if why == "Spark wants more":
+        site.more = 1
+    elif why == "long ago":
+        # Spark's idle timeout has ended it, or ends it soon.
+        monkeypatch.setattr(elastic, "_SURPLUS_LOOK_SECONDS", 0.0)
+    else:
+        site.busy_ones = []
+    come(site, lease, site.jobs[0])
+    assert not until(lambda: site.killed_by_spark, 0.5)
 
 
 def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.errors import RankFailed
+from hopsgpu.errors import HopsGpuError, RankFailed
 
 ENDED = "the driver's JVM has ended: a signal ended spark-submit, or it crashed"
 
@@ -29,6 +29,21 @@ def jvm_at(port: int) -> Jvm:
         _gateway=SimpleNamespace(gateway_parameters=parameters),
     )
     return Jvm(context)
+
+
+def test_a_context_that_was_stopped_is_named() -> None:
+    """A run may go on in another thread."""
+    stopped = SimpleNamespace(schedulerBackend=lambda: None, taskScheduler=lambda: None)
+    context: Any = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: stopped), _gateway=None)
+    jvm = Jvm(context)
+    calls: list[Callable[[], object]] = [
+        lambda: jvm.executors(1),
+        lambda: jvm.busy(1),
+        jvm.without_resource_warning,
+    ]
+    for call in calls:
+        with pytest.raises(HopsGpuError, match="its SparkContext was stopped while a run used it"):
+            call()
 
 
 @pytest.mark.parametrize(
