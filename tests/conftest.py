@@ -251,6 +251,12 @@ def as_in_a_terminal() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def executors_of(spark: SparkSession) -> tuple[str, ...]:
+    """Spark's IDs of all executors of an application."""
+    ids = spark.sparkContext._jsc.sc().schedulerBackend().getExecutorIds()
+    return tuple(str(ids.apply(index)) for index in range(ids.size()))
+
+
 def gpus_become(manager: ResourceManager, wanted: int, seconds: float = BACK_SECONDS) -> bool:
     """Whether the ResourceManager counts so many GPUs in use within some seconds."""
     return until(lambda: manager.gpus()[0] == wanted, seconds)

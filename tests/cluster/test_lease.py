@@ -23,7 +23,7 @@ from hopsgpu.launcher import arguments
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
-from tests.conftest import gone, gpus_become, until
+from tests.conftest import executors_of, gone, gpus_become, until
 from tests.contention import start_script
 from tests.in_ranks import executor_jvm, own_gpu, where, who_and_where
 from tests.processes import python_workers
@@ -233,6 +233,9 @@ def test_a_held_gang_serves_launches_asks_again_for_what_it_lost_and_an_error_gi
         assert len(set(first.values) & set(after)) == 2
         assert len(set(after)) == 3
         assert gpus_become(manager, 3)
+        processes = gang.launch(executor_jvm, progress="off").values
+        application_of(spark).jvm.shut_down(executors_of(spark))
+        assert all(until(lambda jvm=jvm: gone(jvm), 10) for jvm in processes)
         raise ValueError("mine")
     assert gpus_become(manager, 0)
     with pytest.raises(hopsgpu.ConfigError, match="closed"):

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
+from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_doctor import doctor, states
 from tests.cluster.test_submit import (
@@ -29,9 +30,9 @@ from tests.cluster.test_submit import (
     started,
     submitting,
 )
-from tests.conftest import gpus_become, until
+from tests.conftest import executors_of, gone, gpus_become, until
 from tests.contention import both_finish
-from tests.in_ranks import own_gpu, where
+from tests.in_ranks import executor_jvm, own_gpu, where
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, memory_per_worker="512m", progress="off")
@@ -94,6 +95,10 @@ def test_hold(spark: SparkSession, manager: ResourceManager, gpus_back: Callable
             gang.launch(lambda: 1 / 0, progress="off")
         assert gang.launch(where, progress="off").values == first.values
         assert manager.gpus()[0] == 2
+        # A release tells them so, too, rather than to wait for YARN's kill.
+        processes = gang.launch(executor_jvm, progress="off").values
+        application_of(spark).jvm.shut_down(executors_of(spark))
+        assert all(until(lambda jvm=jvm: gone(jvm), 10) for jvm in processes)
     assert gpus_become(manager, 0)
 
 

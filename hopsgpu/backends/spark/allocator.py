@@ -227,7 +227,7 @@ class PlaceholderJob:
             len(surplus),
         )
         try:
-            self._jvm.kill(surplus)
+            self._executors.kill(surplus)
         except Py4JError as error:
             log.warning("they stay until Spark's idle timeout: %s", error)
 
@@ -277,7 +277,7 @@ class PlaceholderJob:
         shared = shared_hosts(self._holders.values())
         for host in shared:
             # Spark's target stays the same, so it requests others, on the nodes that tasks prefer.
-            self._jvm.kill(self._jvm.executors_on(self._executors.profile.id, host)[1:])
+            self._executors.kill(self._jvm.executors_on(self._executors.profile.id, host)[1:])
         if shared:
             log.info("replaces executors that share a node: %s", ", ".join(shared))
             self._grants = replace(self._grants, since=time.monotonic())

@@ -380,7 +380,7 @@ class YarnElasticLease(JobsLease):
             surplus = [one for one, at in since.items() if now - at >= _SURPLUS_SECONDS]
             # One that stays nevertheless is killed again after another such while.
             self._idle_since = {one: at for one, at in since.items() if one not in surplus}
-            self._application.jvm.kill(surplus)
+            self._executors.kill(surplus)
         if surplus:
             log.info(
                 "%s: kills %d executors that no job needs: YARN has granted more than Spark wants",

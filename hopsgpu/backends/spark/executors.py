@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark.resource import ResourceProfile
 
 from hopsgpu.backends.lease_request import Request
@@ -127,7 +128,26 @@ class Executors:
 
         A kill makes Spark request new executors while its target still includes the killed ones.
         """
-        self.application.jvm.kill(e for e in self.registered() if e not in busy)
+        self.kill([e for e in self.registered() if e not in busy])
+
+    def kill(self, executors: Collection[str]) -> None:
+        """Kill executors, busy or not, without changing Spark's target.
+
+        They are told to end, too: of the kill itself their nodes hear only with the next heartbeats
+        of the application master and of their own.
+
+        Raises:
+            Py4JError: this Spark has no such kill.
+        """
+        if not executors:
+            return
+        # First, so that Spark expects their end.
+        self.application.jvm.kill(executors)
+        try:
+            self.application.jvm.shut_down(executors)
+        except Py4JError as error:
+            why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+            log.info("killed executors end when their nodes hear of it: %s", why)
 
     def held(self) -> PriorityContainers:
         """Return the containers of these executors, as the ResourceManager shows them.

@@ -34,6 +34,9 @@ _MOST_TASKS = 10_000
 _ASKS_AT = "addTime"
 _NEEDED = "maxNumExecutorsNeededPerResourceProfile"
 _LONG_AGO = -(2**62)
+# A method of CoarseGrainedSchedulerBackend, and the message that ends an executor.
+_EXECUTORS = "org$apache$spark$scheduler$cluster$CoarseGrainedSchedulerBackend$$executorDataMap"
+_SHUTDOWN = "org.apache.spark.scheduler.cluster.CoarseGrainedClusterMessages$StopExecutor$"
 # A JVM that a signal ends breaks its connections before it closes its port.
 _ENDING_SECONDS = 2.0
 # A method of HadoopDelegationTokenManager.
@@ -320,10 +323,21 @@ class Jvm:
 
     def kill(self, executors: Iterable[str]) -> None:
         """Kill executors, busy or not, without changing the target."""
-        ids = list(executors)
-        if ids:
-            seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
-            self._backend().killExecutors(seq, False, False, True)
+        seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(executors))
+        self._backend().killExecutors(seq, False, False, True)
+
+    def shut_down(self, executors: Iterable[str]) -> None:
+        """Tell executors to end by themselves.
+
+        Raises:
+            Py4JError: this Spark does it otherwise.
+        """
+        known = getattr(self._backend(), _EXECUTORS)()
+        message = getattr(self._class(_SHUTDOWN), "MODULE$")
+        for executor in executors:
+            data = known.get(executor)
+            if data.isDefined():
+                data.get().executorEndpoint().send(message)
 
     def give_up(self, executors: Iterable[str]) -> None:
         """Have Spark's driver take executors as lost, with their tasks; their containers stay."""

@@ -171,7 +171,7 @@ class GpuLease(Owner):
         if not cancelled.is_set():
             log.info("%s: kills executors that do not answer", self.request.run_id)
             try:
-                self._application.jvm.kill(self._executors.busy())
+                self._executors.kill(self._executors.busy())
             except Py4JError as error:
                 self.request.watcher.warn(f"an unresponsive executor could not be killed: {error}")
 

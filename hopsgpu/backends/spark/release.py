@@ -120,7 +120,7 @@ def release_part(
         )
     except (HopsGpuError, Py4JError) as error:
         # They are released with the other executors at the latest.
-        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
         return Release(False, f"executors with nothing to publish could not be released ({why})")
     return Release(confirmed and not cancelled.is_set())
 
@@ -179,7 +179,7 @@ class _ReleaseWatch:
             elif time.monotonic() - self._ended > UNREACHABLE_SECONDS:
                 self._give_up_unreachable()
         except Py4JError as error:
-            self._no_kill = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            self._no_kill = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
     def _give_up_unreachable(self) -> None:
         """Have Spark give up executors that do not say that their task has ended.

@@ -43,6 +43,7 @@ class Cluster:
             hasten=self.hasten,
             busy=lambda profile: tuple(self.busy),
             kill=self.kill,
+            shut_down=self.shut_down,
         )
         # Spark's IDs of the executors that run a task, and of those that were killed.
         self.busy: list[str] = []
@@ -68,6 +69,9 @@ class Cluster:
     def kill(self, executors: Iterable[str]) -> None:
         self.killed.append([*executors])
         self.executors -= len(executors)
+
+    def shut_down(self, executors: Iterable[str]) -> None:
+        assert self.killed[-1] == [*executors]
 
     def next_event(self, seconds: float) -> Event | None:
         event = next(self._events, None)

@@ -91,6 +91,9 @@ class Site:
             self.killed_by_spark.append(executor)
             self.registered.remove(executor)
 
+    def shut_down(self, executors: Iterable[str]) -> None:
+        assert [*executors] == self.killed_by_spark[-len([*executors]) :]
+
     def running_on(self, tag: str) -> tuple[str, ...]:
         return self.running.get(tag, ())
 

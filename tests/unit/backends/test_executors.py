@@ -137,3 +137,44 @@ def test_another_spark_keeps_its_own_pace_and_that_is_logged(
     with caplog.at_level(logging.WARNING, logger="hopsgpu"):
         executors_of(manager).ask_at_once(4, threading.Event())
     assert "at its own pace: it has no addTime" in caplog.text and not manager.times
+
+
+class KillingJvm:
+    """Spark's JVM, which knows how to kill executors, and perhaps how to tell them to end."""
+
+    def __init__(self, unknown: Py4JError | None = None) -> None:
+        self.unknown = unknown
+        self.told: list[str] = []
+
+    def executors(self, profile: int) -> tuple[str, ...]:
+        return ("1", "2", "3")
+
+    def kill(self, executors: Sequence[str]) -> None:
+        self.told.append(f"kill {' '.join(executors)}")
+
+    def shut_down(self, executors: Sequence[str]) -> None:
+        if self.unknown is not None:
+            raise self.unknown
+        self.told.append(f"end {' '.join(executors)}")
+
+
+def killed_by(jvm: Any, busy: Sequence[str]) -> list[str]:
+    profile: Any = SimpleNamespace(id=PROFILE)
+    server: Any = None
+    application: Any = SimpleNamespace(jvm=jvm)
+    Executors(application, profile, server, Driver("", 0, b"", None)).kill_idle(busy)
+    return list(jvm.told)
+
+
+def test_executors_that_spark_expects_to_end_are_told_to() -> None:
+    assert killed_by(KillingJvm(), ["2"]) == ["kill 1 3", "end 1 3"]
+    assert killed_by(KillingJvm(), ["1", "2", "3"]) == []
+
+
+@pytest.mark.parametrize("words", ["Method executorDataMap([]) does not exist", ""])
+def test_executors_of_another_spark_end_when_their_nodes_hear_of_the_kill(
+    words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="hopsgpu"):
+        assert killed_by(KillingJvm(Py4JError(words)), ["3"]) == ["kill 1 2"]
+    assert f"end when their nodes hear of it: Py4JError: {words}" in caplog.text
