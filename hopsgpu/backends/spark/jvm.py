@@ -34,8 +34,10 @@ _MOST_TASKS = 10_000
 _ASKS_AT = "addTime"
 _NEEDED = "maxNumExecutorsNeededPerResourceProfile"
 _LONG_AGO = -(2**62)
-# A method of CoarseGrainedSchedulerBackend, and the message that ends an executor.
+# A method of CoarseGrainedSchedulerBackend, the reason of a loss, and the message that ends an
+# executor.
 _EXECUTORS = "org$apache$spark$scheduler$cluster$CoarseGrainedSchedulerBackend$$executorDataMap"
+_KILLED = "org.apache.spark.scheduler.ExecutorKilled$"
 _SHUTDOWN = "org.apache.spark.scheduler.cluster.CoarseGrainedClusterMessages$StopExecutor$"
 # A JVM that a signal ends breaks its connections before it closes its port.
 _ENDING_SECONDS = 2.0
@@ -327,17 +329,22 @@ class Jvm:
         self._backend().killExecutors(seq, False, False, True)
 
     def shut_down(self, executors: Iterable[str]) -> None:
-        """Tell executors to end by themselves.
+        """Have Spark's driver forget executors, and tell them to end by themselves.
 
         Raises:
             Py4JError: this Spark does it otherwise.
         """
-        known = getattr(self._backend(), _EXECUTORS)()
+        backend = self._backend()
+        known = getattr(backend, _EXECUTORS)()
+        killed = getattr(self._class(_KILLED), "MODULE$")
         message = getattr(self._class(_SHUTDOWN), "MODULE$")
         for executor in executors:
             data = known.get(executor)
             if data.isDefined():
-                data.get().executorEndpoint().send(message)
+                endpoint = data.get().executorEndpoint()
+                # First: what the driver sends to one that is ending fails, and it logs that.
+                backend.removeExecutor(executor, killed)
+                endpoint.send(message)
 
     def give_up(self, executors: Iterable[str]) -> None:
         """Have Spark's driver take executors as lost, with their tasks; their containers stay."""
