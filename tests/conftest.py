@@ -5,6 +5,7 @@ GPUs are simulated where this machine has none; everything else is the real thin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -13,6 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.abc import MetaPathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from threading import Thread
@@ -69,7 +72,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+class TritonFirst(MetaPathFinder):
+    """Has a process import torch's Triton before TensorFlow.
+
+    The other way round their two copies of LLVM end the process with SIGABRT, which is what happens
+    to tests in an order in which one of torch's optimizers follows one of TensorFlow.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "tensorflow":
+            with contextlib.suppress(ImportError):  # torch without GPUs may have none
+                import_module("triton")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    sys.meta_path.insert(0, TritonFirst())
     config.stash[BEGAN] = time.monotonic()
     if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
         # Workers inherit it.
