@@ -367,7 +367,7 @@ class YarnElasticLease(JobsLease):
             with self._changed:
                 live, waits = len(self._live), bool(self._waiting())
                 last = max(self._asked, self._connected_at)
-            if waits or time.monotonic() - last > _SURPLUS_LOOK_SECONDS:
+            if self._closed or waits or time.monotonic() - last > _SURPLUS_LOOK_SECONDS:
                 self._idle_since = {}
                 return
             busy = self._executors.busy()
