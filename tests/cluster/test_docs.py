@@ -121,6 +121,8 @@ def test_pages(
     directory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Runs of other tests have no record if their driver was killed before it wrote one.
+    killed = {*hopsgpu.usage().problems}
     hold, gangs = hopsgpu.hold, []
     with contextlib.ExitStack() as until_the_end:
 
@@ -179,7 +181,7 @@ def test_pages(
         assert [one.name for one in left["version"].formats] == ["skops"]
 
         left = _run("docs/usage.md")  # also of what the pages above have launched until now
-        assert left["usage"].problems == ()
+        assert {*left["usage"].problems} <= killed
         assert left["usage"].total.gpu_hours_held > 0
         assert left["table"]["gpu_hours_held"].sum() == pytest.approx(
             left["usage"].total.gpu_hours_held
