@@ -18,6 +18,9 @@ from hopsgpu.yarn.resources import Amount
 class Costs:
     """Seconds that things take, as measured on the development cluster.
 
+    A start and a release are those of one executor, as on a node of its own: executors that start
+    at once on one machine share its cores.
+
     Attributes:
         start: from the turn to ask YARN until the function runs, on cold executors. YARN's answer
             is part of it, so GPUs are held a little shorter than is counted.
@@ -33,9 +36,9 @@ class Costs:
             timeout, or the rest of a session.
     """
 
-    start: float = 5.6
+    start: float = 4.0
     turn: float = 0.3
-    release: float = 0.6
+    release: float = 0.35
     look: float = 0.2
     shrink: float = 2.0
     growth: float = 4.5
