@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.backends.spark.gang_turn import largest_fit
@@ -73,6 +73,11 @@ class Cluster:
         self._largest = _amount(max(node_gpus))
         self._nodes: dict[tuple[str, int], Node] = {}
         self._bounds: dict[tuple[int, int, str], Bound] = {}
+
+    @property
+    def free_on(self) -> Mapping[str, int]:
+        """Return the number of free GPUs of each node, by host."""
+        return self._free
 
     def held_by(self, queue: str) -> int:
         """Return the number of GPUs that a queue has."""

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import overload
 
-from benchmarks.simulation.world import Held, Record, World
+from benchmarks.simulation.world import Held, Record, World, unhindered_wait
 from hopsgpu.backends.spark.fit import containers_of
 from hopsgpu.core.gang import PART_SECONDS, Grants, Verdict, backoff_seconds, decide_acquire
 from hopsgpu.core.queue_policy import (
@@ -397,7 +397,7 @@ class FixedGang:
         self._container = container
         self._executors = executors
         self._held: list[Held] = []
-        self._is_asking = False
+        self._is_asking = self._is_probe = False
         self._since = 0.0
         job = record.job
         self._place = Place(
@@ -406,10 +406,19 @@ class FixedGang:
 
     def submit(self) -> None:
         """Join the line."""
+        record, world = self._record, self._world
+        if record.unhindered is None and record.job.gpus > 1:
+            record.unhindered = unhindered_wait(
+                world.cluster.free_on,
+                world.held.values(),
+                self._container.gpus,
+                self._executors,
+                world.clock.now,
+            )
         self._line.join(self._place)
 
     def _take(self, probe: bool) -> None:
-        self._is_asking = True
+        self._is_asking, self._is_probe = True, probe
         self._since = self._world.clock.now
         self._world.clock.after(PART_SECONDS, self._check)
         self._ask()
@@ -442,6 +451,8 @@ class FixedGang:
         if verdict is not Verdict.GIVE_BACK:
             return
         world, held = self._world, self._held
+        if self._is_probe and held:
+            self._place.probes.held_part()
         now = world.clock.now
         self._record.lost["a part"] += sum(
             one.placed.gpus * (now - one.since + world.costs.release) for one in held
@@ -466,6 +477,8 @@ class FixedGang:
         record.lost["a part"] += sum(
             one.placed.gpus * (clock.now - one.since) for one in self._held
         )
+        for one in self._held:
+            one.until = clock.now + costs.start + seconds + costs.release
         clock.after(costs.start + seconds, self._return)
 
     def _return(self) -> None:

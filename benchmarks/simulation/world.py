@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.simulation.cluster import Cluster, Placed
@@ -90,6 +90,8 @@ class Record:
         ended: when its training returned.
         size_free: how long a job of 1 GPU would have waited that was submitted to the same queue at
             the same time, or None if that was not found out.
+        unhindered: how long it would have waited if nothing had been granted after it had come; no
+            order of the gangs gives less. None if that was not found out.
         held: GPU seconds held, by YARN's count.
         trained: GPU seconds of training, without what was repeated.
         in_window: GPU seconds held within the window of interest.
@@ -101,6 +103,7 @@ class Record:
     granted: float | None = None
     ended: float | None = None
     size_free: float | None = None
+    unhindered: float | None = None
     held: float = 0.0
     trained: float = 0.0
     in_window: float = 0.0
@@ -121,11 +124,37 @@ class Held:
         record: of the job.
         placed: the container.
         since: when YARN granted it.
+        until: when it will be free at the earliest: a part of a gang may be given back at once.
     """
 
     record: Record
     placed: Placed
     since: float
+    until: float = 0.0
+
+
+def unhindered_wait(
+    free: Mapping[str, int], held: Iterable[Held], gpus: int, executors: int, now: float
+) -> float:
+    """Return in how many seconds so many containers have room if no others come.
+
+    Args:
+        free: free GPUs of each node, by host.
+        held: the containers that hold others.
+        gpus: GPUs of each container.
+        executors: number of containers.
+        now: the time.
+    """
+    room, at = dict(free), now
+    slots = sum(number // gpus for number in room.values())
+    for one in sorted(held, key=lambda one: one.until):
+        if slots >= executors:
+            break
+        at, host = max(at, one.until), one.placed.host
+        slots -= room[host] // gpus
+        room[host] += one.placed.gpus
+        slots += room[host] // gpus
+    return at - now if slots >= executors else float("inf")
 
 
 class World:
@@ -143,6 +172,7 @@ class World:
         costs: as given.
         chance: random numbers.
         changed: is called when GPUs have become free.
+        held: the containers that jobs hold, by their ids.
     """
 
     def __init__(
@@ -157,12 +187,15 @@ class World:
         self.costs = costs
         self.chance = random.Random(seed)
         self.changed: Callable[[], None] = lambda: None
+        self.held: dict[int, Held] = {}
         self._window = window
 
     def grant(self, record: Record, container: Amount, executors: int) -> list[Held]:
         """Have YARN grant so many containers, or as many as find room."""
         placed = self.cluster.place(container, executors, record.job.cluster)
-        return [Held(record, one, self.clock.now) for one in placed]
+        granted = [Held(record, one, self.clock.now) for one in placed]
+        self.held.update((id(one), one) for one in granted)
+        return granted
 
     def release(self, held: list[Held], seconds: float) -> None:
         """Free containers after some seconds."""
@@ -172,6 +205,7 @@ class World:
     def _free(self, held: list[Held]) -> None:
         now, (begin, end) = self.clock.now, self._window
         for one in held:
+            del self.held[id(one)]
             self.cluster.remove(one.placed)
             gpus = one.placed.gpus
             one.record.held += gpus * (now - one.since)

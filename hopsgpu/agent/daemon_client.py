@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopsgpu.agent import orphans
-from hopsgpu.agent import process_daemon as keeper_module
-from hopsgpu.agent.daemon_start import readable, start_keeper
+from hopsgpu.agent.daemon_start import readable, socket_in, start_keeper
 from hopsgpu.agent.json_lines import as_error, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
 from hopsgpu.agent.reaper import ExitStatus
@@ -267,13 +266,16 @@ class DaemonClient:
 
 
 @contextlib.asynccontextmanager
-async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[DaemonClient]:
+async def connected(
+    parent: Path, watched: int | None = None, warm: ServerSpec | None = None
+) -> AsyncIterator[DaemonClient]:
     """Connect to this container's process daemon, and start it if there is none.
 
     Args:
         parent: directory in which the daemon's directory is made.
         watched: pid of the process with which the daemon ends; by default the executor's JVM above
             this process, or this process if there is no JVM above it.
+        warm: spec of a fork server that a daemon starts at once when it starts, or None.
 
     Raises:
         OSError: there is no daemon, and it cannot be started.
@@ -282,7 +284,7 @@ async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[D
     directory = (parent / f"keeper-{watched}").absolute()
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:
-        keeper = await _reach(directory, watched, stack)
+        keeper = await _reach(directory, watched, warm, stack)
         listening = asyncio.create_task(keeper.listen())
         try:
             yield keeper
@@ -292,16 +294,17 @@ async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[D
                 await listening
 
 
-async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack) -> DaemonClient:
-    # The path may be longer than a socket's name may be.
+async def _reach(
+    directory: Path, watched: int, warm: ServerSpec | None, stack: contextlib.AsyncExitStack
+) -> DaemonClient:
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        path = f"/proc/self/fd/{at}/{keeper_module.SOCKET}"
+        path = socket_in(at)
         try:
             return await _greeted(path, stack)
         except (FileNotFoundError, ConnectionError):
             # None yet, or one that was killed.
-            await start_keeper(directory, watched)
+            await start_keeper(directory, watched, warm)
             return await _greeted(path, stack)
     finally:
         os.close(at)

@@ -40,6 +40,7 @@ from hopsgpu.agent.json_lines import JsonLineSocket, error_fields
 from hopsgpu.agent.reaper import Reaper
 from hopsgpu.rank import entry as rank
 from hopsgpu.rank import exit as exiting
+from hopsgpu.rank import files
 
 _COMPILER = "torch._dynamo"
 # Some older versions counted the GPUs while it was imported; this one is known not to.
@@ -101,7 +102,7 @@ class ForkServer:
                     self._lines.send(id=message["id"], **error_fields(error))
 
     def _as_rank(self, directory: Path, environment: Mapping[str, str]) -> None:
-        forked_child.write_to(directory / rank.LOG)
+        forked_child.write_to(directory / files.LOG)
         forked_child.become_rank(directory, environment, self._birth)
 
     def _have_spare(self) -> None:

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from hopsgpu.agent import fork_server
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec, as_bytes
 
 # Each takes 0.5 to 1 GiB of the container (AGENT_MIB).
 MOST_SERVERS = 2
 _MOST_SAID = 1000
+# By its name: what it imports has no part in the start of a process daemon.
+_MODULE = "hopsgpu.agent.fork_server"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def start(
     try:
         with theirs, log.open("wb") as output:
             descriptor = str(theirs.fileno())
-            command = [spec.executable, "-m", fork_server.__name__, descriptor, str(os.getpid())]
+            command = [spec.executable, "-m", _MODULE, descriptor, str(os.getpid())]
             pid = started(
                 [*command, *spec.modules],
                 cwd=directory,

@@ -15,6 +15,7 @@ from typing import Any
 from hopsgpu import linux
 from hopsgpu.agent.rank_environment import as_bytes
 from hopsgpu.rank import entry as rank
+from hopsgpu.rank import files
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerSt
     os.environb.update(as_bytes(environment))
     if birth.locale is not None and not os.environ.get("LC_ALL"):
         os.environ.setdefault("LC_CTYPE", birth.locale)
-    work = directory / rank.WORK
+    work = directory / files.WORK
     os.chdir(work)
     os.umask(birth.umask)
     from_environment = _entries(os.environ)

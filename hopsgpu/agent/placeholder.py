@@ -7,34 +7,16 @@ import contextlib
 import logging
 import os
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopsgpu.agent.daemon_client import connected
-from hopsgpu.agent.rank_environment import server_spec
+from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.control.peer import Driver, connect_to_driver, lake_environment
 from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
+from hopsgpu.packaging.python_env.environment import RankPython
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """What the ranks of the gang will need from a fork server.
-
-    Attributes:
-        modules: top-level modules to import meanwhile.
-        environment: variables of all ranks, including `env_vars` and OMP_NUM_THREADS; a rank's own
-            variables, such as RANK, are ignored.
-        python_env: Python environment that they run with, or None.
-    """
-
-    modules: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    python_env: PythonEnv | None = None
 
 
 def run_holder(driver: Driver, warm: WarmUp) -> None:
@@ -53,17 +35,24 @@ def run_holder(driver: Driver, warm: WarmUp) -> None:
 
 
 async def _hold(driver: Driver, warm: WarmUp) -> None:
+    warming = asyncio.create_task(_warm(warm, driver.user))
+    try:
+        await _wait(driver)
+    finally:
+        # What was started goes on, for the agent that follows.
+        warming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await warming
+
+
+async def _wait(driver: Driver) -> None:
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info("holds %s on %s until the gang is complete", container, platform.node())
-    warming = asyncio.create_task(_warm(warm, driver.user))
     try:
         while await channel.receive() is not None:
             pass
     finally:
-        warming.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await warming
         await channel.close()
         log.info("stops holding the container: %s", channel.reason or "the placeholder ended")
 
@@ -71,12 +60,12 @@ async def _hold(driver: Driver, warm: WarmUp) -> None:
 async def _warm(warm: WarmUp, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
     try:
-        async with connected(Path("hopsgpu")) as keeper:
+        at_once = warm.spec_at_once(executor)
+        async with connected(Path("hopsgpu"), warm=at_once) as keeper:
             python = RankPython()
             if warm.python_env is not None:
                 python = await keeper.prepare(warm.python_env, executor)
-            spec = server_spec(executor, warm.environment, warm.modules, python)
-            reason = await keeper.warm(spec)
+            reason = await keeper.warm(warm.spec(executor, python))
     except (ConfigError, OSError) as error:
         reason = str(error)
     if reason is not None:

@@ -1,9 +1,10 @@
 """The process daemon: one process per container that starts ranks and outlives the tasks.
 
-A task's process starts it as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD`. It leaves
-that process's session and family, and ends, with all its descendants, when the process behind PIDFD
-(the executor's JVM) ends. On the unix socket `socket` in DIRECTORY it first says `token` and `pid`,
-and then receives
+A task's process starts it as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD LOCK WARM`.
+It leaves that process's session and family, and ends, with all its descendants, when the process
+behind PIDFD (the executor's JVM) ends. LOCK is a descriptor that has the lock of its start
+(`daemon_start`), and WARM that of a file with the spec of a fork server to start at once, or null.
+On the unix socket `socket` in DIRECTORY it first says `token` and `pid`, and then receives
 
     warm     starts a fork server               → id, warning
     spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
@@ -19,11 +20,10 @@ A rank ends with the connection that started it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
+import json
 import logging
 import os
-import secrets
 import selectors
 import shutil
 import signal
@@ -46,7 +46,7 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus, Reaper
 from hopsgpu.agent.tmpdir_links import Links, links
 from hopsgpu.core import own_log
-from hopsgpu.rank import entry as rank
+from hopsgpu.rank import files
 from hopsgpu.tracebacks import VARIABLE
 
 # Not by __name__: it runs as __main__.
@@ -54,7 +54,6 @@ log = logging.getLogger("hopsgpu.agent.process_daemon")
 
 SOCKET = "socket"
 LOG = "log"
-_LOCK = "lock"
 _TOKEN = "token"
 
 
@@ -100,13 +99,17 @@ class DaemonServer:
         self._preparing = EnvironmentUnpacking(directory, self._mark, self._reaper)
         self._pool = Pool(
             directory,
-            links.add(directory) / rank.TEMPORARY,
+            links.add(directory) / files.TEMPORARY,
             self._mark,
             self._selector,
             self._reaper,
             without_server=self._without_server,
             tell_end=self._tell_end,
         )
+
+    def warm(self, spec: ServerSpec) -> None:
+        """Start a fork server for ranks to come; they are told if it cannot be used."""
+        self._pool.serve(Request(None, "warm", spec, {}, lambda **_: None))
 
     def serve(self, watched: int) -> None:
         """Serve until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
@@ -209,10 +212,10 @@ class DaemonServer:
 
     def _temporary(self, client: Client, directory: Path) -> Path:
         """Return the short path of a rank's directory for temporary files, and create it."""
-        (directory / rank.TEMPORARY).mkdir(mode=0o700)
+        (directory / files.TEMPORARY).mkdir(mode=0o700)
         link = self._links.add(directory)
         client.links.add(link)
-        return link / rank.TEMPORARY
+        return link / files.TEMPORARY
 
     def _reply(
         self, client: Client, number: int, server: Server | None = None, **fields: Any
@@ -262,13 +265,13 @@ class DaemonServer:
 
     def _start_fresh(self, request: Request, reason: str | None) -> None:
         directory = Path(request.fields["directory"])
-        command = [request.spec.executable, "-m", rank.__name__, str(directory), str(os.getpid())]
+        command = [request.spec.executable, "-m", files.ENTRY, str(directory), str(os.getpid())]
         try:
             # Append mode: what C and Python write comes in the order in which it was written.
-            with (directory / rank.LOG).open("ab") as output:
+            with (directory / files.LOG).open("ab") as output:
                 pid = fork_servers.started(
                     command,
-                    cwd=directory / rank.WORK,
+                    cwd=directory / files.WORK,
                     env={**request.environment, **self._mark},
                     stdout=output,
                 )
@@ -280,19 +283,24 @@ class DaemonServer:
         request.reply(pid=pid, warning=reason)
 
 
-def main(directory: Path, watched: int) -> None:
-    """Become the daemon of a directory, unless it has one; return when there is one."""
+def main(directory: Path, watched: int, lock: int, warm: int) -> None:
+    """Become the daemon of a directory, which has none.
+
+    Args:
+        directory: the directory.
+        watched: pidfd of the process with which it ends.
+        lock: descriptor that has the lock of its start, which it lets go.
+        warm: descriptor of a file with the spec of a fork server to start at once, or null.
+    """
     os.chdir(directory)  # the path may be longer than a socket's name may be
+    with os.fdopen(warm, "rb") as given:
+        fields = json.load(given)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(Path(_LOCK).open("w"))
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _answers():
-            return
         token = Path(_TOKEN)
         if token.exists():
             # Its keeper was killed.
             orphans.sweep(token.read_text())
-        token.write_text(secrets.token_hex(16))
+        token.write_text(os.urandom(16).hex())
         Path(SOCKET).unlink(missing_ok=True)
         listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         listener.bind(SOCKET)
@@ -300,7 +308,7 @@ def main(directory: Path, watched: int) -> None:
         if os.fork() != 0:
             # Its starter waits for this process; the keeper is nobody's child.
             os._exit(0)
-        lock.close()
+        os.close(lock)
         linux.default_signals()
         linux.become_subreaper()
         # Not in the directory that goes with this process.
@@ -309,18 +317,12 @@ def main(directory: Path, watched: int) -> None:
         stack.enter_context(own_log.written(file, level))
         log.info("process daemon of %s", directory.name)
         short = stack.enter_context(links(directory))
-        DaemonServer(directory, listener, token.read_text(), short).serve(watched)
+        server = DaemonServer(directory, listener, token.read_text(), short)
+        if fields is not None:
+            server.warm(ServerSpec.from_fields(fields))
+        server.serve(watched)
         shutil.rmtree(directory)
 
 
-def _answers() -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        try:
-            connection.connect(SOCKET)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-    return True
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

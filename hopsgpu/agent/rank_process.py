@@ -19,8 +19,9 @@ from hopsgpu.agent.memory import MemoryWatch
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.stack_filter import context_of_failure, end_of, last_lines
 from hopsgpu.linux import handles
-from hopsgpu.rank import entry as rank_module
+from hopsgpu.rank import files
 from hopsgpu.rank.context import VARIABLE, Context
+from hopsgpu.rank.entry import WELL, entry_time
 from hopsgpu.tracebacks import shows_all
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class RankProcess:
     ) -> None:
         self.rank = context.rank
         self.directory = directory
-        self.log = directory / rank_module.LOG
+        self.log = directory / files.LOG
         self.model_dir = context.model_dir
         self._keeper = keeper
         self.context = context
@@ -115,11 +116,11 @@ class RankProcess:
         """
         if self.stopped:
             raise InterruptedError("the rank was stopped before it started")
-        work = self.directory / rank_module.WORK
+        work = self.directory / files.WORK
         home = self.directory / "home"
         for path in (work, home, self.model_dir):
             path.mkdir(parents=True, mode=0o700)
-        (self.directory / rank_module.CALL).write_bytes(call)
+        (self.directory / files.CALL).write_bytes(call)
         self.log.touch(mode=0o600)
         described = self.directory / "context.json"
         self.context.dump(described)
@@ -156,7 +157,7 @@ class RankProcess:
             ended: event, set once the process has ended; the result is None if the function never
                 ran.
         """
-        while (at := rank_module.entry_time(self.directory)) is None and not ended.is_set():
+        while (at := entry_time(self.directory)) is None and not ended.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENTRY_SECONDS):
                     await ended.wait()
@@ -214,10 +215,10 @@ class RankProcess:
 
     async def _end_failed(self, pid: int) -> None:
         """Kill a rank that has failed but does not end, for example because its threads wait."""
-        outcome = self.directory / rank_module.OUTCOME
+        outcome = self.directory / files.OUTCOME
         while not outcome.exists():
             await asyncio.sleep(_FAILED_LOOK_SECONDS)
-        if json.loads(outcome.read_text())["status"] not in rank_module.WELL:
+        if json.loads(outcome.read_text())["status"] not in WELL:
             await asyncio.sleep(STOP_SECONDS)
             log.info("rank %d has failed, but does not end: kills it", self.rank)
             self._keeper.signal(pid, signal.SIGKILL, "tree")
@@ -226,8 +227,8 @@ class RankProcess:
         """Return the outcome and the pickled value that the process left, and when it told of
         it.
         """
-        outcome = self.directory / rank_module.OUTCOME
-        value = self.directory / rank_module.VALUE
+        outcome = self.directory / files.OUTCOME
+        value = self.directory / files.VALUE
         left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}
         told_at = left.pop("time", self._excess_at)
         if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
@@ -251,7 +252,7 @@ class RankProcess:
         if self._gone.is_set():
             return
         # One that had come to its end by itself has told how.
-        if self._excess is None and not (self.directory / rank_module.OUTCOME).exists():
+        if self._excess is None and not (self.directory / files.OUTCOME).exists():
             self.stopped = True
         if self._spawning is not None and not self._spawning.done():
             self._spawning.cancel()

@@ -59,6 +59,7 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.rank_group import Attempt, spec_of
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.slot import Slot
+from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.control.channel import Channel, ChannelError, Message
 from hopsgpu.control.peer import Driver, connect_to_driver, device_fields, lake_environment
 from hopsgpu.core import own_log
@@ -76,22 +77,23 @@ _SIGN_SECONDS = 5.0
 _OF_LAUNCHES = 0
 
 
-def run_agent(driver: Driver, watched: int | None = None) -> None:
+def run_agent(driver: Driver, watched: int | None = None, warm: WarmUp | None = None) -> None:
     """Serve the driver until it closes the connection or is gone; call it in the main thread.
 
     Args:
         driver: where it listens.
         watched: pid of the process with which its daemon ends, as for `connected`.
+        warm: what the ranks will need from a fork server; None if that is not known yet.
 
     Raises:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
     with own_log.written(own_log.directory(Path("hopsgpu")) / own_log.AGENT, driver.log):
-        asyncio.run(_serve(driver, watched))
+        asyncio.run(_serve(driver, watched, warm))
 
 
-async def _serve(driver: Driver, watched: int | None) -> None:
+async def _serve(driver: Driver, watched: int | None, warm: WarmUp | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
     if driver.user is None:
@@ -109,7 +111,7 @@ async def _serve(driver: Driver, watched: int | None) -> None:
     log_container_gpus(read_container_gpus())
     try:
         async with asyncio.TaskGroup() as tasks:
-            await Agent(channel, tasks, watched).serve()
+            await Agent(channel, tasks, watched, warm).serve()
     finally:
         await channel.close()
         log.info("agent ends: %s", channel.reason or "an error in the agent")
@@ -140,7 +142,11 @@ class Agent:
     """Controls the ranks of one container as the driver requests."""
 
     def __init__(
-        self, channel: Channel, tasks: asyncio.TaskGroup, watched: int | None = None
+        self,
+        channel: Channel,
+        tasks: asyncio.TaskGroup,
+        watched: int | None = None,
+        warm: WarmUp | None = None,
     ) -> None:
         self._channel = channel
         self._watched = watched
@@ -155,6 +161,9 @@ class Agent:
         gpus = [device["gpu"] for device in device_fields()]
         self._opening = tasks.create_task(find_unopened(gpus))
         self._warming: asyncio.Task[None] | None = None
+        # What the first request needs takes its time, and the driver sends that only when all
+        # containers are there.
+        self._beginning = tasks.create_task(self._begin(warm))
         # Directory of runs → what keeps this container from writing there.
         self._lake_trials: dict[str, asyncio.Task[str]] = {}
 
@@ -166,9 +175,10 @@ class Agent:
         finally:
             self._opening.cancel()
             await asyncio.gather(*(slot.close() for slot in self._slots.values()))
-            if self._warming is not None:
-                self._warming.cancel()
-                await asyncio.wait([self._warming])
+            preparing = [self._beginning, *([] if self._warming is None else [self._warming])]
+            for task in preparing:
+                task.cancel()
+            await asyncio.wait(preparing)
             await self._keeping.aclose()
 
     async def _answer(self, message: Message) -> None:
@@ -329,6 +339,16 @@ class Agent:
         meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
 
+    async def _begin(self, warm: WarmUp | None) -> None:
+        """Start the process daemon, and a fork server if it is known which."""
+        if warm is None:
+            return
+        try:
+            await self._keeper_here(warm.spec_at_once(os.environ))
+        except OSError as error:
+            # The first request meets the same error, and the driver is told.
+            log.warning("the process daemon does not start: %s", error)
+
     async def _warm_up(self, message: Message) -> None:
         """Prepare for ranks before any is known, and tell the driver when that is done."""
         name, archive = self._kept_as(message["modules"])
@@ -358,7 +378,7 @@ class Agent:
     async def _warm(self, spec: ServerSpec) -> None:
         """Start the process daemon and a fork server while the user's modules arrive."""
         with contextlib.suppress(OSError):  # what wants them is told, and tells
-            await (await self._keeper_here()).warm(spec)
+            await (await self._keeper_here(spec)).warm(spec)
 
     async def _run(self, message: Message, slot: Slot) -> None:
         before, slot.attempt = slot.attempt, None
@@ -401,11 +421,15 @@ class Agent:
             raise ChannelError("the driver named modules that it has not sent")
         return self._kept
 
-    async def _keeper_here(self) -> DaemonClient:
-        """Return this container's process daemon; a new one if it has been killed."""
+    async def _keeper_here(self, warm: ServerSpec | None = None) -> DaemonClient:
+        """Return this container's process daemon; a new one if it has been killed.
+
+        Args:
+            warm: spec of a fork server that a new one starts at once, or None.
+        """
         async with self._connecting:
             if self._keeper is None or self._keeper.lost:
-                keeper = connected(Path("hopsgpu"), self._watched)
+                keeper = connected(Path("hopsgpu"), self._watched, warm)
                 self._keeper = await self._keeping.enter_async_context(keeper)
                 log.info("uses process daemon %d", self._keeper.pid)
             return self._keeper

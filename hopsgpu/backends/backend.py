@@ -15,6 +15,7 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
+from hopsgpu.packaging.modules import Packer
 
 
 class Site(Protocol):
@@ -51,6 +52,10 @@ class Site(Protocol):
     @property
     def added(self) -> Path:
         """Return the directory of files that `addPyFile` and `--py-files` brought to the driver."""
+
+    @property
+    def packer(self) -> Packer:
+        """Return what packs the user's modules; it packs again only what has changed."""
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
         """Return those of the top-level modules that the executors' Python is known to lack."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hopsgpu.agent.placeholder import WarmUp
+from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.core.gang import (
     Container,
     Exclusions,

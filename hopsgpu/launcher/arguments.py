@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.attachment import application_of
@@ -30,7 +30,6 @@ from hopsgpu.launcher.options import (
     check_idle_timeout,
 )
 from hopsgpu.packaging.code_variables import carried
-from hopsgpu.packaging.modules import Packer
 from hopsgpu.packaging.preload import likely_preloads
 from hopsgpu.packaging.provenance import Provenance, provenance_of
 from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
@@ -73,13 +72,11 @@ class HeldArguments(GangArguments):
         idle_timeout: seconds without a launch after which the gang is released, or None.
         frameworks: packages that its executors import while they wait, for any launch.
         progress: the display while it waits.
-        packer: packs the modules of its launches.
     """
 
     idle_timeout: float | None
     frameworks: tuple[str, ...]
     progress: Shielded
-    packer: Packer = field(default_factory=Packer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +130,6 @@ def arguments(options: LaunchOptions) -> Arguments:
     return _arguments(
         options,
         lambda: gang_in(application_of(options.spark), spec, python_env, options.idle_timeout),
-        Packer(),
     )
 
 
@@ -149,12 +145,10 @@ def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
     )
     spec = _with_idle_timeout(replace(held.spec, **of_run), held.application, options.idle_timeout)
     gang = GangArguments(spec=spec, application=held.application, python_env=held.python_env)
-    return _arguments(options, lambda: gang, held.packer)
+    return _arguments(options, lambda: gang)
 
 
-def _arguments(
-    options: RunOptions, find_gang: Callable[[], GangArguments], packer: Packer
-) -> Arguments:
+def _arguments(options: RunOptions, find_gang: Callable[[], GangArguments]) -> Arguments:
     train_fn, data = options.train_fn, datasets_of(options.data, is_frame)
     progress = progress_of(options.progress)
     args, kwargs = positional(options.args), keywords(options.kwargs)
@@ -162,7 +156,7 @@ def _arguments(
     call, imported = pickled(train_fn, args, kwargs)
     # Only now, so that a wrong option is reported even if there is no session.
     gang = find_gang()
-    function = packed(packer, train_fn, call, imported, gang.application)
+    function = packed(train_fn, call, imported, gang.application)
     check_data(data, gang.application)
     tracking = _tracking(gang.application)
     is_traced = options.model is not None or tracking is not None

@@ -14,7 +14,7 @@ from hopsgpu.data.rank_shards import MOST_SHARD_BYTES
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.module_finder import MAINS, THERE
-from hopsgpu.packaging.modules import PackedModules, Packer, roots_of
+from hopsgpu.packaging.modules import PackedModules, roots_of
 from hopsgpu.packaging.pickling import name_of, pickle_call
 from hopsgpu.packaging.preload import StaticFindings, scan_function
 
@@ -125,7 +125,6 @@ def pickled(
 
 
 def packed(
-    packer: Packer,
     train_fn: Callable[..., Any],
     call: bytes,
     imported: ImportedModules,
@@ -134,15 +133,15 @@ def packed(
     """Pack a function with the user's modules that it needs, which travel with it.
 
     Args:
-        packer: packs the modules.
         train_fn: the function.
         call: the function with its arguments, pickled.
         imported: the modules that function and arguments import.
-        application: the application in which the function runs.
+        application: the application in which the function runs; it packs the modules.
 
     Raises:
         ConfigError: the modules and the pickled call are too large to travel.
     """
+    packer = application.packer
     modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
     _check_size(len(call), len(modules.archive))
     return PackedFunction(

@@ -31,19 +31,11 @@ from hopsgpu.rank import exit as exiting
 # At module level, so that a fork server imports it once: in a rank, that would take longer than
 # the fork.
 from hopsgpu.rank.context import VARIABLE, context
+from hopsgpu.rank.files import CALL, OUTCOME, TAKEN, VALUE
 from hopsgpu.rank.gpu_memory import share_gpu
 from hopsgpu.rank.trial import is_pruning
 
-CALL = "call.pickle"
-# Once the function runs, this file is read-only, and its modification time is the start.
-TAKEN = "call.taken"
-VALUE = "value.pickle"
-OUTCOME = "outcome.json"
 _DRAFT = "outcome.draft"
-LOG = "log"
-WORK = "work"
-TEMPORARY = "tmp"
-
 _NONE = pickle.dumps(None)
 
 # Status of a trial's rank whose function raised optuna.TrialPruned, which is not a failure.

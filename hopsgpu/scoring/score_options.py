@@ -26,7 +26,6 @@ from hopsgpu.launcher.function_shipping import (
     pickled,
 )
 from hopsgpu.launcher.options import Duration, ExecutorOptions
-from hopsgpu.packaging.modules import Packer
 from hopsgpu.packaging.pickling import name_of, pickle_call
 from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.scoring.part_scorer import ScoreTask, score_parts
@@ -156,7 +155,7 @@ def score_arguments(options: ScoreOptions) -> ScoreArguments:
     progress = score_progress_of(options.progress)
     call, imported = pickled(score_parts, (predict,), {})
     application = application_of(options.spark)
-    function = packed(Packer(), predict, call, imported, application)
+    function = packed(predict, call, imported, application)
     check_data(datasets, application)
     return ScoreArguments(
         **vars(gang_in(application, spec, python_env)),

@@ -26,7 +26,6 @@ from hopsgpu.launcher.options import (
     check_idle_timeout,
 )
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
-from hopsgpu.packaging.modules import Packer
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.storage.names import file_name
@@ -190,7 +189,7 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     call, imported = _function(train_fn, space, keywords(options.kwargs))
     progress = search_progress_of(options.progress)
     application = application_of(options.spark)
-    function = packed(Packer(), train_fn, call, imported, application)
+    function = packed(train_fn, call, imported, application)
     return SearchArguments(
         **vars(gang_in(application, spec, python_env, options.idle_timeout)),
         function=function,

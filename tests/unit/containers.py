@@ -20,7 +20,7 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.linux import comm
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.rank import entry as rank
+from hopsgpu.rank import files
 from tests.conftest import gone, until
 
 SECONDS = 60.0
@@ -52,7 +52,7 @@ class Rank:
 
     @property
     def log(self) -> str:
-        return (self.directory / rank.LOG).read_text()
+        return (self.directory / files.LOG).read_text()
 
     async def end(self) -> ExitStatus:
         return await asyncio.wait_for(self.keeper.ended(self.pid), SECONDS)
@@ -60,7 +60,7 @@ class Rank:
     async def value(self) -> Any:
         ended = await self.end()
         assert ended.status == 0, self.log
-        return pickle.loads((self.directory / rank.VALUE).read_bytes())
+        return pickle.loads((self.directory / files.VALUE).read_bytes())
 
 
 @dataclass
@@ -106,8 +106,8 @@ class Container:
     ) -> Rank:
         self.ranks += 1
         directory = self.directory / f"rank-{self.ranks}"
-        (directory / rank.WORK).mkdir(parents=True)
-        (directory / rank.CALL).write_bytes(pickle_call(function, args, {}))
+        (directory / files.WORK).mkdir(parents=True)
+        (directory / files.CALL).write_bytes(pickle_call(function, args, {}))
         return Rank(keeper, await keeper.spawn(spec, directory, own or {}), directory)
 
     async def value(self, spec: ServerSpec, function: Callable[..., Any], *args: Any) -> Any:

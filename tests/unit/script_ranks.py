@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.rank import entry as rank
+from hopsgpu.rank import files
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
@@ -38,11 +38,11 @@ def run(call: bytes) -> Any:
     """The value of a pickled call, as `drive` gives it."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        (directory / rank.WORK).mkdir()
-        (directory / rank.CALL).write_bytes(call)
+        (directory / files.WORK).mkdir()
+        (directory / files.CALL).write_bytes(call)
         ran = subprocess.run(
             [sys.executable, "-m", "hopsgpu.rank.entry", name, str(os.getpid())],
-            cwd=directory / rank.WORK,
+            cwd=directory / files.WORK,
             env={"PYTHONPATH": str(ROOT), **os.environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -50,10 +50,10 @@ def run(call: bytes) -> Any:
             timeout=SECONDS,
             check=False,
         )
-        outcome = json.loads((directory / rank.OUTCOME).read_text())
+        outcome = json.loads((directory / files.OUTCOME).read_text())
         if outcome["status"] != "returned":
             raise AssertionError(f"{ran.stdout}\n{outcome}")
-        return pickle.loads((directory / rank.VALUE).read_bytes())
+        return pickle.loads((directory / files.VALUE).read_bytes())
 
 
 def told_by(script: Path, directory: Path) -> Any:

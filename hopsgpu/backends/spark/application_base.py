@@ -16,6 +16,7 @@ from hopsgpu.core.gpu_idle import WARNING_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.own_log import level_of
 from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.modules import Packer
 from hopsgpu.storage.root import root_on
 from hopsgpu.units import parse_duration, parse_duration_or_off
 
@@ -41,6 +42,11 @@ class SparkApplication:
         Records of runs that the end of the JVM ended show it too.
         """
         return str(self.context.applicationId)
+
+    @functools.cached_property
+    def packer(self) -> Packer:
+        """Return what packs the user's modules, for all launches: they mostly bring the same."""
+        return Packer()
 
     @property
     def ports(self) -> range | None:

@@ -12,7 +12,7 @@ from pyspark import RDD, InheritableThread
 from pyspark.resource import ResourceProfile
 from pyspark.serializers import CPickleSerializer
 
-from hopsgpu.agent.placeholder import WarmUp
+from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import refuse_other_python
 from hopsgpu.control.handshake import UnreachableError
@@ -36,13 +36,13 @@ def hold_in_task(driver: Driver, warm: WarmUp) -> Task:
     return task
 
 
-def supervise_in_task(driver: Driver) -> Task:
+def supervise_in_task(driver: Driver, warm: WarmUp) -> Task:
     """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         from hopsgpu.agent.supervisor import run_agent
 
-        run_agent(driver)
+        run_agent(driver, warm=warm)
         return iter(())
 
     return task

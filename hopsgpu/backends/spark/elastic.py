@@ -312,7 +312,10 @@ class YarnElasticLease(JobsLease):
         if self.request.plan.spec.placement == "spread":
             taken = {container.host for container in list(self.here.values())}
         hosts = place.hosts(1, taken)
-        job = self._executors.new_job(self.request, "agents", 1, hosts, supervise_in_task)
+        warm = self.request.warm_up
+        job = self._executors.new_job(
+            self.request, "agents", 1, hosts, lambda driver: supervise_in_task(driver, warm)
+        )
         with self._starts:
             with self._changed:
                 self._live[job.tag] = job

@@ -79,6 +79,7 @@ class GpuLease(Owner):
                             time.monotonic() - began,
                         )
                         return lease
+                    place.gave_back(self._part)
                     self._let_go()
                     request.watcher.arrived(())
                     request.watcher.held_aside(())
@@ -183,7 +184,7 @@ class GpuLease(Owner):
             role,
             tasks,
             hosts,
-            supervise_in_task if barrier else lambda driver: hold_in_task(driver, warm),
+            lambda driver: (supervise_in_task if barrier else hold_in_task)(driver, warm),
             barrier=barrier,
         )
         self._jobs.append(job)

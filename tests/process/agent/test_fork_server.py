@@ -23,7 +23,7 @@ import pytest
 from hopsgpu.agent import fork_safety
 from hopsgpu.agent.spare_child import SpareChild
 from hopsgpu.linux import parent_of
-from hopsgpu.rank.entry import LOG, OUTCOME, VALUE, WORK
+from hopsgpu.rank.files import LOG, OUTCOME, VALUE, WORK
 from tests.process.agent.test_supervisor import Gang, gang, reserve  # noqa: F401
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until
@@ -489,7 +489,7 @@ import sys
 from pathlib import Path
 from hopsgpu.agent import fork_server_pool, process_daemon
 fork_server_pool._ANSWER_SECONDS = 5.0
-process_daemon.main(Path(sys.argv[1]), int(sys.argv[2]))
+process_daemon.main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
 """
 SILENT = "the fork server did not answer within 5 s"
 
@@ -499,12 +499,16 @@ def impatient(here: Container) -> Container:
     """A container whose keeper waits for its fork servers for 5 s."""
     home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
     home.mkdir(parents=True)
-    jvm = os.pidfd_open(here.jvm)
-    command = [sys.executable, "-c", IMPATIENT, str(home), str(jvm)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    null = subprocess.DEVNULL
-    subprocess.run(command, pass_fds=[jvm], env=environment, stdout=null, check=True)
-    os.close(jvm)
+    warm = here.directory / "warm"
+    warm.write_text("null")
+    with warm.open("rb") as spec, (here.directory / "lock").open("w") as lock:
+        jvm = os.pidfd_open(here.jvm)
+        passed = [jvm, lock.fileno(), spec.fileno()]
+        command = [sys.executable, "-c", IMPATIENT, str(home), *map(str, passed)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        null = subprocess.DEVNULL
+        subprocess.run(command, pass_fds=passed, env=environment, stdout=null, check=True)
+        os.close(jvm)
     return here
 
 

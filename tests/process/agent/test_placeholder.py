@@ -14,8 +14,9 @@ import pytest
 
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.agent.daemon_client import connected
-from hopsgpu.agent.placeholder import WarmUp, run_holder
+from hopsgpu.agent.placeholder import run_holder
 from hopsgpu.agent.rank_environment import server_spec
+from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve

@@ -157,7 +157,7 @@ Made = Callable[..., tuple[Site, YarnElasticLease]]
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes a site with so many GPUs, and the lease of a search on it."""
     monkeypatch.setattr(executors, "GangJob", Job)
-    monkeypatch.setattr(elastic, "supervise_in_task", lambda driver: None)
+    monkeypatch.setattr(elastic, "supervise_in_task", lambda driver, warm: None)
     monkeypatch.setattr(elastic, "_JOBS_SECONDS", 0.02)
     monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(elastic, "_KNOWN_SECONDS", 0.1)

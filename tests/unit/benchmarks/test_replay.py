@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from benchmarks.replay import (
     Setting,
     allowed_seconds,
     in_line,
+    is_hindered,
     one_by_one,
     setting_for,
     size_free_ratio,
@@ -20,7 +22,7 @@ from benchmarks.replay import (
 from benchmarks.simulation.cluster import Cluster, nodes_like_philly
 from benchmarks.simulation.line import containers_for
 from benchmarks.simulation.trace import Job, fitted, generate
-from benchmarks.simulation.world import Costs, Record
+from benchmarks.simulation.world import Costs, Record, World, unhindered_wait
 from hopsgpu.core.queue_policy import MOST_PASSES, Bound
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.shortage import shortage
@@ -119,6 +121,32 @@ def test_the_size_free_wait_is_that_of_one_gpu_at_the_same_place() -> None:
     assert records[3].size_free == records[3].waited
     assert size_free_ratio(records[3]) == 1
     assert size_free_ratio(Record(jobs[0])) == float("inf")
+
+
+def test_the_wait_of_a_gang_is_bounded_by_what_runs_when_it_comes() -> None:
+    jobs = [job(0, 100, 2), job(0, 3000, 2), job(10, 1, 4), job(20, 1, 2)]
+    records = in_line(setting(*jobs, nodes=[2, 2]))
+    # Both nodes are free when the longer of the first two has ended, whatever is served when.
+    ends = LOOK + COSTS.turn + LOOK + START + 3000 + RELEASE
+    assert records[2].unhindered == ends - 10
+    # 1 GPU would not have waited for that one.
+    assert size_free_ratio(records[2]) > 10 and not is_hindered(records[2])
+    # The last one waits for the gang ahead, and not for what ran when it came.
+    assert records[3].unhindered == LOOK + START + 100 + RELEASE - 20
+    assert is_hindered(records[3])
+    counted = summary(records, setting(*jobs, nodes=[2, 2]))
+    assert counted["over ten times in any order"] == 1
+
+
+def test_a_part_that_a_gang_holds_is_as_good_as_free() -> None:
+    container = containers_for(Cluster([4, 4]).empty(), 4)[0]
+    world = World(Cluster([4, 4]), COSTS)
+    (whole,) = world.grant(Record(job(0, 1, 4)), container, 1)
+    world.grant(Record(job(0, 1, 8)), container, 1)
+    whole.until = 50.0
+    wait = functools.partial(unhindered_wait, world.cluster.free_on, world.held.values(), 4)
+    assert [wait(1, 10.0), wait(2, 10.0), wait(2, 60.0)] == [0.0, 40.0, 0.0]
+    assert wait(3, 10.0) == float("inf")
 
 
 def test_an_elastic_gang_gives_way_at_a_checkpoint_and_both_train_all() -> None:
