@@ -55,7 +55,7 @@ class Setting:
         busy: begin and end of the busiest weeks.
         session_seconds: how long a session has its executors beside a training.
         seed: of the chance in back-off times.
-        placement: of hopsgpu's gangs, "pack" or None.
+        placement: of the gangs, "pack" or None.
     """
 
     jobs: Sequence[Job]
@@ -65,7 +65,7 @@ class Setting:
     busy: tuple[float, float]
     session_seconds: float = _SESSION_SECONDS
     seed: int = 0
-    placement: str | None = "pack"
+    placement: str | None = None
 
 
 def measure(arguments: Sequence[str] = ()) -> Mapping[str, object]:
@@ -83,8 +83,8 @@ def measure(arguments: Sequence[str] = ()) -> Mapping[str, object]:
         session_seconds=given.session,
         seed=given.seed,
     )
-    if given.no_pack:
-        setting = dataclasses.replace(setting, placement=None)
+    if given.pack:
+        setting = dataclasses.replace(setting, placement="pack")
     if given.trace is not None:
         print(compare(jobs, generated))
     _describe(setting, "generated" if given.trace is None else "of a trace")
@@ -100,7 +100,8 @@ def measure(arguments: Sequence[str] = ()) -> Mapping[str, object]:
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("benchmarks.replay", description=__doc__)
+    policies = "; ".join(f"{name}: {explained}" for name, explained in _EXPLAINED.items())
+    parser = argparse.ArgumentParser("benchmarks.replay", description=__doc__, epilog=policies)
     parser.add_argument("--trace", help="the Philly trace as CSV; without it, jobs are generated")
     parser.add_argument("--seed", type=int, default=1, help="of generated jobs and back-off times")
     parser.add_argument("--share", type=float, default=1.0, help="of the number of jobs, generated")
@@ -109,7 +110,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         "--load", type=float, default=_LOAD, help="of the busiest 4 weeks, if no job waited"
     )
     parser.add_argument("--queue-share", type=float, default=1.0, help="most GPUs of a queue")
-    parser.add_argument("--no-pack", action="store_true", help="gangs with 1 GPU in a container")
+    parser.add_argument("--pack", action="store_true", help="gangs with placement='pack'")
     parser.add_argument(
         "--session", type=float, default=_SESSION_SECONDS, help="of a session beside its training"
     )
@@ -228,7 +229,7 @@ POLICIES: Mapping[str, Callable[[Setting], list[Record]]] = {
     "no line": one_by_one,
 }
 _EXPLAINED = {
-    "hopsgpu": "launch(workers=n, placement='pack', acquire_timeout=None)",
+    "hopsgpu": "launch(workers=n, acquire_timeout=None)",
     "elastic": "the same, and gangs of 2 and more may have half: workers=(n / 2, n)",
     "idle timeout": "hopsgpu's line, but executors end by Spark's idle timeout of 60 s",
     "session": "hopsgpu's line, but executors are held for the session",

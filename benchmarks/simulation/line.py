@@ -378,7 +378,7 @@ def containers_for(
 
 
 class FixedGang:
-    """A job of one size, as `launch(workers=n, placement="pack", acquire_timeout=None)`.
+    """A job of one size, as `launch(workers=n, acquire_timeout=None)`.
 
     Args:
         world: the simulation.
@@ -397,7 +397,7 @@ class FixedGang:
         self._container = container
         self._executors = executors
         self._held: list[Held] = []
-        self._is_asking = self._is_probe = False
+        self._is_asking = False
         self._since = 0.0
         job = record.job
         self._place = Place(
@@ -418,7 +418,7 @@ class FixedGang:
         self._line.join(self._place)
 
     def _take(self, probe: bool) -> None:
-        self._is_asking, self._is_probe = True, probe
+        self._is_asking = True
         self._since = self._world.clock.now
         self._world.clock.after(PART_SECONDS, self._check)
         self._ask()
@@ -451,8 +451,6 @@ class FixedGang:
         if verdict is not Verdict.GIVE_BACK:
             return
         world, held = self._world, self._held
-        if self._is_probe and held:
-            self._place.probes.held_part()
         now = world.clock.now
         self._record.lost["a part"] += sum(
             one.placed.gpus * (now - one.since + world.costs.release) for one in held

@@ -16,13 +16,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hopsgpu.agent import orphans
-from hopsgpu.agent.daemon_start import readable, socket_in, start_keeper
+from hopsgpu.agent.daemon_start import (
+    container_process,
+    daemon_directory,
+    readable,
+    socket_in,
+    start_keeper,
+)
 from hopsgpu.agent.json_lines import as_error, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
 from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.agent.tmpdir_links import sweep
 from hopsgpu.errors import ConfigError
-from hopsgpu.linux import ancestor
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
 
 log = logging.getLogger(__name__)
@@ -266,25 +271,21 @@ class DaemonClient:
 
 
 @contextlib.asynccontextmanager
-async def connected(
-    parent: Path, watched: int | None = None, warm: ServerSpec | None = None
-) -> AsyncIterator[DaemonClient]:
+async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[DaemonClient]:
     """Connect to this container's process daemon, and start it if there is none.
 
     Args:
         parent: directory in which the daemon's directory is made.
         watched: pid of the process with which the daemon ends; by default the executor's JVM above
             this process, or this process if there is no JVM above it.
-        warm: spec of a fork server that a daemon starts at once when it starts, or None.
 
     Raises:
         OSError: there is no daemon, and it cannot be started.
     """
-    watched = watched or ancestor("java") or os.getpid()
-    directory = (parent / f"keeper-{watched}").absolute()
-    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+    watched = watched or container_process()
+    directory = daemon_directory(parent, watched)
     async with contextlib.AsyncExitStack() as stack:
-        keeper = await _reach(directory, watched, warm, stack)
+        keeper = await _reach(directory, watched, stack)
         listening = asyncio.create_task(keeper.listen())
         try:
             yield keeper
@@ -294,9 +295,7 @@ async def connected(
                 await listening
 
 
-async def _reach(
-    directory: Path, watched: int, warm: ServerSpec | None, stack: contextlib.AsyncExitStack
-) -> DaemonClient:
+async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack) -> DaemonClient:
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         path = socket_in(at)
@@ -304,7 +303,7 @@ async def _reach(
             return await _greeted(path, stack)
         except (FileNotFoundError, ConnectionError):
             # None yet, or one that was killed.
-            await start_keeper(directory, watched, warm)
+            await start_keeper(directory, watched)
             return await _greeted(path, stack)
     finally:
         os.close(at)

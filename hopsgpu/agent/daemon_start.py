@@ -1,7 +1,10 @@
-"""Start a container's process daemon from a task's event loop.
+"""Start a container's process daemon.
 
 Who starts one has the lock of its directory until it answers, so that another task, which finds
 none yet, waits for that one rather than start another.
+
+A task that will need one begins its start before it imports what it needs itself (`begin`): both
+take some 0.1 s, and a gang waits for both.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.agent import process_daemon as keeper_module
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
 from hopsgpu.core.own_log import level
+from hopsgpu.linux import ancestor
 from hopsgpu.tracebacks import VARIABLE
 
 log = logging.getLogger(__name__)
@@ -31,36 +36,65 @@ _LOOK_SECONDS = 0.005
 _LOCK = "lock"
 
 
-async def start_keeper(directory: Path, watched: int, warm: ServerSpec | None = None) -> None:
+async def start_keeper(directory: Path, watched: int) -> None:
     """Start a daemon, unless another task has or does; return when there is one.
-
-    If this is cancelled, the daemon starts all the same.
 
     Args:
         directory: the daemon's.
         watched: pid of the process with which it ends.
-        warm: spec of a fork server that it starts at once, or None.
 
     Raises:
         OSError: the daemon did not start.
     """
-    began = time.monotonic()
     with (directory / _LOCK).open("w") as lock:
         async with asyncio.timeout(_START_SECONDS):
-            await _take(lock.fileno())
+            while not _is_taken(lock.fileno()):
+                await asyncio.sleep(_LOOK_SECONDS)
         if not answers(directory):
-            starting = _start(directory, watched, lock.fileno(), warm)
-            await _started(starting, directory, began)
+            await _start(directory, watched, lock.fileno(), None, level()).done()
 
 
-async def _take(lock: int) -> None:
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await asyncio.sleep(_LOOK_SECONDS)
-        else:
-            return
+def begin(
+    directory: Path, watched: int, warm: ServerSpec | None, log_level: str
+) -> Starting | None:
+    """Begin to start a daemon, unless there is one or another task starts one.
+
+    Args:
+        directory, watched: as for `start_keeper`.
+        warm: spec of a fork server that the daemon starts at once, or None.
+        log_level: level of the daemon's own log.
+
+    Returns:
+        The start, or None.
+
+    Raises:
+        OSError: the daemon cannot be started.
+    """
+    with (directory / _LOCK).open("w") as lock:
+        if not _is_taken(lock.fileno()) or answers(directory):
+            return None
+        return _start(directory, watched, lock.fileno(), warm, log_level)
+
+
+def _is_taken(lock: int) -> bool:
+    """Take a lock if nobody has it; return whether it is taken now."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def container_process() -> int:
+    """Return the pid of the process that a container ends with: a JVM above this process, or it."""
+    return ancestor("java") or os.getpid()
+
+
+def daemon_directory(parent: Path, watched: int) -> Path:
+    """Return the directory of the daemon that ends with a process; it is made if it is missing."""
+    directory = (parent / f"keeper-{watched}").absolute()
+    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+    return directory
 
 
 def answers(directory: Path) -> bool:
@@ -84,9 +118,45 @@ def socket_in(directory: int) -> str:
     return f"/proc/self/fd/{directory}/{keeper_module.SOCKET}"
 
 
+@dataclass(frozen=True)
+class Starting:
+    """A start of a daemon, which goes on whether or not somebody waits for it.
+
+    Attributes:
+        process: becomes the daemon's parent, and exits once the daemon answers.
+        directory: the daemon's.
+        began: the clock's reading when it was started.
+    """
+
+    process: subprocess.Popen[bytes]
+    directory: Path
+    began: float
+
+    async def done(self) -> None:
+        """Wait until the daemon answers.
+
+        Raises:
+            ChildProcessError: the daemon did not start.
+        """
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await exited(self.process.pid)
+        except TimeoutError:
+            self.process.kill()
+        # Its child, the keeper, has left it by now.
+        code, seconds = self.process.wait(), time.monotonic() - self.began
+        log.info("process daemon started (exit code %d) in %.2f s", code, seconds)
+        if code != 0:
+            said = (self.directory / keeper_module.LOG).read_text(errors="backslashreplace")
+            raise ChildProcessError(
+                f"the process daemon did not start (exit code {code}): {said[-1000:]}"
+            )
+
+
 def _start(
-    directory: Path, watched: int, lock: int, warm: ServerSpec | None
-) -> subprocess.Popen[bytes]:
+    directory: Path, watched: int, lock: int, warm: ServerSpec | None, log_level: str
+) -> Starting:
+    began = time.monotonic()
     path = os.pathsep.join(filter(None, (package_path(), os.environ.get("PYTHONPATH"))))
     with contextlib.ExitStack() as stack:
         output = stack.enter_context((directory / keeper_module.LOG).open("ab"))
@@ -97,31 +167,16 @@ def _start(
         file.write(json.dumps(None if warm is None else warm.as_fields()).encode())
         file.seek(0)
         passed = [pidfd, lock, file.fileno()]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", keeper_module.__name__, str(directory), *map(str, passed)],
-            env={**os.environ, "PYTHONPATH": path, VARIABLE: level()},
+            env={**os.environ, "PYTHONPATH": path, VARIABLE: log_level},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             pass_fds=passed,
             start_new_session=True,
         )
-
-
-async def _started(starting: subprocess.Popen[bytes], directory: Path, began: float) -> None:
-    try:
-        async with asyncio.timeout(_START_SECONDS):
-            await exited(starting.pid)
-    except TimeoutError:
-        starting.kill()
-    # Its child, the keeper, has left it by now.
-    code = starting.wait()
-    log.info("process daemon started (exit code %d) in %.2f s", code, time.monotonic() - began)
-    if code != 0:
-        said = (directory / keeper_module.LOG).read_text(errors="backslashreplace")
-        raise ChildProcessError(
-            f"the process daemon did not start (exit code {code}): {said[-1000:]}"
-        )
+    return Starting(process, directory, began)
 
 
 async def exited(pid: int) -> None:

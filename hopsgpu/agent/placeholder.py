@@ -39,7 +39,6 @@ async def _hold(driver: Driver, warm: WarmUp) -> None:
     try:
         await _wait(driver)
     finally:
-        # What was started goes on, for the agent that follows.
         warming.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await warming
@@ -60,8 +59,7 @@ async def _wait(driver: Driver) -> None:
 async def _warm(warm: WarmUp, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
     try:
-        at_once = warm.spec_at_once(executor)
-        async with connected(Path("hopsgpu"), warm=at_once) as keeper:
+        async with connected(Path("hopsgpu")) as keeper:
             python = RankPython()
             if warm.python_env is not None:
                 python = await keeper.prepare(warm.python_env, executor)

@@ -51,6 +51,7 @@ from pathlib import Path
 
 from hopsgpu.agent.addresses import held_ports, reach
 from hopsgpu.agent.daemon_client import DaemonClient, connected
+from hopsgpu.agent.daemon_start import Starting
 from hopsgpu.agent.gpu_access import find_unopened
 from hopsgpu.agent.lake_trial import try_to_write
 from hopsgpu.agent.model_upload import dump_model_files, dump_parts, read_model_dirs, upload_all
@@ -59,7 +60,6 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.rank_group import Attempt, spec_of
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.slot import Slot
-from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.control.channel import Channel, ChannelError, Message
 from hopsgpu.control.peer import Driver, connect_to_driver, device_fields, lake_environment
 from hopsgpu.core import own_log
@@ -77,23 +77,23 @@ _SIGN_SECONDS = 5.0
 _OF_LAUNCHES = 0
 
 
-def run_agent(driver: Driver, watched: int | None = None, warm: WarmUp | None = None) -> None:
+def run_agent(driver: Driver, watched: int | None = None, starting: Starting | None = None) -> None:
     """Serve the driver until it closes the connection or is gone; call it in the main thread.
 
     Args:
         driver: where it listens.
         watched: pid of the process with which its daemon ends, as for `connected`.
-        warm: what the ranks will need from a fork server; None if that is not known yet.
+        starting: start of its daemon that was begun, or None.
 
     Raises:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
     with own_log.written(own_log.directory(Path("hopsgpu")) / own_log.AGENT, driver.log):
-        asyncio.run(_serve(driver, watched, warm))
+        asyncio.run(_serve(driver, watched, starting))
 
 
-async def _serve(driver: Driver, watched: int | None, warm: WarmUp | None) -> None:
+async def _serve(driver: Driver, watched: int | None, starting: Starting | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
     if driver.user is None:
@@ -111,10 +111,20 @@ async def _serve(driver: Driver, watched: int | None, warm: WarmUp | None) -> No
     log_container_gpus(read_container_gpus())
     try:
         async with asyncio.TaskGroup() as tasks:
-            await Agent(channel, tasks, watched, warm).serve()
+            await Agent(channel, tasks, watched, starting).serve()
     finally:
         await channel.close()
         log.info("agent ends: %s", channel.reason or "an error in the agent")
+
+
+async def _begun(starting: Starting | None) -> None:
+    """Wait for the start of the process daemon that was begun, and say how it went."""
+    if starting is not None:
+        try:
+            await starting.done()
+        except OSError as error:
+            # What needs the daemon starts another one, and the driver is told if it fails too.
+            log.warning("%s", error)
 
 
 async def _look_after(attempt: Attempt, unpacked: UnpackedModules, attempts: int) -> None:
@@ -146,7 +156,7 @@ class Agent:
         channel: Channel,
         tasks: asyncio.TaskGroup,
         watched: int | None = None,
-        warm: WarmUp | None = None,
+        starting: Starting | None = None,
     ) -> None:
         self._channel = channel
         self._watched = watched
@@ -161,9 +171,7 @@ class Agent:
         gpus = [device["gpu"] for device in device_fields()]
         self._opening = tasks.create_task(find_unopened(gpus))
         self._warming: asyncio.Task[None] | None = None
-        # What the first request needs takes its time, and the driver sends that only when all
-        # containers are there.
-        self._beginning = tasks.create_task(self._begin(warm))
+        self._beginning = tasks.create_task(_begun(starting))
         # Directory of runs → what keeps this container from writing there.
         self._lake_trials: dict[str, asyncio.Task[str]] = {}
 
@@ -339,16 +347,6 @@ class Agent:
         meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
 
-    async def _begin(self, warm: WarmUp | None) -> None:
-        """Start the process daemon, and a fork server if it is known which."""
-        if warm is None:
-            return
-        try:
-            await self._keeper_here(warm.spec_at_once(os.environ))
-        except OSError as error:
-            # The first request meets the same error, and the driver is told.
-            log.warning("the process daemon does not start: %s", error)
-
     async def _warm_up(self, message: Message) -> None:
         """Prepare for ranks before any is known, and tell the driver when that is done."""
         name, archive = self._kept_as(message["modules"])
@@ -378,7 +376,7 @@ class Agent:
     async def _warm(self, spec: ServerSpec) -> None:
         """Start the process daemon and a fork server while the user's modules arrive."""
         with contextlib.suppress(OSError):  # what wants them is told, and tells
-            await (await self._keeper_here(spec)).warm(spec)
+            await (await self._keeper_here()).warm(spec)
 
     async def _run(self, message: Message, slot: Slot) -> None:
         before, slot.attempt = slot.attempt, None
@@ -421,15 +419,11 @@ class Agent:
             raise ChannelError("the driver named modules that it has not sent")
         return self._kept
 
-    async def _keeper_here(self, warm: ServerSpec | None = None) -> DaemonClient:
-        """Return this container's process daemon; a new one if it has been killed.
-
-        Args:
-            warm: spec of a fork server that a new one starts at once, or None.
-        """
+    async def _keeper_here(self) -> DaemonClient:
+        """Return this container's process daemon; a new one if it has been killed."""
         async with self._connecting:
             if self._keeper is None or self._keeper.lost:
-                keeper = connected(Path("hopsgpu"), self._watched, warm)
+                keeper = connected(Path("hopsgpu"), self._watched)
                 self._keeper = await self._keeping.enter_async_context(keeper)
                 log.info("uses process daemon %d", self._keeper.pid)
             return self._keeper

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from hopsgpu.agent.daemon_start import Starting, begin, container_process, daemon_directory
 from hopsgpu.agent.rank_environment import ServerSpec, server_spec
+from hopsgpu.control.peer import Driver, lake_environment
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,23 @@ class WarmUp:
         """
         return server_spec(executor, self.environment, self.modules, python)
 
-    def spec_at_once(self, executor: Mapping[str, str]) -> ServerSpec | None:
-        """Return the spec of a fork server that can start at once; None if an environment lacks."""
-        return None if self.python_env is not None else self.spec(executor, RankPython())
+    def begin(self, driver: Driver) -> Starting | None:
+        """Begin to start this container's process daemon, with a fork server if it can start now.
+
+        Args:
+            driver: whose ranks they are to be.
+
+        Returns:
+            The start; None if there is a daemon, or another task starts one.
+        """
+        spec = None
+        if self.python_env is None:
+            spec = self.spec(lake_environment(driver.user, os.environ), RankPython())
+        watched = container_process()
+        try:
+            directory = daemon_directory(Path("hopsgpu"), watched)
+            return begin(directory, watched, spec, driver.log)
+        except OSError as error:
+            # Who needs the daemon tries again, and tells.
+            log.warning("the process daemon cannot be started: %s", error)
+            return None

@@ -52,8 +52,6 @@ MOST_PASSES = 3
 # YARN preempts, and clusters grow, only for pending requests.
 _PROBE_SECONDS = 30.0
 _LONGEST_PROBE = 600.0
-# If it was granted a part meanwhile: that trains nothing, and nobody else can use it.
-_LONGEST_PROBE_WITH_PART = 3600.0
 
 _TICKET = re.compile(
     r"ticket-(\d{15})-([0-9a-f]{8})-(gang|grow)-(\d+)x(\d+)-([0-9a-f]{8})-([a-z]+)-(\d+)"
@@ -432,7 +430,6 @@ class Probes:
 
     def __init__(self, now: float) -> None:
         self._after = _PROBE_SECONDS
-        self._longest = _LONGEST_PROBE
         self._next = now + _PROBE_SECONDS
         self._was_behind = False
 
@@ -457,12 +454,8 @@ class Probes:
 
     def made(self, now: float) -> None:
         """Record a probe: the next one comes after twice the time."""
-        self._after = min(2 * self._after, self._longest)
+        self._after = min(2 * self._after, _LONGEST_PROBE)
         self._next = now + self._after
-
-    def held_part(self) -> None:
-        """Record that a probe was granted a part, which was given back: it is no longer free."""
-        self._longest = _LONGEST_PROBE_WITH_PART
 
 
 def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> Turn:

@@ -28,6 +28,8 @@ def hold_in_task(driver: Driver, warm: WarmUp) -> Task:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
+        # It goes on when the placeholder has ended, for the agent that follows.
+        warm.begin(driver)
         from hopsgpu.agent.placeholder import run_holder
 
         run_holder(driver, warm)
@@ -40,9 +42,10 @@ def supervise_in_task(driver: Driver, warm: WarmUp) -> Task:
     """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
+        starting = warm.begin(driver)
         from hopsgpu.agent.supervisor import run_agent
 
-        run_agent(driver, warm=warm)
+        run_agent(driver, starting=starting)
         return iter(())
 
     return task

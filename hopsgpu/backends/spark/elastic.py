@@ -35,7 +35,11 @@ from hopsgpu.yarn.gang_queue import StandingOffer
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
-_GONE_SECONDS = 0.1
+_GONE_SECONDS = 0.05
+# The task of an executor that is to go ends in a moment, which Spark does not announce. As long as
+# it was told just now, Spark is asked often, and YARN not yet.
+_TASK_SECONDS = 0.01
+_ENDING_SECONDS = 1.0
 # Polled, because nothing notifies the threads that a job has ended.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
@@ -347,17 +351,27 @@ class YarnElasticLease(JobsLease):
 
     def _see_gone(self) -> None:
         """Kill idle executors, and record which are gone."""
+        if not self._kill_idle():
+            with self._changed:
+                if time.monotonic() < self._let_go_at + _ENDING_SECONDS:
+                    self._changed.wait(_TASK_SECONDS)
+                    return
+        held = self._executors.held().containers
+        with self._changed:
+            self._leaving.intersection_update(held)
+            self._changed.wait(_GONE_SECONDS)
+
+    def _kill_idle(self) -> bool:
+        """Kill idle executors; return False if some may not be killed yet."""
         with self._starts:
             with self._changed:
                 live, waits = len(self._live), bool(self._waiting())
             busy = self._executors.busy()
             # An executor that has just arrived is not busy yet.
-            if not waits and len(busy) <= live and self._executors.target() <= live:
-                self._executors.kill_idle(busy)
-        held = self._executors.held().containers
-        with self._changed:
-            self._leaving.intersection_update(held)
-            self._changed.wait(_GONE_SECONDS)
+            if waits or len(busy) > live or self._executors.target() > live:
+                return False
+            self._executors.kill_idle(busy)
+            return True
 
     def _end_surplus(self) -> None:
         """Kill the executors that no job needs.

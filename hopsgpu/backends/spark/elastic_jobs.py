@@ -49,6 +49,8 @@ class JobsLease(ElasticLease):
         self._closed = False
         # When an executor was last requested or given up.
         self._asked = float("-inf")
+        # When executors were last given back.
+        self._let_go_at = float("-inf")
         # When an agent connected last.
         self._connected_at = float("-inf")
         # Set while the owner needs fewer executors than are here or requested.
@@ -114,6 +116,7 @@ class JobsLease(ElasticLease):
 
     def _let_go(self, leaving: Mapping[int, Container]) -> None:
         with self._changed:
+            self._let_go_at = time.monotonic()
             for key, container in leaving.items():
                 self._drop(self._jobs[key])
                 self._leaving.add(container.container_id)

@@ -53,7 +53,6 @@ class Queueing:
             request.plan.shape, request.plan.executors, request.plan.spec.placement
         )
         self._probes = Probes(time.monotonic())
-        self._is_probe = False
         # By the clock: when the gang looks next at YARN and at the queue of gangs.
         self._next_look = float("-inf")
         self._refused_since: float | None = None
@@ -107,11 +106,6 @@ class Queueing:
             self._has_passed_on = True
             log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
-
-    def gave_back(self, executors: int) -> None:
-        """Record how many executors the gang had in its turn, without being whole."""
-        if self._is_probe and executors:
-            self._probes.held_part()
 
     def facts(self, held: int) -> GpuFacts:
         """Return who holds what the gang waits for, what is short, and what is free.
@@ -197,7 +191,6 @@ class Queueing:
         turn = self._look(missing, snapshot, probe)
         self._probes.looked(time.monotonic(), is_behind=turn.is_behind)
         if turn.take and self._still(arrived, probe):
-            self._is_probe = probe
             if probe:
                 log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
                 self._probes.made(time.monotonic())

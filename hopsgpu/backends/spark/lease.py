@@ -79,7 +79,6 @@ class GpuLease(Owner):
                             time.monotonic() - began,
                         )
                         return lease
-                    place.gave_back(self._part)
                     self._let_go()
                     request.watcher.arrived(())
                     request.watcher.held_aside(())

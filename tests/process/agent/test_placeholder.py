@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
+from hopsgpu.agent import daemon_start
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.agent.daemon_client import connected
+from hopsgpu.agent.daemon_start import begin, daemon_directory
 from hopsgpu.agent.placeholder import run_holder
 from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.agent.warm_up import WarmUp
@@ -28,7 +33,9 @@ TASK = """
 import pickle, sys
 from hopsgpu.agent.placeholder import run_holder
 with open(sys.argv[1], "rb") as file:
-    run_holder(*pickle.load(file))
+    driver, warm = pickle.load(file)
+warm.begin(driver)
+run_holder(driver, warm)
 print("ended", flush=True)
 """
 
@@ -88,6 +95,71 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
         holding.jvm.kill()
         holding.jvm.communicate()
     assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+
+
+def test_what_a_holder_has_begun_goes_on_for_the_next_task(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "user_module.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('imported').open('a').write('once')\n"
+    )
+    warm = WarmUp(("user_module",), {"OMP_NUM_THREADS": "2"})
+    holding = Holding(server, warm, tmp_path)
+    # It was the last of its gang, and ends before the daemon answers.
+    server.end_all()
+    try:
+        assert holding.ended()
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+        spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
+
+        async def scenario() -> None:
+            async with connected(tmp_path / "hopsgpu", holding.jvm.pid) as keeper:
+                assert await keeper.warm(spec) is None
+
+        asyncio.run(scenario())
+        assert (tmp_path / "path" / "imported").read_text() == "once"
+    finally:
+        holding.jvm.kill()
+        holding.jvm.communicate()
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+
+
+def test_of_tasks_that_begin_at_the_same_time_one_starts_the_daemon(tmp_path: Path) -> None:
+    jvm = os.getpid()
+    directory = daemon_directory(tmp_path, jvm)
+    starting = begin(directory, jvm, None, "info")
+    assert starting is not None
+    assert begin(directory, jvm, None, "info") is None
+
+    async def scenario() -> None:
+        # It waits for the start of the other one.
+        async with connected(tmp_path, jvm) as keeper:
+            await starting.done()
+            assert begin(directory, jvm, None, "info") is None
+            async with connected(tmp_path, jvm) as other:
+                assert other.pid == keeper.pid
+            os.kill(keeper.pid, signal.SIGTERM)
+
+    asyncio.run(scenario())
+    assert until(lambda: not directory.exists(), SECONDS)
+
+
+def test_a_start_that_fails_says_why_and_leaves_others_the_start(tmp_path: Path) -> None:
+    jvm = os.getpid()
+    directory = daemon_directory(tmp_path, jvm)
+    with mock.patch.object(daemon_start, "json", SimpleNamespace(dumps=lambda _: "no JSON")):
+        starting = begin(directory, jvm, None, "info")
+    assert starting is not None
+
+    async def scenario() -> None:
+        with pytest.raises(ChildProcessError, match=r"(?s)exit code 1.*JSONDecodeError"):
+            await starting.done()
+        async with connected(tmp_path, jvm) as keeper:
+            os.kill(keeper.pid, signal.SIGTERM)
+
+    asyncio.run(scenario())
+    assert until(lambda: not directory.exists(), SECONDS)
 
 
 def test_a_holder_ends_at_once_though_its_warming_hangs(

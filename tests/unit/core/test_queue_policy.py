@@ -458,16 +458,6 @@ def test_a_gang_that_does_not_fit_asks_all_the_same_and_ever_more_rarely() -> No
     assert waited == [30, 60, 120, 240, 480, 600, 600]
 
 
-def test_a_gang_whose_probe_held_a_part_for_nothing_asks_at_most_once_an_hour() -> None:
-    probes, now, waited = Probes(0.0), 0.0, []
-    for _ in range(9):
-        waited.append(probes.next - now)
-        now = probes.next
-        probes.made(now)
-        probes.held_part()
-    assert waited == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
-
-
 def test_a_gang_behind_others_asks_only_once_it_has_been_first_for_a_while() -> None:
     probes = Probes(0.0)
     probes.looked(5.0, is_behind=True)
