@@ -35,23 +35,17 @@ def run_holder(driver: Driver, warm: WarmUp) -> None:
 
 
 async def _hold(driver: Driver, warm: WarmUp) -> None:
-    warming = asyncio.create_task(_warm(warm, driver.user))
-    try:
-        await _wait(driver)
-    finally:
-        warming.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await warming
-
-
-async def _wait(driver: Driver) -> None:
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info("holds %s on %s until the gang is complete", container, platform.node())
+    warming = asyncio.create_task(_warm(warm, driver.user))
     try:
         while await channel.receive() is not None:
             pass
     finally:
+        warming.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await warming
         await channel.close()
         log.info("stops holding the container: %s", channel.reason or "the placeholder ended")
 
