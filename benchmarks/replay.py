@@ -259,7 +259,7 @@ def size_free_ratio(record: Record) -> float:
 
 
 def is_hindered(record: Record) -> bool:
-    """Return whether an order of the gangs could have kept a gang from waiting over ten times."""
+    """Return whether a gang waited over ten times because of what was granted after it came."""
     if record.unhindered is None:
         return True
     least = dataclasses.replace(record, granted=record.job.submitted + record.unhindered)
@@ -287,7 +287,7 @@ def summary(records: Sequence[Record], setting: Setting) -> Mapping[str, float]:
         "never started": float(len(records) - len(waits)),
         "starved": float(sum(wait > _STARVED_SECONDS for wait in waits)),
         "over ten times": float(len(over)),
-        "over ten times in any order": float(len(over) - sum(map(is_hindered, over))),
+        "over ten times unhindered": float(len(over) - sum(map(is_hindered, over))),
         "largest ratio": max(ratios, default=1.0),
         "held in the busiest weeks": sum(r.in_window for r in records)
         / (sum(setting.node_gpus) * (end - begin)),
@@ -334,7 +334,7 @@ def _show(records: Sequence[Record], setting: Setting, figures: Mapping[str, flo
         print(
             f"over {_SIZE_FREE_MOST} times as long as 1 GPU: {figures['over ten times']:.0f} gangs"
             f" (at most {figures['largest ratio']:.1f} times),"
-            f" {figures['over ten times in any order']:.0f} of them even if nothing had been"
+            f" {figures['over ten times unhindered']:.0f} of them even if nothing had been"
             " granted after they came"
         )
     else:
@@ -367,7 +367,8 @@ def _conclude(figures: Mapping[str, Mapping[str, float]], setting: Setting) -> N
         print(
             f"gangs that waited over {_SIZE_FREE_MOST} times as long as 1 GPU:"
             f" {ours['over ten times']:.0f} (target: 0),"
-            f" {ours['over ten times in any order']:.0f} of them in any order of the gangs"
+            f" {ours['over ten times unhindered']:.0f} of them even if nothing had been granted"
+            " after they came"
         )
         if (elastic := figures.get("elastic")) is not None:
             name = "wait 95 % of 8 and more"

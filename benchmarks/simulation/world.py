@@ -91,7 +91,7 @@ class Record:
         size_free: how long a job of 1 GPU would have waited that was submitted to the same queue at
             the same time, or None if that was not found out.
         unhindered: how long it would have waited if nothing had been granted after it had come; no
-            order of the gangs gives less. None if that was not found out.
+            order of the gangs from then on gives less. None if that was not found out.
         held: GPU seconds held, by YARN's count.
         trained: GPU seconds of training, without what was repeated.
         in_window: GPU seconds held within the window of interest.

@@ -48,7 +48,7 @@ async def start_keeper(directory: Path, watched: int) -> None:
     """
     with (directory / _LOCK).open("w") as lock:
         async with asyncio.timeout(_START_SECONDS):
-            while not _is_taken(lock.fileno()):
+            while not _take(lock.fileno()):
                 await asyncio.sleep(_LOOK_SECONDS)
         if not answers(directory):
             await _start(directory, watched, lock.fileno(), None, level()).done()
@@ -71,13 +71,13 @@ def begin(
         OSError: the daemon cannot be started.
     """
     with (directory / _LOCK).open("w") as lock:
-        if not _is_taken(lock.fileno()) or answers(directory):
+        if not _take(lock.fileno()) or answers(directory):
             return None
         return _start(directory, watched, lock.fileno(), warm, log_level)
 
 
-def _is_taken(lock: int) -> bool:
-    """Take a lock if nobody has it; return whether it is taken now."""
+def _take(lock: int) -> bool:
+    """Take a lock if nobody has it; return whether that succeeded."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -123,7 +123,7 @@ async def _begun(starting: Starting | None) -> None:
         try:
             await starting.done()
         except OSError as error:
-            # What needs the daemon starts another one, and the driver is told if it fails too.
+            # A request that needs the daemon starts another one, and reports if that fails too.
             log.warning("%s", error)
 
 

@@ -57,6 +57,6 @@ class WarmUp:
             directory = daemon_directory(Path("hopsgpu"), watched)
             return begin(directory, watched, spec, driver.log)
         except OSError as error:
-            # Who needs the daemon tries again, and tells.
+            # A request that needs the daemon starts it again, and reports if that fails too.
             log.warning("the process daemon cannot be started: %s", error)
             return None

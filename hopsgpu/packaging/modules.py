@@ -306,7 +306,7 @@ def _packed(roots: Sequence[_PackableFiles]) -> PackedModules:
     names: set[str] = set()
     buffer = io.BytesIO()
     taken = [root.files for root in roots if root.files]
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for number, files in enumerate(taken):
             for file in files:
                 # With a fixed time, equal modules give equal bytes.

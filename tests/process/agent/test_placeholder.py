@@ -68,14 +68,26 @@ class Holding:
         return [self.jvm.stdout.readline() for _ in range(2)] == ["named\n", "ended\n"]
 
 
+def user_module(directory: Path) -> WarmUp:
+    """What warms a module that notes each of its imports."""
+    (directory / "path").mkdir()
+    (directory / "path" / "user_module.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('imported').open('a').write('once')\n"
+    )
+    return WarmUp(("user_module",), {"OMP_NUM_THREADS": "2"})
+
+
+async def warmed(warm: WarmUp, directory: Path, jvm: int) -> None:
+    """Wait, as the next task does, until the fork server may fork."""
+    spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
+    async with connected(directory / "hopsgpu", jvm) as keeper:
+        assert await keeper.warm(spec) is None
+
+
 def test_what_a_holder_has_warmed_the_next_task_finds(
     server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "user_module.py").write_text(
-        "import pathlib\npathlib.Path(__file__).with_name('imported').open('a').write('once')\n"
-    )
-    warm = WarmUp(("user_module",), {"OMP_NUM_THREADS": "2"})
+    warm = user_module(tmp_path)
     holding = Holding(server, warm, tmp_path)
     imported = tmp_path / "path" / "imported"
     try:
@@ -83,13 +95,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
         server.end_all()
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-        spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
-
-        async def scenario() -> None:
-            async with connected(tmp_path / "hopsgpu", holding.jvm.pid) as keeper:
-                assert await keeper.warm(spec) is None
-
-        asyncio.run(scenario())
+        asyncio.run(warmed(warm, tmp_path, holding.jvm.pid))
         assert imported.read_text() == "once"
     finally:
         holding.jvm.kill()
@@ -100,24 +106,14 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
 def test_what_a_holder_has_begun_goes_on_for_the_next_task(
     server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "path").mkdir()
-    (tmp_path / "path" / "user_module.py").write_text(
-        "import pathlib\npathlib.Path(__file__).with_name('imported').open('a').write('once')\n"
-    )
-    warm = WarmUp(("user_module",), {"OMP_NUM_THREADS": "2"})
+    warm = user_module(tmp_path)
     holding = Holding(server, warm, tmp_path)
     # It was the last of its gang, and ends before the daemon answers.
     server.end_all()
     try:
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-        spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
-
-        async def scenario() -> None:
-            async with connected(tmp_path / "hopsgpu", holding.jvm.pid) as keeper:
-                assert await keeper.warm(spec) is None
-
-        asyncio.run(scenario())
+        asyncio.run(warmed(warm, tmp_path, holding.jvm.pid))
         assert (tmp_path / "path" / "imported").read_text() == "once"
     finally:
         holding.jvm.kill()
