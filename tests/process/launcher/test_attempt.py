@@ -134,15 +134,17 @@ class Agent(threading.Thread):
 
 @dataclass
 class Server:
-    """The driver's end of the channel, and the attempts on it, which end with the test."""
+    """The driver's end of the channel, with attempts and agents, which end with the test."""
 
     control: ControlServer
     attempts: contextlib.ExitStack
+    agents: list[Agent] = field(default_factory=list)
 
     def joined(self, answers: Callable[[Channel], Any]) -> tuple[Agent, int]:
         """An agent that is connected, and its key."""
         agent = Agent(self.control.port, answers)
         agent.start()
+        self.agents.append(agent)
         event = self.control.next_event(SECONDS)
         assert event is not None
         return agent, event.peer
@@ -151,7 +153,11 @@ class Server:
 @contextlib.contextmanager
 def running_server() -> Iterator[Server]:
     with serve(SECRET, "127.0.0.1") as running, contextlib.ExitStack() as attempts:
-        yield Server(running, attempts)
+        server = Server(running, attempts)
+        yield server
+    for agent in server.agents:
+        agent.join(SECONDS)
+        assert not agent.is_alive(), "an agent goes on, and logs, in other tests"
 
 
 @pytest.fixture
@@ -686,10 +692,11 @@ def test_only_saves_that_go_up_for_too_long_are_no_reason_to_wait(server: Server
     async def save_on(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)
         launched.cancelled.set()
-        while not channel.reason:
-            told.append(time.monotonic())
-            await channel.tell("saving", run_id="run-1", rank=0)
-            await asyncio.sleep(0.1)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                told.append(time.monotonic())
+                await channel.send("saving", run_id="run-1", rank=0)
+                await asyncio.sleep(0.1)
 
     told: list[float] = []
     launched = launch(server, save_on, bounds=WatchBounds(stop=3.5, saving=4.0))
