@@ -66,6 +66,8 @@ class UnpackedModules:
         with self._lock:
             if name != self._name or not self._is_same():
                 self._fill(name, archive)
+                # No rank knows the directory yet.
+                self._same_until = time.monotonic() + _KNOWN_SECONDS
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
         """Return the directories to import from.

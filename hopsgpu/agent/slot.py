@@ -25,6 +25,7 @@ class Slot:
         attempt: the last attempt.
         unwanted: event that cancels an upload of the attempt.
         unpacked: the user's modules. Not shared with other slots, whose ranks may change them.
+        unpacking: task that unpacks them before the first attempt wants them.
     """
 
     meeting: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -34,6 +35,7 @@ class Slot:
     attempt: Attempt | None = None
     unwanted: threading.Event = field(default_factory=threading.Event)
     unpacked: UnpackedModules = field(default_factory=UnpackedModules)
+    unpacking: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """End what runs, and release what is held."""
@@ -44,4 +46,6 @@ class Slot:
         if self.attempt is not None:
             await self.attempt.end()
         self.meeting.close()
+        if self.unpacking is not None:
+            await asyncio.wait([self.unpacking])
         await asyncio.to_thread(self.unpacked.close)

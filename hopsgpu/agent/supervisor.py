@@ -6,7 +6,8 @@ Between hello and the end of the connection it answers:
               starts a store if requested; the first one also starts the processes from which
               ranks are forked                              → preparing …, reserved {ports, ...}
     warm      starts a fork server, and unpacks the modules, for ranks to come → warmed
-    keep      keeps the payload, the user's modules, for each `run` that names it
+    keep      keeps the payload, the user's modules, for each `run` that names it, and unpacks it
+              for the first one
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
               reports, saved …, warning …, failing, saving …, agent-log,
               ended
@@ -133,6 +134,15 @@ async def _look_after(attempt: Attempt, unpacked: UnpackedModules, attempts: int
     await asyncio.to_thread(unpacked.look, attempts)
 
 
+async def _unpack(unpacked: UnpackedModules, kept: tuple[str, bytes]) -> None:
+    """Unpack the modules while the slot is being reserved."""
+    try:
+        await asyncio.to_thread(unpacked.prepare, *kept)
+    except OSError as error:
+        # Ranks that want them meet the same error, and report it.
+        log.warning("the modules could not be unpacked ahead: %s", error)
+
+
 def _lacking(modules: Sequence[str], home: RankPython) -> list[str]:
     """Return top-level modules that ranks lack; none if they use a Python that is not checked."""
     if home.executable is not None:
@@ -226,6 +236,10 @@ class Agent:
                 slot.reserving = self._tasks.create_task(self._reserve(message, slot))
             case "keep":
                 self._kept = message["name"], message.payload
+                for slot in self._slots.values():
+                    # Later, what ranks have left there may still be in use.
+                    if slot.attempt is None and slot.unpacking is None:
+                        slot.unpacking = self._tasks.create_task(_unpack(slot.unpacked, self._kept))
             case "warm":
                 # The reservation finds its answer, and the larger world does not wait for it.
                 self._try_lake(message["run_url"])

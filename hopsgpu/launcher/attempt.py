@@ -195,7 +195,12 @@ class Training:
         if known is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
         rendezvous = known or arrange_rendezvous(
-            self._world, self._call, self._agents.send, self._next_event, self._cancelled
+            self._world,
+            self._call,
+            self._agents.send,
+            self._send_modules,
+            self._next_event,
+            self._cancelled,
         )
         if isinstance(rendezvous, RendezvousFailure):
             self._conclude_without_rendezvous(rendezvous)
@@ -393,11 +398,15 @@ class Training:
             return None
         return event
 
+    def _send_modules(self, key: int) -> None:
+        """Send an agent the user's modules, unless it has them."""
+        modules = self._call.function.modules
+        self._agents.keep(key, modules.digest, modules.archive)
+
     def _start(self, rendezvous: Rendezvous) -> None:
         self._world = rendezvous.world
-        modules = self._call.function.modules
         for message in run_messages(self._call, rendezvous):
-            self._agents.keep(message.key, modules.digest, modules.archive)
+            self._send_modules(message.key)
             log.debug(
                 "%s: sends agent %d its ranks, %d bytes",
                 self._call.run_id,

@@ -56,6 +56,7 @@ def arrange_rendezvous(
     world: World,
     call: Call,
     send: Callable[..., bool],
+    send_modules: Callable[[int], object],
     next_event: Callable[[], Event | None],
     cancelled: threading.Event,
 ) -> Rendezvous | RendezvousFailure:
@@ -65,6 +66,7 @@ def arrange_rendezvous(
         world: the gang.
         call: the call that its ranks will run.
         send: sends a message to an agent: key, kind, fields.
+        send_modules: sends an agent, by its key, the user's modules, which it unpacks meanwhile.
         next_event: returns the next event of the gang, or None.
         cancelled: event that cancels the run.
 
@@ -76,28 +78,7 @@ def arrange_rendezvous(
         ConfigError: a node lacks the configured interface, or modules that the call needs.
     """
     containers = {place.container.key: place for place in reversed(world.places)}
-    addresses = [place.container.address for place in containers.values()]
-    first = world.places[0].container.key
-    foreseen = call.function.foreseen
-    has_stores = _STORES in foreseen.imports and not foreseen.has_own_master
-    # A trial's own directory is made when it leaves something.
-    run_url = call.directory.url.partition("/trials/")[0] if call.trial else call.directory.url
-    for key in containers:
-        send(
-            key,
-            "reserve",
-            slot=call.slot(key),
-            run_url=run_url,
-            ports=ports_wanted(world, key),
-            # A rank 0 that is alone serves a store for itself, which takes no time.
-            store=world.size if key == first and world.size > 1 and has_stores else 0,
-            frameworks=foreseen.imports,
-            shared=dict(call.plan.environment),
-            interface=call.interface,
-            others=addresses,
-            python_env=None if call.python_env is None else call.python_env.as_fields(),
-            imports=call.function.needs,
-        )
+    _ask(world, call, send, send_modules)
     answers: dict[int, Message] = {}
     began = time.monotonic()
     deadline = began + _ANSWER_SECONDS
@@ -134,7 +115,39 @@ def arrange_rendezvous(
             silent = tuple(key for key in containers if key not in answers)
             why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
             return RendezvousFailure(_failure(containers[silent[0]], why), silent)
-    return _rendezvous_of(world, first, answers)
+    return _rendezvous_of(world, world.places[0].container.key, answers)
+
+
+def _ask(
+    world: World, call: Call, send: Callable[..., bool], send_modules: Callable[[int], object]
+) -> None:
+    """Ask every agent to reserve, and send it the user's modules."""
+    containers = {place.container.key: place.container for place in reversed(world.places)}
+    addresses = [container.address for container in containers.values()]
+    first = world.places[0].container.key
+    foreseen = call.function.foreseen
+    has_stores = _STORES in foreseen.imports and not foreseen.has_own_master
+    # A trial's own directory is made when it leaves something.
+    run_url = call.directory.url.partition("/trials/")[0] if call.trial else call.directory.url
+    for key in containers:
+        send(
+            key,
+            "reserve",
+            slot=call.slot(key),
+            run_url=run_url,
+            ports=ports_wanted(world, key),
+            # A rank 0 that is alone serves a store for itself, which takes no time.
+            store=world.size if key == first and world.size > 1 and has_stores else 0,
+            frameworks=foreseen.imports,
+            shared=dict(call.plan.environment),
+            interface=call.interface,
+            others=addresses,
+            python_env=None if call.python_env is None else call.python_env.as_fields(),
+            imports=call.function.needs,
+        )
+    # After all of those: the agents unpack them while they reserve.
+    for key in containers:
+        send_modules(key)
 
 
 def _check_modules(host: str, answer: Message, call: Call) -> None:

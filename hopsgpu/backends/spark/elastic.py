@@ -368,7 +368,7 @@ class YarnElasticLease(JobsLease):
                 live, waits = len(self._live), bool(self._waiting())
             busy = self._executors.busy()
             # An executor that has just arrived is not busy yet.
-            if waits or len(busy) > live or self._executors.target() > live:
+            if waits or len(busy) > live or not self._executors.wants_at_most(live):
                 return False
             self._executors.kill_idle(busy)
             return True

@@ -99,6 +99,15 @@ class Executors:
         """Return the number of executors that Spark wants now."""
         return self.application.jvm.target(self.profile.id)
 
+    def wants_at_most(self, executors: int) -> bool:
+        """Return whether Spark wants no more executors than these, once it has counted again.
+
+        As long as it wants more, it replaces those that are killed.
+        """
+        if self.target() > executors:
+            self.application.jvm.hurry_step()
+        return self.target() <= executors
+
     def ask_at_once(self, executors: int, unwanted: threading.Event) -> None:
         """Have Spark ask YARN for all executors now, rather than for 1, 2, 4, … a second apart.
 

@@ -34,6 +34,8 @@ _MOST_TASKS = 10_000
 _ASKS_AT = "addTime"
 _NEEDED = "maxNumExecutorsNeededPerResourceProfile"
 _LONG_AGO = -(2**62)
+# The method that it calls each 100 ms.
+_STEP = "org$apache$spark$ExecutorAllocationManager$$schedule"
 # A method of CoarseGrainedSchedulerBackend, the reason of a loss, and the message that ends an
 # executor.
 _EXECUTORS = "org$apache$spark$scheduler$cluster$CoarseGrainedSchedulerBackend$$executorDataMap"
@@ -290,10 +292,10 @@ class Jvm:
         """Have Spark's allocation manager ask for so many more executors of a profile at once.
 
         By itself it waits for a second, and asks for 1, 2, 4, … more, a second apart; meanwhile the
-        first ones hold GPUs in vain. Here its next step is that large. It takes it in its own
-        thread, within 100 ms if it knows of the tasks that need them all; else in its own time, for
-        a step that finds fewer tasks would ask for fewer, and the next one ask again: YARN grants
-        too many then, on hosts that no task prefers.
+        first ones hold GPUs in vain. Here its next step is that large. It takes it at once if it
+        knows of the tasks that need them all; else in its own time, for a step that finds fewer
+        tasks would ask for fewer, and the next one ask again: YARN grants too many then, on hosts
+        that no task prefers.
 
         Args:
             profile: id of the resource profile.
@@ -322,6 +324,22 @@ class Jvm:
             raise LookupError(_NEEDED) from error
         if needed >= executors:
             self._field(manager, _ASKS_AT).setLong(manager, _LONG_AGO)
+            self.hurry_step()
+
+    def hurry_step(self) -> None:
+        """Have Spark's allocation manager take its next step in this call, not within 100 ms.
+
+        By a step its targets follow from the tasks of which it knows. A Spark that does it
+        otherwise takes the step at its own pace, and the log says so.
+        """
+        manager = self._scala.executorAllocationManager()
+        if manager.isEmpty():
+            return
+        try:
+            getattr(manager.get(), _STEP)()
+        except Py4JError as error:
+            why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+            log.info("Spark adapts its targets at its own pace: %s", why)
 
     def kill(self, executors: Iterable[str]) -> None:
         """Kill executors, busy or not, without changing the target."""

@@ -110,7 +110,7 @@ def release_part(
 
     def are_gone() -> bool:
         busy = executors.busy()
-        if len(busy) == staying and executors.target() <= staying:
+        if len(busy) == staying and executors.wants_at_most(staying):
             executors.kill_idle(busy)
         return containers.isdisjoint(executors.held().containers)
 
@@ -172,7 +172,7 @@ class _ReleaseWatch:
 
     def _kill(self) -> None:
         try:
-            if self._executors.target() == 0:
+            if self._executors.wants_at_most(0):
                 # Repeated, because an executor that was granted may register later.
                 self._executors.kill_idle(())
                 self._end_unreachable()

@@ -364,6 +364,31 @@ def raises_at_length() -> None:
     raise ValueError("x" * 2_000_000)
 
 
+def unpacked_in(container: Path) -> list[tuple[int, int]]:
+    """What tells the directories of modules of a container apart."""
+    found = [path.stat() for path in (container / "hopsgpu").glob("modules-*")]
+    return [(there.st_ino, there.st_ctime_ns) for there in found]
+
+
+def test_modules_are_unpacked_before_ranks_want_them_and_once(gang: Gang, tmp_path: Path) -> None:
+    container = tmp_path / "container"
+    modules, other = _modules(), pack_modules([])
+    reserve(gang)
+    assert gang.server.keep(0, modules.digest, modules.archive)
+    assert until(lambda: any(container.glob("hopsgpu/modules-*/0")), SECONDS)
+    gang.run(os.getpid)
+    gang.wait_for("ended")
+    before = unpacked_in(container)
+    assert len(before) == 1
+    # What comes later waits for the ranks that are to have it: those before may go on.
+    gang.server.keep(0, other.digest, other.archive)
+    reserve(gang)
+    assert unpacked_in(container) == before
+    gang.server.end_all()
+    assert gang.process.wait(SECONDS) == 0
+    assert not unpacked_in(container)
+
+
 def test_a_run_whose_modules_were_not_sent_ends_the_agent(gang: Gang) -> None:
     gang.run(os.getpid)
     gang.wait_for("ended")

@@ -795,7 +795,7 @@ def test_fresh_tokens_reach_the_agents_before_the_ranks_start(
         "kept-tokens", run_id="run-1", digest=digest
     )
     assert launched.training.run().conclusion is None
-    assert agent.heard[:4] == ["reserve", "tokens", "keep", "run"]
+    assert agent.heard[:4] == ["reserve", "keep", "tokens", "run"]
 
 
 def test_tokens_do_not_go_in_the_clear(server: Server) -> None:

@@ -107,6 +107,8 @@ class Site:
     def target(self, profile: int) -> int:
         return len(self.jobs) + self.more
 
+    def hurry_step(self) -> None: ...
+
     def cancel(self, tag: str) -> None:
         self.cancelling(tag)
         next(job for job in self.jobs if job.tag == tag).ended.set()

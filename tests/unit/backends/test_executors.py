@@ -33,6 +33,7 @@ class AllocationManager:
         self.steps: dict[int, int] = {}
         self.target = 0
         self.times: list[int] = []
+        self.steps_taken = 0
         self.needs = list(needs)
         self._field = field
 
@@ -42,10 +43,21 @@ class AllocationManager:
     def get(self) -> AllocationManager:
         return self
 
-    def numExecutorsTargetPerResourceProfileId(self) -> Any:  # noqa: N802
-        self.looks += 1
+    def __getattr__(self, name: str) -> Any:
+        """A method by its name in Java; py4j finds out whether there is one when it is called."""
+        if name.endswith("$schedule"):
+            return self.step
+        raise AttributeError(name)
+
+    def step(self) -> None:
+        self.steps_taken += 1
         if self.times:
             self.target = self.steps[PROFILE]
+        if self.needs[0] < self.target:
+            self.target = self.needs[0]
+
+    def numExecutorsTargetPerResourceProfileId(self) -> Any:  # noqa: N802
+        self.looks += 1
         known = SimpleNamespace(isDefined=lambda: True, get=lambda: self.target)
         return SimpleNamespace(get=lambda profile: known)
 
@@ -82,6 +94,8 @@ def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
     assert manager.steps == {PROFILE: 4} and manager.target == 4
     # Before any time of its clock, and only until it has asked.
     assert [time < 0 for time in manager.times] == [True]
+    # Not beside a step that would find fewer tasks.
+    assert manager.steps_taken == 1
 
 
 def test_nothing_is_changed_where_it_has_asked_for_all() -> None:
@@ -137,6 +151,29 @@ def test_another_spark_keeps_its_own_pace_and_that_is_logged(
     with caplog.at_level(logging.WARNING, logger="hopsgpu"):
         executors_of(manager).ask_at_once(4, threading.Event())
     assert "at its own pace: it has no addTime" in caplog.text and not manager.times
+
+
+def test_spark_counts_again_before_it_is_taken_to_want_more() -> None:
+    manager = AllocationManager(needs=(2,))
+    manager.target = 4
+    assert not executors_of(manager).wants_at_most(1)
+    assert manager.target == 2 and manager.steps_taken == 1
+    assert executors_of(manager).wants_at_most(2)
+    assert manager.steps_taken == 1, "it wants no more"
+
+
+def test_a_spark_that_cannot_be_hurried_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    def unknown() -> None:
+        raise Py4JError("Method schedule([]) does not exist")
+
+    manager = AllocationManager(needs=(2,))
+    manager.target = 4
+    manager.step = unknown  # type: ignore[method-assign]
+    with caplog.at_level(logging.INFO, logger="hopsgpu"):
+        assert not executors_of(manager).wants_at_most(2)
+    assert "its targets at its own pace: Py4JError: Method schedule" in caplog.text
+    manager.target = 2
+    assert executors_of(manager).wants_at_most(2)
 
 
 class KillingJvm:

@@ -34,6 +34,7 @@ def met(**said: Any) -> Rendezvous | RendezvousFailure:
         WORLD,
         CALL,
         lambda *_, **__: True,
+        lambda _: None,
         lambda: events.pop() if events else None,
         threading.Event(),
     )
@@ -55,6 +56,7 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
         world,
         call,
         lambda key, kind, **fields: asked.append(fields) is None,
+        lambda _: None,
         lambda: Event(0, told),
         threading.Event(),
     )
@@ -62,6 +64,28 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
     assert [(fields["store"], fields["slot"]) for fields in asked] == [(store, 4)]
     said = environment(met.world, met.world.places[0], met.endpoints, Restarts("r"))
     assert said.get("TORCHELASTIC_USE_AGENT_STORE") == ("True" if store else None)
+
+
+def test_agents_get_the_modules_while_they_reserve() -> None:
+    done: list[tuple[int, str]] = []
+    said = {"ports": range(9), "store": None, **ADDRESS}
+    events = [Event(key, Message("reserved", said)) for key in (0, 1)]
+
+    def hear() -> Event:
+        done.append((events[0].peer, "answers"))
+        return events.pop(0)
+
+    met = arrange_rendezvous(
+        WORLD,
+        CALL,
+        lambda key, kind, **fields: done.append((key, kind)) is None,
+        lambda key: done.append((key, "modules")),
+        hear,
+        threading.Event(),
+    )
+    assert isinstance(met, Rendezvous)
+    assert [kind for _, kind in done] == ["reserve"] * 2 + ["modules"] * 2 + ["answers"] * 2
+    assert {key for key, kind in done if kind == "modules"} == {0, 1}
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_and_avoided() -> None:
@@ -96,6 +120,7 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
         WORLD,
         CALL,
         lambda *_, **__: True,
+        lambda _: None,
         lambda: events.pop(0) if events else None,
         threading.Event(),
     )
