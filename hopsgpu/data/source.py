@@ -16,12 +16,21 @@ from hopsgpu.data.lake_file import opened
 from hopsgpu.data.parquet import instants_of, read_footer, schema_of
 from hopsgpu.data.shuffle import ORDER_VERSION
 from hopsgpu.data.sizes import footer_bytes
+from hopsgpu.data.table_logs import (
+    ICEBERG,
+    ICEBERG_FOOTER_KEY,
+    LoggedTable,
+    find_mark,
+    search_table,
+)
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import UNFIT, Lake
+from hopsgpu.storage.lake import UNFIT, Lake, Status
 
 log = logging.getLogger(__name__)
 
 _READERS = 16
+# The name of a file that `hdfs dfs -put` still writes ends so.
+_COPYING = "._COPYING_"
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,8 @@ class Source:
         refused: columns with dates or timestamps that cannot be converted, each with the reason.
         instants: paths of columns whose timestamps are points in time, in UTC, although their type
             has no time zone.
+        unchecked: URLs that could show a table with a transaction log, and to which access was
+            denied.
     """
 
     url: str
@@ -60,6 +71,7 @@ class Source:
     schema: bytes
     refused: Mapping[str, str] = field(default_factory=dict)
     instants: frozenset[str] = frozenset()
+    unchecked: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -99,7 +111,8 @@ def _nobody(done: int, files: int) -> None:
 def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> Source:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
-    Files and directories whose names begin with "_" or "." are skipped, as Spark skips them.
+    Files that Spark skips are skipped: those whose names begin with "_" or ".", empty files, and
+    files that `hdfs dfs -put` still writes (`._COPYING_`).
 
     Args:
         lake: the directory or the file.
@@ -108,14 +121,26 @@ def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> S
 
     Raises:
         ConfigError: there is no row, a file is not Parquet, files have different columns, there
-            are directories of partitions (whose columns are in no file), it is a table of Delta
-            Lake, Hudi or Iceberg (whose files may be of other versions), or a name has a character
-            that cuts a URL short.
+            are directories of partitions (whose columns are in no file), the data belongs to a
+            table with a transaction log (`table_logs`), or a name has a character that cuts a URL
+            short.
         StoreError: nothing exists at the URL, or the lake refused.
     """
-    names = [""] if not lake.stat().is_directory else sorted(_files_below(lake, ""))
+    status = lake.stat()
+    directory = lake if status.is_directory else lake.above
+    search = search_table(directory)
+    if search.table is not None:
+        raise search.table.make_refusal(lake)
+    if status.is_directory:
+        names = sorted(_files_below(lake, ""))
+    else:
+        _check_complete(lake, status)
+        names = [""]
     if not names:
-        raise ConfigError(f"{lake.url} contains no Parquet file")
+        raise ConfigError(
+            f"{lake.url} contains no Parquet file (empty files, files that are still being copied,"
+            " and names that begin with '_' or '.' do not count)"
+        )
     lake.with_client()
     log.debug("reads the footers of %d Parquet files in %s", len(names), lake.url)
     began = time.monotonic()
@@ -154,20 +179,25 @@ def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> S
         # Reversed, so that each column has the first file's reason.
         refused={n: why for footer in reversed(footers) for n, why in footer.refused.items()},
         instants=frozenset(name for footer in footers for name in footer.instants),
+        unchecked=search.unchecked,
     )
+
+
+def _check_complete(lake: Lake, status: Status) -> None:
+    if lake.url.endswith(_COPYING):
+        raise ConfigError(f"{lake.url} is still being copied: wait until `hdfs dfs -put` ends")
+    if not status.size:
+        raise ConfigError(f"{lake.url} is empty: a Parquet file has at least its footer")
 
 
 def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
     directory = lake / prefix.rstrip("/") if prefix else lake
     entries = directory.entries()
+    if table := find_mark(directory, entries):
+        raise table.make_refusal(lake)
     for entry in entries:
-        if table := _table_that_has(entry.name):
-            raise ConfigError(
-                f"{lake.url} is a table of {table} ({prefix}{entry.name}), whose files may contain"
-                " rows of other versions: read it with Spark and pass the DataFrame"
-            )
-    for entry in entries:
-        if entry.name.startswith(("_", ".")):
+        is_empty = not entry.is_directory and not entry.size
+        if is_empty or entry.name.startswith(("_", ".")) or entry.name.endswith(_COPYING):
             continue
         if UNFIT.search(entry.name):
             raise ConfigError(
@@ -178,6 +208,7 @@ def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
         if not entry.is_directory:
             yield prefix + entry.name
         elif "=" in entry.name:
+            _check_partition(lake, directory / entry.name)
             raise ConfigError(
                 f"{lake.url} is partitioned ({prefix}{entry.name}), and its files do not contain"
                 " the partition columns: read it with Spark and pass the DataFrame"
@@ -186,11 +217,18 @@ def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
             yield from _files_below(lake, f"{prefix}{entry.name}/")
 
 
-def _table_that_has(name: str) -> str | None:
-    """Return the table format whose directories have an entry of this name, or None."""
-    if name.endswith(".metadata.json"):
-        return "Iceberg"
-    return {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}.get(name)
+def _check_partition(lake: Lake, directory: Lake) -> None:
+    """Check one partition of a table, down to its first file, for marks of a transaction log.
+
+    Raises:
+        ConfigError: there is one; Spark's own reader of Parquet would read old rows too.
+    """
+    entries = directory.entries()
+    if table := find_mark(directory, entries):
+        raise table.make_refusal(lake)
+    below = (e.name for e in entries if e.is_directory and not e.name.startswith(("_", ".")))
+    if name := min(below, default=""):
+        _check_partition(lake, directory / name)
 
 
 @dataclass(frozen=True)
@@ -216,6 +254,8 @@ def _footer(lake: Lake, name: str) -> _Footer:
     with opened(file) as (handle, opened_file):
         footer = read_footer(file, handle)
         schema = schema_of(handle, footer)
+    if ICEBERG_FOOTER_KEY in (footer.metadata or {}):
+        raise LoggedTable(ICEBERG, file.url, file.above.url).make_refusal(lake)
     rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     return _Footer(
         SourceFile(name, opened_file.size, rows),

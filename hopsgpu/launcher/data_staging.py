@@ -157,9 +157,16 @@ class StagedSources:
             if self._cancelled.is_set():
                 raise Cancelled(cancellation)
         try:
-            return reading.result(0)
+            source = reading.result(0)
         except Cancelled as error:
             raise Cancelled(cancellation) from error
+        if source.unchecked:
+            self._board.warn(
+                f"{label} ({source.url}) may belong to a table with a transaction log, whose"
+                f" directories also contain old rows: access was denied to {source.unchecked[0]}"
+                + (f" and {len(source.unchecked) - 1} more" if source.unchecked[1:] else "")
+            )
+        return source
 
     def _tell(self, text: str) -> None:
         self._board.state(GangState.PREPARING, why=text)

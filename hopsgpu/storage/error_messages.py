@@ -6,6 +6,8 @@ import errno
 import re
 from dataclasses import dataclass
 
+from hopsgpu.storage.viewfs import NO_MOUNT
+
 ABSENT = "absent"
 DAMAGED = "damaged"
 EXISTS = "exists"
@@ -78,6 +80,17 @@ _NAME_NODE = (
     " hdfs://host:port/…"
 )
 _RETRYABLE = frozenset({SAFE_MODE, UNREACHABLE})
+# hdfs-native's words for a file in an encryption zone, if it has no key provider that it accepts.
+_ENCRYPTED = re.compile(r"in an HDFS encryption zone but no KMS provider")
+_UNMOUNTED = (
+    "the mount table of viewfs has no mount point on HDFS for this path"
+    " (fs.viewfs.mounttable.<name>.link.<path> in core-site.xml)"
+)
+_KEY_PROVIDER = (
+    "only a KMS is supported as the key provider (hadoop.security.key.provider.path ="
+    " kms://http@host:port/kms or kms://https@host:port/kms): set it in core-site.xml, or copy the"
+    " file out of the encryption zone"
+)
 _LOCAL_SPACE = "the disk is full, or your quota on it is exhausted"
 
 # The kind of error by the last part of the Java class's name.
@@ -173,6 +186,10 @@ def explain(error: BaseException) -> Trouble:
     reason = _first_line(error)
     if _NO_DEFAULT in reason:
         return Trouble("", _NO_DEFAULT, _NAME_NODE)
+    if _ENCRYPTED.search(reason):
+        return Trouble(UNSUPPORTED, reason, _KEY_PROVIDER)
+    if NO_MOUNT in reason:
+        return Trouble(ABSENT, _UNMOUNTED)
     kind = _kind(error, reason)
     advice = _ADVICE.get(kind, "")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

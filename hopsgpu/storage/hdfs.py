@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import hdfs_services, name_tokens
 from hopsgpu.storage.kerberos import NO_TICKET, has_tokens, meaning
 from hopsgpu.storage.umask import creation_mask
+from hopsgpu.storage.viewfs import complete_mount_table
 
 T = TypeVar("T")
 
@@ -41,6 +42,11 @@ _QUICK = {
     "dfs.client.failover.sleep.base.millis": "200",
     "dfs.client.failover.sleep.max.millis": "1000",
 }
+# The property that names the provider of encryption keys, and its older name in Hadoop.
+_KEY_PROVIDER = "hadoop.security.key.provider.path"
+_OLD_KEY_PROVIDER = "dfs.encryption.key.provider.uri"
+# The form of a provider that hdfs-native accepts, for example kms://https@kms1;kms2:9600/kms.
+_KMS = re.compile(r"kms://https?@[^/;:]+(;[^/;:]+)*(:\d+)?(/.*)?")
 # hdfs-native waits forever for a NameNode's answer. A write may also wait for a DataNode that is
 # lost (60 s), and for another one.
 _ANSWER_SECONDS = 60.0
@@ -72,7 +78,9 @@ class Hdfs:
         limits = _QUICK if quick else _PATIENT
         # In a container, whose tokens know a NameNode by its IP address.
         name_tokens([urlsplit(url).netloc], os.environ)
-        self._client = Client(url, {**HadoopConf.load_hdfs(os.environ).filled(), **limits})
+        settings = HadoopConf.load_hdfs(os.environ).filled()
+        settings |= _key_provider_of(settings) | complete_mount_table(url, settings)
+        self._client = Client(url, {**settings, **limits})
         self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
         self._hands = WorkerThreadPool("hopsgpu-hdfs")
@@ -169,6 +177,28 @@ class Hdfs:
                     raise
                 log.debug("a write to HDFS has not returned after %g s: abandons it", _DATA_SECONDS)
                 raise _no_answer(_DATA_SECONDS) from error
+
+
+def _key_provider_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the setting of the key provider that hdfs-native accepts; empty for no provider.
+
+    Only files in encryption zones need a provider. With a provider of another form, such as
+    `jceks://`, hdfs-native would refuse to read any file.
+
+    Args:
+        settings: Hadoop's properties, as the configuration's files have them.
+    """
+    provider = settings.get(_KEY_PROVIDER) or settings.get(_OLD_KEY_PROVIDER) or ""
+    if provider and not _KMS.fullmatch(provider):
+        log.info(
+            "%s=%s is not used: files in encryption zones cannot be read, because only"
+            " kms://http@host:port/kms and kms://https@host:port/kms are supported",
+            _KEY_PROVIDER,
+            provider,
+        )
+        provider = ""
+    # hdfs-native also reads the files itself, so that a missing property would change nothing.
+    return {_KEY_PROVIDER: provider} if provider or _KEY_PROVIDER in settings else {}
 
 
 class _Reader(io.RawIOBase):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -104,5 +108,96 @@ def test_one_file_is_a_source(written: Lake, tmp_path: Path) -> None:
         assert sorted(ids(rank.batches(999))) == list(range(ROWS // 3))
     with pytest.raises(ConfigError, match="but no rows"):
         read_source(written / "part-2.parquet")
-    with pytest.raises(ConfigError, match="is not a Parquet file"):
+    with pytest.raises(ConfigError, match="is empty"):
         read_source(written / "_SUCCESS")
+
+
+def test_a_part_of_a_table_with_a_transaction_log_is_refused(written: Lake) -> None:
+    (written / "_delta_log").make()
+    for part in (written, written / "below", written / "below/part-1.parquet"):
+        with pytest.raises(ConfigError, match=r"\(Delta Lake, .*/_delta_log\)"):
+            read_source(part)
+
+
+def test_files_that_are_empty_or_still_copied_are_skipped(written: Lake) -> None:
+    (written / "empty.parquet").write(b"")
+    (written / "part-9.parquet._COPYING_").write(b"PAR1half")
+    assert read_source(written).num_rows == ROWS
+
+
+# As a user who may enter the directories above the data, but not list them.
+AS_MALLORY = """
+import sys
+from hopsgpu.data.source import read_source
+from hopsgpu.storage.lake import Lake
+try:
+    source = read_source(Lake(sys.argv[1]))
+    print(source.num_rows, *source.unchecked, sep="\\n")
+except Exception as error:
+    print(error)
+"""
+
+
+def read_as_mallory(url: str, cluster_env: dict[str, str]) -> str:
+    command = [sys.executable, "-c", AS_MALLORY, url]
+    environ = {**cluster_env, "HADOOP_USER_NAME": "mallory"}
+    return subprocess.run(command, env=environ, text=True, capture_output=True, check=True).stdout
+
+
+def test_directories_that_may_not_be_listed(hdfs_url: str, cluster_env: dict[str, str]) -> None:
+    root = Lake(f"{hdfs_url}/tmp/closed-{uuid.uuid4().hex}")
+    table, data = root / "table", root / "table/data"
+    data.make()
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.table({"a": [1, 2]}), sink)
+    (data / "0.parquet").write(sink.getvalue().to_pybytes())
+    try:
+        for directory in (root, table):
+            directory.share(0o711)
+        assert read_as_mallory(data.url, cluster_env).split() == ["2"]
+        (table / "metadata").make()
+        (table / "metadata/v1.metadata.json").write(b"{}")
+        assert "(Iceberg, " in read_as_mallory(data.url, cluster_env)
+        (table / "metadata").share(0o700)
+        assert read_as_mallory(data.url, cluster_env).split() == ["2", f"{table.url}/metadata"]
+        (root / "_delta_log").make()
+        assert "(Delta Lake, " in read_as_mallory(data.url, cluster_env)
+    finally:
+        root.remove()
+
+
+def test_viewfs_reads_mount_points_and_sees_the_table_behind_them(
+    hdfs_url: str,
+    cluster_env: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a fallback mount, which Hadoop does not need."""
+    root = Lake(f"{hdfs_url}/tmp/mounted-{uuid.uuid4().hex}")
+    (root / "table/day=1").make()
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.table({"a": [1, 2]}), sink)
+    (root / "table/day=1/0.parquet").write(sink.getvalue().to_pybytes())
+    shutil.copytree(cluster_env["HADOOP_CONF_DIR"], tmp_path / "conf")
+    site = tmp_path / "conf/core-site.xml"
+    name = "fs.viewfs.mounttable.company.link"
+    links = {f"{name}./part": f"{root.url}/table/day=1", f"{name}./cold": "s3a://bucket/cold"}
+    mounts = "".join(
+        f"<property><name>{key}</name><value>{value}</value></property>"
+        for key, value in links.items()
+    )
+    site.write_text(site.read_text().replace("</configuration>", f"{mounts}</configuration>"))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "conf"))
+    try:
+        assert read_source(Lake("viewfs://company/part")).num_rows == 2
+        for unmounted in ("viewfs://company/x", "viewfs://company/cold/x"):
+            with pytest.raises(StoreError) as raised:
+                read_source(Lake(unmounted))
+            assert raised.value.kind == "absent"
+            with pytest.raises(StoreError, match="has no mount point on HDFS"):
+                Lake(unmounted).make()
+        (root / "table/_delta_log").make()
+        with pytest.raises(ConfigError, match=r"\(Delta Lake, .*`day` = '1'"):
+            read_source(Lake("viewfs://company/part"))
+    finally:
+        root.remove()

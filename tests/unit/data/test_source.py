@@ -142,22 +142,135 @@ def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
         assert rank.to_arrow(["b"]).to_pydict() == {"b": [3]}
 
 
+MARKS = {
+    "_delta_log/00000000000000000000.json": "Delta Lake",
+    ".hoodie/hoodie.properties": "Hudi",
+    "metadata/v1.metadata.json": "Iceberg",
+    "metadata/v1.metadata.json.gz": "Iceberg",
+    "_spark_metadata/0": "a streaming query of Spark",
+    "snapshot/snapshot-1": "Paimon",
+    "base_0000002/000000_0": "transactional Hive",
+    "delta_0000001_0000001/000000_0": "transactional Hive",
+    "delta_0000001_0000001_0000/000000_0": "transactional Hive",
+    "delete_delta_0000003_0000003_0000/bucket_00000": "transactional Hive",
+    "base_0000005_v0000017/000000_0": "transactional Hive",
+}
+
+
+def touch(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
+@pytest.mark.parametrize("mark", MARKS)
 @pytest.mark.parametrize(
-    ("beside", "table"),
+    "named",
+    ["", "table", "table/data", "table/data/below", "table/data/0.parquet", "link", "link/below"],
+)
+def test_no_part_of_a_table_with_a_transaction_log_is_read_in_place(
+    tmp_path: Path, mark: str, named: str
+) -> None:
+    """The table's directory, the directories above and below, its files, and links to them."""
+    write(tmp_path / "lake", "table/data/0.parquet", {"a": [1]})
+    write(tmp_path / "lake", "table/data/below/1.parquet", {"a": [1]})
+    (tmp_path / "lake/link").symlink_to(tmp_path / "lake/table/data")
+    touch(tmp_path / "lake/table" / mark)
+    with pytest.raises(ConfigError, match="a table with a transaction log") as raised:
+        read_source(Lake(f"file://{tmp_path}/lake/{named}".rstrip("/")))
+    assert f"({MARKS[mark]}, file://{tmp_path}/lake/table/" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("mark", "named", "code"),
     [
-        ("_delta_log/00000000000000000000.json", "Delta Lake"),
-        (".hoodie/hoodie.properties", "Hudi"),
-        ("metadata/v1.metadata.json", "Iceberg"),
+        ("_delta_log/0.json", "", 'format("delta").load("URL")'),
+        (
+            "_delta_log/0.json",
+            "day=2024-01-01/hour=__HIVE_DEFAULT_PARTITION__",
+            'format("delta").load("URL").where("`day` = \'2024-01-01\' AND `hour` IS NULL")',
+        ),
+        (
+            "_spark_metadata/0",
+            "who=it%27s",
+            'spark.read.parquet("URL").where("`who` = \'it\\\\\'s\'")',
+        ),
+        (".hoodie/hoodie.properties", "eu", 'load("URL").where("<rows of eu>")'),
+        ("metadata/v2.metadata.json", "data", 'format("iceberg").load("URL")'),
+        (
+            "metadata/v2.metadata.json",
+            "data/ts_day=2024-01-01",
+            'load("URL").where("<rows of ts_day=2024-01-01>")',
+        ),
+        ("base_0000002/000000_0", "base_0000002", "INSERT OVERWRITE DIRECTORY '<directory>'"),
     ],
 )
-@pytest.mark.parametrize("below", ["", "below/"])
-def test_tables_with_versions_are_not_read_in_place(
-    tmp_path: Path, beside: str, table: str, below: str
+def test_the_refusal_has_the_code_that_reads_the_table(
+    tmp_path: Path, mark: str, named: str, code: str
 ) -> None:
-    write(tmp_path, f"{below}data/0.parquet", {"a": [1]})
-    (tmp_path / below / beside).parent.mkdir()
-    (tmp_path / below / beside).touch()
-    with pytest.raises(ConfigError, match=f"a table of {table} .*read it with Spark and pass"):
+    root = f"file://{tmp_path}/table"
+    write(tmp_path / "table" / named, "0.parquet", {"a": [1]})
+    touch(tmp_path / "table" / mark)
+    with pytest.raises(ConfigError) as raised:
+        read_source(Lake(f"{root}/{named}".rstrip("/")))
+    assert code.replace("URL", root) in str(raised.value)
+
+
+def test_a_partition_without_its_table_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "eu/0.parquet", {"a": [1]})
+    touch(tmp_path / "eu/.hoodie_partition_metadata")
+    with pytest.raises(ConfigError, match=r'format\("hudi"\).load\("<path of the table>"\)'):
+        read_source(Lake(f"file://{tmp_path}/eu"))
+
+
+def test_a_partitioned_transactional_table_is_not_advised_to_spark(tmp_path: Path) -> None:
+    """Spark would read all of its `base_N` and `delta_N_M` directories."""
+    write(tmp_path, "day=1/hour=2/base_0000002/000000_0", {"a": [1]})
+    with pytest.raises(ConfigError, match=r"\(transactional Hive, .*INSERT OVERWRITE DIRECTORY"):
+        read_source(Lake(f"file://{tmp_path}"))
+
+
+def test_files_that_iceberg_wrote_are_refused_wherever_they_are(tmp_path: Path) -> None:
+    """A table's `write.data.path` may be far from its metadata."""
+    rows = pa.table({"a": [1]})
+    table = rows.replace_schema_metadata({"iceberg.schema": "{}"})
+    parquet.write_table(table, tmp_path / "0.parquet")
+    with pytest.raises(ConfigError, match=r"\(Iceberg, .*0\.parquet"):
+        read_source(Lake(f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "metadata/readme.txt",
+        "v1.metadata.json",
+        "snapshot/latest.txt",
+        "metadata",
+        "base_models",
+        "delta_of_a/x",
+        "base_1.txt",
+    ],
+)
+def test_names_that_only_resemble_marks_are_no_marks(tmp_path: Path, beside: str) -> None:
+    write(tmp_path, "data/0.parquet", {"a": [1]})
+    touch(tmp_path / beside)
+    assert read_source(Lake(f"file://{tmp_path}/data")).num_rows == 1
+
+
+def test_files_that_spark_skips_are_skipped(tmp_path: Path) -> None:
+    write(tmp_path, "0.parquet", {"a": [1, 2]})
+    write(tmp_path, "0.parquet._COPYING_", {"a": [1, 2]})
+    (tmp_path / "1.parquet._COPYING_").write_bytes(b"PAR1half")
+    (tmp_path / "2.parquet").touch()
+    (tmp_path / "_SUCCESS").touch()
+    (tmp_path / ".0.parquet.crc").write_bytes(b"crc")
+    source = read_source(Lake(f"file://{tmp_path}"))
+    assert [file.name for file in source.files] == ["0.parquet"]
+    with pytest.raises(ConfigError, match="is still being copied"):
+        read_source(Lake(f"file://{tmp_path}/1.parquet._COPYING_"))
+    with pytest.raises(ConfigError, match="is empty"):
+        read_source(Lake(f"file://{tmp_path}/2.parquet"))
+    (tmp_path / "0.parquet").unlink()
+    with pytest.raises(ConfigError, match="contains no Parquet file"):
         read_source(Lake(f"file://{tmp_path}"))
 
 

@@ -1,0 +1,259 @@
+"""Tables with a transaction log, which cannot be read by listing their files.
+
+The log of such a table says which files are current. The directories also contain files whose rows
+were deleted or rewritten, and files of writes that failed. A current file may have rows that a
+deletion vector or a position delete removes.
+
+Source: Delta Lake's protocol (PROTOCOL.md), Iceberg's `HadoopTableOperations`, Hudi's technical
+specification, Spark's `FileStreamSink`, Hive's `AcidUtils`, Paimon's specification.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from urllib.parse import unquote
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.error_messages import ABSENT, PERMISSION
+from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.lake import UNFIT, Lake, Status
+from hopsgpu.storage.root import join_url
+from hopsgpu.storage.viewfs import resolve_mount
+
+_THREADS = 8
+DELTA, HUDI, ICEBERG, PAIMON = "Delta Lake", "Hudi", "Iceberg", "Paimon"
+STREAM, HIVE = "a streaming query of Spark", "transactional Hive"
+# The key of Iceberg's schema in the footer of each Parquet file that Iceberg wrote.
+ICEBERG_FOOTER_KEY = b"iceberg.schema"
+
+# Entries of a table's directory, or of a partition's directory.
+_ENTRIES = {
+    "_delta_log": DELTA,
+    ".hoodie": HUDI,
+    "_spark_metadata": STREAM,
+    ".hoodie_partition_metadata": HUDI,
+    ".hoodie_partition_metadata.parquet": HUDI,
+    ".hoodie_partition_metadata.orc": HUDI,
+}
+_PARTITION_ENTRY = ".hoodie_partition_metadata"
+# Directories of logs whose files have no fixed name.
+_LOG_FILES = {
+    "metadata": (ICEBERG, re.compile(r".+\.metadata\.json(\.gz)?")),
+    "snapshot": (PAIMON, re.compile(r"snapshot-\d+")),
+}
+_HIVE_DIRECTORY = re.compile(r"(base_\d+|(delete_)?delta_\d+_\d+(_\d+)?)(_v\d+)?")
+_READ = {
+    DELTA: 'spark.read.format("delta").load({url})',
+    HUDI: 'spark.read.format("hudi").load({url})',
+    ICEBERG: 'spark.read.format("iceberg").load({url})',
+    PAIMON: 'spark.read.format("paimon").load({url})',
+    STREAM: "spark.read.parquet({url})",
+}
+
+
+@dataclass(frozen=True)
+class LoggedTable:
+    """A table with a transaction log.
+
+    Attributes:
+        format: name of the table format.
+        mark: URL of the entry that shows the format.
+        directory: URL of the directory of the data, behind links and mount points.
+        root: URL of the table's directory; "" if unknown.
+    """
+
+    format: str
+    mark: str
+    directory: str
+    root: str = ""
+
+    def make_refusal(self, lake: Lake) -> ConfigError:
+        """Return the error for data in the table; it has the code that reads the table.
+
+        Args:
+            lake: the place that `data=` names.
+        """
+        return ConfigError(
+            f"{lake.url} belongs to a table with a transaction log ({self.format}, {self.mark}):"
+            " its directories also contain rows that the table no longer has, so hopsgpu does not"
+            f" read its files. {self._describe_way_out()}"
+        )
+
+    def _describe_way_out(self) -> str:
+        if self.format == HIVE:
+            # Spark has no reader of transactional Hive tables (SPARK-15348).
+            return (
+                "Write its current rows in Hive: INSERT OVERWRITE DIRECTORY '<directory>' STORED AS"
+                " PARQUET SELECT * FROM <table>; then pass data='<directory>', or the DataFrame"
+                " hive.executeQuery('SELECT * FROM <table>') of the Hive Warehouse Connector"
+            )
+        code = _READ[self.format].format(url=json.dumps(self.root or "<path of the table>"))
+        condition = self._partition_condition() if self.root else ""
+        where = f".where({json.dumps(condition)})" if condition else ""
+        return f"Read the table as a DataFrame: df = {code}{where}; then pass data=df"
+
+    def _partition_condition(self) -> str:
+        """Return the SQL that selects the rows of a partition; "" for the whole table."""
+        names = [name for name in self.directory.removeprefix(self.root).split("/") if name]
+        if self.format == ICEBERG and names[:1] == ["data"]:
+            names = names[1:]
+        # A directory of Iceberg has the name of a transformed column, which no reader has.
+        return " AND ".join(
+            f"<rows of {name}>" if self.format == ICEBERG else _condition_of_name(name)
+            for name in names
+        )
+
+
+def _condition_of_name(name: str) -> str:
+    column, equals, value = name.partition("=")
+    if not equals:
+        return f"<rows of {name}>"
+    if value == "__HIVE_DEFAULT_PARTITION__":
+        return f"`{unquote(column)}` IS NULL"
+    quoted = unquote(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"`{unquote(column)}` = '{quoted}'"
+
+
+def find_mark(directory: Lake, entries: Iterable[Status]) -> LoggedTable | None:
+    """Return the table that a directory shows by its entries, or None.
+
+    Args:
+        directory: the directory.
+        entries: status of the directory's entries.
+    """
+    log = _LOG_FILES.get(_name_of(directory))
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        mark = join_url(directory.url, entry.name)
+        if table_format := _ENTRIES.get(entry.name):
+            # A partition's entry does not say where the table is.
+            root = "" if entry.name.startswith(_PARTITION_ENTRY) else directory.url
+            return LoggedTable(table_format, mark, directory.url, root)
+        if entry.is_directory and _HIVE_DIRECTORY.fullmatch(entry.name):
+            return LoggedTable(HIVE, mark, directory.url, directory.url)
+        if log is not None and not entry.is_directory and log[1].fullmatch(entry.name):
+            return LoggedTable(log[0], mark, directory.above.url, directory.above.url)
+    return None
+
+
+def _name_of(place: Lake) -> str:
+    return place.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class TableSearch:
+    """The result of a search of directories for marks of tables.
+
+    Attributes:
+        table: the table with a transaction log to which the directories belong, or None.
+        unchecked: URLs that could not be examined, because access was denied.
+    """
+
+    table: LoggedTable | None
+    unchecked: tuple[str, ...] = ()
+
+
+def search_table(directory: Lake) -> TableSearch:
+    """Search a directory, and those above it, for marks of tables.
+
+    The directory behind a mount point of viewfs, or behind a symbolic link of this machine, and
+    those above it are searched too.
+
+    Raises:
+        StoreError: the lake does not answer.
+    """
+    directories = [directory.with_client()]
+    unchecked: tuple[str, ...] = ()
+    if (target := _target_of(directory)) is not None:
+        if UNFIT.search(target):
+            unchecked = (target,)
+        else:
+            behind = Lake(target, quick=directory.quick, stop=directory.stop)
+            directories.append(behind.with_client())
+    tables = []
+    for below in directories:
+        search = _search_lineage(below)
+        unchecked += search.unchecked
+        if search.table is not None:
+            tables.append(search.table)
+    return TableSearch(_choose(tables), unchecked)
+
+
+def _search_lineage(directory: Lake) -> TableSearch:
+    lineage = list(_lineage_of(directory))
+    for place in lineage:
+        if _HIVE_DIRECTORY.fullmatch(_name_of(place)):
+            return TableSearch(LoggedTable(HIVE, place.url, directory.url, place.above.url))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        searches = list(pool.map(_search_entries, lineage))
+    table = _choose([search.table for search in searches if search.table is not None])
+    return TableSearch(
+        table and replace(table, directory=directory.url),
+        tuple(url for search in searches for url in search.unchecked),
+    )
+
+
+def _choose(tables: Sequence[LoggedTable]) -> LoggedTable | None:
+    """Return a table whose directory is known, else the first table, else None."""
+    return next((table for table in tables if table.root), next(iter(tables), None))
+
+
+def _target_of(directory: Lake) -> str | None:
+    """Return the URL behind a symbolic link or a mount point; None if there is neither."""
+    if directory.is_local:
+        target = os.path.realpath(directory.path)
+        return None if target == directory.path else f"file://{target}"
+    if directory.url.startswith("viewfs:"):
+        return resolve_mount(directory.url, HadoopConf.load_hdfs(os.environ).filled())
+    return None
+
+
+def _lineage_of(place: Lake) -> Iterator[Lake]:
+    yield place
+    while place.path != "/":
+        place = place.above
+        yield place
+
+
+def _search_entries(directory: Lake) -> TableSearch:
+    """Search the entries of one directory, and the logs among them."""
+    entries, denied = _list_entries(directory)
+    table = find_mark(directory, entries)
+    for entry in entries:
+        if table is None and entry.is_directory and entry.name in _LOG_FILES:
+            log = directory / entry.name
+            files, denied_files = _list_entries(log)
+            table = find_mark(log, files)
+            denied += denied_files
+    return TableSearch(table, tuple(denied))
+
+
+def _list_entries(directory: Lake) -> tuple[Sequence[Status], list[str]]:
+    """Return the entries of a directory, and the URLs of those that could not be examined.
+
+    If the directory may be entered but not listed, the entries are those whose names are known.
+    """
+    try:
+        return directory.entries(), []
+    except StoreError as error:
+        if error.kind == ABSENT:  # A directory of viewfs above its mount points.
+            return (), []
+        if error.kind != PERMISSION:
+            raise
+    if _name_of(directory) in _LOG_FILES:
+        return (), [directory.url]
+    found, denied = [], []
+    for name in (*_ENTRIES, *_LOG_FILES):
+        entry = directory / name
+        try:
+            found.append(entry.stat())
+        except StoreError as error:
+            if error.kind == PERMISSION:
+                denied.append(entry.url)
+            elif error.kind != ABSENT:
+                raise
+    return found, denied

@@ -1,0 +1,77 @@
+"""Mount tables of viewfs, as Hadoop's configuration has them. Pure functions.
+
+Source: Hadoop's ViewFs guide and its class `InodeTree`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from hopsgpu.storage.root import join_url
+
+# HDFS refuses this path, because a name may not contain a colon: nothing can be created below it.
+NO_MOUNT = "/no-viewfs-mount-point:"
+_FALLBACK = ("linkFallback", "linkMergeSlash")
+
+
+def complete_mount_table(url: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that make a mount table acceptable to hdfs-native.
+
+    hdfs-native needs a fallback, which Hadoop does not, and refuses a table with a mount point that
+    is not on HDFS. Here, paths without a mount point on HDFS lead to `NO_MOUNT`.
+
+    Args:
+        url: URL of the file system; of another one than viewfs, the result is empty.
+        settings: Hadoop's properties.
+
+    Raises:
+        ValueError: the table has no mount point on HDFS.
+    """
+    scheme, table = urlsplit(url)[:2]
+    if scheme != "viewfs":
+        return {}
+    prefix = f"fs.viewfs.mounttable.{table}."
+    mounts = dict(_mounts_of(prefix, settings))
+    name_nodes = [urlsplit(target) for target in mounts.values() if target.startswith("hdfs://")]
+    if not name_nodes:
+        raise ValueError(f"no mount point on HDFS is configured ({prefix}link.<path>)")
+    nowhere = f"hdfs://{name_nodes[0].netloc}{NO_MOUNT}"
+    others = {
+        f"{prefix}link.{path}": nowhere
+        for path, target in mounts.items()
+        if path != "/" and not target.startswith("hdfs://")
+    }
+    fallback = mounts.get("/", "")
+    return {
+        **others,
+        f"{prefix}linkFallback": fallback if fallback.startswith("hdfs://") else nowhere,
+    }
+
+
+def resolve_mount(url: str, settings: Mapping[str, str]) -> str | None:
+    """Return the URL behind the mount point of a viewfs:// URL; None if there is none.
+
+    Args:
+        url: URL of a file or directory.
+        settings: Hadoop's properties.
+    """
+    scheme, table, path, *_ = urlsplit(url)
+    mounts = dict(_mounts_of(f"fs.viewfs.mounttable.{table}.", settings))
+    if scheme != "viewfs":
+        return None
+    for mount in sorted(mounts, key=len, reverse=True):
+        below = path.removeprefix(mount.rstrip("/"))
+        if path.startswith(mount) and (not below or below.startswith("/")):
+            return join_url(mounts[mount], below.lstrip("/")) if below.strip("/") else mounts[mount]
+    return None
+
+
+def _mounts_of(prefix: str, settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the paths of a table's mount points with their targets; the fallback's path is `/`."""
+    for name, target in settings.items():
+        kind, dot, path = name.removeprefix(prefix).partition(".")
+        if name.startswith(prefix) and kind == "link" and dot:
+            yield path, target
+        elif name.startswith(prefix) and kind in _FALLBACK:
+            yield "/", target
