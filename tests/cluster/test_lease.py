@@ -311,6 +311,76 @@ def test_the_flip_ends_whatever_happens(spark: SparkSession) -> None:
     assert isinstance(jvm, Jvm)
 
 
+# Spark's scheduler handles one event at a time. Here it waits for an accumulator of the user's when
+# the gang's barrier job is submitted, as it would work on a large job.
+BUSY_SCHEDULER = """
+    import sys, threading
+    import hopsgpu
+    from hopsgpu.backends.spark import lease
+    from hopsgpu.launcher import arguments
+    from pyspark import AccumulatorParam, InheritableThread, TaskContext
+
+    arguments.likely_preloads = tuple  # imports nothing ahead
+    busy_seconds, lease.FLIP_SECONDS = float(sys.argv[1]), float(sys.argv[2])
+    busy, over = threading.Event(), threading.Event()
+
+    class Slow(AccumulatorParam):
+        def zero(self, value):
+            return 0
+
+        def addInPlace(self, one, other):
+            if TaskContext.get() is None and other == 7:
+                # By name: executors get a copy of this class, and locks cannot be pickled.
+                main = sys.modules["__main__"]
+                main.busy.set()
+                main.over.wait(60)
+            return one + other
+
+    context = hopsgpu.session("busy scheduler").sparkContext
+    slow = context.accumulator(0, Slow())
+    submitted = []
+    start = lease.GpuLease._start
+
+    def start_when_busy(owner, role, *more):
+        if role == "agents":
+            if not submitted:
+                job = lambda: context.parallelize([7], 1).foreach(lambda n: slow.add(n))
+                InheritableThread(target=job, daemon=True).start()
+                assert busy.wait(100)
+                threading.Timer(busy_seconds, over.set).start()
+            submitted.append(role)
+        return start(owner, role, *more)
+
+    lease.GpuLease._start = start_when_busy
+    result = hopsgpu.launch(lambda: 5, workers=1, progress="off")
+    print("launched", result.values[0], "after", len(submitted), "barrier jobs", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("busy_seconds", "flip_seconds", "jobs"),
+    [(3, 20, 1), pytest.param(3, 0.5, 2, marks=pytest.mark.soak)],
+)
+def test_a_scheduler_that_is_busy_delays_the_gang_and_refuses_nothing(
+    cluster_env: dict[str, str],
+    manager: ResourceManager,
+    busy_seconds: float,
+    flip_seconds: float,
+    jobs: int,
+) -> None:
+    """Only one that answers after the bound has the gang submitted again, without a stack."""
+    script = start_script(cluster_env, BUSY_SCHEDULER, busy_seconds, flip_seconds)
+    try:
+        out, error = script.communicate(timeout=300)
+    finally:
+        script.kill()
+        script.communicate()
+    assert f"launched 5 after {jobs} barrier jobs" in out, error
+    assert "SPARK-24942" not in error
+    assert "Creating new stage failed" not in error
+    assert gpus_become(manager, 0)
+
+
 # Placement, memory.
 
 

@@ -24,9 +24,13 @@ from hopsgpu.errors import HopsGpuError
 # Spark's scheduler logs this every 15 s, until the application's first task runs.
 _NO_RESOURCES = "Initial job has not accepted any resources"
 _DYNAMIC = "spark.dynamicAllocation.enabled"
-# The longest time for which dynamic allocation's flag is off, whatever happens: it concerns all
-# jobs of the application, and other gangs wait to flip it too.
-FLIP_SECONDS = 1.0
+# The longest time for which dynamic allocation's flag is off. Spark's scheduler handles one event
+# at a time, so that a job of the user's with 100,000 tasks delays a barrier job by seconds. This
+# bound is for a scheduler that hangs: the flag concerns all jobs of the application.
+FLIP_SECONDS = 20.0
+# The beginning of a warning with a stack trace, which Spark's scheduler logs if it refuses a stage.
+_STAGE_REFUSED = "Creating new stage failed due to exception - job: "
+_DAG_SCHEDULER = "org.apache.spark.scheduler.DAGScheduler"
 _LOOK_SECONDS = 0.01
 _MOST_TASKS = 10_000
 # Of ExecutorAllocationManager: the field with the time, in nanoseconds of its clock, when it asks
@@ -442,6 +446,13 @@ class Jvm:
         """
         scheduler = str(self._scheduler().getClass().getName())
         return suppressed(self._context._jvm, scheduler, _NO_RESOURCES)
+
+    def without_stage_refusal(self) -> contextlib.AbstractContextManager[None]:
+        """Suppress Spark's warning that it refuses a stage, while inside the context.
+
+        The caller of the refused job gets the error all the same.
+        """
+        return suppressed(self._context._jvm, _DAG_SCHEDULER, _STAGE_REFUSED)
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:

@@ -6,11 +6,12 @@ allocation (by `Jvm.barriers_allowed`), and only to submit a barrier job.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from py4j.protocol import Py4JError
 
@@ -224,23 +225,52 @@ class GpuLease(Owner):
             for job in holder_jobs:
                 jvm.cancel(job.tag)
             return None
-        with jvm.barriers_allowed():
-            job = self._start("agents", self.request.plan.executors)
-            wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
-        agents = self._agents(job, holders)
-        log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
-        if agents is None or any(map(self.request.unwanted, agents.values())):
-            # The parked placeholders end too: the next try parks such executors again.
-            self._executors.server.end_all()
-            for ending in (job, *holder_jobs):
-                jvm.cancel(ending.tag)
-                wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
-            return None
+        with self._submit_agents() as job:
+            agents = self._agents(job, holders)
+            count = "none" if agents is None else len(agents)
+            log.debug("%s: agents: %s", self.request.run_id, count)
+            if agents is None or any(map(self.request.unwanted, agents.values())):
+                # The parked placeholders end too: the next try parks such executors again.
+                self._executors.server.end_all()
+                for ending in (job, *holder_jobs):
+                    jvm.cancel(ending.tag)
+                    wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
+                return None
         self._give_back(parked, holder_jobs)
         why_lost = self._application.why_lost
         let_go = functools.partial(self._release_part, job)
         tokens = functools.partial(read_tokens, jvm)
         return Lease(self._executors.server, tuple(agents.values()), job, why_lost, let_go, tokens)
+
+    @contextlib.contextmanager
+    def _submit_agents(self) -> Iterator[GangJob]:
+        """Submit the barrier job; yield it once Spark's scheduler has accepted or refused it.
+
+        If the scheduler does not answer, it will refuse the job later, because the flag that allows
+        barrier stages is set back. Spark's warning of this refusal is suppressed.
+        """
+        jvm, cancelled = self._application.jvm, self.request.cancelled
+        with jvm.barriers_allowed():
+            job = self._start("agents", self.request.plan.executors)
+
+            def is_accepted() -> bool:
+                if cancelled.is_set():
+                    # Repeat the call: Spark ignores a cancellation before it knows the job.
+                    jvm.cancel(job.tag)
+                return jvm.stage_is_active(job.tag)
+
+            is_settled = wait_until(is_accepted, job.ended, FLIP_SECONDS) or job.ended.is_set()
+        if is_settled:
+            yield job
+            return
+        log.warning(
+            "%s: Spark's scheduler has not answered for %g s, so the gang's barrier job will be"
+            " submitted again",
+            self.request.run_id,
+            FLIP_SECONDS,
+        )
+        with jvm.without_stage_refusal():
+            yield job
 
     def _release_part(self, job: GangJob, keys: Collection[int]) -> bool:
         """Implement `Lease.let_go`."""
