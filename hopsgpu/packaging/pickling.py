@@ -42,6 +42,7 @@ from hopsgpu.packaging.unpicklable import (
     article,
     describe_value,
     refusal_of,
+    refuse_own_operators,
 )
 
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -100,6 +101,7 @@ class _CallPickler(ReducingPickler):
     def function_by_value(self, function: FunctionType) -> None:
         if function.__module__ == MAIN:
             self._meet(function.__qualname__, function)
+        refuse_own_operators(function)
 
     def _meet(self, name: str, value: object) -> None:
         """Note what `__main__` has under a name; for something inside a class, note the class."""
