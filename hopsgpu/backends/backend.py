@@ -15,6 +15,7 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
+from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
 
 
@@ -56,6 +57,10 @@ class Site(Protocol):
     @property
     def packer(self) -> Packer:
         """Return what packs the user's modules; it packs again only what has changed."""
+
+    @property
+    def load_checks(self) -> LoadChecks:
+        """Return what checks that ranks can load calls; it does not repeat for the same types."""
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
         """Return those of the top-level modules that the executors' Python is known to lack."""

@@ -35,7 +35,7 @@ def plan(options: LaunchOptions, interrupted: threading.Event) -> LaunchPlan:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    checked = arguments(options)
+    checked = arguments(options, interrupted)
     return plan_of(checked, "<run_id>", checked.data)
 
 
@@ -46,7 +46,7 @@ def submit(options: LaunchOptions, interrupted: threading.Event) -> Run:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    return _started(arguments(options))
+    return _started(arguments(options, interrupted))
 
 
 @takes(LaunchOptions)
@@ -77,7 +77,7 @@ def launch(options: LaunchOptions, interrupted: threading.Event) -> GangResult:
             returned.
         KeyboardInterrupt: Ctrl-C was pressed; the run was cancelled and its GPUs are released.
     """
-    return wait_for(_started(arguments(options)), interrupted)
+    return wait_for(_started(arguments(options, interrupted)), interrupted)
 
 
 @takes(HoldOptions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -118,11 +119,16 @@ class Arguments(FunctionArguments):
     data: Datasets | None = None
 
 
-def arguments(options: LaunchOptions) -> Arguments:
+def arguments(options: LaunchOptions, interrupted: threading.Event | None = None) -> Arguments:
     """Check the options of a launch.
+
+    Args:
+        options: the options.
+        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: an option is wrong; the message names it, its value and what is accepted.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     refuse_nested()
     of_run, python_env = options.of_run(), options.recipe()
@@ -130,14 +136,18 @@ def arguments(options: LaunchOptions) -> Arguments:
     return _arguments(
         options,
         lambda: gang_in(application_of(options.spark), spec, python_env, options.idle_timeout),
+        interrupted,
     )
 
 
-def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
+def launch_on(
+    held: HeldArguments, options: HeldRunOptions, interrupted: threading.Event | None = None
+) -> Arguments:
     """Check the options of a launch on a held gang, as `arguments` does.
 
     Raises:
         ConfigError: an option is wrong; the message names it, its value and what is accepted.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     of_run = options.of_run()
     check_idle_timeout(
@@ -145,18 +155,22 @@ def launch_on(held: HeldArguments, options: HeldRunOptions) -> Arguments:
     )
     spec = _with_idle_timeout(replace(held.spec, **of_run), held.application, options.idle_timeout)
     gang = GangArguments(spec=spec, application=held.application, python_env=held.python_env)
-    return _arguments(options, lambda: gang)
+    return _arguments(options, lambda: gang, interrupted)
 
 
-def _arguments(options: RunOptions, find_gang: Callable[[], GangArguments]) -> Arguments:
+def _arguments(
+    options: RunOptions,
+    find_gang: Callable[[], GangArguments],
+    interrupted: threading.Event | None,
+) -> Arguments:
     train_fn, data = options.train_fn, datasets_of(options.data, is_frame)
     progress = progress_of(options.progress)
     args, kwargs = positional(options.args), keywords(options.kwargs)
     check_accepts(train_fn, args, kwargs)
-    call, imported = pickled(train_fn, args, kwargs)
+    call = pickled(train_fn, args, kwargs)
     # Only now, so that a wrong option is reported even if there is no session.
     gang = find_gang()
-    function = packed(train_fn, call, imported, gang.application)
+    function = packed(train_fn, call, gang.application, gang.spec.env_vars, interrupted)
     check_data(data, gang.application)
     tracking = _tracking(gang.application)
     is_traced = options.model is not None or tracking is not None

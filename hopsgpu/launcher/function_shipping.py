@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +14,12 @@ from hopsgpu.backends.backend import Site
 from hopsgpu.control.channel import MOST_PAYLOAD
 from hopsgpu.data.rank_shards import MOST_SHARD_BYTES
 from hopsgpu.errors import ConfigError
+from hopsgpu.launcher.interrupts import interruption
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
+from hopsgpu.packaging.load_risks import LoadRisks
 from hopsgpu.packaging.module_finder import MAINS, THERE
 from hopsgpu.packaging.modules import PackedModules, roots_of
-from hopsgpu.packaging.pickling import name_of, pickle_call
+from hopsgpu.packaging.pickling import name_of, pickle_call, refused_by_load
 from hopsgpu.packaging.preload import StaticFindings, scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
@@ -110,43 +114,90 @@ def check_accepts(
         ) from error
 
 
+@dataclass(frozen=True)
+class PickledFunction:
+    """A function with its arguments, pickled, before the user's modules are packed.
+
+    Attributes:
+        function, args, kwargs: what was pickled.
+        call: the pickle.
+        imported: the modules that it imports.
+        risks: the objects in it whose load runs code of their own, by their types.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    call: bytes
+    imported: ImportedModules
+    risks: Mapping[type, object]
+
+
 def pickled(
-    train_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[bytes, ImportedModules]:
-    """Pickle the function with its arguments; return it, and the modules that they import.
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    later: Iterable[object] = (),
+) -> PickledFunction:
+    """Pickle a function with its arguments.
+
+    Args:
+        function: the function.
+        args, kwargs: the arguments.
+        later: functions and types of arguments that are added later.
 
     Raises:
         ConfigError: something cannot be pickled, or is too large to travel.
     """
-    noted = ImportRecorder()
-    call = pickle_call(train_fn, args, kwargs, noted=noted)
+    noted, risks = ImportRecorder(), LoadRisks()
+    call = pickle_call(function, args, kwargs, noted=noted, risks=risks)
     _check_size(len(call), 0)
-    return call, noted.imported()
+    for one in later:
+        noted.see(one, by_value=True)
+    return PickledFunction(function, args, kwargs, call, noted.imported(), risks.found)
 
 
 def packed(
     train_fn: Callable[..., Any],
-    call: bytes,
-    imported: ImportedModules,
+    given: PickledFunction,
     application: Site,
+    env_vars: Mapping[str, str],
+    interrupted: threading.Event | None = None,
 ) -> PackedFunction:
     """Pack a function with the user's modules that it needs, which travel with it.
 
     Args:
         train_fn: the function.
-        call: the function with its arguments, pickled.
-        imported: the modules that function and arguments import.
+        given: what was pickled, the function or one that calls it.
         application: the application in which the function runs; it packs the modules.
+        env_vars: the user's environment variables for the ranks.
+        interrupted: is set by Ctrl-C.
 
     Raises:
-        ConfigError: the modules and the pickled call are too large to travel.
+        ConfigError: the modules and the pickled call are too large to travel, or ranks could not
+            load the call.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
-    packer = application.packer
-    modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
-    _check_size(len(call), len(modules.archive))
-    return PackedFunction(
-        call, modules, scan_function(train_fn, modules), needs_of(imported, modules)
-    )
+
+    def end_if_interrupted() -> None:
+        if interrupted is not None and interrupted.is_set():
+            raise interruption("interrupted before anything was requested")
+
+    packer, call, imported = application.packer, given.call, given.imported
+    pickle_one = functools.partial(_call_with, repr)
+    with application.load_checks.beside(
+        call, given.risks, env_vars, pickle_one, end_if_interrupted
+    ) as failures:
+        modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
+        _check_size(len(call), len(modules.archive))
+        foreseen = scan_function(train_fn, modules)
+    for failure in failures:
+        raise refused_by_load(given.function, given.args, given.kwargs, failure)
+    return PackedFunction(call, modules, foreseen, needs_of(imported, modules))
+
+
+def _call_with(function: Callable[[Any], Any], value: object) -> bytes:
+    return pickle_call(function, (value,), {})
 
 
 def needs_of(imported: ImportedModules, modules: PackedModules) -> tuple[str, ...]:

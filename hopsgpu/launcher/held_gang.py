@@ -372,7 +372,7 @@ class Gang:
         """
         with interrupts_noted() as interrupted:
             check_call("Gang.launch", signature_of(HeldRunOptions), args, kwargs)
-            arguments = launch_on(self._arguments, HeldRunOptions(*args, **kwargs))
+            arguments = launch_on(self._arguments, HeldRunOptions(*args, **kwargs), interrupted)
             arguments = replace(arguments, python_env=self._python_env)
             run_id = new_run_id(arguments.spec.name)
             plan = plan_on(self._plan, arguments, run_id)

@@ -25,6 +25,8 @@ from cloudpickle import cloudpickle as internals
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.import_scan import ImportRecorder
+from hopsgpu.packaging.load_check import LoadFailure
+from hopsgpu.packaging.load_risks import LoadRisks
 from hopsgpu.packaging.main_module import Namespace, described_main
 from hopsgpu.packaging.reducers import (
     MAIN,
@@ -39,9 +41,11 @@ from hopsgpu.packaging.unpicklable import (
     RefusedObject,
     Search,
     advice_on,
+    advice_on_load,
     article,
     describe_value,
     refusal_of,
+    refuse_own_operators,
 )
 
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -59,14 +63,19 @@ class _CallPickler(ReducingPickler):
         file: the file to write.
         main: the namespace of `__main__`.
         noted: notes the modules that the pickle and its code import.
+        risks: notes the objects whose load runs code of their own.
     """
 
     def __init__(
-        self, file: Any, main: Mapping[str, Any], noted: ImportRecorder | None = None
+        self,
+        file: Any,
+        main: Mapping[str, Any],
+        noted: ImportRecorder | None = None,
+        risks: LoadRisks | None = None,
     ) -> None:
         super().__init__(file)
         self._main = main
-        self._noted = noted
+        self._recorders = [recorder for recorder in (noted, risks) if recorder is not None]
         self.met: dict[str, Any] = {}
         self.classes: dict[str, type] = {}
         self.files: dict[str, None] = {}
@@ -86,8 +95,8 @@ class _CallPickler(ReducingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
-        if self._noted is not None:
-            self._noted.see(obj, by_value=reduced is not NotImplemented)
+        for recorder in self._recorders:
+            recorder.see(obj, by_value=reduced is not NotImplemented)
         return reduced
 
     def class_by_value(self, cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -100,6 +109,7 @@ class _CallPickler(ReducingPickler):
     def function_by_value(self, function: FunctionType) -> None:
         if function.__module__ == MAIN:
             self._meet(function.__qualname__, function)
+        refuse_own_operators(function)
 
     def _meet(self, name: str, value: object) -> None:
         """Note what `__main__` has under a name; for something inside a class, note the class."""
@@ -146,6 +156,7 @@ def pickle_call(
     kwargs: Mapping[str, Any],
     *,
     noted: ImportRecorder | None = None,
+    risks: LoadRisks | None = None,
 ) -> bytes:
     """Return a call as bytes: a function, its arguments, and what it needs of `__main__`.
 
@@ -156,13 +167,14 @@ def pickle_call(
         args: its positional arguments.
         kwargs: its keyword arguments.
         noted: notes the modules that the pickle and its code import.
+        risks: notes the objects whose load runs code of their own.
 
     Raises:
         ConfigError: something cannot be pickled; the message names the attribute.
     """
     main = _namespace_of(function)
     body = io.BytesIO()
-    pickler = _CallPickler(body, main, noted)
+    pickler = _CallPickler(body, main, noted, risks)
     try:
         dumped = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
         begin = body.tell()
@@ -296,6 +308,49 @@ def _refused(
     return ConfigError(
         f"{of or 'the call'} cannot be sent to the ranks: {where} is {describe_value(culprit)},"
         f" which cannot be pickled{reason}. {advice_on(culprit)}"
+    )
+
+
+class _Finder(_CallPickler):
+    """A pickler that refuses one object."""
+
+    def __init__(self, main: Mapping[str, Any], sought: object) -> None:
+        super().__init__(io.BytesIO(), main)
+        self._sought = sought
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is self._sought:
+            raise RefusedObject("this object is sought")
+        return super().reducer_override(obj)
+
+
+def refused_by_load(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    failure: LoadFailure,
+) -> ConfigError:
+    """Return the error for a call that was pickled, but cannot be loaded."""
+    main, sought = _namespace_of(function), failure.sample
+
+    def travels(value: object) -> bool:
+        try:
+            _Finder(main, sought).dump(value)
+        except RefusedObject:
+            return False
+        return True
+
+    search = Search(travels, lambda value: value is sought)
+    culprits = () if sought is None else _culprits(search, function, args, kwargs)
+    where = next((path for path, found in culprits if found is sought), "an object in it")
+    what = f"{where} is {describe_value(sought)}"
+    if sought is None:
+        what = "it has an object"
+    elif isinstance(sought, type):
+        what = f"{where} is the class {name_of(sought)}"
+    return ConfigError(
+        f"train_fn={name_of(function)} cannot be sent to the ranks: {what}, which can be pickled,"
+        f" but not loaded in another process ({failure.error}). {advice_on_load(sought)}"
     )
 
 

@@ -6,22 +6,25 @@ process then finds it; or it copies objects that are compared by identity.
 
 from __future__ import annotations
 
-import abc
-import contextlib
 import copyreg
 import dataclasses
 import functools
+import importlib
+import inspect
+import pickle
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
+from hopsgpu.packaging.class_creation import make_bare, make_class
 from hopsgpu.packaging.enum_pickling import reduce_enum
+from hopsgpu.packaging.registrations import Registrations
 from hopsgpu.packaging.unpicklable import is_broadcast, may_be_refused, refuse
 
 MAIN = "__main__"
@@ -49,11 +52,16 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         self._known: dict[type, Callable[[Any], Any] | None] = {}
+        self._registrations = Registrations()
 
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
         """Return what reduces objects of a type; None if cloudpickle reduces them."""
         if kind is _ALIAS:
             return functools.partial(_reduce_alias, {})
+        if issubclass(kind, types.ModuleType) and kind is not types.ModuleType:
+            return _reduce_special_module
+        if _needs_arguments(kind):
+            return _reduce_bare
         return _reduce_of_spark if may_be_refused(kind) else _REDUCERS.get(kind)
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
@@ -83,10 +91,12 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
             # look for it in the module.
             namespace = {**namespace, "__qualname__": obj.__qualname__}
             args = (kind, name, bases, namespace, *rest)
-            return self.class_by_value(obj, (make_class, args, *state))
-        if make is internals._make_skeleton_enum:
-            return self.class_by_value(obj, reduce_enum(obj, reduced))
-        return reduced
+            reduced = make_class, args, *state
+        elif make is internals._make_skeleton_enum:
+            reduced = reduce_enum(obj, reduced)
+        else:
+            return reduced
+        return self._registrations.carried_by(obj, self.class_by_value(obj, reduced))
 
     def _function_reduce(self, obj: FunctionType) -> Any:
         reduced = super()._function_reduce(obj)
@@ -95,60 +105,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if obj.__code__ is _DISPATCHER:
             return _reduce_dispatcher(obj)
         self.function_by_value(obj)
-        return reduced
-
-
-def make_class(
-    metaclass: type,
-    name: str,
-    bases: tuple[Any, ...],
-    namespace: Mapping[str, Any],
-    tracker: str | None,
-    extra: Any,
-) -> type:
-    """Create an empty class as cloudpickle does; its members follow.
-
-    A metaclass or an `__init_subclass__` that requires keywords of the class statement, which
-    nobody knows any more, is not called: what it has done to the class is among the members.
-    """
-    make = internals._make_skeleton_class
-    try:
-        made: type = make(metaclass, name, bases, namespace, tracker, extra)
-        return made
-    except TypeError:
-        plain = abc.ABCMeta if issubclass(metaclass, abc.ABCMeta) else type
-        resolved_bases = types.resolve_bases(bases)
-        with _without_hooks(resolved_bases):
-            for maker in (metaclass, plain):
-                try:
-                    made = maker.__new__(metaclass, name, resolved_bases, dict(namespace))
-                except TypeError:  # the metaclass needs keywords too: the first error says more
-                    continue
-                tracked: type = internals._lookup_class_or_track(tracker, made)
-                return tracked
-        raise
-
-
-@contextlib.contextmanager
-def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
-    """Make the `__init_subclass__` of classes, and of their bases, do nothing meanwhile."""
-    hooks = {
-        cls: vars(cls)["__init_subclass__"]
-        for base in bases
-        for cls in base.__mro__
-        if "__init_subclass__" in vars(cls) and not _is_of_python(cls)
-    }
-    try:
-        for cls in hooks:
-            type.__setattr__(cls, "__init_subclass__", classmethod(lambda cls: None))
-        yield
-    finally:
-        for cls, hook in hooks.items():
-            type.__setattr__(cls, "__init_subclass__", hook)
-
-
-def _is_of_python(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
+        return self._registrations.carried_by(obj, reduced)
 
 
 def _is_typed_dict(cls: type) -> bool:
@@ -178,6 +135,39 @@ def _unless_importable(reducer: Callable[[Any], _Reduced]) -> Callable[[Any], An
         return NotImplemented if _is_importable(value) else reducer(value)
 
     return reduce
+
+
+def _reduce_special_module(module: types.ModuleType) -> Any:
+    # Such as torch.ops, or a module that imports what is in it on use.
+    is_importable = sys.modules.get(module.__name__) is module
+    return (importlib.import_module, (module.__name__,)) if is_importable else NotImplemented
+
+
+def _needs_arguments(kind: type) -> bool:
+    """Return whether pickle would create objects of a type by a call that cannot succeed.
+
+    By default pickle calls `__new__` without arguments. An object of JAX's `custom_vjp` could not
+    be loaded then.
+    """
+    has_own_way = any(
+        getattr(kind, name, None) is not getattr(object, name, None)
+        for name in ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
+    )
+    new = kind.__new__
+    if has_own_way or not isinstance(new, FunctionType) or kind in copyreg.dispatch_table:
+        return False
+    if issubclass(kind, type):
+        return False  # cloudpickle creates classes
+    try:
+        inspect.signature(new).bind(kind)
+    except TypeError:
+        return True
+    return False
+
+
+def _reduce_bare(value: Any) -> Any:
+    _, _, *rest = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return make_bare, (type(value),), *rest
 
 
 @_unless_importable

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -44,6 +46,8 @@ _ADVICE = {
     "builtins.generator": "It runs in this process. Create it inside the function, or pass list(…)"
     " of it",
     "builtins.coroutine": "It runs in this process. Call it inside the function",
+    "torch._library.custom_ops.CustomOpDef": "It is registered in this process only. Define the"
+    " operator in a module beside the script, which ranks import, or inside the function",
     "hopsgpu.Gang": "It belongs to this process, and ranks cannot launch gangs",
     "hopsgpu.Run": "It is a run of this process. Pass what you need of its result",
 }
@@ -96,6 +100,25 @@ def refuse(value: object) -> Any:
     return NotImplemented
 
 
+def refuse_own_operators(function: types.FunctionType) -> None:
+    """Refuse a function that calls, by `torch.ops`, an operator that a script has registered.
+
+    Raises:
+        PicklingError: there is such an operator.
+    """
+    module: Any = sys.modules.get("torch._library.custom_ops")
+    names = set(_global_names(function.__code__))
+    if module is None or "ops" not in names:
+        return
+    for name, operator in sorted(module.OPDEFS.items()):
+        is_named = names.issuperset(name.split("::"))
+        if is_named and operator._init_fn.__module__ == "__main__":
+            raise pickle.PicklingError(
+                f"it calls torch.ops.{name.replace('::', '.')}, which is registered in this process"
+                " only: define the operator in a module beside the script, which ranks import"
+            )
+
+
 def is_wrapper(value: object) -> bool:
     """Return whether another module's decorator made a value: a function, or a stand-in for one."""
     inner = getattr(value, "__wrapped__", None)
@@ -120,6 +143,19 @@ def advice_on(value: object) -> str:
     if is_wrapper(value):
         return "Decorate it inside the function"
     return _advice_of(type(value)) or _DEFAULT_ADVICE
+
+
+def advice_on_load(value: object) -> str:
+    """Return what to do instead of sending a value that can be pickled, but not loaded."""
+    if isinstance(value, type):
+        return "Define the class in a module beside the script, which ranks import"
+    if value is None:
+        return _DEFAULT_ADVICE
+    own = "" if type(value).__module__ == "__main__" else " a subclass"
+    return (
+        f"{_DEFAULT_ADVICE}; or give{own or ' its class'} a method __reduce__ that says how to"
+        " create it again"
+    )
 
 
 def _advice_of(kind: type) -> str | None:
@@ -147,10 +183,16 @@ class Search:
 
     Args:
         travels: says whether a value travels.
+        is_culprit: says whether a value is one without a look into it.
     """
 
-    def __init__(self, travels: Callable[[object], bool]) -> None:
+    def __init__(
+        self,
+        travels: Callable[[object], bool],
+        is_culprit: Callable[[object], bool] = lambda value: refusal_of(value) is not None,
+    ) -> None:
         self._travels = travels
+        self._is_culprit = is_culprit
         # Keeps the objects, or a later one could get the id of an earlier one.
         self._met: dict[int, object] = {}
 
@@ -159,7 +201,7 @@ class Search:
         if id(value) in self._met:
             return None
         self._met[id(value)] = value
-        if refusal_of(value) is not None:
+        if self._is_culprit(value):
             return path, value
         if self._travels(value):
             return None

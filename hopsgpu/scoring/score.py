@@ -76,7 +76,7 @@ def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
             that has begun, `error.result` has what there is, and `resume=` continues.
         KeyboardInterrupt: the user pressed Ctrl-C; the score's GPUs are back.
     """
-    arguments = score_arguments(options)
+    arguments = score_arguments(options, interrupted)
     options, application = arguments.options, arguments.application
     run_id = options.resume or new_run_id(arguments.spec.name)
     run = Lake(join_url(Lake(application.root).url, f"runs/{run_id}"))

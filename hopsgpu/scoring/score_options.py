@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -124,13 +125,20 @@ class ScoreArguments(FunctionArguments):
         return replace(self.function, call=call)
 
 
-def score_arguments(options: ScoreOptions) -> ScoreArguments:
+def score_arguments(
+    options: ScoreOptions, interrupted: threading.Event | None = None
+) -> ScoreArguments:
     """Check the options of a score.
+
+    Args:
+        options: the options.
+        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: an option is invalid; the message names the option, the given value and the
             accepted values.
         StoreError: there is no such model or version, or the lake refused.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     refuse_nested()
     predict = options.predict
@@ -153,9 +161,9 @@ def score_arguments(options: ScoreOptions) -> ScoreArguments:
     timeout = parse_duration(options.score_timeout, "score_timeout")
     resume = None if options.resume is None else file_name(options.resume, "resume")
     progress = score_progress_of(options.progress)
-    call, imported = pickled(score_parts, (predict,), {})
+    call = pickled(score_parts, (predict,), {})
     application = application_of(options.spark)
-    function = packed(predict, call, imported, application)
+    function = packed(predict, call, application, spec.env_vars, interrupted)
     check_data(datasets, application)
     return ScoreArguments(
         **vars(gang_in(application, spec, python_env)),

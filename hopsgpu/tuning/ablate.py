@@ -65,8 +65,12 @@ class Ablation:
     components: tuple[str, ...]
 
 
-def ablation(options: AblateOptions) -> Ablation:
+def ablation(options: AblateOptions, interrupted: threading.Event | None = None) -> Ablation:
     """Check an ablation's options.
+
+    Args:
+        options: the options.
+        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: an option is invalid; the message names the option, the given value and the
@@ -98,7 +102,7 @@ def ablation(options: AblateOptions) -> Ablation:
     of_search = SearchOptions(
         **shared, space=space, trials=len(names) * seeds, sampler=_grid(names, seeds)
     )
-    return Ablation(search_arguments(of_search), tuple(left_out))
+    return Ablation(search_arguments(of_search, interrupted), tuple(left_out))
 
 
 @takes(AblateOptions)
@@ -112,7 +116,7 @@ def ablate(options: AblateOptions, interrupted: threading.Event) -> AblationResu
         ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as for
             `search`.
     """
-    arguments = ablation(options)
+    arguments = ablation(options, interrupted)
     result = run_search(arguments.search, interrupted)
     return AblationResult(
         run_id=result.run_id,

@@ -63,7 +63,7 @@ def search(options: SearchOptions, interrupted: threading.Event) -> SearchResult
             the other errors of a search that has begun, `error.result` has the results so far.
         KeyboardInterrupt: the user pressed Ctrl-C; the search's GPUs are back.
     """
-    return run_search(search_arguments(options), interrupted)
+    return run_search(search_arguments(options, interrupted), interrupted)
 
 
 def run_search(arguments: SearchArguments, interrupted: threading.Event) -> SearchResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
 from hopsgpu.launcher.function_shipping import (
     PackedFunction,
+    PickledFunction,
     check_accepts,
     check_callable,
     keywords,
     packed,
+    pickled,
 )
 from hopsgpu.launcher.options import (
     Duration,
@@ -25,7 +28,6 @@ from hopsgpu.launcher.options import (
     FunctionOptions,
     check_idle_timeout,
 )
-from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.storage.names import file_name
@@ -150,12 +152,19 @@ class SearchArguments(FunctionArguments):
         return replace(self.function, call=call)
 
 
-def search_arguments(options: SearchOptions) -> SearchArguments:
+def search_arguments(
+    options: SearchOptions, interrupted: threading.Event | None = None
+) -> SearchArguments:
     """Check a search's options.
+
+    Args:
+        options: the options.
+        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: an option is invalid; the message names the option, the given value and the
             accepted values.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     refuse_nested()
     train_fn, space = options.train_fn, options.space
@@ -186,10 +195,10 @@ def search_arguments(options: SearchOptions) -> SearchArguments:
     timeout = parse_duration(options.search_timeout, "search_timeout")
     sampler, pruner = sampler_of(options.sampler, space, options.seed), pruner_of(options.pruner)
     resumed = None if resume is None else file_name(resume, "resume")
-    call, imported = _function(train_fn, space, keywords(options.kwargs))
+    call = _function(train_fn, space, keywords(options.kwargs))
     progress = search_progress_of(options.progress)
     application = application_of(options.spark)
-    function = packed(train_fn, call, imported, application)
+    function = packed(train_fn, call, application, spec.env_vars, interrupted)
     return SearchArguments(
         **vars(gang_in(application, spec, python_env, options.idle_timeout)),
         function=function,
@@ -238,8 +247,8 @@ def _gpus(gpus_per_trial: float) -> GpuRequest:
 
 def _function(
     train_fn: Callable[..., Any], space: Space, fixed: Mapping[str, Any]
-) -> tuple[bytes, ImportedModules]:
-    """Return the pickled function with its shared arguments, and the modules that they import."""
+) -> PickledFunction:
+    """Return the pickled function with its shared arguments."""
     if isinstance(space, Mapping):
         if twice := sorted(fixed.keys() & space.keys()):
             raise ConfigError(
@@ -248,9 +257,6 @@ def _function(
         check_accepts(train_fn, (), {**fixed, **space})
     else:
         check_accepts(train_fn, (), fixed, all_known=False)
-    noted = ImportRecorder()
-    call = pickle_call(train_fn, (), fixed, noted=noted)
-    for value in values_of(space):
-        # The parameters that trials get in addition may need modules of their own.
-        noted.see(value if callable(value) else type(value), by_value=True)
-    return call, noted.imported()
+    # The parameters that trials get in addition may need modules of their own.
+    later = [value if callable(value) else type(value) for value in values_of(space)]
+    return pickled(train_fn, (), fixed, later)

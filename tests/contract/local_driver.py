@@ -80,6 +80,37 @@ def second_fails() -> None:
         raise ValueError("no such batch")
 
 
+class Delegating:
+    """A wrapper as many people write it: it can be pickled, but not loaded."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def unloadable(gang: hopsgpu.Gang) -> None:
+    wrapped = Delegating(1)
+
+    def use(x: Any) -> Any:
+        return wrapped
+
+    calls = {
+        "launch": lambda: hopsgpu.launch(use, args=(1,), progress="off"),
+        "held": lambda: gang.launch(use, [1], progress="off"),
+        "search": lambda: hopsgpu.search(
+            use, {"x": IntDistribution(1, 2)}, trials=1, max_concurrent=1, progress="off"
+        ),
+        "score": lambda: hopsgpu.score(use, "/nonexistent", progress="off"),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except hopsgpu.ConfigError as error:
+            tell("unloadable", call=name, said=str(error))
+
+
 def gpus_seen() -> tuple[list[str], str]:
     time.sleep(1)
     return list(hopsgpu.context().gpus), os.environ["CUDA_VISIBLE_DEVICES"]
@@ -130,6 +161,7 @@ def main() -> None:
             began = time.monotonic()
             gang.launch(gpus_seen_at_once, progress="off")
             times.append(time.monotonic() - began)
+        unloadable(gang)
     tell("held", seconds=times)
     run, pids = hanging("cancelled")
     run.cancel()

@@ -137,6 +137,15 @@ def test_a_held_gang_is_launched_on_at_once(told: Told) -> None:
     assert min(seconds[1:]) < 5
 
 
+def test_what_ranks_could_not_load_is_refused(told: Told, home: Path) -> None:
+    told("held")
+    refusals = {refusal["call"]: refusal["said"] for refusal in told("unloadable")}
+    assert refusals.keys() == {"launch", "held", "search", "score"}
+    for said in refusals.values():
+        assert "'wrapped' is a __main__.Delegating, which can be pickled, but not loaded" in said
+    assert not list((home / "hopsgpu" / "runs").glob("use-*"))
+
+
 def test_a_cancelled_run_leaves_no_rank(told: Told) -> None:
     cancelled = told("cancelled")[0]
     assert "was cancelled" in cancelled["said"] and not cancelled["alive"]

@@ -56,16 +56,17 @@ def run(call: bytes) -> Any:
         return pickle.loads((directory / files.VALUE).read_bytes())
 
 
-def told_by(script: Path, directory: Path) -> Any:
+def told_by(script: Path, directory: Path, *args: str) -> Any:
     """What a script prints last, as JSON; it runs as a copy, which `drive` removes.
 
     Args:
         script: of tests/scripts.
         directory: for the copy.
+        *args: of the script.
     """
     copy = Path(shutil.copy(script, directory))
     ran = subprocess.run(
-        [sys.executable, str(copy)],
+        [sys.executable, str(copy), *args],
         env={**os.environ, "PYTHONPATH": str(ROOT), "HIDDEN": "1"},
         capture_output=True,
         text=True,

@@ -16,6 +16,7 @@ from hopsgpu.core.gpu_idle import WARNING_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.own_log import level_of
 from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
 from hopsgpu.storage.root import root_on
 from hopsgpu.units import parse_duration, parse_duration_or_off
@@ -47,6 +48,11 @@ class SparkApplication:
     def packer(self) -> Packer:
         """Return what packs the user's modules, for all launches: they mostly bring the same."""
         return Packer()
+
+    @functools.cached_property
+    def load_checks(self) -> LoadChecks:
+        """Return what checks that ranks can load calls; it does not repeat for the same types."""
+        return LoadChecks()
 
     @property
     def ports(self) -> range | None:

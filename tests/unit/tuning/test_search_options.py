@@ -56,7 +56,7 @@ def test_what_cannot_work_is_refused_before_any_session_is_looked_for(
 
 
 def test_a_trials_call_is_the_users_own_function_with_all_arguments() -> None:
-    function, _ = _function(train, X, {"scale": 3.0})
+    function = _function(train, X, {"scale": 3.0}).call
     assert run(function + pickle_call(None, (), {"x": 2.0})) == 6.0
-    plain, _ = _function(train, X, {})
+    plain = _function(train, X, {}).call
     assert run(plain + pickle_call(None, (), {"x": 2.0})) == 2.0

@@ -1,0 +1,237 @@
+"""A call that ranks could not load is refused at the driver, before anything is requested."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.launcher import function_shipping
+from hopsgpu.launcher.function_shipping import packed, pickled
+from hopsgpu.packaging import load_check
+from hopsgpu.packaging.load_check import LoadChecks
+from hopsgpu.packaging.modules import Packer
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Application:
+    def __init__(self, seconds: float = load_check.SECONDS) -> None:
+        self.packer = Packer()
+        self.load_checks = LoadChecks(seconds)
+        self.added = Path("/nonexistent")
+
+
+def check(
+    function: Callable[..., Any],
+    *args: object,
+    application: Application | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    interrupted: threading.Event | None = None,
+) -> None:
+    given: Any = Application() if application is None else application
+    call = pickled(function, args, {})
+    packed(function, call, given, {} if env_vars is None else env_vars, interrupted)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands of the processes that were started."""
+    commands: list[list[str]] = []
+    popen = subprocess.Popen
+
+    def start(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return popen(command, **options)
+
+    monkeypatch.setattr(load_check.subprocess, "Popen", start)
+    return commands
+
+
+class Delegating:
+    def __init__(self, inner: object) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Working:
+    def __setstate__(self, state: Mapping[str, object]) -> None:
+        vars(self).update(state)
+
+
+class Failure(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+
+
+def reduced_to(function: Callable[..., Any], *args: object) -> object:
+    return Reducing(function, args)
+
+
+class Reducing:
+    def __init__(self, function: Callable[..., Any], args: tuple[object, ...]) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_what_cannot_be_loaded_is_refused_and_named() -> None:
+    wrapped = {"env": [Working(), Delegating(1)]}
+    with pytest.raises(ConfigError) as raised:
+        check(lambda: wrapped)
+    text = str(raised.value)
+    assert "closure variable 'wrapped'['env'][1] is a" in text
+    assert "test_load_check.Delegating, which can be pickled, but not loaded" in text
+    assert "(RecursionError: maximum recursion depth exceeded" in text
+    assert "__reduce__" in text
+
+
+def test_an_exception_with_arguments_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"args\[0\] is a .*Failure, .*missing 1 required"):
+        check(print, Failure(1, "text"))
+
+
+SCRIPT = """
+import os, sys
+from tests.process.packaging.test_load_check import check
+
+class Meta(type):
+    def __new__(meta, name, bases, members):
+        made = super().__new__(meta, name, bases, members)
+        made.size = members["SIZE"] + 1
+        return made
+
+class Sized(metaclass=Meta):
+    SIZE = 3
+
+def train():
+    return Sized.size
+
+if __name__ == "__main__":
+    before = dict(os.environ), list(sys.path)
+    check(train)
+"""
+
+
+def test_a_class_that_cannot_be_created_again_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    last = ran.stderr.splitlines()[-1]
+    assert "train_fn=train cannot be sent to the ranks: global 'Sized' is the class Sized" in last
+    assert "(KeyError: 'SIZE'). Define the class in a module beside the script" in last
+    assert not ran.stdout
+
+
+def test_only_calls_that_need_it_are_checked(started: list[list[str]]) -> None:
+    check(print, {"lr": 0.1, "path": Path("a")})
+    assert started == []
+    application = Application()
+    for _ in range(2):
+        check(print, Working(), application=application)
+    assert len(started) == 1
+    check(print, Working(), Reducing(int, ()), application=application)
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "logged"),
+    [
+        (open, ("/nonexistent/of/a/node",), "may be in a rank: FileNotFoundError"),
+        (os.getenv, ("A",), ""),
+        (os.kill, (0, signal.SIGKILL), "exited with code -9"),
+        (time.sleep, (60,), "took too long"),
+    ],
+)
+def test_what_is_not_known_is_no_error(
+    function: Callable[..., Any],
+    args: tuple[object, ...],
+    logged: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    began = time.monotonic()
+    check(print, Reducing(function, args), application=Application(seconds=3))
+    assert time.monotonic() - began < 20
+    assert logged in caplog.text
+    assert bool(logged) == bool(caplog.text)
+
+
+def test_the_process_is_like_a_rank_without_gpu(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "seen"
+    names = ["RANK", "OWN", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "PYTHONHOME"]
+    line = f"echo printed; echo {' '.join(f'${name}' for name in names)} > {file}"
+    before = dict(os.environ), [signal.getsignal(number) for number in signal.Signals]
+    check(
+        print,
+        Reducing(os.system, (line,)),
+        env_vars={"OWN": "mine", "PYTHONHOME": "/of/the/nodes"},
+    )
+    assert file.read_text().split() == ["0", "mine", "cpu"]
+    assert (dict(os.environ), [signal.getsignal(number) for number in signal.Signals]) == before
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_ends_it_and_its_processes(tmp_path: Path) -> None:
+    interrupted, file = threading.Event(), tmp_path / "pid"
+    line = f"sleep 100 & echo $! > {file}.new; mv {file}.new {file}; wait"
+
+    def interrupt() -> None:
+        while not file.exists():
+            time.sleep(0.01)
+        interrupted.set()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt, match="before anything was requested"):
+        check(print, Reducing(os.system, (line,)), interrupted=interrupted)
+    thread.join()
+    deadline = time.monotonic() + 10
+    stat = Path(f"/proc/{file.read_text().strip()}/stat")
+    while stat.exists() and ") Z " not in stat.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert time.monotonic() < deadline
+
+
+def test_an_error_meanwhile_ends_it(
+    monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+) -> None:
+    def fail(*args: object) -> None:
+        raise ConfigError("too large")
+
+    monkeypatch.setattr(function_shipping, "scan_function", fail)
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="too large"):
+        check(print, Reducing(time.sleep, (60,)))
+    assert len(started) == 1
+    assert time.monotonic() - began < 10
+
+
+def test_a_python_that_cannot_be_started_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    check(functools.partial(print, Working()))
+    assert "it was not checked" in caplog.text
