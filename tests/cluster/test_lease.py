@@ -321,7 +321,9 @@ BUSY_SCHEDULER = """
     from pyspark import AccumulatorParam, InheritableThread, TaskContext
 
     arguments.likely_preloads = tuple  # imports nothing ahead
-    busy_seconds, lease.FLIP_SECONDS = float(sys.argv[1]), float(sys.argv[2])
+    busy_seconds, *bound = map(float, sys.argv[1:])
+    if bound:
+        lease.FLIP_SECONDS = bound[0]
     busy, over = threading.Event(), threading.Event()
 
     class Slow(AccumulatorParam):
@@ -358,18 +360,17 @@ BUSY_SCHEDULER = """
 
 
 @pytest.mark.parametrize(
-    ("busy_seconds", "flip_seconds", "jobs"),
-    [(3, 20, 1), pytest.param(3, 0.5, 2, marks=pytest.mark.soak)],
+    ("seconds", "jobs"),
+    [((3,), 1), pytest.param((3, 0.5), 2, marks=pytest.mark.soak)],
 )
 def test_a_scheduler_that_is_busy_delays_the_gang_and_refuses_nothing(
     cluster_env: dict[str, str],
     manager: ResourceManager,
-    busy_seconds: float,
-    flip_seconds: float,
+    seconds: tuple[float, ...],
     jobs: int,
 ) -> None:
     """Only one that answers after the bound has the gang submitted again, without a stack."""
-    script = start_script(cluster_env, BUSY_SCHEDULER, busy_seconds, flip_seconds)
+    script = start_script(cluster_env, BUSY_SCHEDULER, *seconds)
     try:
         out, error = script.communicate(timeout=300)
     finally:
