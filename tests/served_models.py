@@ -108,6 +108,13 @@ def saved_model(directory: Path) -> Any:
     return 2 * X
 
 
+def pickled_module(directory: Path) -> Any:
+    import torch
+
+    torch.save(_net(), directory / "net.pt")
+    return _net()(torch.tensor(X)).detach().numpy()
+
+
 MAKERS: Mapping[str, Callable[[Path], Any]] = {
     "xgboost": xgboost,
     "pickle": pickled,
@@ -116,7 +123,36 @@ MAKERS: Mapping[str, Callable[[Path], Any]] = {
     "torchscript": torchscript,
     "state_dict": state_dict,
     "saved_model": saved_model,
+    "pickled_module": pickled_module,
 }
+
+
+def bert(directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Save a small classifier of texts and its tokenizer; return inputs and outputs of a batch."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"[UNK]": 0, "[PAD]": 1, "good": 2, "bad": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]"
+    )
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    config = BertConfig(
+        vocab_size=4, num_hidden_layers=1, max_position_embeddings=16, num_labels=3, **sizes
+    )
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config).eval()
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    given = tokenizer(["good bad", "good"], return_tensors="pt", padding=True)
+    named = {name: given[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        logits = model(**named).logits
+    return {name: one.numpy() for name, one in named.items()}, {"logits": logits.numpy()}
 
 
 def publish(store: ModelStore, name: str, scratch: Path) -> Published:

@@ -31,7 +31,7 @@ from hopsgpu.serving.model_formats import (
     model_class,
     recognised,
 )
-from hopsgpu.serving.model_loading import check_trust, load_model
+from hopsgpu.serving.model_loading import check_loadable, check_trust, load_model
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
 from hopsgpu.storage.lake import Lake
@@ -128,26 +128,33 @@ class ModelVersion:
         Of a SavedModel the call returns what `tf.saved_model.load` does; of TorchScript a
         `torch.jit.ScriptModule` and of a state_dict the tensors by name, both on the CPU; of ONNX
         an `onnxruntime.InferenceSession`; of XGBoost an `xgboost.Booster`; of skops and of a pickle
-        the estimator. Each needs the library that wrote it.
+        the estimator; of safetensors the tensors by name. Of a directory that `save_pretrained`
+        wrote it returns a pair, `model` and `processor`: the transformers model, and its tokenizer
+        or processor, which is None without one. docs/serving.md has the other formats. Each needs
+        the library that wrote it.
 
-        Unless `trust` allows it, nothing is unpickled. A SavedModel, TorchScript and ONNX are
-        programs too: run only those of publishers that you trust.
+        Unless `trust` allows it, nothing is unpickled, no code of the version is imported, and
+        nothing comes from the network. A SavedModel, TorchScript and ONNX are programs too: run
+        only those of publishers that you trust.
 
         Args:
             path: path of the model within the version, as in `formats`; needed if there are
                 several.
-            trust: True to run whatever code the files have: a pickle, and a file of torch's that
-                has more than tensors. For skops, the names of further types to accept.
+            trust: True to run whatever code the files have: a pickle, a file of torch's that has
+                more than tensors, and code that a configuration names (`auto_map`). For skops, the
+                names of further types to accept.
 
         Raises:
-            ConfigError: there is no model, or several; it needs `trust`; or its library is not
-                installed.
+            ConfigError: there is no model, or several; it needs `trust`; its library is not
+                installed; or hopsgpu does not load its format, and the message says what does.
             StoreError: as `download`.
         """
         model = chosen(self.formats, path, None, self.url)
+        check_loadable(model)
         check_trust(model, trust)
+        framework = self._manifest.content["framework"]
         with tempfile.TemporaryDirectory(prefix="hopsgpu-model-") as directory:
-            return load_model(model, self.download(directory), trust)
+            return load_model(model, self.download(directory), trust, framework)
 
     @public
     def export(

@@ -161,7 +161,7 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
 @click.option("--to", required=True, type=click.Choice(SERVERS), help="The server.")
 @click.option("--out", metavar="DIR", help="Directory for it; by default NAME-SERVER.")
 @click.option("--path", help="Path of the model within the version, if there are several.")
-@click.option("--trust", is_flag=True, help="The server may unpickle the model.")
+@click.option("--trust", is_flag=True, help="The server may run code of the model.")
 @click.option(
     "--trust-type", "types", multiple=True, help="A type that skops may load; repeatable."
 )

@@ -30,6 +30,8 @@ _LAYOUT = Layout(
 # A microhour is 4 ms of a GPU.
 _DIGITS = 6
 _MOST_PROBLEMS = 20
+# Wide forms of the same signs count in some spreadsheets.
+_FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 @click.command()
@@ -114,9 +116,17 @@ def _csv(found: Usage) -> str:
     writer.writeheader()
     for row in found.rows:
         fields = _fields(row, found.by).items()
-        # Users and queues are texts of others' records.
-        writer.writerow({n: plain(v, "utf-8") if isinstance(v, str) else v for n, v in fields})
+        writer.writerow({n: _cell(v) if isinstance(v, str) else v for n, v in fields})
     return text.getvalue()
+
+
+def _cell(text: str) -> str:
+    """Return a text for CSV; users and queues are texts of others' records.
+
+    A spreadsheet would run a text that begins like a formula.
+    """
+    shown = plain(text, "utf-8")
+    return f"'{shown}" if shown.startswith(_FORMULAS) else shown
 
 
 def _table(found: Usage) -> Iterator[Row]:

@@ -15,6 +15,8 @@ BEGUN = "begun"
 ROWS = "rows"
 DONE = "done"
 FAILED = "failed"
+# Of the user's function: it does not take a batch of the size that a part's last one has.
+UNFIT = "unfit"
 
 _KEY = "part"
 
@@ -27,7 +29,8 @@ class PartReport:
         number: number of the part; NO_PART with READY.
         event: READY once the user's function is there, with its model; BEGUN once the part's first
             rows are there, ROWS while it is scored, DONE when its file is on the lake, FAILED
-            before the rank fails.
+            before the rank fails; UNFIT before it fails because the user's function does not take
+            small batches.
         rows: number of rows that have been scored.
         file: name of its file, once it is done.
         size: bytes of the file.

@@ -31,15 +31,25 @@ from hopsgpu.data.columns import Column, select
 from hopsgpu.data.prefetch import PrefetchIterator
 from hopsgpu.data.reader import FETCHES, LakeReader
 from hopsgpu.data.source import Source
+from hopsgpu.errors import ConfigError
 from hopsgpu.rank import inbox
 from hopsgpu.rank.blocked_time import RankBlockedTime
 from hopsgpu.rank.context import VARIABLE
-from hopsgpu.scoring.part_reports import BEGUN, DONE, FAILED, NO_PART, READY, ROWS, PartReport
-from hopsgpu.scoring.parts import Part, parts_of, shard_of
+from hopsgpu.scoring.part_reports import (
+    BEGUN,
+    DONE,
+    FAILED,
+    NO_PART,
+    READY,
+    ROWS,
+    UNFIT,
+    PartReport,
+)
+from hopsgpu.scoring.parts import Part, parts_of, shard_of, smallest_batch
 from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.node_copies import shared_directories, whole_copy
-from hopsgpu.units import MIB
+from hopsgpu.units import MIB, counted
 
 # Record batches that are read ahead, of 8 MiB at most.
 _AHEAD = 6
@@ -256,7 +266,9 @@ class _Scorer:
         for batch in rebatch(self._blocks(chunks, kept), self._task.batch_size, False):
             size = len(next(iter(batch.values())))
             found = predicted(self._predictor(batch), size, self._task.keep)
-            self._schema = first_schema(found) if self._schema is None else self._schema
+            if self._schema is None:
+                self._schema = first_schema(found)
+                self._try_smallest(part, batch, size)
             rows.add(with_schema(found, self._schema), _taken(kept, size))
             scored, self.total = scored + size, self.total + size
             if rows.rows >= _GROUP_ROWS or rows.size >= _GROUP_BYTES:
@@ -266,6 +278,31 @@ class _Scorer:
         if rows.rows:
             self._write(functools.partial(file.write, rows))
         self._write(functools.partial(file.finish, scored))
+
+    def _try_smallest(self, part: Part, batch: dict[str, Any], size: int) -> None:
+        """Call the function with as few rows as some part's last batch has.
+
+        A function that does not take them fails here, and not after all other batches. Only names,
+        types and shapes of the results count.
+
+        Raises:
+            ConfigError: the call fails, or returns other columns than the whole batch.
+        """
+        rows = smallest_batch(self._task.bounds, self._task.batch_size)
+        if rows >= size:
+            return
+        try:
+            few = {name: array[:rows] for name, array in batch.items()}
+            with_schema(predicted(self._predictor(few), rows, self._task.keep), self._schema)
+        except Exception as error:
+            self._tell(PartReport(part.number, UNFIT))
+            raise ConfigError(
+                f"predict takes a batch of {counted(size, 'row')}, but not the first"
+                f" {counted(rows, 'row')} of it alone: {type(error).__name__}: {error}; the last"
+                f" batch of a part has fewer rows than batch_size, here as few as {rows}: have"
+                " predict accept any number of rows (pad the batch, and return only its rows), or"
+                " choose another batch_size"
+            ) from error
 
     def finish(self) -> None:
         """Wait until all parts are on the lake."""

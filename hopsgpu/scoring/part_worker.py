@@ -12,7 +12,14 @@ from hopsgpu.launcher.attempt import Trained
 from hopsgpu.launcher.attempt_watcher import WatchBounds
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.rank_call import Call
-from hopsgpu.scoring.part_reports import BEGUN, FAILED, READY, PartReport, PartReports
+from hopsgpu.scoring.part_reports import (
+    BEGUN,
+    FAILED,
+    READY,
+    UNFIT,
+    PartReport,
+    PartReports,
+)
 from hopsgpu.scoring.part_scorer import END, part_line
 from hopsgpu.scoring.score_board import ScoreBoard
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
@@ -85,6 +92,7 @@ class PartWorker(SlotRun):
         executor: as given.
         parts: numbers of the parts that it has and has not completed, in its order.
         is_ready: whether it has the user's function, and its model.
+        is_unfit: whether the user's function does not take small batches.
         leaving: whether it was told that no more parts come.
     """
 
@@ -106,6 +114,7 @@ class PartWorker(SlotRun):
         self.executor = executor
         self.parts: list[int] = []
         self.is_ready = False
+        self.is_unfit = False
         self.leaving = threading.Event()
         self._server: ControlServer = lease.server
         self._setting = setting
@@ -143,6 +152,8 @@ class PartWorker(SlotRun):
             self._begun = report.number
         elif report.event == FAILED:
             self._failed = report.number
+        elif report.event == UNFIT:
+            self.is_unfit = True
 
     @property
     def blamed(self) -> int | None:

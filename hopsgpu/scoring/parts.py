@@ -78,6 +78,17 @@ def _groups(source: Source) -> Iterator[Slice]:
             yield Slice(number, group, 0, rows)
 
 
+def smallest_batch(bounds: Sequence[int], batch_size: int) -> int:
+    """Return the number of rows of the smallest batch of all parts.
+
+    Args:
+        bounds: as for `parts_of`.
+        batch_size: number of rows of a part's batches, except the last one.
+    """
+    sizes = (last - first for first, last in itertools.pairwise(bounds) if last > first)
+    return min(size % batch_size or batch_size for size in sizes)
+
+
 def shard_of(source: Source) -> Shard:
     """Return a shard from which any part can be read."""
     files = tuple(ShardFile(file.name, file.size) for file in source.files)

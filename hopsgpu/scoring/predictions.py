@@ -6,8 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.units import counted
 
-_ACCEPTED = "return a dict of arrays by name, or a pyarrow.RecordBatch"
+_ACCEPTED = (
+    "return a dict of arrays by name, a list of dicts (one for each row), a pandas DataFrame, or a"
+    " pyarrow.RecordBatch"
+)
 
 
 def predicted(returned: object, rows: int, kept: Collection[str]) -> Any:
@@ -15,22 +19,20 @@ def predicted(returned: object, rows: int, kept: Collection[str]) -> Any:
 
     Args:
         returned: what the function returned: a dict of arrays, whose first dimension is the batch,
-            or a pyarrow.RecordBatch. An array of several dimensions becomes lists of fixed length.
+            a list of dicts with the same keys, a pandas DataFrame or a pyarrow.RecordBatch. An
+            array of several dimensions becomes lists of fixed length, a ragged one lists. Bytes
+            that are no Arrow array are text in UTF-8.
         rows: number of rows of the batch.
         kept: names of the input's columns that are in the output as well.
 
     Raises:
-        ConfigError: it is something else, has other numbers of rows, or names of kept columns, or
-            names that differ only in case, which Spark does not tell apart.
+        ConfigError: it is something else, has other numbers of rows, values of different types, or
+            names of kept columns, or names that differ only in case, which Spark does not tell
+            apart.
     """
     import pyarrow as pa
 
-    if isinstance(returned, (pa.RecordBatch, pa.Table)):
-        columns = dict(zip(returned.schema.names, returned.columns, strict=True))
-    elif isinstance(returned, Mapping):
-        columns = dict(returned)
-    else:
-        raise ConfigError(f"predict returned a {type(returned).__qualname__}: {_ACCEPTED}")
+    columns = _columns(returned)
     if not columns or not all(isinstance(name, str) and name for name in columns):
         raise ConfigError(f"predict returned columns named {list(columns)!r}: {_ACCEPTED}")
     folded = {name.casefold() for name in kept}
@@ -48,6 +50,31 @@ def predicted(returned: object, rows: int, kept: Collection[str]) -> Any:
     return pa.record_batch(list(arrays.values()), names=list(arrays))
 
 
+def _columns(returned: Any) -> dict[Any, Any]:
+    """Return what the function returned, by column."""
+    import pyarrow as pa
+
+    if isinstance(returned, (pa.RecordBatch, pa.Table)):
+        return dict(zip(returned.schema.names, returned.columns, strict=True))
+    if isinstance(returned, Mapping):
+        return dict(returned)
+    if hasattr(returned, "columns") and hasattr(returned, "items"):  # a DataFrame of pandas
+        return dict(returned.items())
+    if not isinstance(returned, (list, tuple)) or not all(
+        isinstance(row, Mapping) for row in returned
+    ):
+        raise ConfigError(f"predict returned a {type(returned).__qualname__}: {_ACCEPTED}")
+    names = dict.fromkeys(name for row in returned for name in row)
+    for number, row in enumerate(returned):
+        if missing := [name for name in names if name not in row]:
+            raise ConfigError(
+                f"predict returned a dict without {missing[0]!r} for row {number} of the batch, but"
+                " others have it: return dicts with the same keys, with None where a value is"
+                " missing"
+            )
+    return {name: [row[name] for row in returned] for name in names}
+
+
 def _arrow(name: str, value: Any, rows: int) -> Any:
     import numpy as np
     import pyarrow as pa
@@ -60,24 +87,119 @@ def _arrow(name: str, value: Any, rows: int) -> Any:
             # It may be memory of the function's, as below.
             return value.take(pa.array(np.arange(len(value))))
         return value
+    try:
+        converted = _converted(name, value, rows)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"predict returned {name!r} with values that are no column of one type ({error}):"
+            " return an Arrow array, such as pyarrow.array(values, type)"
+        ) from error
+    kind = _text_type(converted.type)
+    if kind == converted.type:
+        return converted
+    try:
+        return converted.cast(kind)
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"predict returned {name!r} with bytes that are not text in UTF-8 ({error}): for a"
+            " column of bytes return pyarrow.array(values, pyarrow.binary())"
+        ) from error
+
+
+def _converted(name: str, value: Any, rows: int) -> Any:
+    """Return an array, a tensor, a Series or a list as an Arrow array of as many rows."""
+    import numpy as np
+    import pyarrow as pa
+
+    if getattr(value, "is_nested", False):  # a tensor of torch with rows of different lengths
+        value = list(value.unbind())
+    if hasattr(value, "row_splits"):  # a ragged tensor of TensorFlow
+        _check_rows(name, (int(value.shape[0]),), rows)
+        return _ragged(name, value)
+    # A Series of pandas; those of numbers without missing values are arrays.
+    if hasattr(value, "iloc") and not isinstance(value.dtype, np.dtype):
+        _check_rows(name, (len(value),), rows)
+        return pa.Array.from_pandas(value)
+    if isinstance(value, (list, tuple)):
+        value = _listed(value)
+    # A masked array's masked values become null.
+    array = value if isinstance(value, np.ma.MaskedArray) else np.asarray(_on_host(value))
+    _check_rows(name, array.shape, rows)
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.dtype.kind == "T":  # NumPy's strings of different lengths
+        array = array.astype(object)
+    if array.flags.writeable and array.dtype != object:
+        # The function may write to it again, and the file is written while it does.
+        array = array.copy()
+    # Among objects, pandas' NA and NaN stand for missing values.
+    is_masked = isinstance(array, np.ma.MaskedArray)
+    may_have_na = array.dtype == object and not is_masked
+    flat = pa.array(array.reshape(-1), from_pandas=True if may_have_na else None)
+    for size in reversed(array.shape[1:]):
+        flat = pa.FixedSizeListArray.from_arrays(flat, size)
+    return flat
+
+
+def _listed(values: Any) -> Any:
+    """Return a list as an array: of objects where NumPy would change or refuse the values.
+
+    Rows that are lists stay objects, because rows of later batches may have other lengths.
+    """
+    import numpy as np
+
+    rows = [_on_host(one) for one in values]
+    if not any(
+        one is None
+        or isinstance(one, (str, bytes, Mapping, list, tuple))
+        or (isinstance(one, np.ndarray) and one.ndim == 1)
+        for one in rows
+    ):
+        return np.asarray(rows)
+    array = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        array[number] = row
+    return array
+
+
+def _on_host(value: Any) -> Any:
+    """Return a tensor as an array of NumPy's; any other value as it is."""
+    import numpy as np
+
     if hasattr(value, "detach"):  # a tensor of torch, which may be on a GPU
         value = value.detach().cpu()
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":  # NumPy has none
             value = value.float()
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, bytes)):
-        value = np.array(value, dtype=object)
-    # A masked array's masked values become null.
-    array = value if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
-    _check_rows(name, array.shape, rows)
-    if array.dtype.name == "bfloat16":
-        array = array.astype(np.float32)
-    if array.flags.writeable and array.dtype != object:
-        # The function may write to it again, and the file is written while it does.
-        array = array.copy()
-    flat = pa.array(array.reshape(-1))
-    for size in reversed(array.shape[1:]):
-        flat = pa.FixedSizeListArray.from_arrays(flat, size)
-    return flat
+    # TensorFlow's tensors of strings have scalars that are bytes.
+    return np.asarray(value)[()] if hasattr(value, "__array__") else value
+
+
+def _ragged(name: str, value: Any) -> Any:
+    """Return a ragged tensor as lists, with the type that its elements have."""
+    import numpy as np
+    import pyarrow as pa
+
+    inner = value.values
+    flat = _ragged(name, inner) if hasattr(inner, "row_splits") else _arrow(name, inner, len(inner))
+    return pa.ListArray.from_arrays(pa.array(np.asarray(value.row_splits), pa.int32()), flat)
+
+
+def _text_type(kind: Any) -> Any:
+    """Return a type with text in place of bytes, at any depth of lists and structs."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_binary(kind) or types.is_fixed_size_binary(kind):
+        return pa.string()
+    if types.is_large_binary(kind):
+        return pa.large_string()
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_text_type(kind.value_type), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_text_type(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_text_type(field.type)) for field in kind])
+    return kind
 
 
 def _for_spark(name: str, array: Any) -> Any:
@@ -138,9 +260,10 @@ def first_schema(batch: Any) -> Any:
 
 def _check_rows(name: str, shape: tuple[int, ...], rows: int) -> None:
     if not shape or shape[0] != rows:
+        squeezed = "; squeeze() removes that of one row too: use squeeze(-1)" if rows == 1 else ""
         raise ConfigError(
-            f"predict returned {name!r} of shape {shape} for a batch of {rows} rows: the first"
-            " dimension must be the batch's"
+            f"predict returned {name!r} of shape {shape} for a batch of {counted(rows, 'row')}: the"
+            f" first dimension must be the batch's{squeezed}"
         )
 
 

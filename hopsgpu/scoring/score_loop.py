@@ -232,6 +232,8 @@ class Scoring(TrialLoop[_News]):
         self._ended(worker, lease)
         if not worker.is_ready and outcome.how in (TrialEnd.FAILED, TrialEnd.LOST):
             self._not_ready(outcome.error)
+        if worker.is_unfit and outcome.how is TrialEnd.FAILED:
+            self._unfit(outcome.error)
         # The last one first: each of those that are put back is the next to start.
         for number in reversed(worker.parts):
             self._board.scored(number, 0)
@@ -255,6 +257,16 @@ class Scoring(TrialLoop[_News]):
                 f"no row was at fault: {TRIES} processes, one after the other, failed before they"
                 f" could call {name}, while it was imported or made, or its model was fetched; the"
                 f" last time: {error[-_MOST_ERROR:]}\nThe rows that were scored are kept:"
+                f" resume={self.run_id!r} continues the score"
+            )
+        )
+
+    def _unfit(self, error: str) -> None:
+        """End the score, because each process would fail with some part's last batch."""
+        self._fail(
+            HopsGpuError(
+                f"no row was at fault: {name_of(self._predict)} does not take batches of all sizes"
+                f" that the table has: {error[-_MOST_ERROR:]}\nThe rows that were scored are kept:"
                 f" resume={self.run_id!r} continues the score"
             )
         )

@@ -18,20 +18,33 @@ from hopsgpu.serving.hand_over import Layout, Served
 from hopsgpu.serving.model_formats import (
     ONNX,
     PICKLE,
+    PICKLED_MODULE,
     SAVED_MODEL,
     SKOPS,
     STATE_DICT,
     TORCHSCRIPT,
+    TRANSFORMERS,
     XGBOOST,
     ModelFormat,
     is_saved_model_part,
+    is_training_state,
 )
 from hopsgpu.serving.model_loading import Trust, accepted_types
 from hopsgpu.serving.model_signature import Signature, Tensor
 
 log = logging.getLogger(__name__)
 
-_ALL = (SAVED_MODEL, TORCHSCRIPT, ONNX, STATE_DICT, SKOPS, PICKLE, XGBOOST)
+_ALL = (
+    SAVED_MODEL,
+    TORCHSCRIPT,
+    ONNX,
+    STATE_DICT,
+    PICKLED_MODULE,
+    SKOPS,
+    PICKLE,
+    XGBOOST,
+    TRANSFORMERS,
+)
 # For each server its layout, and the formats that it serves.
 _SERVERS: Mapping[str, tuple[Callable[..., Layout], tuple[str, ...]]] = {
     "kserve": (kserve.layout, _ALL),
@@ -97,6 +110,9 @@ def served(version: Served, paths: Iterable[str], files: Path, trust: Trust) -> 
     model = version.model
     if model.name == SAVED_MODEL:
         return replace(version, files=_of_saved_model(model.path, paths))
+    if model.name == TRANSFORMERS:
+        own = (path for path in paths if PurePosixPath(path).parent == PurePosixPath(model.path))
+        return replace(version, files=tuple(path for path in own if not is_training_state(path)))
     if model.name == SKOPS:
         return replace(version, trusted=tuple(accepted_types(files / model.path, trust)))
     if model.name != ONNX:

@@ -13,7 +13,13 @@ from pathlib import PurePosixPath
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving import server_files
-from hopsgpu.serving.model_formats import SAVED_MODEL, STATE_DICT, ModelClass, ModelFormat
+from hopsgpu.serving.model_formats import (
+    SAVED_MODEL,
+    STATE_DICT,
+    TRANSFORMERS,
+    ModelClass,
+    ModelFormat,
+)
 from hopsgpu.serving.model_signature import Signature, Tensor
 
 ABOUT = "about.json"
@@ -87,7 +93,7 @@ def renamed(served: Served, name: str) -> dict[str, str]:
         served: the version.
         name: path of the model below the exported directory.
     """
-    if served.model.name != SAVED_MODEL:
+    if served.model.name not in (SAVED_MODEL, TRANSFORMERS):
         # What lies beside or below the file, such as an ONNX model's external data, keeps its name.
         above, home = PurePosixPath(name).parent, PurePosixPath(served.model.path).parent
         copies = {path: str(above / PurePosixPath(path).relative_to(home)) for path in served.files}
@@ -124,6 +130,9 @@ def own_code(served: Served, path: str) -> dict[str, str]:
         "outputs": [metadata(tensor) for tensor in served.signed.outputs],
         "trusted": list(served.trusted),
     }
+    if served.model.name == TRANSFORMERS:
+        # check_trust has refused the export if the caller does not trust the publisher.
+        about["is_trusted"] = served.model.trust_reason is not None
     if served.model_class is not None:
         about["model_class"] = served.model_class.name
         about["arguments"] = dict(served.model_class.arguments)

@@ -5,7 +5,8 @@ whole rest of the URI, without a host, for the path. With Kerberos it wants a ke
 no keytab is read or written here; the user puts it beside the files.
 
 Source: https://kserve.github.io/website, "Deploy InferenceService with a saved model from HDFS" and
-"Custom Predictor"; `Storage._download_hdfs` of kserve-storage 0.21.
+"Custom Predictor"; `Storage._download_hdfs` of kserve-storage 0.21. Of the Hugging Face runtime:
+"Deploy InferenceService with model from Hugging Face Hub" and "Hugging Face LLM Serving Runtime".
 """
 
 from __future__ import annotations
@@ -19,21 +20,24 @@ from hopsgpu.serving.hand_over import Layout, Served, own_code, server_file
 from hopsgpu.serving.model_formats import (
     ONNX,
     PICKLE,
+    PICKLED_MODULE,
     SAVED_MODEL,
     SKOPS,
     STATE_DICT,
     TORCHSCRIPT,
+    TRANSFORMERS,
     XGBOOST,
 )
 from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
 
 # Formats that a server of KServe's serves.
-_MODEL_FORMATS = {PICKLE: "sklearn", XGBOOST: "xgboost"}
+_MODEL_FORMATS = {PICKLE: "sklearn", XGBOOST: "xgboost", TRANSFORMERS: "huggingface"}
 # What the image of the others needs beside kserve.
 _PACKAGES = {
     ONNX: "onnxruntime",
     TORCHSCRIPT: "torch",
     STATE_DICT: "torch",
+    PICKLED_MODULE: "torch",
     SAVED_MODEL: "tensorflow",
     SKOPS: "skops",
 }
@@ -72,13 +76,16 @@ def layout(
     texts: dict[str, str] = {}
     if model_format is not None:
         # A server takes the only file of the directory; alone, the manifest is not beside it.
-        predictor: dict[str, Any] = {
-            "model": {
-                "modelFormat": {"name": model_format},
-                "protocolVersion": "v2",
-                "storageUri": _storage_uri(f"{served.url}/{served.model.path}"),
-            }
-        }
+        place = served.url if served.model.path == "." else f"{served.url}/{served.model.path}"
+        model: dict[str, Any] = {"modelFormat": {"name": model_format}}
+        if served.model.name == TRANSFORMERS:
+            # The runtime chooses the protocol by the model's task: of a generative one OpenAI's.
+            model["args"] = [f"--model_name={name}", "--model_dir=/mnt/models"]
+            if served.model.trust_reason is not None:
+                model["args"].append("--trust_remote_code")
+        else:
+            model["protocolVersion"] = "v2"
+        predictor: dict[str, Any] = {"model": {**model, "storageUri": _storage_uri(place)}}
     else:
         shown = image or f"{name}-predictor:{served.version}"
         code = {"predictor.py": server_file("kserve_predictor.py")}

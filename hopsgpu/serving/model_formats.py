@@ -1,28 +1,76 @@
 """The formats of models, recognised by names of files and, where those do not tell, by content.
 
-Nothing is loaded and nothing unpickled: of a file at most its first bytes or a list of the names in
-it are read.
+Nothing is loaded and nothing unpickled. What is read of a file is bounded: its first bytes, a list
+of the names in it, JSON, or the operations of a pickle.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.serving.model_directories import (
+    DIFFUSERS,
+    PEFT,
+    SAFETENSORS,
+    SENTENCE_TRANSFORMERS,
+    TRANSFORMERS,
+    Opener,
+    directories,
+    is_training_state,
+    pickled_weights,
+)
+from hopsgpu.serving.torch_files import (
+    CHECKPOINT,
+    KERAS,
+    LIGHTNING,
+    PICKLE,
+    PICKLED_MODULE,
+    STATE_DICT,
+    TORCH_EXPORT,
+    TORCHSCRIPT,
+    is_keras_archive,
+    torch_format,
+)
 from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON
 
+__all__ = [
+    "CHECKPOINT",
+    "CLASS_FILE",
+    "DIFFUSERS",
+    "KERAS",
+    "LIGHTNING",
+    "ONNX",
+    "PEFT",
+    "PICKLE",
+    "PICKLED_MODULE",
+    "SAFETENSORS",
+    "SAVED_MODEL",
+    "SENTENCE_TRANSFORMERS",
+    "SKOPS",
+    "STATE_DICT",
+    "TORCHSCRIPT",
+    "TORCH_EXPORT",
+    "TRANSFORMERS",
+    "XGBOOST",
+    "ModelClass",
+    "ModelFormat",
+    "chosen",
+    "is_saved_model_part",
+    "is_training_state",
+    "model_class",
+    "pickle_warning",
+    "recognised",
+]
+
 SAVED_MODEL = "SavedModel"
-TORCHSCRIPT = "TorchScript"
 ONNX = "ONNX"
-STATE_DICT = "state_dict"
 SKOPS = "skops"
-PICKLE = "pickle"
 XGBOOST = "XGBoost"
 
 # The file that names the class to which a state_dict belongs.
@@ -32,7 +80,10 @@ _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _SAVED_MODEL_PARTS = (*_SAVED_MODEL_FILES, "fingerprint.pb", "variables", "assets", "assets.extra")
 _BY_SUFFIX = {".onnx": ONNX, ".skops": SKOPS}
 _PICKLES = (".pkl", ".pickle", ".joblib")
-_TORCH = (".pt", ".pth")
+# A file with one of these suffixes may be a pickle that torch did not write.
+_TORCH = (".pt", ".pth", ".tar")
+_MAYBE_TORCH = (".pt2", ".ckpt", ".bin")
+_HDF5 = (".h5", ".hdf5")
 _XGBOOST = (".json", ".ubj")
 # XGBoost writes these keys in either order, in JSON and in Universal Binary JSON.
 _BOOSTER = re.compile(
@@ -40,10 +91,37 @@ _BOOSTER = re.compile(
     rb"|\{L\x00{7}(\x07learner|\x07version)",
 )
 _HEAD = 256
-_ZIP, _PICKLE_HEAD = b"PK\x03\x04", b"\x80"
+# The attribute in which Keras has a model's layers; it is written before the weights.
+_HDF5_MAGIC, _HDF5_HEAD, _HDF5_MODEL = b"\x89HDF\r\n\x1a\n", 2**16, b"model_config"
+# The length of the header, of which real ones use four bytes, and the begin of its JSON.
+_SAFETENSORS = re.compile(rb".{5}\0{3}\{", re.DOTALL)
+# Why loading a file of the format runs the publisher's code.
+_TRUST_REASONS = {
+    PICKLE: "is a pickle",
+    PICKLED_MODULE: "is a whole module in a pickle (better publish module.state_dict())",
+    TORCH_EXPORT: "may have pickles, which torch.export.load unpickles",
+    KERAS: "names classes and functions, which Keras imports",
+}
 _CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-Opener = Callable[[str], BinaryIO]
+# How a model can be used that a server, or load(), does not take.
+_ADVICE = {
+    CHECKPOINT: "publish model.state_dict(), with model_class.json, or ONNX",
+    LIGHTNING: "publish module.state_dict(), with model_class.json, or ONNX",
+    PICKLED_MODULE: "publish module.state_dict(), with model_class.json",
+    TORCH_EXPORT: "publish ONNX or TorchScript",
+    KERAS: "publish the SavedModel that model.export(directory) writes",
+    SAFETENSORS: "publish what save_pretrained writes, or a state_dict with model_class.json",
+    PEFT: (
+        "download() it, and pass the directory to peft.AutoPeftModel.from_pretrained; or publish"
+        " what model.merge_and_unload().save_pretrained writes, which is a whole model"
+    ),
+    DIFFUSERS: (
+        "download() it, and pass the directory to diffusers.DiffusionPipeline.from_pretrained"
+    ),
+    SENTENCE_TRANSFORMERS: (
+        "download() it, and pass the directory to sentence_transformers.SentenceTransformer"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -51,11 +129,14 @@ class ModelFormat:
     """A model among a version's files.
 
     Attributes:
-        name: "SavedModel", "TorchScript", "ONNX", "state_dict", "skops", "pickle" or "XGBoost".
-        path: path of the file within the version; of a SavedModel the directory, "." for the
-            version's own.
+        name: name of the format, such as "SavedModel", "state_dict" or "transformers";
+            docs/serving.md lists all of them.
+        path: path of the file within the version; of a model that is a directory the directory's,
+            "." for the version's own.
         model_class: of a state_dict, the class that `model_class.json` names, as "module:Class"; or
             None.
+        trust_reason: why loading the model runs its publisher's code, so that `load` and `export`
+            need `trust`; None if it does not.
     """
 
     __module__ = "hopsgpu"
@@ -63,6 +144,7 @@ class ModelFormat:
     name: str
     path: str
     model_class: str | None = None
+    trust_reason: str | None = None
 
     def __str__(self) -> str:
         of = f" of {self.model_class}" if self.model_class else ""
@@ -97,13 +179,18 @@ def recognised(paths: Iterable[str], opened: Opener) -> tuple[ModelFormat, ...]:
         str(PurePosixPath(p).parent) for p in there if PurePosixPath(p).name in _SAVED_MODEL_FILES
     ]
     found = [ModelFormat(SAVED_MODEL, directory) for directory in dict.fromkeys(inside)]
-    for path in there:
-        if any(is_saved_model_part(path, directory) for directory in inside):
+    own = [p for p in there if not any(is_saved_model_part(p, directory) for directory in inside)]
+    homes = directories(own, opened)
+    found += [ModelFormat(one.name, one.path, None, one.trust_reason) for one in homes]
+    taken = frozenset[str]().union(*(one.files for one in homes))
+    for path in own:
+        if path in taken:
             continue
         name = _format_of(path, opened)
         if name is not None:
             named = model_class(path, there, opened) if name == STATE_DICT else None
-            found.append(ModelFormat(name, path, None if named is None else named.name))
+            reason = _TRUST_REASONS.get(name)
+            found.append(ModelFormat(name, path, None if named is None else named.name, reason))
     return tuple(sorted(found, key=lambda one: one.path))
 
 
@@ -118,7 +205,9 @@ def is_saved_model_part(path: str, directory: str) -> bool:
 
 def pickles(paths: Iterable[str]) -> list[str]:
     """Return those files that are pickles by their names, which run code when they are loaded."""
-    return sorted(path for path in paths if PurePosixPath(path).suffix.lower() in _PICKLES)
+    there = list(paths)
+    named = {path for path in there if PurePosixPath(path).suffix.lower() in _PICKLES}
+    return sorted(named.union(pickled_weights(there)))
 
 
 def pickle_warning(paths: Iterable[str]) -> str | None:
@@ -128,7 +217,8 @@ def pickle_warning(paths: Iterable[str]) -> str | None:
         return None
     return (
         f"{', '.join(named)}: whoever loads a pickle runs the code in it, and a later version of"
-        " the library may not read it; for scikit-learn, publish what skops.io.dump writes"
+        " the library may not read it; for scikit-learn, publish what skops.io.dump writes, and for"
+        " Hugging Face's libraries what save_pretrained(safe_serialization=True) writes"
     )
 
 
@@ -195,11 +285,17 @@ def chosen(
         at = "" if path is None else f" at {path!r}"
         raise ConfigError(
             f"{url} has no model{wanted}{at} that hopsgpu recognises; models: {known}"
+            + "".join(f"; {one}: {advice(one)}" for one in there if one.name in _ADVICE)
         )
     raise ConfigError(
         f"{url} has several models: {', '.join(map(str, fit))}; choose one by its path:"
         f" path={fit[0].path!r}"
     )
+
+
+def advice(model: ModelFormat) -> str:
+    """Return how a model can be used that a server, or `load`, does not take."""
+    return _ADVICE[model.name]
 
 
 def _format_of(path: str, opened: Opener) -> str | None:
@@ -208,30 +304,20 @@ def _format_of(path: str, opened: Opener) -> str | None:
         return _BY_SUFFIX[suffix]
     if suffix in _PICKLES:
         return PICKLE
-    if suffix in _TORCH:
+    if suffix in _TORCH or suffix in _MAYBE_TORCH:
         with opened(path) as file:
-            return _torch_format(file)
+            return torch_format(path, file, suffix in _TORCH)
+    if suffix == ".keras":
+        with opened(path) as file:
+            return KERAS if is_keras_archive(file) else None
+    if suffix in _HDF5:
+        with opened(path) as file:
+            head = file.read(_HDF5_HEAD)
+        return KERAS if head.startswith(_HDF5_MAGIC) and _HDF5_MODEL in head else None
+    if suffix == ".safetensors":
+        with opened(path) as file:
+            return SAFETENSORS if _SAFETENSORS.match(file.read(_HEAD)) else None
     if suffix in _XGBOOST:
         with opened(path) as file:
             return XGBOOST if _BOOSTER.match(file.read(_HEAD)) else None
     return None
-
-
-def _torch_format(file: BinaryIO) -> str | None:
-    """Return the format of one of torch's archives; None for one that torch.export wrote.
-
-    What has no archive is torch's old format, a pickle, which is for tensors and Python objects
-    alone; None for what is neither.
-    """
-    head = file.read(len(_ZIP))
-    if head != _ZIP:
-        return STATE_DICT if head.startswith(_PICKLE_HEAD) else None
-    file.seek(0)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = {name.partition("/")[2] for name in archive.namelist()}
-    except zipfile.BadZipFile:
-        return None
-    if "constants.pkl" in names:
-        return TORCHSCRIPT
-    return STATE_DICT if "data.pkl" in names else None

@@ -1,46 +1,91 @@
 """Load a model by the library of its format, without the user's code.
 
-A pickle runs code when it is loaded, so that the caller must say that they trust it.
+A pickle runs code when it is loaded, and so do other formats, so that the caller must say that they
+trust it.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.serving.model_directories import shard_names
 from hopsgpu.serving.model_formats import (
+    CHECKPOINT,
+    KERAS,
+    LIGHTNING,
     ONNX,
     PICKLE,
+    PICKLED_MODULE,
+    SAFETENSORS,
     SAVED_MODEL,
     SKOPS,
     STATE_DICT,
+    TORCH_EXPORT,
     TORCHSCRIPT,
+    TRANSFORMERS,
     XGBOOST,
     ModelFormat,
+    advice,
 )
 
 log = logging.getLogger(__name__)
 
 Trust = bool | Iterable[str]
+# The libraries by which safetensors returns tensors: by the manifest's name, or the file's own.
+_TENSOR_LIBRARIES = {
+    "torch": "torch",
+    "pt": "torch",
+    "tensorflow": "tensorflow",
+    "tf": "tensorflow",
+    "jax": "flax",
+    "flax": "flax",
+    "np": "numpy",
+    "numpy": "numpy",
+}
+
+
+class Pretrained(NamedTuple):
+    """A model that Hugging Face's transformers loaded.
+
+    Attributes:
+        model: the transformers model, on the CPU, in evaluation mode.
+        processor: its tokenizer, image processor or processor; None if the version has none.
+    """
+
+    model: Any
+    processor: Any
+
+
+def check_loadable(model: ModelFormat) -> None:
+    """Refuse, before anything is downloaded, a format that hopsgpu recognises and does not load.
+
+    Raises:
+        ConfigError: it is such a format; the message says how to use the model.
+    """
+    if model.name not in _LOADED:
+        raise ConfigError(f"load() does not load {model}: {advice(model)}")
 
 
 def check_trust(model: ModelFormat, trust: Trust) -> None:
     """Refuse, before anything is downloaded, what needs the caller's trust.
 
     Raises:
-        ConfigError: the model is a pickle, and `trust` is not True.
+        ConfigError: loading the model runs its publisher's code, and `trust` is not True.
     """
     if not isinstance(trust, bool) and (isinstance(trust, str) or not isinstance(trust, Iterable)):
         raise ConfigError(f"trust={trust!r:.99}: must be True, False or a list of names of types")
-    if model.name == PICKLE and trust is not True:
+    if model.trust_reason is not None and trust is not True:
+        what = model.path if model.path != "." else f"the {model.name} model"
         raise ConfigError(
-            f"{model.path} is a pickle: to load it runs whatever code its publisher put into it; if"
-            " you trust whoever may write to the model's directory, pass trust=True (--trust)"
+            f"{what} {model.trust_reason}: to load it runs whatever code its publisher put into it;"
+            " if you trust whoever may write to the model's directory, pass trust=True (--trust)"
         )
 
 
@@ -61,20 +106,27 @@ def accepted_types(path: Path, trust: Trust) -> list[str]:
     return untrusted
 
 
-def load_model(model: ModelFormat, directory: Path, trust: Trust = False) -> Any:
+def load_model(
+    model: ModelFormat, directory: Path, trust: Trust = False, framework: str | None = None
+) -> Any:
     """Return the model, loaded into this process.
 
     Args:
         model: which of the version's models.
         directory: the version's files.
         trust: True to unpickle whatever is there; for skops the names of the types to accept.
+        framework: the manifest's, by which tensors of a safetensors file without a note of its
+            framework are returned.
 
     Raises:
         ConfigError: its library is not installed, or it needs trust.
     """
     check_trust(model, trust)
     log.info("loads %s", model)
-    return _LOADERS[model.name](directory / model.path, trust)
+    path = directory / model.path
+    if model.name == SAFETENSORS:
+        return _safetensors(path, framework)
+    return _LOADERS[model.name](path, trust)
 
 
 def _saved_model(path: Path, trust: Trust) -> Any:
@@ -92,7 +144,7 @@ def _onnx(path: Path, trust: Trust) -> Any:
 def _state_dict(path: Path, trust: Trust) -> Any:
     torch = _module("torch", path)
     if trust is True:
-        return torch.load(path, map_location="cpu", weights_only=False)
+        return _unpickled(path, trust)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -103,11 +155,64 @@ def _state_dict(path: Path, trust: Trust) -> Any:
         ) from error
 
 
+def _unpickled(path: Path, trust: Trust) -> Any:
+    return _module("torch", path).load(path, map_location="cpu", weights_only=False)
+
+
+def _torch_export(path: Path, trust: Trust) -> Any:
+    _module("torch", path)
+    return importlib.import_module("torch.export").load(path)
+
+
+def _keras(path: Path, trust: Trust) -> Any:
+    return _module("keras", path).saving.load_model(path, safe_mode=False)
+
+
+def _safetensors(path: Path, framework: str | None) -> Any:
+    """Return tensors by name; of an index those of all files that it lists."""
+    safetensors = _module("safetensors", path)
+    files = [path]
+    if path.suffix == ".json":
+        files = [path.parent / name for name in sorted(shard_names(path.name, path.read_bytes()))]
+    tensors: dict[str, Any] = {}
+    for file in files:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            said = (opened.metadata() or {}).get("format")
+        library = _TENSOR_LIBRARIES.get(said or framework or "")
+        if library is None:
+            library = "numpy" if importlib.util.find_spec("torch") is None else "torch"
+        if library != "numpy":
+            _module(library, path)
+        tensors |= importlib.import_module(f"safetensors.{library}").load_file(file)
+    return tensors
+
+
+def _transformers(path: Path, trust: Trust) -> Pretrained:
+    """Return the model of a directory, without the network, and only with code that is trusted."""
+    transformers = _module("transformers", path / "config.json")
+    # Imported here, because it imports NumPy.
+    from hopsgpu.serving.server_files.served_model import pretrained
+
+    model = pretrained(transformers, path, trust is True)
+    has_processor = any(
+        (path / f"{name}.json").exists()
+        for name in ("tokenizer_config", "processor_config", "preprocessor_config", "tokenizer")
+    )
+    if not has_processor:
+        return Pretrained(model, None)
+    processor = transformers.AutoProcessor.from_pretrained(
+        path, local_files_only=True, trust_remote_code=trust is True
+    )
+    return Pretrained(model, processor)
+
+
 def _skops(path: Path, trust: Trust) -> Any:
     return _module("skops.io", path).load(path, trusted=accepted_types(path, trust))
 
 
 def _pickle(path: Path, trust: Trust) -> Any:
+    if path.suffix.lower() not in (".pkl", ".pickle", ".joblib"):
+        return _unpickled(path, trust)
     if path.suffix.lower() == ".joblib":
         return _module("joblib", path).load(path)
     try:
@@ -138,7 +243,15 @@ _LOADERS: Mapping[str, Callable[[Path, Trust], Any]] = {
     TORCHSCRIPT: _torchscript,
     ONNX: _onnx,
     STATE_DICT: _state_dict,
+    CHECKPOINT: _state_dict,
+    LIGHTNING: _state_dict,
+    PICKLED_MODULE: _unpickled,
+    TORCH_EXPORT: _torch_export,
+    KERAS: _keras,
     SKOPS: _skops,
     PICKLE: _pickle,
     XGBOOST: _xgboost,
+    TRANSFORMERS: _transformers,
 }
+# Those of safetensors are loaded by the manifest's framework too.
+_LOADED = (*_LOADERS, SAFETENSORS)

@@ -44,6 +44,7 @@ _QUICK_SECONDS = 5.0
 # For one request with all its repetitions, and for a part of a large file.
 _CALL_SECONDS = 180.0
 _REMOVED_AT_ONCE = 32
+_MARK = "_$folder$"
 _CONNECTIONS = 64
 # What the libraries say if they find no credentials, by the names of their errors' classes.
 _WITHOUT_CREDENTIALS = frozenset(
@@ -64,6 +65,10 @@ _DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId"})
 _DENIED |= {"SignatureDoesNotMatch", "ExpiredToken", "RequestTimeTooSkewed", "InvalidToken"}
 _TAKEN = frozenset({"PreconditionFailed"})
 _NO_SUCH_RANGE = "InvalidRange"
+# The answer to a HEAD request has no body, in which the code of the error would be.
+_NO_BODY = "Bad Request"
+# What botocore says of an address without a scheme.
+_INVALID_ADDRESS = "Invalid endpoint"
 _BUSY = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"})
 _BUSY |= {"OperationAborted", "ConditionalRequestConflict", "NoSuchUpload"}
 
@@ -105,14 +110,18 @@ class ObjectStore:
 
     def stat(self, path: str) -> Status:
         """Return the status of a file or directory."""
-        return _status(path, self._ask(self._files._info, self._key(path)))
+        info = self._ask(self._files._info, self._key(path))
+        # Some programs mark a directory by an empty object of its name, without a slash at the end.
+        if info["type"] != "directory" and not info["size"] and self._has_files_below(path):
+            info = {**info, "type": "directory"}
+        return _status(path, info)
 
     def entries(self, path: str) -> tuple[Status, ...]:
         """Return the status of all files and directories in a directory."""
         key = self._key(path)
         found = self._ask(self._files._ls, key, detail=True)
         # Consoles and other programs make empty objects that stand for a directory.
-        real = [info for info in found if info["name"].rstrip("/") != key]
+        real = [info for info in found if info["name"].rstrip("/") != key and not _is_mark(info)]
         is_file = any(info["name"] == key and info["type"] == "file" for info in found)
         if not real and is_file:
             raise NotADirectoryError(path)
@@ -198,6 +207,12 @@ class ObjectStore:
 
         await asyncio.gather(*map(remove, keys))
 
+    def _has_files_below(self, path: str) -> bool:
+        try:
+            return bool(self.entries(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def _write_parts(self, path: str, blocks: Iterable[bytes]) -> None:
         with _errors():
             file = self._files.open(self._key(path), "wb", block_size=_PART)
@@ -227,8 +242,14 @@ class ObjectStore:
         """Return what a call of the library returns in time."""
         from fsspec.asyn import sync
 
-        with _errors():
-            return sync(self._files.loop, call, *given, timeout=self._seconds, **named)
+        try:
+            with _errors():
+                return sync(self._files.loop, call, *given, timeout=self._seconds, **named)
+        except Refused as error:
+            if error.java == STORE_DENIED:
+                # Temporary credentials may have expired: the next client reads them again.
+                self._files.clear_instance_cache()
+            raise
 
 
 class _Reader(io.RawIOBase):
@@ -314,6 +335,11 @@ def _status(path: str, info: Mapping[str, Any]) -> Status:
     return Status(name, 0 if directory else _modified(info), "", 0o777, directory, size)
 
 
+def _is_mark(info: Mapping[str, Any]) -> bool:
+    """Return whether an object is the mark of a directory that Hadoop's and EMR's clients make."""
+    return info["name"].endswith(_MARK) and info["type"] == "file" and not info["size"]
+
+
 def _modified(info: Mapping[str, Any]) -> int:
     """Return the time of an object, in milliseconds since the epoch; S3's are whole seconds."""
     found = (info.get(name) for name in ("LastModified", "last_modified", "updated", "mtime"))
@@ -346,6 +372,11 @@ def as_exception(error: Exception) -> Exception:
         return Refused(NO_CREDENTIALS, f"{said} (no credentials that the store's library accepts)")
     if codes & {"401", "403", *_DENIED} or isinstance(error, PermissionError):
         return Refused(STORE_DENIED, said)
+    if codes - {""} == {"400"} and said == _NO_BODY:
+        return Refused(
+            STORE_DENIED,
+            f"{said}, without a reason, as S3 answers if temporary credentials have expired",
+        )
     if codes & {"404", "NoSuchBucket", "NoSuchKey"}:
         return FileNotFoundError(said)
     if codes & {"412", *_TAKEN}:
@@ -358,7 +389,14 @@ def as_exception(error: Exception) -> Exception:
         return Refused(_NO_SUCH_RANGE, said)
     if any(code.isdecimal() and code >= "400" for code in codes):
         return Refused("InvalidRequest", said)
-    # What is left has no answer of the store: a connection that broke, a host without an address.
+    return _without_answer(said)
+
+
+def _without_answer(said: str) -> Refused:
+    """Return the refusal for what the library says where the store did not answer."""
+    if said.startswith(_INVALID_ADDRESS):
+        return Refused("InvalidRequest", f"{said} (it must begin with http:// or https://)")
+    # A connection that broke, or a host without an address.
     return Refused(NO_STORE, said)
 
 

@@ -68,6 +68,12 @@ def fails_on_row_500(batch: Batch) -> Batch:
     return {"y": batch["x"]}
 
 
+def squeezed(batch: Batch) -> Batch:
+    with (DIRECTORY / "squeezed").open("a") as file:
+        file.write(f"{len(batch['x'])}\n")
+    return {"y": batch["x"][:, None].squeeze()}
+
+
 def slow(batch: Batch) -> Batch:
     with (DIRECTORY / "pids").open("a") as file:
         file.write(f"{os.getpid()}\n")
@@ -225,6 +231,10 @@ def main() -> None:
     unmade = str(DIRECTORY / "unmade")
     failed("not made", CannotBeMade, table, columns=["x"], on_error="skip", output=unmade)
     tell("nothing left", names=[path.name for path in DIRECTORY.glob("*unmade*")])
+    failed(
+        "squeezed", squeezed, table, columns=["x"], batch_size=33, on_error="skip", max_concurrent=1
+    )
+    tell("squeezed sizes", sizes=(DIRECTORY / "squeezed").read_text().split())
     failed("exists", doubled, table, columns=["x"], output=str(DIRECTORY / "scored"))
     failed("within", doubled, table, columns=["x"], output=f"{table}/scored")
     failed("complete", slow, table, columns=["x"], resume=run)

@@ -16,10 +16,10 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.server_files.served_model import ServedModel
-from tests.served_models import MAKERS, X, publish
+from tests.served_models import MAKERS, X, bert, publish
 
 # Their libraries are imported for seconds.
-SLOW = {"saved_model", "torchscript", "xgboost"}
+SLOW = {"saved_model", "torchscript", "xgboost", "pickled_module"}
 # As a server does: with the files beside each other, and without hopsgpu.
 CALL = """
 import sys
@@ -72,6 +72,32 @@ def test_servers_call_each_format_without_hopsgpu(
     found = np.load(tmp_path / "y.npy")
     assert found.dtype == made.answer.dtype
     np.testing.assert_allclose(found, made.answer, rtol=1e-5)
+
+
+def test_a_pretrained_model_is_called_with_inputs_by_name(
+    store: ModelStore, tmp_path: Path
+) -> None:
+    files = tmp_path / "files" / "best"
+    files.mkdir(parents=True)
+    inputs, outputs = bert(files)
+    for name in ("optimizer.pt", "trainer_state.json"):
+        (files / name).write_text("{}")
+    version = store.publish(files.parent, "net", signature=(inputs, outputs))
+    out = version.export("triton", out=tmp_path / "out")
+    assert exported(out) == {
+        "net/config.pbtxt",
+        *(f"net/1/{name}.py" for name in ("model", "served_model")),
+        "net/1/about.json",
+        *(f"net/1/best/{name}" for name in ("config.json", "model.safetensors")),
+        *(f"net/1/best/{name}" for name in ("tokenizer.json", "tokenizer_config.json")),
+    }
+    model = ServedModel(out / "net" / "1")
+    np.testing.assert_allclose(model(inputs)["logits"], outputs["logits"], rtol=1e-4, atol=1e-6)
+    unsigned = store.publish(files.parent, "net")
+    with pytest.raises(ConfigError, match="has no signature"):
+        unsigned.export("triton", out=tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"no model of SavedModel"):
+        version.export("tf-serving")
 
 
 def test_names_and_weights_of_onnx_are_read_from_the_file(

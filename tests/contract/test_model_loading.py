@@ -15,6 +15,7 @@ import pytest
 import hopsgpu
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError
+from tests.served_models import bert
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Publish = Callable[..., ModelVersion]
@@ -98,6 +99,179 @@ def test_more_than_tensors_is_not_unpickled(files: Path, publish: Publish, tmp_p
     assert not (tmp_path / "ran").exists()
     version.load(trust=True)
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pickled_module_is_no_state_dict(files: Path, publish: Publish, zipped: bool) -> None:
+    import torch
+
+    torch.save(linear(), files / "net.pt", _use_new_zipfile_serialization=zipped)
+    version = publish()
+    assert formats(version) == [("pickled module", "net.pt")]
+    with pytest.raises(ConfigError, match=r"net.pt is a whole module.*state_dict\(\).*trust=True"):
+        version.load()
+    np.testing.assert_allclose(version.load(trust=True)(torch.tensor(X)).detach().numpy(), sums(X))
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("protocol", [2, 5])
+def test_checkpoints_of_torch_are_told_from_state_dicts(
+    files: Path, publish: Publish, zipped: bool, protocol: int
+) -> None:
+    import torch
+
+    net = linear()
+    adam = torch.optim.Adam(net.parameters())
+    net(torch.tensor(X)).sum().backward()
+    adam.step()
+    state = net.state_dict()
+    saved = {
+        "state.bin": ("state_dict", state),
+        "parameters.pth.tar": ("state_dict", dict(net.named_parameters())),
+        "whole.pt": ("torch checkpoint", {"net": state, "adam": adam.state_dict(), "epoch": 3}),
+        "tensor.pth": ("torch checkpoint", torch.ones(3)),
+        "last.ckpt": (
+            "Lightning checkpoint",
+            {"state_dict": state, "pytorch-lightning_version": "2.6.6"},
+        ),
+        "odd.pt": ("pickle", Path("x")),
+    }
+    for name, (_, value) in saved.items():
+        torch.save(
+            value,
+            files / name,
+            pickle_protocol=protocol,
+            _use_new_zipfile_serialization=zipped,
+        )
+    version = publish()
+    assert dict((path, name) for name, path in formats(version)) == {
+        path: name for path, (name, _) in saved.items()
+    }
+    if protocol == 2:  # torch itself reads others only with trust
+        assert version.load(path="whole.pt")["epoch"] == 3
+        assert version.load(path="last.ckpt")["state_dict"].keys() == state.keys()
+    with pytest.raises(ConfigError, match="odd.pt is a pickle"):
+        version.load(path="odd.pt")
+    assert version.load(path="odd.pt", trust=True) == Path("x")
+
+
+def test_torch_export(files: Path, publish: Publish) -> None:
+    import torch
+
+    exported = torch.export.export(linear(), (torch.tensor(X),))
+    torch.export.save(exported, files / "net.pt2")
+    version = publish()
+    assert formats(version) == [("torch.export", "net.pt2")]
+    with pytest.raises(ConfigError, match="net.pt2 may have pickles"):
+        version.load()
+    answer = version.load(trust=True).module()(torch.tensor(X))
+    np.testing.assert_allclose(answer.detach().numpy(), sums(X))
+
+
+@pytest.mark.parametrize("name", ["net.keras", "net.h5"])
+def test_keras(files: Path, publish: Publish, name: str) -> None:
+    import keras
+
+    net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    net.save(files / name)
+    net.save_weights(files / "net.weights.h5")
+    version = publish()
+    assert formats(version) == [("Keras", name)]
+    with pytest.raises(ConfigError, match=f"{name} names classes and functions"):
+        version.load()
+    np.testing.assert_allclose(version.load(trust=True)(X), net(X))
+    with pytest.raises(ConfigError, match=r"no model of .*Keras.*model.export\(directory\)"):
+        version.export("triton")
+
+
+def test_safetensors(files: Path, publish: Publish) -> None:
+    import safetensors.numpy
+    import safetensors.torch
+    import torch
+
+    safetensors.torch.save_file(linear().state_dict(), files / "net.safetensors", {"format": "pt"})
+    safetensors.numpy.save_file({"x": X}, files / "array.safetensors", {"format": "np"})
+    version = publish()
+    assert formats(version) == [(f, f"{n}.{f}") for n in ("array", "net") for f in ("safetensors",)]
+    loaded = torch.nn.Linear(3, 2)
+    loaded.load_state_dict(version.load(path="net.safetensors"))
+    np.testing.assert_allclose(loaded(torch.tensor(X)).detach().numpy(), sums(X))
+    arrays = version.load(path="array.safetensors")
+    assert type(arrays["x"]) is np.ndarray and (arrays["x"] == X).all()
+
+
+@pytest.mark.parametrize("size", ["1GB", "1KB"])
+def test_what_save_pretrained_leaves(
+    files: Path, publish: Publish, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    inputs, outputs = bert(files)
+    if size == "1KB":
+        whole = transformers.AutoModelForSequenceClassification.from_pretrained(files)
+        (files / "model.safetensors").unlink()
+        whole.save_pretrained(files, max_shard_size=size)
+    version = publish()
+    assert formats(version) == [("transformers", ".")]
+    model, tokenizer = version.load()
+    assert type(model).__name__ == "BertForSequenceClassification" and not model.training
+    given = tokenizer(["good bad", "good"], return_tensors="pt", padding=True)
+    assert (given["input_ids"].numpy() == inputs["input_ids"]).all()
+    np.testing.assert_allclose(
+        model(**given).logits.detach().numpy(), outputs["logits"], rtol=1e-4, atol=1e-6
+    )
+
+
+def test_code_of_a_pretrained_model_runs_only_with_trust(
+    files: Path, publish: Publish, tmp_path: Path
+) -> None:
+    bert(files)
+    config = json.loads((files / "config.json").read_text())
+    (files / "own.py").write_text(
+        f"import os\nos.mkdir({str(tmp_path / 'ran')!r})\n"
+        "from transformers import BertForSequenceClassification\n"
+        "class Own(BertForSequenceClassification):\n    pass\n"
+    )
+    config["auto_map"] = {"AutoModelForSequenceClassification": "own.Own"}
+    (files / "config.json").write_text(json.dumps(config))
+    version = publish()
+    with pytest.raises(ConfigError, match="names code of its own .config.json: auto_map.*trust"):
+        version.load()
+    with pytest.raises(ConfigError, match="auto_map"):
+        version.export("triton", out=tmp_path / "out")
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()
+    assert version.load(trust=True).model.num_labels == 3
+    assert (tmp_path / "ran").exists()
+
+
+def test_pickled_weights_of_a_pretrained_model_are_loaded_only_with_trust(
+    files: Path, publish: Publish, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+    import transformers
+
+    bert(files)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(files)
+    (files / "model.safetensors").unlink()
+    torch.save(model.state_dict(), files / "pytorch_model.bin")
+    version = publish()
+    assert "pytorch_model.bin: whoever loads a pickle" in caplog.text
+    with pytest.raises(ConfigError, match=r"no weights but pickles \(pytorch_model.bin\)"):
+        version.load()
+    assert version.load(trust=True).model.num_labels == 3
+
+
+def test_what_other_libraries_load_is_named(files: Path, publish: Publish) -> None:
+    import safetensors.numpy
+
+    (files / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    safetensors.numpy.save_file({"x": X}, files / "adapter_model.safetensors")
+    version = publish()
+    assert formats(version) == [("PEFT", ".")]
+    with pytest.raises(ConfigError, match=r"does not load PEFT.*AutoPeftModel.from_pretrained"):
+        version.load()
+    with pytest.raises(ConfigError, match=r"models: PEFT .*merge_and_unload"):
+        version.export("triton")
 
 
 @pytest.mark.parametrize("name", ["model.pkl", "model.joblib"])

@@ -119,6 +119,15 @@ def test_a_part_that_fails_is_left_out_by_choice(told: Told) -> None:
     assert skipped["tries"] == 3, "each try was in a process of its own"
 
 
+def test_a_function_that_does_not_take_the_last_batch_fails_at_once_and_no_rows_are_blamed(
+    told: Told,
+) -> None:
+    said = told("squeezed")[0]["said"]
+    assert said.startswith("no row was at fault: ") and "use squeeze(-1)" in said
+    assert "does not take batches of all sizes" in said and "resume=" in said
+    assert told("squeezed sizes")[0]["sizes"] == ["33", "1"]
+
+
 def test_what_a_score_leaves_beside_its_output_is_removed_by_the_next_one(told: Told) -> None:
     skipped = told("skipped")[0]
     assert skipped["left"] == [["parts"]] and skipped["later"] == []

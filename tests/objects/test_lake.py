@@ -61,6 +61,31 @@ def test_a_directory_is_there_with_its_first_file(lake: Lake, emulator: Emulator
     assert not lake.exists()
 
 
+def test_marks_of_directories_are_no_files(lake: Lake) -> None:
+    (lake / "below" / "five").write(b"12345")
+    # Clients of Hadoop and EMR make the first; the second has the directory's own name.
+    for name in ("below_$folder$", "below"):
+        (lake / name).write(b"")
+    (lake / "full_$folder$").write(b"1")
+    assert (lake / "below").stat().is_directory and (lake / "below").names() == ("five",)
+    assert "below_$folder$" not in lake.names()
+    assert "full_$folder$" in lake.names()
+
+
+def test_credentials_that_were_refused_are_read_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*given: object, **named: object) -> None:
+        raise PermissionError("The provided token has expired.")
+
+    client = lake.files._files  # type: ignore[attr-defined]
+    monkeypatch.setattr(client, "_info", refused)
+    with pytest.raises(StoreError, match="token has expired") as told:
+        lake.stat()
+    assert told.value.kind == "permission"
+    assert Lake(lake.url).files._files is not client  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", ["a b", "ü", "100%", "1%20", "a+b", "x=1&y", "[1]*", "(1)", "'"])
 def test_names_are_kept(lake: Lake, name: str) -> None:
     file = lake / name / name

@@ -153,6 +153,60 @@ def _state_dict(path: Path, said: dict[str, Any]) -> Raw:
     return _torch_call(net)
 
 
+def _pickled_module(path: Path, said: dict[str, Any]) -> Raw:
+    torch = importlib.import_module("torch")
+    return _torch_call(torch.load(path, map_location="cpu", weights_only=False))
+
+
+def _transformers(path: Path, said: dict[str, Any]) -> Raw:
+    """Return a call with the inputs as keywords, of a model whose outputs have names."""
+    torch = importlib.import_module("torch")
+    model = pretrained(importlib.import_module("transformers"), path, said["is_trusted"])
+    names, outputs = _names(said["inputs"]), _names(said["outputs"])
+
+    def call(given: Sequence[Any]) -> Any:
+        with torch.no_grad():
+            found = model(**dict(zip(names, map(torch.from_numpy, given))))  # noqa: B905
+        missing = [name for name in outputs if name not in found]
+        if missing:
+            raise ValueError(f"the model has no output {missing[0]!r}: it has {', '.join(found)}")
+        # NumPy has no bfloat16, in which the weights may be.
+        return {
+            name: (one.float() if one.dtype == torch.bfloat16 else one).cpu().numpy()
+            for name, one in ((name, found[name]) for name in outputs)
+        }
+
+    return call
+
+
+def pretrained(transformers: Any, path: Path, is_trusted: bool) -> Any:
+    """Return the model of a directory, without the network.
+
+    Args:
+        transformers: the library.
+        path: the directory.
+        is_trusted: whether code that the directory names may run, and pickles may be loaded.
+    """
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    made = _pretrained_class(transformers, config)
+    given = {"local_files_only": True, "trust_remote_code": is_trusted}
+    # By default transformers takes pickles where it finds no others.
+    return made.from_pretrained(path, **given, **({} if is_trusted else {"use_safetensors": True}))
+
+
+def _pretrained_class(transformers: Any, config: Mapping[str, Any]) -> Any:
+    """Return the class of a configuration's model, or the automatic class that finds it."""
+    own = [name for name in config.get("auto_map") or () if name.startswith("AutoModel")]
+    if own:
+        # AutoModel itself has no head, with which the weights were saved.
+        return getattr(transformers, max(own, key=len))
+    for name in config.get("architectures") or ():
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    return transformers.AutoModel
+
+
 def _saved_model(path: Path, said: dict[str, Any]) -> Raw:
     tf = importlib.import_module("tensorflow")
     loaded = tf.saved_model.load(str(path))
@@ -262,6 +316,8 @@ _LOADERS: dict[str, Callable[[Path, dict[str, Any]], Raw]] = {
     "ONNX": _onnx,
     "TorchScript": _torchscript,
     "state_dict": _state_dict,
+    "pickled module": _pickled_module,
+    "transformers": _transformers,
     "SavedModel": _saved_model,
     "skops": _skops,
     "pickle": _pickle,

@@ -109,6 +109,15 @@ def test_names_of_others_may_be_anything(root: Path) -> None:
     assert row["user"] == "??[2J,a"
 
 
+@pytest.mark.parametrize("name", ["=1+1", "+cmd|' /C calc'!A0", "-1", "@SUM(A1)", "\uff1d1"])
+def test_csv_has_no_formulas(root: Path, name: str) -> None:
+    put_run(root, NEW, use=use(1.5), user=name, queue=f"root.{name}")
+    (row,) = csv.DictReader(io.StringIO(call("--csv", "--by", "run").stdout))
+    assert (row["user"], row["queue"]) == (f"'{name}", f"root.{name}")
+    (row,) = json.loads(call("--json").stdout)["rows"]
+    assert row["user"] == name
+
+
 def test_json_has_the_period_and_the_sums(root: Path) -> None:
     put_run(root, NEW, use=use(1.5, ago=1000.0))
     found = json.loads(call("--json", "--since", "500s").stdout)

@@ -15,10 +15,19 @@ from pyarrow import parquet
 
 from hopsgpu.core import metrics
 from hopsgpu.data.source import read_source
+from hopsgpu.errors import ConfigError
 from hopsgpu.rank.blocked_time import BlockedTime
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.rank.inbox import InboxWriter
-from hopsgpu.scoring.part_reports import BEGUN, DONE, NO_PART, READY, PartReport, PartReports
+from hopsgpu.scoring.part_reports import (
+    BEGUN,
+    DONE,
+    NO_PART,
+    READY,
+    UNFIT,
+    PartReport,
+    PartReports,
+)
 from hopsgpu.scoring.part_scorer import END, ScoreTask, kept_columns, part_line, score_parts
 from hopsgpu.scoring.parts import plan_bounds
 from hopsgpu.storage.lake import Lake
@@ -118,3 +127,59 @@ def test_points_in_time_are_kept_as_such() -> None:
     assert kept.schema.field("at").type == pa.timestamp("us", "UTC")
     assert kept.schema.field("local").type == pa.timestamp("us")
     assert kept.column("at")[0].as_py() == now.replace(tzinfo=datetime.UTC)
+
+
+class Sizes:
+    """Notes how many rows each batch has."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: Batch) -> Batch:
+        self.sizes.append(len(batch["x"]))
+        return doubled(batch)
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "tried"), [(65, 65, [1]), (130, 130, [2]), (128, 128, []), (10, 10, [])]
+)
+def test_the_smallest_batch_is_tried_once_after_the_first_where_it_is_smaller(
+    rank: Rank, rows: int, group: int, tried: list[int]
+) -> None:
+    noted = Sizes()
+    reports = rank.scores(noted, rank.task(pa.table({"x": range(rows)}), 1, group=group))
+    first = min(rows, 64)
+    rest = [min(64, rows - at) for at in range(first, rows, 64)]
+    assert noted.sizes == [first, *tried, *rest]
+    (done,) = [report for report in reports if report.event == DONE]
+    assert rank.file(done).read().to_pydict() == {"y": list(range(0, 2 * rows, 2))}
+
+
+def squeezed(batch: Batch) -> Batch:
+    return {"y": batch["x"][:, None].squeeze()}
+
+
+def of_fixed_size(batch: Batch) -> Batch:
+    return {"y": batch["x"].reshape(64)}
+
+
+def with_other_columns(batch: Batch) -> Batch:
+    return {"y" if len(batch["x"]) > 1 else "z": batch["x"]}
+
+
+@pytest.mark.parametrize(
+    ("predict", "said"),
+    [
+        (squeezed, r"of shape \(\) for a batch of 1 row:.*use squeeze\(-1\)"),
+        (of_fixed_size, "ValueError: cannot reshape.*as few as 1: have predict accept any number"),
+        (with_other_columns, "returned the columns z, but y for an earlier batch"),
+    ],
+)
+def test_a_function_that_fails_with_few_rows_fails_at_the_first_batch(
+    rank: Rank, predict: Any, said: str
+) -> None:
+    task = rank.task(pa.table({"x": range(64 * 500 + 1)}), 1, group=64 * 500 + 1)
+    with pytest.raises(ConfigError, match=f"a batch of 64 rows, but not the first 1 row.*{said}"):
+        rank.scores(predict, task)
+    reports = list(PartReports().take((rank.directory / metrics.FILE).read_bytes()))
+    assert [report.event for report in reports] == [READY, BEGUN, UNFIT]

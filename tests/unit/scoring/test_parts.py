@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from hopsgpu.data.shard import Slice
-from hopsgpu.scoring.parts import parts_of, place_of, plan_bounds
+from hopsgpu.scoring.parts import parts_of, place_of, plan_bounds, smallest_batch
 from hopsgpu.units import MIB
 from tests.unit.scoring.sources import source
 
@@ -67,3 +67,13 @@ def test_the_place_of_rows_is_told_by_file_and_row_group() -> None:
     _, piece = parts_of(source((9,)), (0, 4, 9))
     said = "rows 4 to 8 of hdfs://lake/table (part-0.parquet, row group 0, its rows 4 to 8)"
     assert place_of(source((9,)), piece) == said
+
+
+@pytest.mark.parametrize(
+    ("bounds", "size", "smallest"),
+    [((0, 100), 64, 36), ((0, 128, 192), 64, 64), ((0, 65, 75), 64, 1), ((0, 10), 64, 10)],
+)
+def test_the_smallest_batch_is_some_parts_last(
+    bounds: tuple[int, ...], size: int, smallest: int
+) -> None:
+    assert smallest_batch(bounds, size) == smallest

@@ -83,6 +83,83 @@ def test_types_are_such_as_spark_reads(value: Any, kind: pa.DataType) -> None:
     assert len(column) == 2 and column.null_count == 0
 
 
+TEXT = pa.string()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "kind"),
+    [
+        (np.array([b"a", "ü".encode()]), ["a", "ü"], TEXT),
+        (np.array([b"a", None], object), ["a", None], TEXT),
+        ([b"a", b"bb"], ["a", "bb"], TEXT),
+        (np.array([[b"a"], [b"b"]]), [["a"], ["b"]], pa.list_(TEXT, 1)),
+        (np.array(["a", "b"], np.dtypes.StringDType()), ["a", "b"], TEXT),
+        ([None, "b"], [None, "b"], TEXT),
+        (["a", None], ["a", None], TEXT),
+        (np.array(["a", np.nan], object), ["a", None], TEXT),
+        ([["a"], ["b", "c"]], [["a"], ["b", "c"]], pa.list_(TEXT)),
+        ([[1, 2], [3, 4]], [[1, 2], [3, 4]], pa.list_(pa.int64())),
+        ([np.ones(2, np.float32), np.ones(1)], [[1, 1], [1]], pa.list_(pa.float64())),
+        ([1, None], [1, None], pa.int64()),
+        (pa.array([b"\xff", b"a"]), [b"\xff", b"a"], pa.binary()),
+        (
+            [{"label": b"a", "score": 0.5}, {"label": b"b", "score": 1.0}],
+            [{"label": "a", "score": 0.5}, {"label": "b", "score": 1.0}],
+            pa.struct({"label": TEXT, "score": pa.float64()}),
+        ),
+    ],
+)
+def test_bytes_are_text_and_rows_may_have_any_length(
+    value: Any, expected: list[Any], kind: pa.DataType
+) -> None:
+    column = predicted({"y": value}, 2, ()).column("y")
+    assert (column.type, column.to_pylist()) == (kind, expected)
+
+
+def test_tensors_of_other_frameworks_become_columns() -> None:
+    import tensorflow as tf
+    import torch
+
+    texts = tf.constant(["ä", "b"])
+    returned = {
+        "text": texts,
+        "of numpy": texts.numpy(),
+        "scalars": list(texts),
+        "ragged": tf.ragged.constant([["a", "b"], []]),
+        "deep": tf.ragged.constant([[[1], [2, 3]], []], dtype=tf.int16),
+        "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+        "listed": [torch.ones(2, dtype=torch.bfloat16), torch.ones(1)],
+    }
+    batch = predicted(returned, 2, ())
+    assert batch.to_pylist() == [
+        {"text": "ä", "of numpy": "ä", "scalars": "ä", "ragged": ["a", "b"]}
+        | {"deep": [[1], [2, 3]], "nested": [1, 1], "listed": [1, 1]},
+        {"text": "b", "of numpy": "b", "scalars": "b", "ragged": []}
+        | {"deep": [], "nested": [1], "listed": [1]},
+    ]
+    assert batch.schema.field("ragged").type == pa.list_(TEXT)
+    assert batch.schema.field("deep").type == pa.list_(pa.list_(pa.int16()))
+
+
+def test_rows_and_data_frames_become_columns() -> None:
+    import pandas
+
+    rows = [{"label": "P", "score": 0.5}, {"label": "N", "score": 1.0}]
+    assert predicted(rows, 2, ()).to_pylist() == rows
+    frame = pandas.DataFrame(rows)
+    frame["kind"] = pandas.Categorical(["a", "b"])
+    frame["maybe"] = pandas.Series(["x", None], dtype="string")
+    frame["count"] = pandas.Series([1, None], dtype="Int64")
+    batch = predicted(frame, 2, ())
+    assert batch.to_pylist() == [
+        {**rows[0], "kind": "a", "maybe": "x", "count": 1},
+        {**rows[1], "kind": "b", "maybe": None, "count": None},
+    ]
+    assert batch.schema.field("kind").type == TEXT
+    with pytest.raises(ConfigError, match="without 'score' for row 1 of the batch"):
+        predicted([rows[0], {"label": "N"}], 2, ())
+
+
 def test_what_would_lose_something_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'y' as timestamp\[ns\], which Spark cannot read"):
         predicted({"y": np.array([1], "M8[ns]")}, 1, ())
@@ -124,6 +201,10 @@ def test_a_record_batch_is_taken_as_it_is() -> None:
         ({1: np.zeros(2)}, "columns named"),
         ({"y": np.zeros(3)}, r"'y' of shape \(3,\) for a batch of 2 rows"),
         ({"y": 1.0}, r"'y' of shape \(\)"),
+        ({"y": [b"a", b"\xff"]}, r"bytes that are not text in UTF-8.*pyarrow.binary\(\)"),
+        ({"y": ["a", 1]}, "no column of one type"),
+        ({"y": [1.0, "a"]}, "no column of one type"),
+        ([1, 2], "returned a list: return a dict"),
         ({"id": np.zeros(2)}, "'id', which keep= also has"),
         ({"ID": np.zeros(2)}, "'ID', which keep= also has"),
         ({"y": np.zeros(2), "Y": np.zeros(2)}, "y, Y, of which some differ only in upper"),

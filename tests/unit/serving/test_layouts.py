@@ -32,6 +32,7 @@ SAVED = served("SavedModel", ".", files=("saved_model.pb", "variables/variables.
 PICKLE = served("pickle", "a.joblib")
 SKOPS = served("skops", "a.skops", trusted=("own.Step",))
 XGBOOST = served("XGBoost", "a.json")
+BERT = served("transformers", ".", files=("config.json", "model.safetensors"))
 
 
 def manifests(layout: Layout) -> dict[str, Any]:
@@ -229,3 +230,29 @@ def test_what_kserve_cannot_reach_or_name_is_refused() -> None:
     for odd in ("数字", "3net"):
         with pytest.raises(ConfigError, match="Kubernetes' names consist of"):
             kserve.layout(replace(XGBOOST, name=odd), namenode=WEB)
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+def test_kserves_hugging_face_runtime(is_trusted: bool) -> None:
+    format_ = ModelFormat("transformers", ".", trust_reason="names code" if is_trusted else None)
+    made = kserve.layout(replace(BERT, model=format_, signature=None), namenode=WEB)
+    service = manifests(made)["inference-service.yaml"]
+    trusted = ["--trust_remote_code"] if is_trusted else []
+    assert service["spec"]["predictor"]["model"] == {
+        "modelFormat": {"name": "huggingface"},
+        "args": ["--model_name=net", "--model_dir=/mnt/models", *trusted],
+        "storageUri": "hdfs://user/ann/hopsgpu/models/net/7",
+    }
+    below = replace(BERT, model=ModelFormat("transformers", "best"))
+    service = manifests(kserve.layout(below, namenode=WEB))["inference-service.yaml"]
+    assert service["spec"]["predictor"]["model"]["storageUri"].endswith("models/net/7/best")
+
+
+def test_a_directory_keeps_its_files_together() -> None:
+    made = triton.layout(BERT)
+    assert made.copies == {
+        "config.json": "net/7/model/config.json",
+        "model.safetensors": "net/7/model/model.safetensors",
+    }
+    said = about(made, "net/7/about.json")
+    assert (said["format"], said["path"], said["is_trusted"]) == ("transformers", "model", False)

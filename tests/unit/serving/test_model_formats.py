@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import json
+import pickle
+import time
+import tracemalloc
 import zipfile
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.model_formats import ModelFormat, chosen, pickle_warning, recognised
+from hopsgpu.serving.model_loading import check_trust
 
 
 def archive(*names: str) -> bytes:
@@ -23,7 +28,29 @@ def archive(*names: str) -> bytes:
     return buffer.getvalue()
 
 
-STATE = archive("data.pkl", "data/0", "version")
+def saved(value: Any) -> bytes:
+    """What torch.save writes of a value without tensors."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as written:
+        written.writestr("model/data.pkl", pickle.dumps(value, 2))
+    return buffer.getvalue()
+
+
+class Planted:
+    """An object whose unpickling would fail the test."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("it was unpickled",)
+
+
+def header(fields: Mapping[str, Any]) -> bytes:
+    text = json.dumps(fields).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+STATE = saved({})
+SAFE = header({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}) + bytes(4)
+BERT = json.dumps({"model_type": "bert", "architectures": ["BertModel"]}).encode()
 SCRIPT = archive("data.pkl", "constants.pkl", "code/__torch__.py")
 BOOSTER = b'{"learner":{"attributes":{}}, "version":[3,0,0]}'
 
@@ -45,8 +72,24 @@ def found(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
     [
         ({"a.pt": SCRIPT}, [("TorchScript", "a.pt")]),
         ({"a.pt": STATE, "log.txt": b""}, [("state_dict", "a.pt")]),
-        ({"old.pth": b"\x80\x02\x8a"}, [("state_dict", "old.pth")]),
-        ({"exported.pt": archive("archive_format", "models/model.json")}, []),
+        ({"plain.pt": pickle.dumps({"w": 1})}, [("pickle", "plain.pt")]),
+        ({"c.pt": saved({"epoch": 3})}, [("torch checkpoint", "c.pt")]),
+        ({"c.pt": saved({"net": Planted()})}, [("torch checkpoint", "c.pt")]),
+        ({"c.pt": saved([{}])}, [("torch checkpoint", "c.pt")]),
+        ({"c.pt": saved({"_extra_state": {}})}, [("state_dict", "c.pt")]),
+        ({"c.pt": saved(collections.OrderedDict())}, [("state_dict", "c.pt")]),
+        ({"c.pt": saved(Planted())}, [("pickle", "c.pt")]),
+        (
+            {"l.ckpt": saved({"pytorch-lightning_version": "2"}), "x.ckpt": b"", "y.bin": b"\x80"},
+            [("Lightning checkpoint", "l.ckpt")],
+        ),
+        (
+            {"exported.pt": archive("archive_format", "models/model.json")},
+            [("torch.export", "exported.pt")],
+        ),
+        ({"a.pt2": archive("serialized_exported_program.json")}, [("torch.export", "a.pt2")]),
+        ({"a.pt2": archive("data/aotinductor/model/x.so")}, []),
+        ({"w.safetensors": SAFE, "x.safetensors": b"{}"}, [("safetensors", "w.safetensors")]),
         ({"net/model.onnx": b"", "net/model.onnx_data": b""}, [("ONNX", "net/model.onnx")]),
         ({"c.skops": b""}, [("skops", "c.skops")]),
         (
@@ -69,12 +112,139 @@ def found(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
             {"saved_model.pb": b"", "assets/x.onnx": b"", "net/m.onnx": b""},
             [("SavedModel", "."), ("ONNX", "net/m.onnx")],
         ),
+        (
+            {"config.json": BERT, "model.safetensors": SAFE, "optimizer.pt": STATE}
+            | {"training_args.bin": saved(Planted()), "onnx/model.onnx": b"", "own.pkl": b""},
+            [("transformers", "."), ("ONNX", "onnx/model.onnx"), ("pickle", "own.pkl")],
+        ),
+        (
+            {"checkpoint-5/config.json": BERT, "checkpoint-5/model.safetensors": SAFE}
+            | {"config.json": BERT, "model.safetensors": SAFE},
+            [("transformers", "."), ("transformers", "checkpoint-5")],
+        ),
+        ({"config.json": BERT}, []),
+        (
+            {"config.json": b"[" * 10**5, "model.safetensors": SAFE},
+            [("safetensors", "model.safetensors")],
+        ),
+        (
+            {
+                "net/adapter_config.json": b'{"peft_type": "LORA"}',
+                "net/adapter_model.safetensors": SAFE,
+            },
+            [("PEFT", "net")],
+        ),
+        (
+            {"model_index.json": b'{"_class_name": "Pipeline"}', "text/config.json": BERT}
+            | {"text/model.safetensors": SAFE, "unet/x.bin": STATE},
+            [("diffusers", ".")],
+        ),
+        (
+            {"modules.json": b"[]", "config_sentence_transformers.json": b"{}", "config.json": BERT}
+            | {"model.safetensors": SAFE},
+            [("sentence-transformers", ".")],
+        ),
         ({"last.pt": b"epoch 7", "empty.pth": b"", "cut.pt": b"PK\x03\x04"}, []),
         ({"readme.md": b""}, []),
     ],
 )
 def test_models_are_recognised(files: dict[str, bytes], expected: list[tuple[str, str]]) -> None:
     assert found(files) == expected
+
+
+def shards(*listed: str) -> bytes:
+    return json.dumps({"weight_map": {str(n): name for n, name in enumerate(listed)}}).encode()
+
+
+def test_weights_in_several_files_are_one_model(caplog: pytest.LogCaptureFixture) -> None:
+    first, second, index = "m-1.safetensors", "m-2.safetensors", "m.safetensors.index.json"
+    files = {first: SAFE, second: SAFE, index: shards(first, second)}
+    assert found(files) == [("safetensors", index)]
+    whole = {"config.json": BERT, "model-00001-of-00001.safetensors": SAFE}
+    whole["model.safetensors.index.json"] = shards("model-00001-of-00001.safetensors")
+    assert found(whole) == [("transformers", ".")]
+    for odd in ("../secret.safetensors", "/etc/secret.safetensors", "missing.safetensors"):
+        whole["model.safetensors.index.json"] = shards(odd)
+        assert found(whole) == [("safetensors", "model-00001-of-00001.safetensors")]
+        assert odd in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"model.safetensors": SAFE}, None),
+        ({"model.safetensors": SAFE, "pytorch_model.bin": STATE}, None),
+        ({"pytorch_model.bin": STATE}, r"has no weights but pickles \(pytorch_model.bin\)"),
+        (
+            {"model.safetensors": SAFE, "tokenizer_config.json": b'{"auto_map": {}}'},
+            r"names code of its own \(tokenizer_config.json: auto_map\)",
+        ),
+        (
+            {
+                "model.safetensors": SAFE,
+                "config.json": BERT[:-1]
+                + b', "text_config": [{"attn_implementation": "org/kernel"}]}',
+            },
+            r"names code of its own \(config.json: attn_implementation\)",
+        ),
+        (
+            {
+                "model.safetensors": SAFE,
+                "config.json": BERT[:-1] + b', "attn_implementation": "sdpa"}',
+            },
+            None,
+        ),
+    ],
+)
+def test_what_runs_code_of_a_pretrained_model_needs_trust(
+    files: dict[str, bytes], reason: str | None
+) -> None:
+    files = {"config.json": BERT, **files}
+    (model,) = recognised(files, lambda path: io.BytesIO(files[path]))
+    assert model.name == "transformers"
+    if reason is None:
+        assert model.trust_reason is None
+        return
+    for trust in (False, ["transformers"]):
+        with pytest.raises(ConfigError, match=reason):
+            check_trust(model, trust)
+    check_trust(model, True)
+
+
+def test_hostile_archives_cost_little() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as written:
+        written.writestr("m/data.pkl", bytes(200 * 2**20))
+    files = {"bomb.pt": buffer.getvalue()}
+    # A string that claims to be of many bytes, and a list of the archive's that claims to be long.
+    files["claim.pt"] = archive_of(b"\x80\x04\x8d" + (2**60).to_bytes(8, "little"))
+    end = bytearray(archive_of(b"."))
+    end[-10:-6] = (2**31).to_bytes(4, "little")
+    files["end.pt"] = bytes(end)
+    for odd in (
+        b"",
+        b".",
+        b"(",
+        b"R.",
+        b"\x80\x02}(u",
+        b"h\x07.",
+        b"(1",
+        b"I" + b"9" * 9999 + b"\n.",
+    ):
+        files[f"odd{len(files)}.pt"] = archive_of(odd)
+    begun = time.process_time()
+    tracemalloc.start()
+    assert found(files) == []
+    assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+    tracemalloc.stop()
+    assert time.process_time() - begun < 5
+
+
+def archive_of(pickled: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as written:
+        written.writestr("m/data.pkl", pickled)
+    return buffer.getvalue()
 
 
 def test_a_state_dict_has_the_class_that_is_named_for_it() -> None:
@@ -121,8 +291,11 @@ def test_one_model_is_chosen() -> None:
         chosen([onnx], "b", None, "url")
     with pytest.raises(ConfigError, match=r"no model of SavedModel .*; models: none"):
         chosen([], None, ("SavedModel",), "url")
+    with pytest.raises(ConfigError, match=r"models: PEFT \(.\); PEFT \(.\): download\(\) it"):
+        chosen([ModelFormat("PEFT", ".")], None, ("SavedModel",), "url")
 
 
 def test_publishers_of_pickles_are_warned() -> None:
     assert pickle_warning(["a.onnx", "b.skops"]) is None
     assert (pickle_warning(["b.joblib", "a.pkl"]) or "").startswith("a.pkl, b.joblib: whoever")
+    assert "safe_serialization=True" in (pickle_warning(["net/pytorch_model.bin"]) or "")

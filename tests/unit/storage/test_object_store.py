@@ -26,9 +26,9 @@ class Answer(Exception):
             setattr(self, name, value)
 
 
-def of_s3(code: str, status: int) -> Answer:
+def of_s3(code: str, status: int, text: str = "") -> Answer:
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return Answer(f"An error occurred ({code})", response=answer)
+    return Answer(text or f"An error occurred ({code})", response=answer)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,8 @@ def of_s3(code: str, status: int) -> Answer:
         (of_s3("SlowDown", 503), "unreachable", True, "AWS_ENDPOINT_URL"),
         (of_s3("ConditionalRequestConflict", 409), "unreachable", True, "AWS_ENDPOINT_URL"),
         (of_s3("InvalidRequest", 400), "", False, ""),
+        (of_s3("400", 400, "Bad Request"), "permission", False, "credentials have expired"),
+        (ValueError("Invalid endpoint: minio:9000"), "", False, "begin with http:// or https://"),
         (Answer("of gcsfs", code=429), "unreachable", True, "AWS_ENDPOINT_URL"),
         (OSError("Forbidden: b/o/k\nno access"), "permission", False, "policy of the bucket"),
         (Answer("of azure.core", status_code=409), "unreachable", True, "AWS_ENDPOINT_URL"),

@@ -1,0 +1,345 @@
+"""The kind of a file that torch, or Keras, wrote, told from the file's structure.
+
+Nothing is unpickled. The operations of a pickle are followed one by one, and each value is replaced
+by its kind. The files may be hostile, so that the number of bytes read is bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import pickletools
+import zipfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+log = logging.getLogger(__name__)
+
+TORCHSCRIPT = "TorchScript"
+STATE_DICT = "state_dict"
+CHECKPOINT = "torch checkpoint"
+LIGHTNING = "Lightning checkpoint"
+PICKLED_MODULE = "pickled module"
+TORCH_EXPORT = "torch.export"
+PICKLE = "pickle"
+KERAS = "Keras"
+
+_ZIP, _PICKLE_HEAD = b"PK\x03\x04", b"\x80"
+# What torch.save wrote before it had archives begins with a pickle of this number.
+_LEGACY = 0x1950A86A20F9469CFC6C
+# Before the object, the old format has the constant, its version and facts of the machine.
+_LEGACY_PICKLES = 3
+_HEAD = 64
+# A state_dict of ten thousand tensors has a pickle of 2 MiB.
+_MOST_PICKLE = 8 * 2**20
+# The list of an archive's files, and the pickle.
+_MOST_ARCHIVE = 24 * 2**20
+_LIGHTNING_KEY = "pytorch-lightning_version"
+_MODULE_KEYS = {"_parameters", "_modules"}
+_KERAS_FILES = {"config.json", "metadata.json", "model.weights.h5"}
+
+_TENSOR, _MAPPING, _LIST, _SCALAR, _OBJECT, _OTHER = (
+    "tensor",
+    "mapping",
+    "list",
+    "scalar",
+    "object",
+    "other",
+)
+_WITHOUT_EFFECT = ("STOP", "PROTO", "FRAME")
+_SCALARS = {"int", "bool", "int_or_bool", "float", "str", "bytes", "bytes_or_str", "None"}
+_REBUILT = ("torch._utils _rebuild_", "torch._tensor _rebuild_", "torch.nn.parameter ")
+_MAPPINGS = {"collections OrderedDict", "collections defaultdict", "builtins dict"}
+# What torch's own files call for values that are no tensors; none of them makes an object.
+_PLAIN = ("torch ", "torch.serialization ", "torch._utils ", "_codecs encode", "builtins ")
+
+
+@dataclass(eq=False)
+class _Value:
+    """What is known of a value in a pickle.
+
+    Attributes:
+        kind: one of the kinds above.
+        text: a string's value, or a global's "module name"; else None.
+        entries: kinds of a mapping's values by key, for keys that are strings.
+        is_module: whether an object has the attributes of a torch.nn.Module.
+    """
+
+    kind: str
+    text: str | None = None
+    entries: dict[str, _Value] = field(default_factory=dict)
+    is_module: bool = False
+
+
+class _BoundedReader(io.RawIOBase):
+    """Reads a seekable file until as many bytes were read as may be."""
+
+    def __init__(self, file: BinaryIO, most: int) -> None:
+        super().__init__()
+        self._file, self._left = file, most
+
+    def read(self, size: int = -1) -> bytes:
+        """Raise ValueError rather than return more bytes in all than may be."""
+        content = self._file.read(self._left + 1 if size is None or size < 0 else size)
+        self._left -= len(content)
+        if self._left < 0:
+            raise ValueError("it has too large a table of contents, or too large a pickle")
+        return content
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+
+def torch_format(path: str, file: BinaryIO, can_be_pickle: bool) -> str | None:
+    """Return the format of a file that torch may have written; None if it is none of torch's.
+
+    Args:
+        path: path of the file, for the log.
+        file: the file, opened; it is not closed.
+        can_be_pickle: whether a pickle that torch did not write counts.
+    """
+    head = file.read(_HEAD)
+    try:
+        if head.startswith(_ZIP):
+            file.seek(0)
+            return _archive_format(file)
+        if head.startswith(_PICKLE_HEAD) and _is_legacy(head):
+            content = io.BytesIO(head + file.read(_MOST_PICKLE))
+            for _ in range(_LEGACY_PICKLES):
+                _result(content)
+            return _format_of(_result(content))
+    except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        # Versions have other files too, which are no models.
+        log.warning("%s is not recognised as a model: %s", path, error)
+        return None
+    return PICKLE if can_be_pickle and head.startswith(_PICKLE_HEAD) else None
+
+
+def is_keras_archive(file: BinaryIO) -> bool:
+    """Return whether a file is the archive of a whole Keras model."""
+    try:
+        with zipfile.ZipFile(_reader(file)) as archive:
+            return set(archive.namelist()) >= _KERAS_FILES
+    except (ValueError, zipfile.BadZipFile):
+        return False
+
+
+def _is_legacy(head: bytes) -> bool:
+    """Return whether the first number in a pickle is the old format's."""
+    try:
+        arguments = (argument for _, argument, _ in pickletools.genops(head))
+        return next(one for one in arguments if isinstance(one, int) and one > 0xFF) == _LEGACY
+    except (StopIteration, ValueError):
+        return False
+
+
+def _reader(file: BinaryIO) -> Any:
+    return _BoundedReader(file, _MOST_ARCHIVE)
+
+
+def _archive_format(file: BinaryIO) -> str | None:
+    with zipfile.ZipFile(_reader(file)) as archive:
+        places = {name.partition("/")[2]: name for name in archive.namelist()}
+        if "constants.pkl" in places:
+            return TORCHSCRIPT
+        if _is_export(archive.namelist()):
+            return TORCH_EXPORT
+        if "data.pkl" not in places:
+            return None
+        # The archive says how large a file is, and may lie.
+        with archive.open(places["data.pkl"]) as pickled:
+            content = pickled.read(_MOST_PICKLE + 1)
+    if len(content) > _MOST_PICKLE:
+        raise ValueError(f"its pickle has more than {_MOST_PICKLE} bytes")
+    return _format_of(_result(io.BytesIO(content)))
+
+
+def _is_export(names: Iterable[str]) -> bool:
+    return any(
+        name.endswith("serialized_exported_program.json")
+        or ("models/" in name and name.endswith(".json"))
+        for name in names
+    )
+
+
+def _format_of(value: _Value) -> str:
+    if value.kind == _OBJECT:
+        return PICKLED_MODULE if value.is_module else PICKLE
+    if value.kind != _MAPPING:
+        return CHECKPOINT
+    if _LIGHTNING_KEY in value.entries:
+        return LIGHTNING
+    # Quantized modules have types and tuples among their tensors, and others have a state of their
+    # own choice under "_extra_state".
+    is_state = all(
+        entry.kind in (_TENSOR, _OTHER) or name.endswith("_extra_state")
+        for name, entry in value.entries.items()
+    )
+    return STATE_DICT if is_state else CHECKPOINT
+
+
+def _result(content: io.BytesIO) -> _Value:
+    """Return what is known of the value of the next pickle in a stream.
+
+    Raises:
+        ValueError: it is no pickle.
+    """
+    machine = _Machine()
+    try:
+        for opcode, argument, _ in pickletools.genops(content):
+            machine.step(opcode, argument)
+        return machine.stack[-1]
+    except (LookupError, AttributeError, TypeError) as error:
+        raise ValueError(f"it has a damaged pickle ({error!r})") from error
+
+
+class _Machine:
+    """Follows the operations of a pickle with kinds in place of values."""
+
+    def __init__(self) -> None:
+        self.stack: list[_Value] = []
+        self._marks: list[int] = []
+        self._memo: dict[int, _Value] = {}
+
+    def step(self, opcode: Any, argument: Any) -> None:
+        """Follow one operation."""
+        follow = self._OPERATIONS.get(opcode.name)
+        if follow is not None:
+            follow(self, argument)
+        elif opcode.name not in _WITHOUT_EFFECT:
+            self._step_by_table(opcode, argument)
+
+    def _mark(self, _: Any) -> None:
+        self._marks.append(len(self.stack))
+
+    def _put(self, number: Any) -> None:
+        # MEMOIZE has no number.
+        self._memo[len(self._memo) if number is None else number] = self.stack[-1]
+
+    def _get(self, number: Any) -> None:
+        self.stack.append(self._memo[number])
+
+    def _global(self, name: Any) -> None:
+        self.stack.append(_Value(_OTHER, name))
+
+    def _stack_global(self, _: Any) -> None:
+        module, name = self._pop(2)
+        self._global(f"{module.text} {name.text}")
+
+    def _set_item(self, _: Any) -> None:
+        self._set(self._pop(2))
+
+    def _set_items(self, _: Any) -> None:
+        self._set(self._pop_marked())
+
+    def _dict(self, _: Any) -> None:
+        items = self._pop_marked()
+        self.stack.append(_Value(_MAPPING))
+        self._set(items)
+
+    def _call(self, _: Any) -> None:
+        function, _ = self._pop(2)
+        self.stack.append(_called(function.text or ""))
+
+    def _new_object(self, _: Any) -> None:
+        made, _ = self._pop(2)
+        self.stack.append(_Value(_MAPPING if made.text in _MAPPINGS else _OBJECT))
+
+    def _build(self, _: Any) -> None:
+        (state,) = self._pop(1)
+        if self.stack[-1].kind == _OBJECT and state.entries.keys() >= _MODULE_KEYS:
+            self.stack[-1].is_module = True
+
+    def _append(self, _: Any) -> None:
+        self._pop(1)
+
+    def _append_marked(self, _: Any) -> None:
+        self._pop_marked()
+
+    def _pop_one(self, _: Any) -> None:
+        if self._marks and self._marks[-1] == len(self.stack):
+            self._marks.pop()
+        else:
+            self._pop(1)
+
+    def _duplicate(self, _: Any) -> None:
+        self.stack.append(self.stack[-1])
+
+    _OPERATIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
+        "MARK": _mark,
+        **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _put),
+        **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _get),
+        "GLOBAL": _global,
+        "STACK_GLOBAL": _stack_global,
+        "SETITEM": _set_item,
+        "SETITEMS": _set_items,
+        "DICT": _dict,
+        "REDUCE": _call,
+        "NEWOBJ": _new_object,
+        "BUILD": _build,
+        "APPEND": _append,
+        **dict.fromkeys(("APPENDS", "ADDITEMS"), _append_marked),
+        "POP": _pop_one,
+        "DUP": _duplicate,
+    }
+
+    def _step_by_table(self, opcode: Any, argument: Any) -> None:
+        """Follow an operation of which only the kind of its result counts."""
+        before = [one.name for one in opcode.stack_before]
+        if "mark" in before:
+            self._pop_marked()
+            before = before[: before.index("mark")]
+        self._pop(len(before))
+        for one in opcode.stack_after:
+            self.stack.append(_of_table(one.name, opcode.name, argument))
+
+    def _set(self, items: list[_Value]) -> None:
+        target = self.stack[-1]
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if key.text is not None:
+                target.entries[key.text] = value
+            else:
+                # Names of parameters are strings, so that no state_dict has such a key.
+                target.entries[""] = _Value(_SCALAR)
+
+    def _pop(self, count: int) -> list[_Value]:
+        if count > len(self.stack) - (self._marks[-1] if self._marks else 0):
+            raise LookupError("the stack is empty")
+        taken = self.stack[len(self.stack) - count :]
+        del self.stack[len(self.stack) - count :]
+        return taken
+
+    def _pop_marked(self) -> list[_Value]:
+        first = self._marks.pop()
+        taken = self.stack[first:]
+        del self.stack[first:]
+        return taken
+
+
+def _called(function: str) -> _Value:
+    """Return what is known of the result of a call, by the function's name."""
+    if function in _MAPPINGS:
+        return _Value(_MAPPING)
+    if function.startswith(_REBUILT):
+        return _Value(_TENSOR)
+    return _Value(_OTHER if function.startswith(_PLAIN) else _OBJECT)
+
+
+def _of_table(kind: str, opcode: str, argument: Any) -> _Value:
+    if kind in _SCALARS:
+        return _Value(_SCALAR, argument if isinstance(argument, str) else None)
+    if kind == "dict":
+        return _Value(_MAPPING)
+    if kind in ("list", "set", "frozenset"):
+        return _Value(_LIST)
+    return _Value(_OBJECT if opcode in ("INST", "OBJ", "NEWOBJ_EX") else _OTHER)
