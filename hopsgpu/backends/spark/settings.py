@@ -19,6 +19,10 @@ _PLUGIN = "spark.resources.discoveryPlugin"
 # Spark's default plugin, which runs the discovery script.
 _OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
 _ATTEMPTS = "spark.yarn.maxAppAttempts"
+_EXCLUDE = "spark.excludeOnFailure.enabled"
+# With this property, Spark starts a second copy of the only task of a stage if the task is slow.
+_SPECULATION_THRESHOLD = "spark.speculation.task.duration.threshold"
+_SPECULATION_UNITS = {"d": 86400, "h": 3600}
 _PYSPARK_MEMORY = "spark.executor.pyspark.memory"
 SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
 # Properties that spark-submit reads, or the application master before it starts the driver.
@@ -54,6 +58,11 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     # with its ETL. A gang that waits gives back by itself what fails repeatedly.
     "spark.executor.maxNumFailures": "1000",
     "spark.scheduler.mode": "FIFO",
+    # A company's spark-defaults.conf may have other values of these, for ETL alone.
+    _DYNAMIC + "executorAllocationRatio": "1",
+    "spark.decommission.enabled": "false",
+    _EXCLUDE: "false",
+    _SPECULATION_THRESHOLD: "365d",
     "spark.yarn.maxAppAttempts": "1",
     # In cluster mode the driver's Python is in the application master's container too.
     "spark.driver.minMemoryOverhead": "1g",
@@ -223,12 +232,26 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
             f"spark.scheduler.mode={setting('spark.scheduler.mode')}: two gangs of one application"
             " would split the executors and wait forever; set it to FIFO"
         )
-    for name in ("spark.excludeOnFailure.enabled", "spark.blacklist.enabled"):
-        if _on(setting, name):
-            findings.append(
-                f"{name}=true: it can abort a gang's stage immediately; set it to false"
-            )
+    # Spark reads the older name only where the newer one is not set.
+    excluding = "spark.blacklist.enabled" if setting(_EXCLUDE) is None else _EXCLUDE
+    if _on(setting, excluding):
+        findings.append(
+            f"{excluding}=true: it can abort a gang's stage immediately; set it to false"
+        )
+    threshold = setting(_SPECULATION_THRESHOLD)
+    if _on(setting, "spark.speculation") and threshold is not None and _is_short(threshold):
+        findings.append(
+            f"{_SPECULATION_THRESHOLD}={threshold}: Spark would start a second copy of a task that"
+            " supervises ranks; remove it, or set it to 365d"
+        )
     return findings
+
+
+def _is_short(duration: str) -> bool:
+    """Return whether a duration of Spark is shorter than 30 days."""
+    found = re.fullmatch(r"(\d+)\s*([a-z]*)", duration.strip().lower())
+    seconds = int(found[1]) * _SPECULATION_UNITS.get(found[2], 1) if found else 0
+    return seconds < 30 * _SPECULATION_UNITS["d"]
 
 
 def _memory(setting: Callable[[str], str | None]) -> list[str]:
@@ -238,7 +261,7 @@ def _memory(setting: Callable[[str], str | None]) -> list[str]:
     return [
         f"{_PYSPARK_MEMORY}={limit}: Spark limits the address space (RLIMIT_AS) of each Python"
         " process to this, ranks included, but frameworks and the GPU driver map far more than"
-        " they use; remove it: memory_per_worker= is the memory of a rank"
+        " they use; remove it, or set it to 0: memory_per_worker= is the memory of a rank"
     ]
 
 

@@ -64,6 +64,26 @@ def test_each_setting_in_the_way_is_named(name: str, value: str | None, words: s
         check_session(settings)
 
 
+@pytest.mark.parametrize("threshold", ["3s", "100", "29d", "400h", "soon"])
+def test_a_second_copy_of_an_agents_task_is_prevented(threshold: str) -> None:
+    """A company's defaults may let Spark start one; our sessions set a threshold of 365 days."""
+    name = "spark.speculation.task.duration.threshold"
+    settings = {**GOOD, "spark.speculation": "true", name: threshold}
+    with pytest.raises(ConfigError, match="threshold=.*a second copy of a task that supervises"):
+        check_session(settings)
+    check_session({**settings, "spark.speculation": "false"})
+    check_session({**settings, **SESSION_DEFAULTS})
+
+
+def test_the_newer_name_of_a_setting_counts() -> None:
+    old = {"spark.blacklist.enabled": "true"}
+    check_session({**GOOD, **old})
+    settings = {**GOOD, **old}
+    del settings["spark.excludeOnFailure.enabled"]
+    with pytest.raises(ConfigError, match="blacklist.enabled=true"):
+        check_session(settings)
+
+
 def test_a_limit_of_zero_is_none() -> None:
     for given in ("0", "0m", " 0g "):
         check_session({**GOOD, "spark.executor.pyspark.memory": given})
