@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from hopsgpu.frameworks.callbacks import Gang, numbers
+from hopsgpu.frameworks.callbacks import Gang, MetricReporter
 
 
 def gang_callback(gang: Gang) -> Any:
@@ -22,12 +22,13 @@ def gang_callback(gang: Gang) -> Any:
         gang: `hopsgpu.context()`.
     """
     transformers = importlib.import_module("transformers")
+    reporter = MetricReporter(gang, "Transformers")
 
     class GangCallback(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
         def on_log(
             self, args: Any, state: Any, control: Any, logs: Any = None, **_: object
         ) -> None:
-            gang.report(state.global_step, **numbers(logs))
+            reporter.report(state.global_step, logs)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
             saved = f"{args.output_dir}/checkpoint-{state.global_step}"
