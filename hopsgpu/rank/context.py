@@ -69,6 +69,7 @@ class Context:
         trial: the trial of a search that this gang runs, or None.
         script: the driver's script, which `sys.argv[0]` names at the driver and in the rank; "" in
             a notebook.
+        independent_ranks: whether each rank trains by itself, as the launch said.
     """
 
     __module__ = "hopsgpu"
@@ -88,6 +89,7 @@ class Context:
     disk_sharers: int = 1
     trial: Trial | None = None
     script: str = ""
+    independent_ranks: bool = False
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
