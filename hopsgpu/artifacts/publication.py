@@ -72,7 +72,7 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
     return Merged(
         # A file of the part that stays in place is the version's.
-        files={path: parts[rank][path] for path, rank in whose.items()} | parts[base],
+        files={path: parts[base].get(path, parts[rank][path]) for path, rank in whose.items()},
         base=base,
         moves={path: rank for path, rank in whose.items() if path not in parts[base]},
     )
