@@ -25,7 +25,7 @@ from hopsgpu.agent.rank_environment import (
     rank_environment,
     server_spec,
 )
-from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports
+from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports, follow_warnings
 from hopsgpu.agent.rank_process import RankEnd, RankProcess
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.uploader import RankUploads
@@ -392,6 +392,7 @@ class Attempt:
             ending = following.create_task(_kill_when(broken, kill))
             following.create_task(self._tell_entry(rank, ended))
             following.create_task(self._tell_blocked(rank.rank, blocked, ended))
+            following.create_task(self._tell_warnings(rank, ended))
             follow_shown = functools.partial(follow_output, keep_own=rank.shows_all_frames)
             for kind, path, follower in (
                 ("output", rank.log, follow_shown),
@@ -436,6 +437,13 @@ class Attempt:
             if now != told:
                 told = now
                 await self._tell("blocked", rank=rank, data=now.data, checkpoints=now.checkpoints)
+
+    async def _tell_warnings(self, rank: RankProcess, ended: asyncio.Event) -> None:
+        """Report the warnings that the rank's own code leaves for the run."""
+        try:
+            await follow_warnings(rank.directory, ended, self._warn)
+        except OSError as error:
+            await self._warn(f"the warnings of rank {rank.rank} could not be read: {error}")
 
     async def _warn(self, text: str) -> None:
         await self._tell("warning", text=text)

@@ -14,11 +14,14 @@ from typing import BinaryIO
 
 from hopsgpu.agent.stack_filter import OwnFrames, as_shown
 from hopsgpu.core.metrics import Fold
+from hopsgpu.core.rank_warnings import read_warnings
 
 # A look at each of a rank's two files costs 0.1 ms, which its step may be waiting for.
 _LOOK_SECONDS = 0.2
 _CHUNK = 256 * 1024
 _REPORT_SECONDS = 0.05
+# A poll for a rank's warnings takes some microseconds, because most ranks leave none.
+_WARNING_SECONDS = 1.0
 _LONGEST = 64 * 1024
 _STATE_SECONDS = 1.0
 _MARK = "…"
@@ -92,6 +95,28 @@ async def follow_reports(
             if fold and (at_end or clock() - sent >= _REPORT_SECONDS):
                 sent = clock()
                 await send(fold.flush())
+
+
+async def follow_warnings(
+    directory: Path, ended: asyncio.Event, send: Callable[[str], Awaitable[None]]
+) -> None:
+    """Send each warning that a rank leaves for its run, until `ended` is set and all are sent.
+
+    Args:
+        directory: the rank's.
+        ended: event, set when the rank has ended.
+        send: receives a warning.
+    """
+    sent = 0
+    is_last = False
+    while not is_last:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WARNING_SECONDS):
+                await ended.wait()
+        is_last = ended.is_set()
+        for text in (warnings := read_warnings(directory))[sent:]:
+            await send(text)
+        sent = max(sent, len(warnings))
 
 
 def _opened(path: Path) -> BinaryIO:

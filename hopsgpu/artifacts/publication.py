@@ -31,8 +31,15 @@ from hopsgpu.storage.transfer import upload_files
 log = logging.getLogger(__name__)
 
 
+# Hugging Face's Trainer writes these files about the process that writes them. With
+# save_on_each_node=True several processes write them, and all describe the same training.
+_ABOUT_A_PROCESS = frozenset({"trainer_state.json", "training_args.bin"})
+
+
 def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     """Merge parts; a path that several of them have with the same content is one file.
+
+    Of files about the process that wrote them, one is taken.
 
     Args:
         parts: uploaded files, by rank and then by path.
@@ -45,7 +52,8 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     for rank, files in sorted(parts.items()):
         for path, facts in files.items():
             first = whose.setdefault(path, rank)
-            if parts[first][path] != facts:
+            is_about_process = path.rpartition("/")[2] in _ABOUT_A_PROCESS
+            if parts[first][path] != facts and not is_about_process:
                 raise StoreError(
                     f"ranks {first} and {rank} wrote different content to {path!r}: let only one"
                     " rank write the file, or use a different name in each rank"
@@ -63,7 +71,8 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     # The part with most files stays in place: to move a file costs the same whatever its size.
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
     return Merged(
-        files={path: parts[rank][path] for path, rank in whose.items()},
+        # A file of the part that stays in place is the version's.
+        files={path: parts[base].get(path, parts[rank][path]) for path, rank in whose.items()},
         base=base,
         moves={path: rank for path, rank in whose.items() if path not in parts[base]},
     )

@@ -42,6 +42,38 @@ def report_line(step: object, metrics: Mapping[str, object], time: float) -> byt
     return _line({"time": time, "step": _step(step), "metrics": numbers})
 
 
+def recordable(metrics: Mapping[str, object]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the metrics that `report_line` accepts, and why it refuses others.
+
+    Args:
+        metrics: values by name, in the order in which they are accepted up to the limit.
+
+    Returns:
+        The numbers by name; and for each kind of problem ("name", "value", "number") the first
+        metric that has the problem, in words.
+    """
+    numbers: dict[str, float] = {}
+    problems: dict[str, str] = {}
+    for name, value in metrics.items():
+        try:
+            kind = "name"
+            checked = _name(name)
+            kind = "value"
+            number = _number(checked, value)
+        except ConfigError as error:
+            problems.setdefault(kind, str(error))
+            continue
+        if len(numbers) < _MOST_NAMES or checked in numbers:
+            numbers[checked] = number
+        else:
+            problems.setdefault(
+                "number",
+                f"{checked!r} is one of {len(metrics)} metrics at a step, of which the first"
+                f" {_MOST_NAMES} are recorded",
+            )
+    return numbers, problems
+
+
 def for_json(number: float) -> float | str:
     """Return a number for JSON: NaN and the infinities, which JSON lacks, as strings.
 
@@ -117,14 +149,15 @@ class _RankMetrics:
         self.last: Mapping[str, float] = {}
         self.refused = 0
         self.uses: dict[str, GpuUse] = {}
+        self._step: dict[str, float] = {}
         self._reported: dict[str, float] = {}
         self._sampled: dict[str, GpuSample] = {}
 
     def take(self, content: Mapping[str, Any]) -> Sequence[GpuSample]:
         if content["step"] is not None:
-            self._reported["step"] = content["step"]
+            self._step = {"step": content["step"]}
         for name, value in content["metrics"].items():
-            if name in self._reported or len(self._reported) <= _MOST_NAMES:
+            if name in self._reported or len(self._reported) < _MOST_NAMES:
                 self._reported[name] = float(value)
             else:
                 self.refused += 1
@@ -132,11 +165,13 @@ class _RankMetrics:
         for sample in samples:
             self._sampled[sample.uuid] = sample
             self.uses[sample.uuid] = self.uses.get(sample.uuid, GpuUse()).after(sample)
-        self.last = self._reported | {
+        readings = {
             f"gpu.{number}.{name}": value
             for number, uuid in enumerate(self.uses)
             for name, value in self._readings(uuid).items()
         }
+        # The step is last, because a metric may have the name "step" too.
+        self.last = self._step | self._reported | readings | self._step
         return samples
 
     def _readings(self, uuid: str) -> dict[str, float]:
@@ -161,7 +196,8 @@ class Metrics:
     def last(self) -> tuple[Mapping[str, float], ...]:
         """Return the last values of each rank, by name.
 
-        "step" is the step of the last report. The samples of the rank's n-th GPU follow as
+        "step" is the step of the last report, also if a metric has this name. The samples of the
+        rank's n-th GPU follow as
         "gpu.n.utilisation" (share in [0, 1]), "gpu.n.memory_used", "gpu.n.memory_peak" and
         "gpu.n.memory_total" (bytes), "gpu.n.power" (W) and "gpu.n.temperature" (°C), as far as NVML
         reports them.
@@ -223,6 +259,9 @@ def _number(name: str, value: Any) -> float:
             value = value.detach()
             if value.numel() != 1:
                 raise TypeError(f"a tensor of {value.numel()} elements")
+            # For these float() raises RuntimeError, as it does after a failure of the GPU.
+            if getattr(value, "is_meta", False) or _is_complex(value):
+                raise TypeError("a tensor without a real number")
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
@@ -230,6 +269,10 @@ def _number(name: str, value: Any) -> float:
             f" accepts ({error})"
         ) from error
     return number
+
+
+def _is_complex(tensor: Any) -> bool:
+    return bool(getattr(getattr(tensor, "dtype", None), "is_complex", False))
 
 
 def _step(step: object) -> int:

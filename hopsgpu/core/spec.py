@@ -179,6 +179,7 @@ class GangSpec:
         retries: how often the gang starts again after a failure.
         env_vars: the user's environment variables for every rank.
         python_env: the Python environment of the ranks, as the user named it, or None.
+        independent_ranks: whether each rank trains by itself.
     """
 
     __module__ = "hopsgpu"
@@ -201,6 +202,7 @@ class GangSpec:
     retries: int = 0
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     python_env: str | None = None
+    independent_ranks: bool = False
 
     def __post_init__(self) -> None:
         _check_workers(self.workers, self.least_workers, self.gpus)
@@ -230,8 +232,10 @@ class GangSpec:
                 f"visible={self.visible!r}: must be 'container' (the GPUs of all its ranks, in the"
                 " order of LOCAL_RANK), 'rank' (its own GPUs only) or None"
             )
-        if self.visible is None and self.gpus.sharing > 1:
-            # LOCAL_RANK counts ranks, several of which have the same GPU.
+        _check_independent(self)
+        if self.visible is None and (self.gpus.sharing > 1 or self.independent_ranks):
+            # LOCAL_RANK counts ranks, several of which have the same GPU; for independent ranks it
+            # is 0.
             object.__setattr__(self, "visible", "rank")
         object.__setattr__(self, "name", check_name(self.name, "name"))
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
@@ -245,6 +249,23 @@ class GangSpec:
     def least(self) -> int:
         """Return the smallest world size."""
         return self.workers if self.least_workers is None else self.least_workers
+
+
+def _check_independent(spec: GangSpec) -> None:
+    if not isinstance(spec.independent_ranks, bool):
+        raise ConfigError(f"independent_ranks={spec.independent_ranks!r}: must be True or False")
+    if not spec.independent_ranks:
+        return
+    if spec.parameter_servers:
+        raise ConfigError(
+            f"independent_ranks=True with parameter_servers={spec.parameter_servers}: ranks that"
+            " train by themselves have no parameter servers; leave one of the two out"
+        )
+    if spec.visible == "container":
+        raise ConfigError(
+            "independent_ranks=True with visible='container': each rank would use the container's"
+            " first GPU; leave visible out, so that a rank sees its own GPUs only"
+        )
 
 
 def _check_workers(most: object, least: object, gpus: GpuRequest) -> None:

@@ -7,6 +7,8 @@ are called.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hopsgpu.core.gang import WORKER, RankPlace, World
 from hopsgpu.frameworks import cuda, gpu_memory_share, jax, lightning, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
@@ -32,6 +34,8 @@ def environment(
     restarts: Restarts,
     visible: str | None = None,
     memory_share: float | None = None,
+    *,
+    is_independent: bool = False,
 ) -> dict[str, str]:
     """Return the variables of one process, for every framework at once.
 
@@ -44,7 +48,11 @@ def environment(
         restarts: run and attempt of the process.
         visible: which GPUs a rank sees, as for `cuda.visible_gpus`.
         memory_share: share of its GPU's memory that a rank may use, or None for all of it.
+        is_independent: whether the process is a world of one rank for frameworks.
     """
+    if is_independent:
+        world, endpoints = _world_of_one(place, endpoints)
+        (place,) = world.places
     shared = {
         **cuda.environment(place, visible),
         **tensorflow.environment(world, place, endpoints),
@@ -58,3 +66,11 @@ def environment(
         **lightning.environment(world),
         **gpu_memory_share.environment(place, memory_share),
     }
+
+
+def _world_of_one(place: RankPlace, endpoints: Endpoints) -> tuple[World, Endpoints]:
+    container = replace(place.container, gpus=place.gpus)
+    alone = replace(place, rank=0, local_rank=0, node_rank=0, container=container)
+    own = endpoints.servers[place.rank]
+    # With port 0, the store of the only rank chooses a free port.
+    return World((alone,), 1), Endpoints(("127.0.0.1", 0), own, (own,))

@@ -6,24 +6,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
 
+from hopsgpu.core.metrics import recordable
+from hopsgpu.core.rank_warnings import warn_run
+
 
 class Gang(Protocol):
     """The part of `hopsgpu.context()` that callbacks use."""
 
-    def report(self, /, step: int, **metrics: SupportsFloat) -> None:
+    def report(self, step: int, /, **metrics: SupportsFloat) -> None:
         """Report metrics at a step to the driver."""
 
     def save_checkpoint(self, path: str | Path, step: int) -> None:
         """Save a file or directory to the lake, as the checkpoint at a step."""
 
 
-def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the numbers among a library's values, also scalars of NumPy and torch, as floats."""
-    found = {}
-    for name, value in (values or {}).items():
-        if getattr(value, "ndim", 0) == 0 and not isinstance(value, (str, bytes)):
-            try:
-                found[name] = float(value)
-            except (TypeError, ValueError):
-                continue  # a list, for example, which the library shows itself
-    return found
+class MetricReporter:
+    """Reports the metrics of a library, which chooses their names and values.
+
+    A metric that cannot be recorded is left out: it must not end the training. The first one of
+    each kind becomes a warning of the run.
+
+    Args:
+        gang: receives the reports.
+        library: name of the library, for the warnings.
+    """
+
+    def __init__(self, gang: Gang, library: str) -> None:
+        self._gang = gang
+        self._library = library
+        self._warned: set[str] = set()
+
+    def report(self, step: int, values: Mapping[str, Any] | None) -> None:
+        """Report the values that can be recorded; None stands for no values."""
+        metrics, problems = recordable(values or {})
+        self._gang.report(step, **metrics)
+        for kind, problem in problems.items():
+            if kind not in self._warned:
+                self._warned.add(kind)
+                warn_run(f"{self._library} logs a metric that is not recorded: {problem}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.core.gang import World
-from hopsgpu.frameworks.callbacks import Gang, numbers
+from hopsgpu.frameworks.callbacks import Gang, MetricReporter
 
 # Each sets the default of an argument of the Trainer.
 VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")
@@ -49,6 +49,7 @@ def gang_callback(gang: Gang) -> Any:
     package = "pytorch_lightning" if old else "lightning.pytorch"
     lightning = importlib.import_module(package)
     to_the_lake = _to_the_lake(package, gang)
+    reporter = MetricReporter(gang, "Lightning")
 
     class GangCallback(lightning.Callback):  # type: ignore[name-defined,misc]
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -56,11 +57,11 @@ def gang_callback(gang: Gang) -> Any:
                 trainer.strategy.checkpoint_io = to_the_lake(trainer.strategy.checkpoint_io)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            gang.report(trainer.global_step, **numbers(trainer.callback_metrics))
+            reporter.report(trainer.global_step, trainer.callback_metrics)
 
         def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
             if not trainer.sanity_checking:
-                gang.report(trainer.global_step, **numbers(trainer.callback_metrics))
+                reporter.report(trainer.global_step, trainer.callback_metrics)
 
     return GangCallback()
 

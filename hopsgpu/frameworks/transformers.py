@@ -1,36 +1,103 @@
 """A callback for Hugging Face's Trainer in a gang.
 
 The Trainer itself needs no settings: it finds the ranks by torchrun's variables.
+
+Source: `Trainer._save_checkpoint` of transformers 5.24.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from hopsgpu.frameworks.callbacks import Gang, numbers
+from hopsgpu.frameworks.callbacks import Gang, MetricReporter
+
+_RANDOM_STATE = re.compile(r"rng_state_(\d+)\.pth")
+# Values of accelerate's DistributedType for which each rank saves shards of its own.
+_SHARDED = frozenset({"FSDP", "DEEPSPEED", "MEGATRON_LM"})
 
 
 def gang_callback(gang: Gang) -> Any:
     """Return a TrainerCallback that reports metrics and saves checkpoints to the lake.
 
-    It reports metrics to the driver, and saves each checkpoint. Each rank saves its part (for
-    example the state of its random numbers, or its shard), so resume with
+    It reports metrics to the driver, and saves each checkpoint. Each rank saves the files that it
+    alone has (the state of its random numbers, its shard), and rank 0 those that several ranks
+    have, as with `save_on_each_node=True`. So resume with
     `trainer.train(resume_from_checkpoint=gang.latest_checkpoint(all_ranks=True))`.
 
     Args:
         gang: `hopsgpu.context()`.
     """
     transformers = importlib.import_module("transformers")
+    reporter = MetricReporter(gang, "Transformers")
 
     class GangCallback(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
         def on_log(
             self, args: Any, state: Any, control: Any, logs: Any = None, **_: object
         ) -> None:
-            gang.report(state.global_step, **numbers(logs))
+            reporter.report(state.global_step, logs)
 
         def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
-            saved = f"{args.output_dir}/checkpoint-{state.global_step}"
-            gang.save_checkpoint(saved, state.global_step)
+            saved = Path(args.output_dir, f"checkpoint-{state.global_step}").absolute()
+            names = _names_below(saved)
+            own = own_names(names, args.process_index)
+            if _is_sharded():
+                own = _names_of_no_lower_rank(names, args.process_index, args.world_size)
+            # With save_only_model=True only rank 0 has files.
+            if own:
+                _save(gang, saved, own, state.global_step)
 
     return GangCallback()
+
+
+def own_names(names: Iterable[str], rank: int) -> list[str]:
+    """Return the files of a checkpoint that a rank saves if no rank has a shard of the model.
+
+    Rank 0 saves what all ranks need to resume. Another rank saves the state of its random numbers.
+    The ranks need not talk about it, and some may not save at all.
+
+    Args:
+        names: names of the files that the rank finds. Ranks may share the directory.
+        rank: the rank.
+    """
+    owners = {name: _RANDOM_STATE.fullmatch(name) for name in names}
+    return [name for name, found in owners.items() if (int(found[1]) if found else 0) == rank]
+
+
+def _is_sharded() -> bool:
+    state = importlib.import_module("accelerate.state").AcceleratorState._shared_state
+    return str(getattr(state.get("distributed_type"), "value", "")) in _SHARDED
+
+
+def _names_of_no_lower_rank(names: list[str], rank: int, world_size: int) -> list[str]:
+    """Return the files that no rank below this one has; all ranks must call it.
+
+    When it returns, all ranks have written their files.
+    """
+    distributed = importlib.import_module("torch.distributed")
+    found: list[list[str]] = [[] for _ in range(world_size)]
+    if world_size == 1:
+        return names
+    distributed.all_gather_object(found, names)
+    lower = {name for others in found[:rank] for name in others}
+    return [name for name in names if name not in lower]
+
+
+def _names_below(directory: Path) -> list[str]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return sorted(str(path.relative_to(directory)) for path in files)
+
+
+def _save(gang: Gang, directory: Path, names: Iterable[str], step: int) -> None:
+    """Save some files of a directory as a directory of the same name."""
+    with tempfile.TemporaryDirectory(prefix="hopsgpu-checkpoint-") as temporary:
+        chosen = Path(temporary, directory.name)
+        for name in names:
+            link = chosen / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(directory / name)
+        gang.save_checkpoint(chosen, step)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hopsgpu.frameworks.callbacks import Gang, numbers
+from hopsgpu.frameworks.callbacks import Gang, MetricReporter
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,7 @@ def gang_callback(gang: Gang) -> Any:
         gang: `hopsgpu.context()`.
     """
     xgboost = importlib.import_module("xgboost")
+    reporter = MetricReporter(gang, "XGBoost")
 
     class GangCallback(xgboost.callback.TrainingCallback):  # type: ignore[name-defined,misc]
         def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
@@ -86,7 +87,7 @@ def gang_callback(gang: Gang) -> Any:
                 for data, metrics in evals_log.items()
                 for metric, values in metrics.items()
             }
-            gang.report(epoch, **numbers(last))
+            reporter.report(epoch, last)
             return False  # training continues
 
     return GangCallback()

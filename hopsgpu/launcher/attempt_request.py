@@ -49,7 +49,13 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
         ranks = [
             {
                 "environment": environment(
-                    world, place, rendezvous.endpoints, restarts, spec.visible, call.memory_share
+                    world,
+                    place,
+                    rendezvous.endpoints,
+                    restarts,
+                    spec.visible,
+                    call.memory_share,
+                    is_independent=spec.independent_ranks,
                 ),
                 "context": _context(place, world, call, on_hosts[place.container.host]),
                 "data_bytes": len(part),
@@ -94,4 +100,5 @@ def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[s
         "disk_sharers": sharers or 1,
         "trial": None if call.trial is None else call.trial.as_fields(),
         "script": call.script,
+        "independent_ranks": call.plan.spec.independent_ranks,
     }

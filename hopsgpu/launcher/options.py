@@ -202,10 +202,15 @@ class FunctionOptions(CommonOptions):
         train_fn: any callable that cloudpickle can pickle; every rank runs it.
         env_vars: environment variables of every rank. They may include `OMP_NUM_THREADS` and
             `LOKY_MAX_CPU_COUNT`, which are the number of the rank's cores by default.
+        independent_ranks: whether each rank trains by itself. Frameworks then find a world of one
+            rank in each rank, and are not checked. By default a rank ends with an error if
+            Lightning, accelerate, Transformers, Keras, torch.distributed or jax.distributed would
+            train with other ranks than all of the gang.
     """
 
     train_fn: Callable[..., Any] = field(kw_only=False)
     env_vars: Mapping[str, str] | None = placed(None, "python_env", "name")
+    independent_ranks: bool = False
 
     @property
     def run_name(self) -> str:
@@ -267,6 +272,7 @@ class RunOptions(FunctionOptions):
             "idle_timeout": parse_duration_or_off(self.idle_timeout, "idle_timeout"),
             "retries": self.retries,
             "env_vars": {} if self.env_vars is None else self.env_vars,
+            "independent_ranks": self.independent_ranks,
         }
 
 

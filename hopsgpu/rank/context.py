@@ -26,6 +26,7 @@ from hopsgpu.core import metrics as measures
 from hopsgpu.core.boundary import public
 from hopsgpu.core.rank_requirements import DATA as NEEDED
 from hopsgpu.core.rank_requirements import missing_modules
+from hopsgpu.core.rank_warnings import CONTEXT_VARIABLE
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank.blocked_time import RankBlockedTime
 from hopsgpu.rank.checkpoint_agreement import RankAgreement
@@ -40,8 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Names the file that describes the rank; set by its agent.
-VARIABLE = "HOPSGPU_CONTEXT"
+VARIABLE = CONTEXT_VARIABLE
 # In the same directory: the rank's shards, and a directory for rows that are kept on disk.
 DATA = "data.shards"
 KEPT = "data"
@@ -69,6 +69,7 @@ class Context:
         trial: the trial of a search that this gang runs, or None.
         script: the driver's script, which `sys.argv[0]` names at the driver and in the rank; "" in
             a notebook.
+        independent_ranks: whether each rank trains by itself, as the launch said.
     """
 
     __module__ = "hopsgpu"
@@ -88,6 +89,7 @@ class Context:
     disk_sharers: int = 1
     trial: Trial | None = None
     script: str = ""
+    independent_ranks: bool = False
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
@@ -127,16 +129,18 @@ class Context:
         return None if opened is None else opened.view
 
     @public
-    def report(self, /, step: int, **metrics: SupportsFloat) -> None:
+    def report(self, step: int, /, **metrics: SupportsFloat) -> None:
         """Report metrics at a step to the driver, and keep them in the run's directory.
 
         The call takes some microseconds, never blocks and may be made in any thread. Outside a gang
         the metrics are discarded.
 
         Args:
-            step: an integer ≥ 0; it may repeat and decrease.
+            step: an integer ≥ 0; it may repeat and decrease. It is passed by position.
             metrics: numbers by name: ints, floats, bools, and scalars of NumPy and torch, including
-                NaN and the infinities. For a tensor on a GPU, the call waits for the GPU.
+                NaN and the infinities. For a tensor on a GPU, the call waits for the GPU. Every
+                name of 1 to 200 characters is accepted, "step" too; `result.metrics` has the step
+                under that name.
 
         Raises:
             ConfigError: the step or a metric is invalid; nothing of the call is kept.

@@ -32,6 +32,7 @@ from hopsgpu.rank import exit as exiting
 # the fork.
 from hopsgpu.rank.context import VARIABLE, context
 from hopsgpu.rank.files import CALL, OUTCOME, TAKEN, VALUE
+from hopsgpu.rank.gang_world import check_world
 from hopsgpu.rank.gpu_memory import share_gpu
 from hopsgpu.rank.trial import is_pruning
 
@@ -92,6 +93,7 @@ def _run(directory: Path) -> int:
     own = os.getpid()
     try:
         share_gpu()
+        check_world()
         loaded = main_module.load(directory / TAKEN)
         _enter(directory)
         value = loaded.function(*loaded.args, **loaded.kwargs)

@@ -21,21 +21,17 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hopsgpu.frameworks.gpu_memory_share import SHARE
+from hopsgpu.rank.import_hook import call_when_imported
 from hopsgpu.units import MIB
 
 _JAX = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _JAX_TOO = "XLA_CLIENT_MEM_FRACTION"
 _OWN = "JAX_LOCAL_DEVICE_IDS"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-_Tell = Callable[[Any], None]
 
 
 def share_gpu() -> None:
@@ -52,13 +48,7 @@ def share_gpu() -> None:
         "torch.cuda": functools.partial(_tell_torch, share=share),
         "tensorflow": functools.partial(_tell_tensorflow, share=share),
     }
-    later: dict[str, _Tell] = {}
-    for name, act in tell.items():
-        if name in sys.modules:
-            act(sys.modules[name])
-        else:
-            later[name] = act
-    sys.meta_path.insert(0, _OnceImported(later))
+    call_when_imported(tell)
 
 
 def own_devices(environment: Mapping[str, str]) -> list[int]:
@@ -107,28 +97,3 @@ def _memory(gpus: Sequence[str]) -> list[int]:
             nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         raise RuntimeError(str(error)) from error
-
-
-class _OnceImported(MetaPathFinder):
-    """An import hook that calls a function with each of some modules once it is imported."""
-
-    def __init__(self, acts: Mapping[str, _Tell]) -> None:
-        self._acts = acts
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in self._acts:
-            return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            execute, act = spec.loader.exec_module, self._acts[name]
-
-            def execute_and_act(module: ModuleType) -> None:
-                execute(module)
-                act(module)
-
-            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
-        return spec

@@ -191,6 +191,7 @@ def search_arguments(
         run_timeout=parse_duration(options.trial_timeout, "trial_timeout"),
         idle_timeout=parse_duration_or_off(options.idle_timeout, "idle_timeout"),
         env_vars={} if options.env_vars is None else options.env_vars,
+        independent_ranks=options.independent_ranks,
     )
     timeout = parse_duration(options.search_timeout, "search_timeout")
     sampler, pruner = sampler_of(options.sampler, space, options.seed), pruner_of(options.pruner)

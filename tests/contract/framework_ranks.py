@@ -13,6 +13,7 @@ import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,9 @@ from hopsgpu.agent.addresses import held_ports, interface_addresses, reach
 from hopsgpu.core.gang import Container, World, assign_ranks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.frameworks.torch import Restarts
+from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.rank.exit import end
+from hopsgpu.rank.gang_world import check_world
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -61,7 +64,13 @@ class Started:
 
 @contextlib.contextmanager
 def processes(
-    world: World, file: Path, function: str, store_port: int | None = None, **kwargs: Any
+    world: World,
+    file: Path,
+    function: str,
+    store_port: int | None = None,
+    *,
+    is_checked: bool = False,
+    **kwargs: Any,
 ) -> Iterator[Started]:
     """Starts all processes of a gang; none is left afterwards.
 
@@ -72,6 +81,7 @@ def processes(
         file: of the function.
         function: that all of them call.
         store_port: of a TCPStore that an agent serves, if one does.
+        is_checked: whether the processes have a context, and check their frameworks as ranks do.
         kwargs: of the function.
     """
     with contextlib.ExitStack() as stack:
@@ -84,6 +94,10 @@ def processes(
         started = []
         for place in world.processes:
             environment = frameworks.environment(world, place, endpoints, Restarts("contract"))
+            if is_checked:
+                home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                _context_of(world, place.rank, home).dump(home / "context.json")
+                environment[VARIABLE] = str(home / "context.json")
             process = _start(environment, file, function, kwargs)
             stack.callback(_end, process)
             started.append(process)
@@ -106,6 +120,14 @@ def _start(
     )
 
 
+def _context_of(world: World, rank: int, home: Path) -> Context:
+    place = world.processes[rank]
+    urls = f"file://{home}/checkpoints", f"file://{home}/logs"
+    return Context(
+        rank, place.local_rank, world.size, "node", (), place.role, "run", 0, home / "model", *urls
+    )
+
+
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate()
@@ -117,6 +139,13 @@ def result_of(process: subprocess.Popen[str]) -> Any:
     found = [line for line in output.splitlines() if line.startswith(_RESULT)]
     assert process.returncode == 0 and found, output
     return json.loads(found[-1].removeprefix(_RESULT))
+
+
+def error_of(process: subprocess.Popen[str]) -> str:
+    """The last line of a process that has failed."""
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1, output
+    return output.strip().splitlines()[-1]
 
 
 def results(world: World, file: Path, function: str, **kwargs: Any) -> list[Any]:
@@ -137,6 +166,7 @@ def stray(address: tuple[str, int]) -> bool:
 
 def main(file: str, function: str, kwargs: str) -> int:
     """One process of a gang."""
+    check_world()
     value = runpy.run_path(file)[function](**json.loads(kwargs))
     print(_RESULT + json.dumps(value), flush=True)
     return 0

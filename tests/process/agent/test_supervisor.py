@@ -123,7 +123,12 @@ class Gang:
         modules = _modules()
         described = [
             {
-                "environment": {"RANK": str(rank), **variables},
+                "environment": {
+                    "RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(ranks),
+                    "GROUP_WORLD_SIZE": "1",
+                    **variables,
+                },
                 "context": {
                     "rank": rank,
                     "local_rank": rank,

@@ -256,6 +256,17 @@ def test_parts_are_merged_into_the_one_with_most_files() -> None:
     assert (alike.base, alike.moves, alike.files) == (2, {}, shared)
 
 
+def test_files_about_a_process_do_not_contradict_each_other() -> None:
+    """Hugging Face's Trainer writes them on each node with save_on_each_node=True."""
+    names = ("training_args.bin", "checkpoint-5/trainer_state.json")
+    first, second = ({"w": 1} | dict.fromkeys(names, size) for size in (7, 8))
+    merged = merge({0: facts(**first), 1: facts(**second)})
+    assert (merged.base, merged.moves, merged.files) == (0, {}, facts(**first))
+    # The files of the part that stays in place are the version's.
+    merged = merge({0: facts(**first), 1: facts(**second, more=1)})
+    assert (merged.base, merged.moves, merged.files) == (1, {}, facts(**second, more=1))
+
+
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [

@@ -60,12 +60,20 @@ def test_a_report_reaches_the_driver_with_its_step(reports: Path) -> None:
     import torch
 
     context().report(3, loss=0.5, accuracy=np.float32(0.25), done=True, self=1)
-    context().report(step=np.int64(4), loss=torch.tensor(0.125, requires_grad=True))
+    context().report(np.int64(4), loss=torch.tensor(0.125, requires_grad=True))
     assert [record["step"] for record in records(reports)] == [3, 4]
     assert folded(reports).last() == (
         {},
         {"step": 4, "loss": 0.125, "accuracy": 0.25, "done": 1.0, "self": 1.0},
     )
+
+
+def test_metrics_of_any_name_are_accepted(reports: Path) -> None:
+    names = ("step", "self", "time", "gpu", "rank", "metrics", "gpu.0.power", "*", "a b", "é")
+    context().report(7, **dict.fromkeys(names, 0.5))
+    assert records(reports)[0]["metrics"] == dict.fromkeys(names, 0.5)
+    # The last step keeps its name.
+    assert folded(reports).last()[1] == {**dict.fromkeys(names, 0.5), "step": 7}
 
 
 def test_nan_and_the_infinities_survive_json(reports: Path) -> None:
@@ -122,6 +130,14 @@ def test_a_tensor_of_several_numbers_is_no_metric(
     test_a_bad_report_is_named_and_changes_nothing(
         reports, monkeypatch, 0, {"loss": torch.ones(2)}, "loss=tensor"
     )
+
+
+def test_a_tensor_without_a_real_number_is_no_metric(reports: Path) -> None:
+    import torch
+
+    for value in (torch.ones((), device="meta"), torch.tensor(1j)):
+        with pytest.raises(ConfigError, match="loss=tensor.*without a real number"):
+            context().report(0, loss=value)
 
 
 def test_an_error_of_the_gpu_is_not_called_a_bad_report(reports: Path) -> None:

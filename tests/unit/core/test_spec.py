@@ -154,6 +154,19 @@ def test_ranks_that_share_a_container() -> None:
     assert shape_of(spec, 3, ranks=2) == ExecutorShape(12, 4, 512, 2048 + AGENT_MIB)
 
 
+def test_independent_ranks_see_their_own_gpus_only() -> None:
+    assert GangSpec("run", workers=2).visible is None
+    spec = GangSpec("run", workers=2, independent_ranks=True)
+    assert (spec.independent_ranks, spec.visible) == (True, "rank")
+    for fields, words in (
+        ({"visible": "container"}, "with visible='container'.*leave visible out"),
+        ({"parameter_servers": 1}, "with parameter_servers=1"),
+        ({"independent_ranks": "yes"}, "independent_ranks='yes': must be True or False"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            GangSpec("run", **{"workers": 2, "independent_ranks": True, **fields})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("placement", ["near", "", 1, True, "PACK"])
 def test_placements(placement: object) -> None:
     with pytest.raises(ConfigError, match="placement=.*'pack'.*'spread'.*None"):

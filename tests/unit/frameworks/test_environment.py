@@ -46,10 +46,13 @@ def variables(
     visible: str | None = None,
     store_port: int | None = None,
     memory_share: float | None = None,
+    is_independent: bool = False,
 ) -> dict[str, str]:
     endpoints = endpoints_of(world, held(world), store_port)
     place = world.processes[number]
-    return frameworks.environment(world, place, endpoints, RESTARTS, visible, memory_share)
+    return frameworks.environment(
+        world, place, endpoints, RESTARTS, visible, memory_share, is_independent=is_independent
+    )
 
 
 def tf_config(variables: Mapping[str, str]) -> Any:
@@ -90,6 +93,21 @@ def test_all_variables_of_a_worker() -> None:
         "PL_TRAINER_DEVICES": "1",
         "PL_TRAINER_NUM_NODES": "2",
     }
+
+
+def test_an_independent_rank_is_a_world_of_one() -> None:
+    found = variables(gang(ranks=2, gpus=1), 3, "rank", store_port=777, is_independent=True)
+    assert tf_config(found) == {
+        "cluster": {"worker": ["10.0.0.2:2001"]},
+        "task": {"type": "worker", "index": 0},
+    }
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK")
+    assert [found[name] for name in names] == ["0", "1", "0", "1", "0", "0"]
+    assert found["GROUP_WORLD_SIZE"] == found["ROLE_WORLD_SIZE"] == "1"
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("127.0.0.1", "0")
+    assert (found["CUDA_VISIBLE_DEVICES"], found["JAX_LOCAL_DEVICE_IDS"]) == ("GPU-21", "0")
+    assert found["HOPSGPU_COORDINATOR"] == "10.0.0.2:2001"
+    assert not {*lightning.VARIABLES, "TORCHELASTIC_USE_AGENT_STORE"} & found.keys()
 
 
 def test_nodes_are_containers_for_torchelastic_too() -> None:

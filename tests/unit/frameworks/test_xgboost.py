@@ -11,12 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.frameworks import xgboost
-from hopsgpu.frameworks.callbacks import numbers
 
 WHERE = {"dmlc_tracker_uri": "127.0.0.1", "dmlc_tracker_port": 5}
 
@@ -128,17 +126,3 @@ def test_a_rank_that_is_alone_needs_no_tracker(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with xgboost.communicator():
         pass
-
-
-def test_callbacks_report_what_is_a_number() -> None:
-    measured = {
-        "loss": np.float32(0.5),
-        "step": 3,
-        "scalar": np.array(2.0),
-        "table": np.zeros(2),
-        "name": "1.5",
-        "none": None,
-        "by_class": {"a": 1.0},
-    }
-    assert numbers(measured) == {"loss": 0.5, "step": 3.0, "scalar": 2.0}
-    assert numbers(None) == {}

@@ -92,6 +92,19 @@ def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
     }
 
 
+@pytest.mark.parametrize("is_independent", [False, True])
+def test_independent_ranks_are_worlds_of_one_in_the_gang(is_independent: bool) -> None:
+    call = plans.call(plans.plan(workers=2, independent_ranks=is_independent))
+    world = assign_ranks([Container(0, "c", "node", "a", ())], 2)
+    rendezvous = Rendezvous(world, endpoints_of(world, {0: range(4)}))
+    (message,) = run_messages(call, rendezvous)
+    _, second = message.fields["ranks"]
+    found = second["environment"]["RANK"], second["environment"]["WORLD_SIZE"]
+    assert found == (("0", "1") if is_independent else ("1", "2"))
+    known = {name: second["context"][name] for name in ("rank", "world_size", "independent_ranks")}
+    assert known == {"rank": 1, "world_size": 2, "independent_ranks": is_independent}
+
+
 def test_a_rank_knows_the_name_of_the_script_and_none_of_its_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

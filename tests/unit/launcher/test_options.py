@@ -167,7 +167,7 @@ def test_the_three_calls_have_the_designs_signature() -> None:
         *("train_fn", "args", "kwargs", "workers", "gpus_per_worker", "cores_per_worker"),
         *("memory_per_worker", "parameter_servers", "placement", "gpu_type", "visible", "data"),
         *("model", "name", "acquire_timeout", "run_timeout", "idle_timeout", "retries", "resume"),
-        *("python_env", "env_vars", "progress", "spark"),
+        *("python_env", "env_vars", "independent_ranks", "progress", "spark"),
     ]
     for call in CALLS:
         signature = inspect.signature(call)

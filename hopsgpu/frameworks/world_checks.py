@@ -1,0 +1,309 @@
+"""Checks in a rank that its frameworks train with all ranks of the gang.
+
+A framework that finds one rank where the gang has several trains in each rank by itself, and the
+run would succeed with models of a part of the data. So the functions with which frameworks join the
+ranks or start to train are wrapped when the framework is imported: they raise an error if the
+framework's world size is not the gang's. Lightning's `devices` and `num_nodes` are set to those of
+the gang where they have their defaults, which LightningCLI passes explicitly.
+
+Only the rank's own process is checked: processes that it forks may train as they like.
+
+Sources: torch.distributed.distributed_c10d and torch.optim.optimizer of torch 2.15,
+`_AcceleratorConnector` and `_Connector` of Lightning 2.6, `PartialState` of accelerate 1.15, the
+backends' trainers of Keras 3.15, `Model` of tf-keras 2.21, jax/_src/distributed.py of JAX 0.10.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from hopsgpu.core.rank_warnings import warn_run
+from hopsgpu.errors import ConfigError
+from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
+
+_OPTION = "pass independent_ranks=True to launch()"
+_TORCH = (
+    "call torch.distributed.init_process_group() without world_size=, as all ranks of the gang do;"
+    " make smaller groups with torch.distributed.new_group()"
+)
+_ACCELERATE = (
+    "let accelerate find the ranks by their environment variables; on CPUs pass cpu=True to"
+    " PartialState()"
+)
+_LIGHTNING = "leave out devices=, num_nodes= and strategies for a single device"
+_JAX = "pass the gang's world_size and rank, as context() has them"
+_KERAS = {
+    "tensorflow": (
+        "use one rank with several GPUs under MirroredStrategy, Keras 2 (tf_keras) under"
+        " MultiWorkerMirroredStrategy, or training steps of your own"
+    ),
+    "jax": (
+        "call jax.distributed.initialize() before Keras is imported, and"
+        " keras.distribution.set_distribution() before the model is made"
+    ),
+    "torch": "write training steps of your own with DistributedDataParallel",
+}
+# Lightning's values for "all devices".
+_ALL_DEVICES = ("auto", -1, "-1", None)
+_ONE_NODE = (1, "1")
+# Modules of torch that import the function by its name.
+_TORCH_NAMES = ("torch.distributed", "torch.distributed.device_mesh")
+
+
+@dataclass(frozen=True)
+class GangShape:
+    """The sizes of a gang of several ranks.
+
+    Attributes:
+        world_size: number of ranks.
+        ranks_per_container: Lightning's number of devices.
+        containers: Lightning's number of nodes.
+    """
+
+    world_size: int
+    ranks_per_container: int
+    containers: int
+
+
+class WorldChecks:
+    """The checks of one rank.
+
+    Args:
+        gang: the sizes that frameworks should report.
+    """
+
+    def __init__(self, gang: GangShape) -> None:
+        self._gang = gang
+        self._pid = os.getpid()
+        self._has_stepped = False
+
+    def by_module(self) -> Mapping[str, Callable[[Any], None]]:
+        """Return functions that install the checks in a module, by the module's name."""
+        lightning = {
+            name: install
+            for package, fabric in (
+                ("lightning.pytorch", "lightning.fabric"),
+                ("pytorch_lightning", "lightning_fabric"),
+            )
+            for name, install in {
+                f"{package}.trainer.connectors.accelerator_connector": self._resolve_devices,
+                f"{package}.trainer.trainer": self._check_trainer,
+                f"{fabric}.connector": self._resolve_devices,
+                f"{fabric}.fabric": self._check_fabric,
+            }.items()
+        }
+        keras = {
+            f"keras.src.backend.{backend}.trainer": functools.partial(
+                self._check_keras, name, backend
+            )
+            for backend, name in (
+                ("tensorflow", "TensorFlowTrainer"),
+                ("jax", "JAXTrainer"),
+                ("torch", "TorchTrainer"),
+            )
+        }
+        installs: dict[str, Callable[[Any], None]] = {
+            "torch.distributed.distributed_c10d": self._check_group,
+            "torch.optim.optimizer": self._check_step,
+            "accelerate.state": self._check_accelerate,
+            "jax._src.distributed": self._check_jax,
+            "tf_keras.src.engine.training": functools.partial(
+                self._check_keras, "Model", "tensorflow"
+            ),
+            **lightning,
+            **keras,
+        }
+        return {
+            name: functools.partial(_install, name, install) for name, install in installs.items()
+        }
+
+    def _is_rank(self) -> bool:
+        return os.getpid() == self._pid
+
+    def _compare(self, reported: int, framework: str, remedy: str) -> None:
+        if reported != (size := self._gang.world_size) and self._is_rank():
+            raise ConfigError(
+                f"{framework} would train with {counted(reported, 'rank')}, but the gang has"
+                f" {size}: {remedy}. If each rank should train by itself, {_OPTION}"
+            )
+
+    def _check_group(self, c10d: Any) -> None:
+        original = c10d.init_process_group
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            # Before the call, because a group that is too large would wait for its other ranks.
+            if (size := _requested_size(signature, args, kwargs)) is not None:
+                self._compare(size, "torch.distributed", _TORCH)
+            made = original(*args, **kwargs)
+            self._compare(c10d.get_world_size(), "torch.distributed", _TORCH)
+            return made
+
+        _replace(c10d, "init_process_group", init_process_group, _TORCH_NAMES)
+
+    def _check_step(self, module: Any) -> None:
+        torch = module.torch
+
+        def on_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            # A compiled step must not contain the check.
+            if torch.compiler.is_compiling() or self._has_stepped or not self._is_rank():
+                return
+            self._has_stepped = True
+            group = torch.distributed
+            if group.is_available() and group.is_initialized():
+                self._compare(group.get_world_size(), "torch.distributed", _TORCH)
+            else:
+                warn_run(
+                    "each rank trains by itself: an optimizer of torch made a step in a gang of"
+                    f" {self._gang.world_size} ranks that have no process group. Call"
+                    " torch.distributed.init_process_group() and use DistributedDataParallel; if"
+                    f" each rank should train by itself, {_OPTION}"
+                )
+
+        module.register_optimizer_step_post_hook(on_step)
+
+    def _check_accelerate(self, state: Any) -> None:
+        original = state.PartialState.__init__
+
+        @functools.wraps(original)
+        def initialize(partial: Any, *args: Any, **kwargs: Any) -> None:
+            original(partial, *args, **kwargs)
+            self._compare(partial.num_processes, "accelerate", _ACCELERATE)
+
+        state.PartialState.__init__ = initialize
+
+    def _resolve_devices(self, module: Any) -> None:
+        connector = getattr(module, "_AcceleratorConnector", None) or module._Connector
+        original = connector.__init__
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def initialize(*args: Any, **kwargs: Any) -> None:
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            if given.arguments["devices"] in _ALL_DEVICES and self._is_rank():
+                given.arguments["devices"] = self._gang.ranks_per_container
+                if given.arguments["num_nodes"] in _ONE_NODE:
+                    given.arguments["num_nodes"] = self._gang.containers
+            original(*given.args, **given.kwargs)
+
+        connector.__init__ = initialize
+
+    def _check_trainer(self, module: Any) -> None:
+        # Not before tests and predictions, for which Lightning advises a trainer of one device.
+        check = functools.partial(self._check_lightning, "Lightning's Trainer")
+        _check_before(module.Trainer, "fit", check)
+
+    def _check_fabric(self, module: Any) -> None:
+        check = functools.partial(self._check_lightning, "Lightning's Fabric")
+        _check_before(module.Fabric, "setup", check)
+        _check_before(module.Fabric, "setup_optimizers", check)
+
+    def _check_lightning(self, name: str, loop: Any) -> None:
+        self._compare(loop.world_size, name, _LIGHTNING)
+
+    def _check_keras(self, class_name: str, backend: str, module: Any) -> None:
+        def check(model: Any) -> None:
+            size = _keras_world_size(backend, model)
+            self._compare(size, f"Keras on {backend}", _KERAS[backend])
+
+        _check_before(getattr(module, class_name), "fit", check)
+        _check_before(getattr(module, class_name), "train_on_batch", check)
+
+    def _check_jax(self, distributed: Any) -> None:
+        original = distributed.initialize
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def initialize(*args: Any, **kwargs: Any) -> None:
+            # Before the call, because a world that is too large would wait for its other ranks.
+            size = _arguments(signature, args, kwargs).get("num_processes")
+            if isinstance(size, int):
+                self._compare(size, "jax.distributed", _JAX)
+            original(*args, **kwargs)
+            self._compare(distributed.global_state.num_processes, "jax.distributed", _JAX)
+
+        _replace(distributed, "initialize", initialize, ("jax.distributed",))
+
+
+def _install(name: str, install: Callable[[Any], None], module: Any) -> None:
+    try:
+        install(module)
+    except AttributeError as error:
+        # Another version of the framework, with which the training may work all the same.
+        log.warning("the world size is not checked in this version of %s: %s", name, error)
+
+
+def _replace(module: Any, name: str, function: Any, others: tuple[str, ...]) -> None:
+    """Replace a function of a module, also in other modules that have imported it by its name."""
+    original = getattr(module, name)
+    for holder in (module, *(sys.modules.get(other) for other in others)):
+        if getattr(holder, name, None) is original:
+            setattr(holder, name, function)
+
+
+def _check_before(kind: type, name: str, check: Callable[[Any], None]) -> None:
+    """Wrap a method of a class, so that a function gets the object before each call."""
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        check(owner)
+        return original(owner, *args, **kwargs)
+
+    setattr(kind, name, call)
+
+
+def _arguments(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return a call's arguments by name; none if the call itself will refuse them."""
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError:
+        return {}
+
+
+def _requested_size(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> int | None:
+    """Return the world size that a call of `init_process_group` requests, if that is known."""
+    given = _arguments(signature, args, kwargs)
+    size = given.get("world_size")
+    if isinstance(size, int) and size > 0:
+        return size
+    url = given.get("init_method")
+    queried = parse_qs(urlsplit(url).query).get("world_size") if isinstance(url, str) else None
+    is_from_environment = url is None or str(url).startswith("env:")
+    if queried is None and is_from_environment and given.get("store") is None:
+        queried = [os.environ.get("WORLD_SIZE", "")]
+    return int(queried[-1]) if queried and queried[-1].isdecimal() else None
+
+
+def _keras_world_size(backend: str, model: Any) -> int:
+    """Return with how many ranks Keras would train a model."""
+    if backend == "tensorflow":
+        resolver = getattr(model.distribute_strategy, "cluster_resolver", None)
+        tasks = {} if resolver is None else resolver.cluster_spec().as_dict()
+        return max(sum(len(tasks.get(kind, ())) for kind in ("chief", "worker")), 1)
+    if backend == "jax":
+        if sys.modules["keras.src.distribution.distribution_lib"].distribution() is None:
+            return 1
+        return int(sys.modules["jax"].process_count())
+    group = sys.modules["torch"].distributed
+    trainer = sys.modules["keras.src.backend.torch.trainer"].TorchTrainer
+    # Keras itself never exchanges gradients between ranks; a train_step of the user's can.
+    if type(model).train_step is trainer.train_step:
+        return 1
+    return group.get_world_size() if group.is_available() and group.is_initialized() else 1

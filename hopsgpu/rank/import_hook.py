@@ -1,0 +1,52 @@
+"""An import hook: calls functions with modules of frameworks as soon as these are imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+OnImport = Callable[[Any], None]
+
+
+def call_when_imported(functions: Mapping[str, OnImport]) -> None:
+    """Call each function with the module of its name, now or as soon as the module is imported.
+
+    Nothing is imported for it.
+
+    Args:
+        functions: functions by the name of a module. No two calls may name the same module.
+    """
+    later: dict[str, OnImport] = {}
+    for name, function in functions.items():
+        if name in sys.modules:
+            function(sys.modules[name])
+        else:
+            later[name] = function
+    sys.meta_path.insert(0, _ImportHook(later))
+
+
+class _ImportHook(MetaPathFinder):
+    def __init__(self, functions: Mapping[str, OnImport]) -> None:
+        self._functions = functions
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._functions:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute, function = spec.loader.exec_module, self._functions[name]
+
+            def execute_and_call(module: ModuleType) -> None:
+                execute(module)
+                function(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
