@@ -54,7 +54,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return what reduces objects of a type; None if cloudpickle reduces them."""
         if kind is _ALIAS:
             return functools.partial(_reduce_alias, {})
-        return _reduce_of_spark if may_be_refused(kind) else _REDUCERS.get(kind)
+        return _reduce_or_refuse if may_be_refused(kind) else _REDUCERS.get(kind)
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
         """Return how to pickle a class by value; called for each such class, with a proposal."""
@@ -322,7 +322,7 @@ class BroadcastValue:
     value: Any
 
 
-def _reduce_of_spark(value: Any) -> Any:
+def _reduce_or_refuse(value: Any) -> Any:
     return (BroadcastValue, (value.value,)) if is_broadcast(type(value)) else refuse(value)
 
 
