@@ -33,6 +33,11 @@ _OF_SPARK = {
     _UDF: "Ranks have no Spark. Call the Python function that it wraps, which is its .func",
 }
 _OF_JVM = "It lives in the driver's JVM. Collect what the ranks need of it first"
+_DECORATE = "Decorate it inside the function"
+_GIN = (
+    "Define it in a module of yours; and since ranks have no bindings of the driver, pass"
+    " gin.config_str() in args, and give it to gin.parse_config() inside the function"
+)
 _DEFAULT_ADVICE = "Create it inside the function, or pass what it is created from in args or kwargs"
 
 
@@ -93,11 +98,14 @@ def is_wrapper(value: object) -> bool:
     return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
 
 
+def _module_of_decorator(wrapper: Any) -> str:
+    return str(getattr(wrapper, "__globals__", {}).get("__name__") or "")
+
+
 def describe_value(value: Any) -> str:
     """Return what a value is, in words."""
     if is_wrapper(value):
-        by = value.__globals__.get("__name__") if hasattr(value, "__globals__") else None
-        return f"a function decorated by {by or _name_of(type(value))}"
+        return f"a function decorated by {_module_of_decorator(value) or _name_of(type(value))}"
     name = getattr(value, "name", None)
     called = f" ({name!r})" if isinstance(name, str) and hasattr(value, "fileno") else ""
     kind = _name_of(type(value))
@@ -107,7 +115,7 @@ def describe_value(value: Any) -> str:
 def advice_on(value: object) -> str:
     """Return what to do instead of sending a value that cannot be pickled."""
     if is_wrapper(value):
-        return "Decorate it inside the function"
+        return _GIN if _module_of_decorator(value).startswith("gin.") else _DECORATE
     return remedy_for(type(value)) or _DEFAULT_ADVICE
 
 

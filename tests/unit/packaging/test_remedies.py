@@ -148,3 +148,18 @@ def test_what_travels() -> None:
 
     values = (logging.getLogger("a.b"), requests.Session(), boto3.session.Session())
     assert pickle_call(lambda: values, (), {})
+
+
+def test_a_decorator_of_gin_has_its_own_advice() -> None:
+    scope: dict[str, Any] = {"__name__": "gin.config", "lock": threading.Lock()}
+    exec(
+        "import functools\n"
+        "def configurable(f):\n"
+        "    @functools.wraps(f)\n"
+        "    def wrapped(): return lock, f()\n"
+        "    return wrapped",
+        scope,
+    )
+    said = refused(scope["configurable"](lambda: 1))
+    assert "is a function decorated by gin.config" in said
+    assert "give it to gin.parse_config() inside the function" in said
