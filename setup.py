@@ -102,12 +102,14 @@ CHECK = [
 ]
 # Makes hopsgpu's wheel in a test, without a network: what [build-system] wants.
 BUILD = ["setuptools>=77"]
+# Configurations as users of Hydra pass them; brings OmegaConf.
+CONFIGURATIONS = ["hydra-core>=1.3.2,<2"]
 # Real kernels that run cells, and the notebooks under examples/.
 NOTEBOOK = ["ipykernel>=6.29,<8", "jupyter-client>=8,<9", "nbclient>=0.10,<0.12"]
 # Answers of the pages without a server, and the pages in a real Chromium, which is not of pip.
 BROWSER = ["httpx2>=2,<3", "playwright>=1.50,<2"]
 DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA + BUILD
-DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS
+DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS + CONFIGURATIONS
 # The pages (`make docs`), built and checked without a network.
 DOCS = ["sphinx>=8.2,<10", "myst-parser>=4,<6", "furo>=2024.8.6", "sphinx-click>=6,<7", *CHECK]
 # Ray Train is elastic since 2.55. torchft has wheels for Linux on x86-64 alone.

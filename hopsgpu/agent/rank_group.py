@@ -28,6 +28,7 @@ from hopsgpu.agent.rank_environment import (
 from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports, follow_warnings
 from hopsgpu.agent.rank_process import RankEnd, RankProcess
 from hopsgpu.agent.sent_log import send_log
+from hopsgpu.agent.unsaved_results import unsaved_results
 from hopsgpu.agent.uploader import RankUploads
 from hopsgpu.artifacts.checkpoints import Saved
 from hopsgpu.control.channel import Channel, Message
@@ -45,6 +46,7 @@ from hopsgpu.rank.blocked_time import BlockedTime
 from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import DATA, KEPT, Context
 from hopsgpu.rank.entry import PRUNED, WELL, reserve
+from hopsgpu.rank.files import WORK
 from hopsgpu.rank.inbox import InboxWriter
 from hopsgpu.rank.trial import ask_to_end, has_seen_end
 from hopsgpu.storage.lake import Lake
@@ -410,6 +412,8 @@ class Attempt:
             text = f"the output of rank {rank.rank} is incomplete: {problem}"
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
+        for text in await asyncio.to_thread(unsaved_results, rank.rank, rank.directory / WORK):
+            await self._tell("warning", text=text)
         returned = end.outcome.get("status") in WELL and not end.stopped
         if uploads.is_behind and not returned and not end.stopped:
             # Others may wait for it, and need not wait for what it has saved.

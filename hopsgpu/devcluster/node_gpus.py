@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import uuid
-import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.devcluster.layout import node_names
+from hopsgpu.gpu.node.devices import DriverError, run_bounded
+from hopsgpu.gpu.node.nvidia_smi import read_output
 
 # An arbitrary constant, so that simulated GPUs keep their UUIDs over restarts.
 _NAMESPACE = uuid.UUID("6e0b1a52-6b43-4d0e-9c3e-0f6a2f6d7c11")
 _SIMULATED_NAME = "Simulated A100"
 _SIMULATED_MIB = 40960
+_ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,9 @@ def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
 def _ask(smi: str) -> tuple[Gpu, ...]:
     """Return the GPUs that an nvidia-smi reports; none if it fails or cannot be understood."""
     try:
-        ran = subprocess.run(
-            [smi, "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
-        )
-        gpus = parse_query(ran.stdout)
-    except (OSError, subprocess.SubprocessError, ET.ParseError, ValueError):
+        code, out, _ = run_bounded([smi, "-q", "-x"], _ANSWER_SECONDS)
+        gpus = parse_query(out) if code == 0 else ()
+    except (OSError, DriverError, ValueError):
         return ()
     # Another cluster's stand-in may be on the PATH, for example in a container.
     return () if any(gpu.name == _SIMULATED_NAME for gpu in gpus) else gpus
@@ -106,16 +105,19 @@ def parse_query(xml: str) -> tuple[Gpu, ...]:
     """Return the GPUs in the XML of `nvidia-smi -q -x`.
 
     Raises:
-        ParseError: the text is not XML.
-        ValueError: a GPU has no minor number or memory (a MIG slice, a vGPU guest).
+        ValueError: the text is incomplete, or a GPU has no minor number or memory (a MIG slice, a
+            vGPU guest).
     """
+    output = read_output(xml)
+    if output is None or not output.is_consistent:
+        raise ValueError("the output of nvidia-smi is incomplete")
     return tuple(
         Gpu(
             index=i,
             minor=int(gpu.findtext("minor_number", "")),
             uuid=gpu.findtext("uuid", ""),
             name=gpu.findtext("product_name", ""),
-            memory=int(gpu.findtext("fb_memory_usage/total", "").split()[0]),
+            memory=int(gpu.findtext("fb_memory_usage/total", "").partition(" ")[0]),
         )
-        for i, gpu in enumerate(ET.fromstring(xml).findall("gpu"))
+        for i, gpu in enumerate(output.gpus)
     )

@@ -24,6 +24,7 @@ from typing import Any
 from cloudpickle import cloudpickle as internals
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.config_pickling import ConfigReducer, is_config
 from hopsgpu.packaging.import_scan import ImportRecorder
 from hopsgpu.packaging.load_check import LoadFailure
 from hopsgpu.packaging.load_risks import LoadRisks
@@ -80,10 +81,13 @@ class _CallPickler(ReducingPickler):
         self.classes: dict[str, type] = {}
         self.files: dict[str, None] = {}
         self.globals_ref[id(main)] = Namespace()
+        self._configs = ConfigReducer()
 
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
         if kind is CodeType:
             return self._reduce_code
+        if is_config(kind):
+            return self._configs.reduce
         own: Any = kind.__reduce__
         if (
             kind.__module__ == MAIN

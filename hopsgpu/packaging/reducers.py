@@ -62,7 +62,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_special_module
         if _needs_arguments(kind):
             return _reduce_bare
-        return _reduce_of_spark if may_be_refused(kind) else _REDUCERS.get(kind)
+        return _reduce_or_refuse if may_be_refused(kind) else _REDUCERS.get(kind)
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
         """Return how to pickle a class by value; called for each such class, with a proposal."""
@@ -312,7 +312,7 @@ class BroadcastValue:
     value: Any
 
 
-def _reduce_of_spark(value: Any) -> Any:
+def _reduce_or_refuse(value: Any) -> Any:
     return (BroadcastValue, (value.value,)) if is_broadcast(type(value)) else refuse(value)
 
 

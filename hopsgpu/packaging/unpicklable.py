@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from hopsgpu.packaging.remedies import is_useless_elsewhere, package_of, remedy_for
+
 # A culprit that is nested deeper than this is named by the path so far.
 _DEEPEST = 12
 
@@ -33,24 +35,11 @@ _OF_SPARK = {
     _UDF: "Ranks have no Spark. Call the Python function that it wraps, which is its .func",
 }
 _OF_JVM = "It lives in the driver's JVM. Collect what the ranks need of it first"
-# Advice by module and name of a class, or of one of its bases.
-_ADVICE = {
-    "_thread.lock": "It belongs to this process. Create it inside the function",
-    "_thread.RLock": "It belongs to this process. Create it inside the function",
-    "_thread._local": "It belongs to this process. Create it inside the function",
-    "threading.Thread": "It runs in this process. Start it inside the function",
-    "subprocess.Popen": "It is a child of this process. Start it inside the function",
-    "socket.socket": "It is open in this process. Connect inside the function",
-    "sqlite3.Connection": "It is open in this process. Connect inside the function",
-    "_io._IOBase": "It is open in this process. Pass its path, and open it inside the function",
-    "builtins.generator": "It runs in this process. Create it inside the function, or pass list(…)"
-    " of it",
-    "builtins.coroutine": "It runs in this process. Call it inside the function",
-    "torch._library.custom_ops.CustomOpDef": "It is registered in this process only. Define the"
-    " operator in a module beside the script, which ranks import, or inside the function",
-    "hopsgpu.Gang": "It belongs to this process, and ranks cannot launch gangs",
-    "hopsgpu.Run": "It is a run of this process. Pass what you need of its result",
-}
+_DECORATE = "Decorate it inside the function"
+_GIN = (
+    "Define it in a module of yours; and since ranks have no bindings of the driver, pass"
+    " gin.config_str() in args, and give it to gin.parse_config() inside the function"
+)
 _DEFAULT_ADVICE = "Create it inside the function, or pass what it is created from in args or kwargs"
 
 
@@ -59,34 +48,37 @@ class RefusedObject(Exception):
 
 
 def refusal_of(value: object) -> tuple[str, str] | None:
-    """Return what a value of Spark is, and what to do instead of sending it; None if it travels."""
+    """Return what a value is that may not travel, and what to do instead; None if it may."""
     kind = type(value)
     if isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == _UDFS:
         # A function that @udf made around an object of the class.
         return (_UDF, _OF_SPARK[_UDF]) if hasattr(value, "func") else None
     if not may_be_refused(kind):
         return None
-    if _package(kind) == "py4j":
+    if is_useless_elsewhere(kind):
+        return _name_of(kind), remedy_for(kind) or _DEFAULT_ADVICE
+    if package_of(kind) == "py4j":
         return _name_of(kind), _OF_JVM
     for cls in kind.__mro__:
-        if cls.__name__ in _OF_SPARK and _package(cls) == "pyspark":
+        if cls.__name__ in _OF_SPARK and package_of(cls) == "pyspark":
             return cls.__name__, _OF_SPARK[cls.__name__]
     if is_broadcast(kind):
         return None
     own = getattr(value, "__dict__", {}).values()
-    if any(_package(type(part)) == "py4j" for part in own):
+    if any(package_of(type(part)) == "py4j" for part in own):
         return _name_of(kind), _OF_JVM
     return None
 
 
 def may_be_refused(kind: type) -> bool:
     """Return whether `refusal_of` may refuse some values of a type."""
-    return any(_package(cls) in ("pyspark", "py4j") for cls in kind.__mro__)
+    is_of_spark = any(package_of(cls) in ("pyspark", "py4j") for cls in kind.__mro__)
+    return is_of_spark or is_useless_elsewhere(kind)
 
 
 def is_broadcast(kind: type) -> bool:
     """Return whether a type is that of Spark's broadcast variables, whose values travel."""
-    return kind.__name__ == "Broadcast" and _package(kind) == "pyspark"
+    return kind.__name__ == "Broadcast" and package_of(kind) == "pyspark"
 
 
 def refuse(value: object) -> Any:
@@ -127,11 +119,14 @@ def is_wrapper(value: object) -> bool:
     return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
 
 
+def _module_of_decorator(wrapper: Any) -> str:
+    return str(getattr(wrapper, "__globals__", {}).get("__name__") or "")
+
+
 def describe_value(value: Any) -> str:
     """Return what a value is, in words."""
     if is_wrapper(value):
-        by = value.__globals__.get("__name__") if hasattr(value, "__globals__") else None
-        return f"a function decorated by {by or _name_of(type(value))}"
+        return f"a function decorated by {_module_of_decorator(value) or _name_of(type(value))}"
     name = getattr(value, "name", None)
     called = f" ({name!r})" if isinstance(name, str) and hasattr(value, "fileno") else ""
     kind = _name_of(type(value))
@@ -141,8 +136,8 @@ def describe_value(value: Any) -> str:
 def advice_on(value: object) -> str:
     """Return what to do instead of sending a value that cannot be pickled."""
     if is_wrapper(value):
-        return "Decorate it inside the function"
-    return _advice_of(type(value)) or _DEFAULT_ADVICE
+        return _GIN if _module_of_decorator(value).startswith("gin.") else _DECORATE
+    return remedy_for(type(value)) or _DEFAULT_ADVICE
 
 
 def advice_on_load(value: object) -> str:
@@ -158,19 +153,9 @@ def advice_on_load(value: object) -> str:
     )
 
 
-def _advice_of(kind: type) -> str | None:
-    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__)
-    return next((_ADVICE[name] for name in names if name in _ADVICE), None)
-
-
 def article(name: str) -> str:
     """Return the indefinite article for the name of a class."""
     return "an" if name[0] in "AEIOaeio" or name.startswith("RDD") else "a"
-
-
-def _package(kind: type) -> str:
-    module = kind.__module__
-    return module.partition(".")[0] if isinstance(module, str) else ""
 
 
 def _name_of(kind: type) -> str:
@@ -205,7 +190,7 @@ class Search:
             return path, value
         if self._travels(value):
             return None
-        if depth < _DEEPEST and _advice_of(type(value)) is None:
+        if depth < _DEEPEST and remedy_for(type(value)) is None:
             for part_path, part in _parts(value, path):
                 found = self.culprit(part, part_path, depth + 1)
                 if found is not None:

@@ -6,6 +6,7 @@ requested ahead, and `news` returns what it has decided.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +82,13 @@ class SamplerFailed:
     error: Exception
 
 
+# What Optuna says of a parameter that earlier trials had in another form.
+_OTHER_SPACE = re.compile("dynamic value space|Cannot set different")
+_SAME_SPACE = (
+    "In all trials of a search, a parameter keeps its kind, its choices and its scale; only bounds"
+    " may change. Give the parameter another name, or the search"
+)
+
 News = Proposed | Declined | SamplerExhausted | PruneRequested | SamplerFailed
 
 
@@ -117,6 +125,29 @@ def open_study(
             f" {study.direction.name.lower()!r}; use another name for a new study"
         )
     return study
+
+
+def check_same_space(study: optuna.Study, space: Space) -> None:
+    """Check that new trials may have the parameters of a space beside those that a study has.
+
+    A function is checked by Optuna, for each trial.
+
+    Raises:
+        ConfigError: a parameter has another kind, other choices, or another scale than before.
+    """
+    if callable(space):
+        return
+    for trial in study.get_trials(deepcopy=False):
+        for name, before in trial.distributions.items():
+            try:
+                optuna.distributions.check_distribution_compatibility(
+                    before, space.get(name, before)
+                )
+            except ValueError as error:
+                raise ConfigError(
+                    f"space[{name!r}]={space[name]}: the search {study.study_name!r} to resume has"
+                    f" {before} ({error}). {_SAME_SPACE}"
+                ) from None
 
 
 class SamplerThread:
@@ -342,6 +373,7 @@ def as_user_error(error: Exception) -> HopsGpuError:
     """Return the error to raise for an error of Optuna or of the user's space."""
     if isinstance(error, HopsGpuError):
         return error
-    failure = HopsGpuError(f"Optuna failed: {type(error).__name__}: {error}")
+    advice = f". {_SAME_SPACE}" if _OTHER_SPACE.search(str(error)) else ""
+    failure = HopsGpuError(f"Optuna failed: {type(error).__name__}: {error}{advice}")
     failure.__cause__ = error
     return failure

@@ -151,7 +151,13 @@ class _Search:
         self._directory.make_writable()
         # Imported here because Optuna takes long to import and is needed only from here on.
         from hopsgpu.tuning.journal import Journal
-        from hopsgpu.tuning.sampler_thread import SamplerThread, count_ended, note_code, open_study
+        from hopsgpu.tuning.sampler_thread import (
+            SamplerThread,
+            check_same_space,
+            count_ended,
+            note_code,
+            open_study,
+        )
         from hopsgpu.tuning.search_loop import Searching
         from hopsgpu.tuning.search_record import reports_of
 
@@ -164,6 +170,7 @@ class _Search:
             arguments.sampler,
             arguments.pruner,
         )
+        check_same_space(study, arguments.options.space)
         self._board.before(r for r in reports_of(study) if r.ended is not None)
         ended, is_other = count_ended(study), note_code(study, arguments.code)
         if ended and (is_other or arguments.named):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.gpu.node.nvidia_smi import read_mib, read_number
 from hopsgpu.yarn.answer_lists import FieldTrail
 from hopsgpu.yarn.rest_client import NODE_MANAGER, get_json, get_text, scheme_of
 from hopsgpu.yarn.snapshot import Node
@@ -181,7 +182,7 @@ def devices_of(answer: object) -> Devices:
         )
         for gpu in listed
         # nvidia-smi also lists the GPUs that the administrator keeps from YARN.
-        if not allowed or _minor(gpu) in allowed
+        if not allowed or _minor(gpu) in (None, *allowed)
     )
     return Devices(gpus, _text(_field(information, "driver_version", "driverVersion")))
 
@@ -195,8 +196,7 @@ def _text(value: Any) -> str:
 
 
 def _minor(device: _Answer) -> int | None:
-    number = _field(device, "minor_number", "minorNumber")
-    return None if number is None else int(number)
+    return read_number(str(_field(device, "minor_number", "minorNumber")))
 
 
 def _memory(gpu: _Answer) -> int | None:
@@ -212,8 +212,7 @@ def _memory(gpu: _Answer) -> int | None:
 
 def _mib(value: Any) -> int | None:
     """Return the MiB of 40960 or "40960 MiB"; None for Hadoop's -1, which means not known."""
-    number = str(value).split(" ")[0]
-    return int(number) if number.isdigit() else None
+    return read_mib(str(value))
 
 
 def _addresses(path: str | None) -> dict[str, str]:

@@ -21,6 +21,7 @@ DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 NO_NVML = "no-nvml"
 _INNER_SHARE = 0.9
 _MOST_SAID = 200
+_MOST_NAMED = 200
 # Not counted: CUDA's MPS server computes for its clients, which are listed too.
 _MPS_SERVER = "nvidia-cuda-mps-server"
 
@@ -205,8 +206,19 @@ def foreign_processes(processes: Iterable[Process]) -> Tuple[Process, ...]:
     A process that is not visible from here has ended, or belongs to another namespace, whose pids
     mean nothing in this one.
     """
-    named = (process for process in processes if not process.name.endswith(_MPS_SERVER))
-    return tuple(process for process in named if _alive(process.pid))
+    return tuple(
+        Process(process.pid, as_line(process.name))
+        for process in processes
+        if not process.name.endswith(_MPS_SERVER) and _alive(process.pid)
+    )
+
+
+def as_line(name: str) -> str:
+    """Return a name as a short text without control characters, for logs.
+
+    The users of a node choose the names of processes, and garbage may be in the memory of a GPU.
+    """
+    return "".join(one if one.isprintable() else "\ufffd" for one in name[:_MOST_NAMED])
 
 
 def _alive(pid: int) -> bool:

@@ -53,6 +53,7 @@ class Readings(NamedTuple):
 
     Attributes:
         problem: why the GPU cannot be queried, in the driver's words, or "".
+        has_unread_processes: whether some processes that may compute on it could not be read.
         recovery_action: a key of RECOVERY_ACTIONS (drivers from R565 on).
         volatile_double_bit: uncorrectable ECC errors since the driver was loaded.
         aggregate_double_bit: the same over the GPU's life.
@@ -69,6 +70,7 @@ class Readings(NamedTuple):
     """
 
     problem: str = ""
+    has_unread_processes: bool = False
     recovery_action: Optional[int] = None
     volatile_double_bit: Optional[int] = None
     aggregate_double_bit: Optional[int] = None
@@ -97,6 +99,7 @@ def judge_readings(readings: Readings) -> Verdict:
         # no other reading of a GPU that does not answer can be trusted
         return Verdict(BAD, readings.problem)
     said = [*_recovery(readings), *_errors(readings), *_memory(readings), *_clocks(readings)]
+    said += _processes(readings)
     said.sort(key=lambda verdict: -STATES.index(verdict.state))
     state = said[0].state if said else HEALTHY
     return Verdict(state, "; ".join(verdict.reason for verdict in said))
@@ -172,6 +175,15 @@ def _clocks(readings: Readings) -> Iterator[Verdict]:
         yield Verdict(WATCH, "the power supply slows it down (power brake): check the power supply")
     if readings.sw_thermal:
         yield Verdict(WATCH, "the driver slows it down because of its temperature")
+
+
+def _processes(readings: Readings) -> Iterator[Verdict]:
+    """Yield the verdict on a GPU that may be in use: other GPUs are given out first."""
+    if readings.has_unread_processes:
+        yield Verdict(
+            WATCH,
+            "not all of its processes can be read: another process may compute on it",
+        )
 
 
 class Xid(NamedTuple):

@@ -12,6 +12,7 @@ from hopsgpu.gpu.node.devices import (
     Listing,
     NoDriverError,
     Process,
+    as_line,
     bus_id,
     bus_ids,
     foreign_processes,
@@ -113,7 +114,7 @@ class _Reader:
 
     def _product(self, handle: Any, parent: Any) -> str:
         """Return the product's name; a MIG device's ends with "MIG" and, if known, its profile."""
-        name = as_text(self._ask("nvmlDeviceGetName", handle) or "")
+        name = as_line(as_text(self._ask("nvmlDeviceGetName", handle) or ""))
         if handle is parent or "MIG" in name:
             return name
         return f"{as_text(self._ask('nvmlDeviceGetName', parent) or '')} MIG"

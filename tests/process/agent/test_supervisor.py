@@ -1397,3 +1397,35 @@ def test_tokens_that_cannot_be_kept_are_a_warning_and_the_agent_lives(gang: Gang
     gang.run(os.getpid)
     assert pickle.loads(gang.wait_for("ended").payload) > 0
     assert not [m for m in gang.seen if m.kind == "kept-tokens"]
+
+
+def _leave_results(paths: list[str]) -> None:
+    for name in paths:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("wandb/offline-run-20260101_000000-abc/run-abc.wandb", "dir=hopsgpu.context().log_dir"),
+        ("mlflow.db", "mlflow.set_tracking_uri() in the function"),
+        ("mlruns/0/meta.yaml", "mlflow.set_tracking_uri() in the function"),
+        ("runs/Jan01_host/events.out.tfevents.1.host.1.0", "to the SummaryWriter"),
+        ("lightning_logs/version_0/hparams.yaml", "default_root_dir="),
+    ],
+)
+def test_results_that_are_removed_with_the_working_directory_are_said(
+    gang: Gang, path: str, said: str
+) -> None:
+    gang.run(_leave_results, [path, "notes.txt", "wandb/latest-run", "runs/notes.txt"])
+    gang.wait_for("ended")
+    (warning,) = [one["text"] for one in gang.seen if one.kind == "warning"]
+    assert warning.startswith("rank 0 left ") and "which is removed" in warning
+    assert said in warning
+
+
+def test_other_files_of_the_working_directory_are_the_users(gang: Gang) -> None:
+    gang.run(_leave_results, ["notes.txt", "wandb/debug.log", "runs/a/b.txt", "mlruns.txt"])
+    gang.wait_for("ended")
+    assert not [one for one in gang.seen if one.kind == "warning"]

@@ -135,7 +135,7 @@ def test_nothing_is_given_out_twice(told: Node) -> None:
         ({"smi_fails": "driver mismatch"}, "nvidia-smi failed with exit code 1: driver mismatch"),
         ({"smi_garbage": "No devices were found"}, "exit code 0: No devices were found"),
         ({"smi_garbage": " "}, "no output"),
-        ({"smi_garbage": "<nvidia_smi_log><gpu></nvidia_smi_log>"}, "cannot be parsed"),
+        ({"smi_garbage": "<nvidia_smi_log><driver_ver"}, "output is incomplete"),
         ({"smi_garbage": "<nvidia_smi_log></nvidia_smi_log>"}, "this node has 0"),
     ],
 )

@@ -23,6 +23,8 @@ from hopsgpu.tuning.sampler_thread import (
     SamplerExhausted,
     SamplerFailed,
     SamplerThread,
+    as_user_error,
+    check_same_space,
     count_ended,
     note_code,
     open_study,
@@ -170,6 +172,38 @@ def test_another_direction_is_refused(talk: Callable[..., Talk]) -> None:
     talk().close()
     with pytest.raises(ConfigError, match="direction='maximize'"):
         talk(direction="maximize")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (CHOICE(["a", "b", "c"]), "space['x']=CategoricalDistribution(choices=('a', 'b', 'c'))"),
+        (INT(0, 1), "to resume has CategoricalDistribution(choices=('a', 'b'))"),
+    ],
+)
+def test_a_space_that_does_not_fit_the_study_is_refused(
+    talk: Callable[..., Talk], other: Any, said: str
+) -> None:
+    first = talk({"x": CHOICE(["a", "b"]), "y": FLOAT(0, 1)})
+    first.proposed(1)
+    check_same_space(first.study, {"x": CHOICE(["a", "b"]), "y": FLOAT(0.5, 2), "new": INT(0, 1)})
+    check_same_space(first.study, {"new": INT(0, 1)})
+    check_same_space(first.study, lambda trial: {})
+    with pytest.raises(ConfigError) as error:
+        check_same_space(first.study, {"x": other})
+    assert said in str(error.value) and "another name" in str(error.value)
+
+
+def test_a_function_that_does_not_fit_the_study_is_told_what_may_change(
+    talk: Callable[..., Talk],
+) -> None:
+    values = [["a", "b"], ["c", "d"]]
+    talking = talk(lambda trial: {"x": trial.suggest_categorical("x", values.pop(0))})
+    talking.proposed(1)
+    talking.asker.ask(1)
+    (failed,) = talking.news(1)
+    assert isinstance(failed, SamplerFailed)
+    assert "only bounds may change" in str(as_user_error(failed.error))
 
 
 def test_the_pruner_condemns_what_is_worse(talk: Callable[..., Talk]) -> None:

@@ -374,6 +374,16 @@ def test_memory_that_is_not_told(usage: dict[str, Any]) -> None:
     assert devices_of({"gpuDeviceInformation": {"gpu": [gpu]}}).gpus[0].memory_mib is None
 
 
+@pytest.mark.parametrize("odd", ["N/A", "\u00b2", -1, "", None, "ERR!", "9" * 30, [], {}])
+def test_an_odd_number_hides_no_gpu(odd: object) -> None:
+    gpu = {"product_name": "X", "minor_number": odd, "fb_memory_usage": {"total": odd}}
+    answer = {
+        "gpuDeviceInformation": {"gpu": [gpu]},
+        "totalGpuDevices": [{"index": 0, "minorNumber": 0}],
+    }
+    assert devices_of(answer).gpus == (NodeGpu("X", None, ""),)
+
+
 @pytest.mark.parametrize("answer", [{}, {"gpuDeviceInformation": None}, [], "x", {"a": 1}])
 def test_no_description(answer: object) -> None:
     assert devices_of(answer).gpus == ()

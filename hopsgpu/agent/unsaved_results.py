@@ -1,0 +1,41 @@
+"""Results that tracking libraries write into a rank's working directory, which is removed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# (pattern, what matches it, what the user should do instead)
+_KNOWN = (
+    (
+        "wandb/offline-run-*",
+        "an offline run of wandb",
+        "pass dir=hopsgpu.context().log_dir to wandb.init()",
+    ),
+    ("mlflow.db", "MLflow's database", "call mlflow.set_tracking_uri() in the function"),
+    ("mlruns/*", "runs of MLflow", "call mlflow.set_tracking_uri() in the function"),
+    (
+        "runs/**/events.out.tfevents.*",
+        "events of TensorBoard",
+        "pass hopsgpu.context().log_dir to the SummaryWriter",
+    ),
+    (
+        "lightning_logs/*",
+        "Lightning's logs",
+        "pass default_root_dir=hopsgpu.context().log_dir to the Trainer",
+    ),
+)
+
+
+def unsaved_results(rank: int, work: Path) -> list[str]:
+    """Return warnings about results in a working directory.
+
+    Args:
+        rank: number of the rank.
+        work: the working directory of the rank, which has ended.
+    """
+    return [
+        f"rank {rank} left {what} in its working directory ({pattern.partition('/')[0]}), which is"
+        f" removed: {remedy}"
+        for pattern, what, remedy in _KNOWN
+        if next(work.glob(pattern), None) is not None
+    ]
