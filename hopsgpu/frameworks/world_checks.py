@@ -10,7 +10,8 @@ Only the rank's own process is checked: processes that it forks may train as the
 
 Sources: torch.distributed.distributed_c10d and torch.optim.optimizer of torch 2.15,
 `_AcceleratorConnector` and `_Connector` of Lightning 2.6, `PartialState` of accelerate 1.15, the
-backends' trainers of Keras 3.15, `Model` of tf-keras 2.21, jax/_src/distributed.py of JAX 0.10.
+backends' trainers of Keras 3.15, `Model` of tf-keras 2.21, jax/_src/distributed.py and
+jax/_src/api.py of JAX 0.10, tensorflow/python/eager/backprop.py of TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ _ACCELERATE = (
 )
 _LIGHTNING = "leave out devices=, num_nodes= and strategies for a single device"
 _JAX = "pass the gang's world_size and rank, as context() has them"
+_JOIN_TORCH = "Call torch.distributed.init_process_group() and use DistributedDataParallel"
+_JOIN_JAX = "Call jax.distributed.initialize() with the gang's world_size and rank"
+_JOIN_TENSORFLOW = "Train under tf.distribute.MultiWorkerMirroredStrategy"
 _KERAS = {
     "tensorflow": (
         "use one rank with several GPUs under MirroredStrategy, Keras 2 (tf_keras) under"
@@ -117,6 +121,8 @@ class WorldChecks:
             "torch.optim.optimizer": self._check_step,
             "accelerate.state": self._check_accelerate,
             "jax._src.distributed": self._check_jax,
+            "jax._src.api": self._check_gradients_of_jax,
+            "tensorflow.python.eager.backprop": self._check_gradients_of_tensorflow,
             "tf_keras.src.engine.training": functools.partial(
                 self._check_keras, "Model", "tensorflow"
             ),
@@ -164,14 +170,52 @@ class WorldChecks:
             if group.is_available() and group.is_initialized():
                 self._compare(group.get_world_size(), "torch.distributed", _TORCH)
             else:
-                warn_run(
-                    "each rank trains by itself: an optimizer of torch made a step in a gang of"
-                    f" {self._gang.world_size} ranks that have no process group. Call"
-                    " torch.distributed.init_process_group() and use DistributedDataParallel; if"
-                    f" each rank should train by itself, {_OPTION}"
-                )
+                self._warn("an optimizer of torch made a step", _JOIN_TORCH)
 
         module.register_optimizer_step_post_hook(on_step)
+
+    def _warn(self, event: str, remedy: str) -> None:
+        warn_run(
+            f"each rank trains by itself: {event}, but the {self._gang.world_size} ranks of the"
+            f" gang are not connected. {remedy}; if each rank should train by itself, {_OPTION}"
+        )
+
+    def _check_gradients_of_jax(self, api: Any) -> None:
+        original = api.value_and_grad
+
+        @functools.wraps(original)
+        def value_and_grad(*args: Any, **kwargs: Any) -> Any:
+            function = original(*args, **kwargs)
+
+            @functools.wraps(function)
+            def call(*inputs: Any, **options: Any) -> Any:
+                state = sys.modules["jax._src.distributed"].global_state
+                self._check_gradient("JAX", lambda: state.num_processes or 1, _JOIN_JAX)
+                return function(*inputs, **options)
+
+            return call
+
+        # jax.grad() calls this function too.
+        _replace(api, "value_and_grad", value_and_grad, ("jax",))
+
+    def _check_gradients_of_tensorflow(self, backprop: Any) -> None:
+        def check(_tape: Any) -> None:
+            distribution = sys.modules["tensorflow.python.distribute.distribute_lib"]
+            self._check_gradient(
+                "TensorFlow",
+                lambda: _tensorflow_world_size(distribution.get_strategy()),
+                _JOIN_TENSORFLOW,
+            )
+
+        _check_before(backprop.GradientTape, "gradient", check)
+
+    def _check_gradient(self, framework: str, measure: Callable[[], int], remedy: str) -> None:
+        """Warn, once, if a framework computes a gradient in a world of one rank."""
+        if self._has_stepped or not self._is_rank():
+            return
+        self._has_stepped = True
+        if measure() == 1:
+            self._warn(f"{framework} computed a gradient", remedy)
 
     def _check_accelerate(self, state: Any) -> None:
         original = state.PartialState.__init__
@@ -294,9 +338,7 @@ def _requested_size(
 def _keras_world_size(backend: str, model: Any) -> int:
     """Return with how many ranks Keras would train a model."""
     if backend == "tensorflow":
-        resolver = getattr(model.distribute_strategy, "cluster_resolver", None)
-        tasks = {} if resolver is None else resolver.cluster_spec().as_dict()
-        return max(sum(len(tasks.get(kind, ())) for kind in ("chief", "worker")), 1)
+        return _tensorflow_world_size(model.distribute_strategy)
     if backend == "jax":
         if sys.modules["keras.src.distribution.distribution_lib"].distribution() is None:
             return 1
@@ -307,3 +349,9 @@ def _keras_world_size(backend: str, model: Any) -> int:
     if type(model).train_step is trainer.train_step:
         return 1
     return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
+
+def _tensorflow_world_size(strategy: Any) -> int:
+    resolver = getattr(strategy, "cluster_resolver", None)
+    tasks = {} if resolver is None else resolver.cluster_spec().as_dict()
+    return max(sum(len(tasks.get(kind, ())) for kind in ("chief", "worker")), 1)

@@ -89,6 +89,51 @@ def test_jax_without_other_ranks_is_no_error() -> None:
     assert run("jitted") == [3.0, 3.0]
 
 
+def gradients_of_jax(joins: bool, imported: bool) -> list[str]:
+    import jax
+    import jax.numpy as jnp
+
+    grad = jax.grad(lambda x: jnp.sum(x**2))  # made before the ranks are connected
+    if joins:
+        connect_jax(2)
+    if imported:
+        from jax import value_and_grad
+
+        assert value_and_grad(lambda x: x**2)(3.0)[1] == 6.0
+    assert jax.jit(grad)(jnp.ones(2)).tolist() == [2.0, 2.0]
+    return read_warnings(Path(os.environ["HOPSGPU_CONTEXT"]).parent)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_gradients_of_jax_in_ranks_that_are_not_connected_are_a_warning(imported: bool) -> None:
+    for (warning,) in run("gradients_of_jax", joins=False, imported=imported):
+        assert warning.startswith("each rank trains by itself: JAX computed a gradient")
+    assert run("gradients_of_jax", joins=True, imported=imported) == [[], []]
+
+
+def gradients_of_tensorflow(joins: bool) -> list[str]:
+    import tensorflow as tf
+
+    several = tf.distribute.MultiWorkerMirroredStrategy
+    strategy = several() if joins else tf.distribute.get_strategy()
+    with strategy.scope():
+        variable = tf.Variable(2.0)
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = variable * variable
+        return tape.gradient(loss, variable)
+
+    strategy.run(tf.function(step))
+    return read_warnings(Path(os.environ["HOPSGPU_CONTEXT"]).parent)
+
+
+def test_gradients_of_tensorflow_in_ranks_that_are_not_connected_are_a_warning() -> None:
+    for (warning,) in run("gradients_of_tensorflow", joins=False):
+        assert warning.startswith("each rank trains by itself: TensorFlow computed a gradient")
+    assert run("gradients_of_tensorflow", joins=True) == [[], []]
+
+
 def connect_jax(size: int) -> int:
     import jax
 
