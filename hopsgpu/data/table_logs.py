@@ -47,6 +47,9 @@ _LOG_FILES = {
     "snapshot": (PAIMON, re.compile(r"snapshot-\d+")),
 }
 _HIVE_DIRECTORY = re.compile(r"(base_\d+|(delete_)?delta_\d+_\d+(_\d+)?)(_v\d+)?")
+# Hive itself pads numbers to seven digits. Above the data only such names count, because another
+# directory there may be called base_1 for another reason.
+_PADDED_HIVE_DIRECTORY = re.compile(r"(base|(delete_)?delta)_\d{7,}(_\d+)*(_v\d+)?")
 _READ = {
     DELTA: 'spark.read.format("delta").load({url})',
     HUDI: 'spark.read.format("hudi").load({url})',
@@ -119,12 +122,15 @@ def _condition_of_name(name: str) -> str:
     return f"`{unquote(column)}` = '{quoted}'"
 
 
-def find_mark(directory: Lake, entries: Iterable[Status]) -> LoggedTable | None:
+def find_mark(
+    directory: Lake, entries: Iterable[Status], hive: re.Pattern[str] = _HIVE_DIRECTORY
+) -> LoggedTable | None:
     """Return the table that a directory shows by its entries, or None.
 
     Args:
         directory: the directory.
         entries: status of the directory's entries.
+        hive: pattern of the names of transactional Hive's directories.
     """
     log = _LOG_FILES.get(_name_of(directory))
     for entry in sorted(entries, key=lambda entry: entry.name):
@@ -133,7 +139,7 @@ def find_mark(directory: Lake, entries: Iterable[Status]) -> LoggedTable | None:
             # A partition's entry does not say where the table is.
             root = "" if entry.name.startswith(_PARTITION_ENTRY) else directory.url
             return LoggedTable(table_format, mark, directory.url, root)
-        if entry.is_directory and _HIVE_DIRECTORY.fullmatch(entry.name):
+        if entry.is_directory and hive.fullmatch(entry.name):
             return LoggedTable(HIVE, mark, directory.url, directory.url)
         if log is not None and not entry.is_directory and log[1].fullmatch(entry.name):
             return LoggedTable(log[0], mark, directory.above.url, directory.above.url)
@@ -222,7 +228,7 @@ def _lineage_of(place: Lake) -> Iterator[Lake]:
 def _search_entries(directory: Lake) -> TableSearch:
     """Search the entries of one directory, and the logs among them."""
     entries, denied = _list_entries(directory)
-    table = find_mark(directory, entries)
+    table = find_mark(directory, entries, _PADDED_HIVE_DIRECTORY)
     for entry in entries:
         if table is None and entry.is_directory and entry.name in _LOG_FILES:
             log = directory / entry.name

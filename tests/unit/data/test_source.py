@@ -229,6 +229,14 @@ def test_a_partitioned_transactional_table_is_not_advised_to_spark(tmp_path: Pat
         read_source(Lake(f"file://{tmp_path}"))
 
 
+@pytest.mark.parametrize("name", ["base_1", "delta_3_4", "delete_delta_5_5_0"])
+def test_names_without_padding_are_marks_in_the_data(tmp_path: Path, name: str) -> None:
+    write(tmp_path, f"table/{name}/0", {"a": [1]})
+    for named in ("table", f"table/{name}", f"table/{name}/0"):
+        with pytest.raises(ConfigError, match=r"\(transactional Hive, "):
+            read_source(Lake(f"file://{tmp_path}/{named}"))
+
+
 def test_files_that_iceberg_wrote_are_refused_wherever_they_are(tmp_path: Path) -> None:
     """A table's `write.data.path` may be far from its metadata."""
     rows = pa.table({"a": [1]})
@@ -248,6 +256,8 @@ def test_files_that_iceberg_wrote_are_refused_wherever_they_are(tmp_path: Path) 
         "base_models",
         "delta_of_a/x",
         "base_1.txt",
+        "base_1/0.parquet",
+        "delta_3_4/0.parquet",
     ],
 )
 def test_names_that_only_resemble_marks_are_no_marks(tmp_path: Path, beside: str) -> None:
