@@ -37,6 +37,8 @@ PANDAS = ["pandas>=2.2.2,<3"]
 PIPELINE = [*PANDAS, "matplotlib>=3.8.4,<4"]
 # For the nodes' GPUs it is the package xgboost.
 XGBOOST = ["xgboost-cpu>=3,<4"]
+# Models that save_pretrained() has written; brings safetensors.
+PRETRAINED = ["transformers>=5,<6"]
 # What the other examples, and `make soak`, train with.
 LIBRARIES = [
     *DEMO,
@@ -44,7 +46,7 @@ LIBRARIES = [
     "accelerate>=1.10,<2",
     "lightning>=2.6,<3",
     "pillow>=10",
-    "transformers>=5,<6",
+    *PRETRAINED,
     *XGBOOST,
 ]
 TEST = ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.7,<4"]
@@ -109,7 +111,7 @@ NOTEBOOK = ["ipykernel>=6.29,<8", "jupyter-client>=8,<9", "nbclient>=0.10,<0.12"
 # Answers of the pages without a server, and the pages in a real Chromium, which is not of pip.
 BROWSER = ["httpx2>=2,<3", "playwright>=1.50,<2"]
 DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA + BUILD
-DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS + CONFIGURATIONS
+DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS + CONFIGURATIONS + PRETRAINED
 # The pages (`make docs`), built and checked without a network.
 DOCS = ["sphinx>=8.2,<10", "myst-parser>=4,<6", "furo>=2024.8.6", "sphinx-click>=6,<7", *CHECK]
 # Ray Train is elastic since 2.55. torchft has wheels for Linux on x86-64 alone.

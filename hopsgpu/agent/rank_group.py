@@ -412,8 +412,12 @@ class Attempt:
             text = f"the output of rank {rank.rank} is incomplete: {problem}"
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
-        for text in await asyncio.to_thread(unsaved_results, rank.rank, rank.directory / WORK):
-            await self._tell("warning", text=text)
+        try:
+            unsaved = await asyncio.to_thread(unsaved_results, rank.rank, rank.directory / WORK)
+        except OSError as error:
+            unsaved = [f"the working directory of rank {rank.rank} could not be read: {error}"]
+        for text in unsaved:
+            await self._warn(text)
         returned = end.outcome.get("status") in WELL and not end.stopped
         if uploads.is_behind and not returned and not end.stopped:
             # Others may wait for it, and need not wait for what it has saved.

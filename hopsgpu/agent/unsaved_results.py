@@ -13,8 +13,9 @@ _KNOWN = (
     ),
     ("mlflow.db", "MLflow's database", "call mlflow.set_tracking_uri() in the function"),
     ("mlruns/*", "runs of MLflow", "call mlflow.set_tracking_uri() in the function"),
+    # A SummaryWriter makes one directory below `runs`.
     (
-        "runs/**/events.out.tfevents.*",
+        "runs/*/events.out.tfevents.*",
         "events of TensorBoard",
         "pass hopsgpu.context().log_dir to the SummaryWriter",
     ),
@@ -32,6 +33,9 @@ def unsaved_results(rank: int, work: Path) -> list[str]:
     Args:
         rank: number of the rank.
         work: the working directory of the rank, which has ended.
+
+    Raises:
+        OSError: the directory cannot be read.
     """
     return [
         f"rank {rank} left {what} in its working directory ({pattern.partition('/')[0]}), which is"

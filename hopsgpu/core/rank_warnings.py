@@ -27,18 +27,23 @@ _MOST_BYTES = MOST_WARNINGS * _LONGEST * 12
 def warn_run(text: str) -> None:
     """Log a warning, and add it to the warnings of the run if this process belongs to a rank.
 
-    Raises:
-        OSError: the node's disk is full.
+    If the node's disk is full, the warning is only logged: a warning must not end a training.
     """
     log.warning("%s", text)
     if described := os.environ.get(CONTEXT_VARIABLE):
-        line = json.dumps(text[:_LONGEST]).encode() + b"\n"
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(Path(described).with_name(FILE), flags, 0o600)
         try:
-            os.write(descriptor, line)
-        finally:
-            os.close(descriptor)
+            _append(Path(described).with_name(FILE), json.dumps(text[:_LONGEST]).encode() + b"\n")
+        except OSError as error:
+            log.warning("the warning could not be added to those of the run: %s", error)
+
+
+def _append(file: Path, line: bytes) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(file, flags, 0o600)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
 
 
 def read_warnings(directory: Path) -> list[str]:

@@ -29,7 +29,7 @@ from hopsgpu.storage.lake import UNFIT, Lake, Status
 log = logging.getLogger(__name__)
 
 _READERS = 16
-# The name of a file that `hdfs dfs -put` still writes ends so.
+# The end of the name of a file that `hdfs dfs -put` still writes.
 _COPYING = "._COPYING_"
 
 

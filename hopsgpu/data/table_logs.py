@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.error_messages import ABSENT, PERMISSION
+from hopsgpu.storage.error_messages import ABSENT, PERMISSION, SAFE_MODE, UNREACHABLE
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import UNFIT, Lake, Status
 from hopsgpu.storage.root import join_url
@@ -43,12 +43,12 @@ _ENTRIES = {
 _PARTITION_ENTRY = ".hoodie_partition_metadata"
 # Directories of logs whose files have no fixed name.
 _LOG_FILES = {
-    "metadata": (ICEBERG, re.compile(r".+\.metadata\.json(\.gz)?")),
+    "metadata": (ICEBERG, re.compile(r"[\w.+-]+\.metadata\.json(\.gz)?")),
     "snapshot": (PAIMON, re.compile(r"snapshot-\d+")),
 }
 _HIVE_DIRECTORY = re.compile(r"(base_\d+|(delete_)?delta_\d+_\d+(_\d+)?)(_v\d+)?")
-# Hive itself pads numbers to seven digits. Above the data only such names count, because another
-# directory there may be called base_1 for another reason.
+# Hive itself pads numbers to seven digits. Above the data only such names count, because a parent
+# may be called base_1 for another reason.
 _PADDED_HIVE_DIRECTORY = re.compile(r"(base|(delete_)?delta)_\d{7,}(_\d+)*(_v\d+)?")
 _READ = {
     DELTA: 'spark.read.format("delta").load({url})',
@@ -122,15 +122,12 @@ def _condition_of_name(name: str) -> str:
     return f"`{unquote(column)}` = '{quoted}'"
 
 
-def find_mark(
-    directory: Lake, entries: Iterable[Status], hive: re.Pattern[str] = _HIVE_DIRECTORY
-) -> LoggedTable | None:
+def find_mark(directory: Lake, entries: Iterable[Status]) -> LoggedTable | None:
     """Return the table that a directory shows by its entries, or None.
 
     Args:
         directory: the directory.
         entries: status of the directory's entries.
-        hive: pattern of the names of transactional Hive's directories.
     """
     log = _LOG_FILES.get(_name_of(directory))
     for entry in sorted(entries, key=lambda entry: entry.name):
@@ -139,7 +136,7 @@ def find_mark(
             # A partition's entry does not say where the table is.
             root = "" if entry.name.startswith(_PARTITION_ENTRY) else directory.url
             return LoggedTable(table_format, mark, directory.url, root)
-        if entry.is_directory and hive.fullmatch(entry.name):
+        if entry.is_directory and _HIVE_DIRECTORY.fullmatch(entry.name):
             return LoggedTable(HIVE, mark, directory.url, directory.url)
         if log is not None and not entry.is_directory and log[1].fullmatch(entry.name):
             return LoggedTable(log[0], mark, directory.above.url, directory.above.url)
@@ -192,7 +189,8 @@ def search_table(directory: Lake) -> TableSearch:
 def _search_lineage(directory: Lake) -> TableSearch:
     lineage = list(_lineage_of(directory))
     for place in lineage:
-        if _HIVE_DIRECTORY.fullmatch(_name_of(place)):
+        pattern = _HIVE_DIRECTORY if place is directory else _PADDED_HIVE_DIRECTORY
+        if pattern.fullmatch(_name_of(place)):
             return TableSearch(LoggedTable(HIVE, place.url, directory.url, place.above.url))
     with ThreadPoolExecutor(_THREADS) as pool:
         searches = list(pool.map(_search_entries, lineage))
@@ -226,40 +224,49 @@ def _lineage_of(place: Lake) -> Iterator[Lake]:
 
 
 def _search_entries(directory: Lake) -> TableSearch:
-    """Search the entries of one directory, and the logs among them."""
-    entries, denied = _list_entries(directory)
-    table = find_mark(directory, entries, _PADDED_HIVE_DIRECTORY)
+    """Search the entries of the data's directory, or of a parent, and the logs among them."""
+    entries, denied = _find_entries(directory)
+    # Numbers of Hive's directories are padded, where Hive itself wrote them.
+    marks = (e for e in entries if not _HIVE_DIRECTORY.fullmatch(e.name) or _is_padded(e.name))
+    found = [find_mark(directory, marks)]
     for entry in entries:
-        if table is None and entry.is_directory and entry.name in _LOG_FILES:
+        if entry.is_directory and entry.name in _LOG_FILES:
             log = directory / entry.name
-            files, denied_files = _list_entries(log)
-            table = find_mark(log, files)
-            denied += denied_files
-    return TableSearch(table, tuple(denied))
+            try:
+                found.append(find_mark(log, log.entries()))
+            except StoreError as error:
+                if error.kind == PERMISSION:
+                    denied.append(log.url)
+                elif error.kind != ABSENT:
+                    raise
+    return TableSearch(_choose([table for table in found if table is not None]), tuple(denied))
 
 
-def _list_entries(directory: Lake) -> tuple[Sequence[Status], list[str]]:
+def _is_padded(name: str) -> bool:
+    return _PADDED_HIVE_DIRECTORY.fullmatch(name) is not None
+
+
+def _find_entries(directory: Lake) -> tuple[Sequence[Status], list[str]]:
     """Return the entries of a directory, and the URLs of those that could not be examined.
 
-    If the directory may be entered but not listed, the entries are those whose names are known.
+    The result has the entries whose names are known, if the directory cannot be listed, and on an
+    object store, where the root of a bucket may have millions of objects.
     """
-    try:
-        return directory.entries(), []
-    except StoreError as error:
-        if error.kind == ABSENT:  # A directory of viewfs above its mount points.
-            return (), []
-        if error.kind != PERMISSION:
-            raise
-    if _name_of(directory) in _LOG_FILES:
-        return (), [directory.url]
+    if not directory.is_object_store:
+        try:
+            return directory.entries(), []
+        except StoreError as error:
+            if error.kind in (UNREACHABLE, SAFE_MODE):
+                raise
     found, denied = [], []
     for name in (*_ENTRIES, *_LOG_FILES):
         entry = directory / name
         try:
             found.append(entry.stat())
         except StoreError as error:
-            if error.kind == PERMISSION:
+            # A store denies access to an object that does not exist, if it denies the listing.
+            if error.kind == PERMISSION and not directory.is_object_store:
                 denied.append(entry.url)
-            elif error.kind != ABSENT:
+            elif error.kind not in (ABSENT, PERMISSION):
                 raise
     return found, denied

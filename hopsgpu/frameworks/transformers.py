@@ -45,7 +45,7 @@ def gang_callback(gang: Gang) -> Any:
             saved = Path(args.output_dir, f"checkpoint-{state.global_step}").absolute()
             names = _names_below(saved)
             own = own_names(names, args.process_index)
-            if _is_sharded():
+            if _is_sharded() or _are_connected(args.world_size):
                 own = _names_of_no_lower_rank(names, args.process_index, args.world_size)
             # With save_only_model=True only rank 0 has files.
             if own:
@@ -55,10 +55,9 @@ def gang_callback(gang: Gang) -> Any:
 
 
 def own_names(names: Iterable[str], rank: int) -> list[str]:
-    """Return the files of a checkpoint that a rank saves if no rank has a shard of the model.
+    """Return the files of a checkpoint that a rank saves if ranks have no process group.
 
     Rank 0 saves what all ranks need to resume. Another rank saves the state of its random numbers.
-    The ranks need not talk about it, and some may not save at all.
 
     Args:
         names: names of the files that the rank finds. Ranks may share the directory.
@@ -66,6 +65,15 @@ def own_names(names: Iterable[str], rank: int) -> list[str]:
     """
     owners = {name: _RANDOM_STATE.fullmatch(name) for name in names}
     return [name for name, found in owners.items() if (int(found[1]) if found else 0) == rank]
+
+
+def _are_connected(world_size: int) -> bool:
+    distributed = importlib.import_module("torch.distributed")
+    return bool(
+        distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_world_size() == world_size
+    )
 
 
 def _is_sharded() -> bool:

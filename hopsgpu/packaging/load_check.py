@@ -27,12 +27,13 @@ SECONDS = 30.0
 _SLICE_SECONDS = 0.1
 _MODULE = "hopsgpu.packaging.load_check_process"
 _NO_GPUS = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "HIP_VISIBLE_DEVICES": "",
-    "ROCR_VISIBLE_DEVICES": "",
+    # A number, because code of the user's may read it as one.
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "HIP_VISIBLE_DEVICES": "-1",
+    "ROCR_VISIBLE_DEVICES": "-1",
     "JAX_PLATFORMS": "cpu",
 }
-# As in a rank that is alone, because objects may ask for their rank when they are loaded.
+# The variables of a rank that is alone: objects may ask for their rank when they are loaded.
 _PLACE = {
     "RANK": "0",
     "WORLD_SIZE": "1",
@@ -42,6 +43,7 @@ _PLACE = {
 }
 # Variables of the nodes that could keep a Python of this machine from running.
 _OF_INTERPRETERS = ("PYTHON", "LD_")
+_OF_GATEWAY = "PYSPARK_GATEWAY_"
 
 
 class LoadFailure(NamedTuple):
@@ -112,7 +114,9 @@ class LoadChecks:
 def _environment(ranks: Mapping[str, str]) -> dict[str, str]:
     theirs = {n: value for n, value in ranks.items() if not n.startswith(_OF_INTERPRETERS)}
     path = os.pathsep.join(str(Path(p).absolute()) for p in sys.path if isinstance(p, str))
-    return {**os.environ, **theirs, **_PLACE, **_NO_GPUS, "PYTHONPATH": path}
+    # The process must not reach the driver's JVM.
+    mine = {n: value for n, value in os.environ.items() if not n.startswith(_OF_GATEWAY)}
+    return {**mine, **theirs, **_PLACE, **_NO_GPUS, "PYTHONPATH": path}
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
 import traceback
@@ -23,7 +24,9 @@ _MOST = 4096
 # The file that raises the error of a missing environment variable.
 _OF_ENVIRON = (os.__file__, "<frozen os>")
 # Words of errors that only say that this process has no GPU.
-_DEVICES = ("cuda", "gpu", "nvidia", "hip", "device", "backend")
+_DEVICES = re.compile(r"\b(cuda|gpus?|nvidia|hip|devices?|backends?)\b", re.IGNORECASE)
+# Errors of these modules are about the call. Those of other packages may be about a server or GPU.
+_OWN_ERRORS = ("builtins", "__main__", "pickle", "_pickle")
 
 
 def depends_on_node(error: BaseException) -> bool:
@@ -33,12 +36,13 @@ def depends_on_node(error: BaseException) -> bool:
     """
     if isinstance(error, (OSError, ImportError, MemoryError, HopsGpuError)):
         return True
+    if type(error).__module__ not in _OWN_ERRORS:
+        return True
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, KeyError) and frames and frames[-1].filename in _OF_ENVIRON:
         return True  # a missing environment variable
-    words = str(error).lower()
     is_general = isinstance(error, (RuntimeError, AssertionError))
-    return is_general and any(word in words for word in _DEVICES)
+    return is_general and _DEVICES.search(str(error)) is not None
 
 
 def _loaded(call: int) -> bytes:

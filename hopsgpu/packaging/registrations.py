@@ -14,6 +14,7 @@ import functools
 import gc
 import importlib
 import inspect
+import logging
 import sys
 import threading
 from collections import defaultdict
@@ -29,6 +30,8 @@ from hopsgpu.packaging.class_creation import make_bare, make_class, make_contain
 # Makes a registration again, of an object and with further arguments, which must be picklable.
 _Registration = tuple[Callable[..., None], tuple[Any, ...]]
 _Reduced = tuple[Any, ...]
+
+log = logging.getLogger(__name__)
 
 _JAX, _FLAX = "jax._src.tree_util", "flax.serialization"
 _TORCH, _TORCH_LOADING = "torch.utils._pytree", "torch.serialization"
@@ -60,8 +63,14 @@ class Registrations:
     def _of(self, value: Any) -> Iterator[_Registration]:
         for name, collect in _COLLECTORS.items():
             # A library that is not imported here has no registrations.
-            if (module := sys.modules.get(name)) is not None:
-                yield from collect(module, value)
+            if (module := sys.modules.get(name)) is None:
+                continue
+            try:
+                yield from list(collect(module, value))
+            except AttributeError as error:
+                # The table of another version has another name. Ranks without the registration
+                # raise the library's own error, if they need it.
+                log.warning("registrations of %s are not sent to the ranks: %s", name, error)
         if isinstance(value, type):
             yield from ((register_virtual, (base,)) for base in self._virtual_bases[value])
 
@@ -258,7 +267,8 @@ def _of_torch(module: Any, value: Any) -> Iterator[_Registration]:
     packages = {_package(base) for base in value.__mro__[1:]} - {"__main__"}
     if _package(node.flatten_fn) in packages:
         return  # a base class registers its subclasses, as in transformers
-    if value in module.CONSTANT_NODES:
+    # torch has constants since version 2.7.
+    if value in getattr(module, "CONSTANT_NODES", ()):
         yield register_torch_constant, ()
         return
     serialized = module.SUPPORTED_SERIALIZED_TYPES[value]

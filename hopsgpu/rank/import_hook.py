@@ -38,15 +38,18 @@ class _ImportHook(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name not in self._functions:
             return None
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(name, path, target) for finder in others)
+        # Python itself skips finders without this method.
+        methods = (getattr(finder, "find_spec", None) for finder in sys.meta_path if finder != self)
+        specs = (find(name, path, target) for find in methods if find is not None)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute, function = spec.loader.exec_module, self._functions[name]
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                function(module)
+                # Modules of a zip file share one loader.
+                if module.__name__ == name:
+                    function(module)
 
-            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_call
         return spec

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
 import os
 import tempfile
 import threading
@@ -69,7 +70,10 @@ _WRITER = {"org.apache.spark.version": "3.5.0"}
 
 END = json.dumps({"end": True})
 
-Predictor = Callable[[dict[str, Any]], object]
+# Columns of a batch, by name.
+Batch = dict[str, Any]
+Predictor = Callable[[Batch], object]
+log = logging.getLogger(__name__)
 
 
 def part_line(number: int) -> str:
@@ -265,10 +269,13 @@ class _Scorer:
         file = _PartFile(part, self._task, self._scratch, self._tell)
         for batch in rebatch(self._blocks(chunks, kept), self._task.batch_size, False):
             size = len(next(iter(batch.values())))
+            # The function may take columns out of the batch that it gets, or replace them.
+            few = {} if self._schema is not None else self._first_rows(batch, size)
             found = predicted(self._predictor(batch), size, self._task.keep)
             if self._schema is None:
                 self._schema = first_schema(found)
-                self._try_smallest(part, batch, size)
+                if few:
+                    self._try_smallest(part, few, size)
             rows.add(with_schema(found, self._schema), _taken(kept, size))
             scored, self.total = scored + size, self.total + size
             if rows.rows >= _GROUP_ROWS or rows.size >= _GROUP_BYTES:
@@ -279,29 +286,49 @@ class _Scorer:
             self._write(functools.partial(file.write, rows))
         self._write(functools.partial(file.finish, scored))
 
-    def _try_smallest(self, part: Part, batch: dict[str, Any], size: int) -> None:
+    def _first_rows(self, batch: Batch, size: int) -> Batch:
+        """Return as many rows as some part's last batch has; no columns if the batch has no more.
+
+        Args:
+            batch: the columns of a batch.
+            size: number of its rows.
+        """
+        rows = smallest_batch(self._task.bounds, self._task.batch_size)
+        return {name: array[:rows] for name, array in batch.items()} if rows < size else {}
+
+    def _try_smallest(self, part: Part, few: Batch, size: int) -> None:
         """Call the function with as few rows as some part's last batch has.
 
         A function that does not take them fails here, and not after all other batches. Only names,
         types and shapes of the results count.
 
+        Args:
+            part: the part, for the report.
+            few: the rows.
+            size: number of rows of the batch that the function has taken.
+
         Raises:
-            ConfigError: the call fails, or returns other columns than the whole batch.
+            ConfigError: the call fails twice, or returns other columns than the whole batch.
         """
-        rows = smallest_batch(self._task.bounds, self._task.batch_size)
-        if rows >= size:
-            return
+        rows = len(next(iter(few.values())))
         try:
-            few = {name: array[:rows] for name, array in batch.items()}
-            with_schema(predicted(self._predictor(few), rows, self._task.keep), self._schema)
+            try:
+                # A second call follows, because a GPU or a service can fail once.
+                found = self._predictor(dict(few))
+            except Exception as error:  # noqa: BLE001 - the second call raises what remains
+                log.info(
+                    "predict failed with %s: %r; it is called again", counted(rows, "row"), error
+                )
+                found = self._predictor(few)
+            with_schema(predicted(found, rows, self._task.keep), self._schema)
         except Exception as error:
             self._tell(PartReport(part.number, UNFIT))
             raise ConfigError(
                 f"predict takes a batch of {counted(size, 'row')}, but not the first"
                 f" {counted(rows, 'row')} of it alone: {type(error).__name__}: {error}; the last"
                 f" batch of a part has fewer rows than batch_size, here as few as {rows}: have"
-                " predict accept any number of rows (pad the batch, and return only its rows), or"
-                " choose another batch_size"
+                " predict accept any number of rows (pad the batch, and return only its rows; write"
+                " squeeze(-1) and not squeeze()), or choose another batch_size"
             ) from error
 
     def finish(self) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import logging
+import lzma
 import pickletools
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -35,6 +37,19 @@ _HEAD = 64
 _MOST_PICKLE = 8 * 2**20
 # The list of an archive's files, and the pickle.
 _MOST_ARCHIVE = 24 * 2**20
+# A state_dict of ten thousand tensors has 300,000 operations.
+_MOST_OPERATIONS = 1_000_000
+# What reading a damaged or hostile archive or pickle raises.
+_DAMAGED = (
+    ValueError,
+    OSError,
+    EOFError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
 _LIGHTNING_KEY = "pytorch-lightning_version"
 _MODULE_KEYS = {"_parameters", "_modules"}
 _KERAS_FILES = {"config.json", "metadata.json", "model.weights.h5"}
@@ -118,7 +133,7 @@ def torch_format(path: str, file: BinaryIO, can_be_pickle: bool) -> str | None:
             for _ in range(_LEGACY_PICKLES):
                 _result(content)
             return _format_of(_result(content))
-    except (ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+    except _DAMAGED as error:
         # Versions have other files too, which are no models.
         log.warning("%s is not recognised as a model: %s", path, error)
         return None
@@ -130,7 +145,7 @@ def is_keras_archive(file: BinaryIO) -> bool:
     try:
         with zipfile.ZipFile(_reader(file)) as archive:
             return set(archive.namelist()) >= _KERAS_FILES
-    except (ValueError, zipfile.BadZipFile):
+    except _DAMAGED:
         return False
 
 
@@ -156,6 +171,8 @@ def _archive_format(file: BinaryIO) -> str | None:
             return TORCH_EXPORT
         if "data.pkl" not in places:
             return None
+        if archive.getinfo(places["data.pkl"]).compress_type != zipfile.ZIP_STORED:
+            raise ValueError("its pickle is compressed, which torch never does")
         # The archive says how large a file is, and may lie.
         with archive.open(places["data.pkl"]) as pickled:
             content = pickled.read(_MOST_PICKLE + 1)
@@ -196,7 +213,9 @@ def _result(content: io.BytesIO) -> _Value:
     """
     machine = _Machine()
     try:
-        for opcode, argument, _ in pickletools.genops(content):
+        for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+            if number == _MOST_OPERATIONS:
+                raise ValueError(f"its pickle has more than {_MOST_OPERATIONS} operations")
             machine.step(opcode, argument)
         return machine.stack[-1]
     except (LookupError, AttributeError, TypeError) as error:

@@ -18,6 +18,7 @@ import io
 import itertools
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -67,6 +68,8 @@ _TAKEN = frozenset({"PreconditionFailed"})
 _NO_SUCH_RANGE = "InvalidRange"
 # The answer to a HEAD request has no body, in which the code of the error would be.
 _NO_BODY = "Bad Request"
+# Words of a refusal for which new credentials may help.
+_EXPIRED = re.compile(r"expired|token|credential", re.IGNORECASE)
 # What botocore says of an address without a scheme.
 _INVALID_ADDRESS = "Invalid endpoint"
 _BUSY = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"})
@@ -246,7 +249,7 @@ class ObjectStore:
             with _errors():
                 return sync(self._files.loop, call, *given, timeout=self._seconds, **named)
         except Refused as error:
-            if error.java == STORE_DENIED:
+            if error.java == STORE_DENIED and _EXPIRED.search(error.reason):
                 # Temporary credentials may have expired: the next client reads them again.
                 self._files.clear_instance_cache()
             raise

@@ -22,7 +22,7 @@ _ATTEMPTS = "spark.yarn.maxAppAttempts"
 _EXCLUDE = "spark.excludeOnFailure.enabled"
 # With this property, Spark starts a second copy of the only task of a stage if the task is slow.
 _SPECULATION_THRESHOLD = "spark.speculation.task.duration.threshold"
-_SPECULATION_UNITS = {"d": 86400, "h": 3600}
+_SPECULATION_UNITS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "ms": 0.001, "us": 0.000001}
 _PYSPARK_MEMORY = "spark.executor.pyspark.memory"
 SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
 # Properties that spark-submit reads, or the application master before it starts the driver.

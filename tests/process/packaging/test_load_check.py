@@ -189,7 +189,7 @@ def test_the_process_is_like_a_rank_without_gpu(
         Reducing(os.system, (line,)),
         env_vars={"OWN": "mine", "PYTHONHOME": "/of/the/nodes"},
     )
-    assert file.read_text().split() == ["0", "mine", "cpu"]
+    assert file.read_text().split() == ["0", "mine", "-1", "cpu"]
     assert (dict(os.environ), [signal.getsignal(number) for number in signal.Signals]) == before
     assert capfd.readouterr() == ("", "")
 

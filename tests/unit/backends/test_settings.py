@@ -73,6 +73,7 @@ def test_a_second_copy_of_an_agents_task_is_prevented(threshold: str) -> None:
         check_session(settings)
     check_session({**settings, "spark.speculation": "false"})
     check_session({**settings, **SESSION_DEFAULTS})
+    check_session({**settings, name: "525600min"})
 
 
 def test_the_newer_name_of_a_setting_counts() -> None:

@@ -75,3 +75,13 @@ def test_the_agent_sends_each_warning_once(directory: Path) -> None:
 
     asyncio.run(follow())
     assert sent == ["first", "second"]
+
+
+def test_a_warning_that_cannot_be_written_is_logged(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, for example: a warning must not end a training."""
+    (directory / FILE).mkdir()
+    warn_run("each rank trained")
+    assert caplog.messages[0] == "each rank trained"
+    assert "could not be added to those of the run" in caplog.messages[1]

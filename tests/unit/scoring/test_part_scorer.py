@@ -183,3 +183,29 @@ def test_a_function_that_fails_with_few_rows_fails_at_the_first_batch(
         rank.scores(predict, task)
     reports = list(PartReports().take((rank.directory / metrics.FILE).read_bytes()))
     assert [report.event for report in reports] == [READY, BEGUN, UNFIT]
+
+
+def changes_its_batch(batch: Batch) -> Batch:
+    y = batch.pop("x") + 1
+    batch["y"] = y
+    return {"y": y}
+
+
+class FailsOnce:
+    """A function whose second call fails, as a GPU or a service can."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, batch: Batch) -> Batch:
+        self.calls += 1
+        if self.calls == 2:
+            raise OSError("503")
+        return {"y": batch["x"] + 1}
+
+
+@pytest.mark.parametrize("predict", [changes_its_batch, FailsOnce()])
+def test_the_extra_call_changes_nothing(rank: Rank, predict: Any) -> None:
+    reports = rank.scores(predict, rank.task(pa.table({"x": range(65)}), 1, group=65))
+    (done,) = [report for report in reports if report.event == DONE]
+    assert rank.file(done).read().to_pydict() == {"y": list(range(1, 66))}

@@ -218,6 +218,16 @@ def test_hostile_archives_cost_little() -> None:
     files = {"bomb.pt": buffer.getvalue()}
     # A string that claims to be of many bytes, and a list of the archive's that claims to be long.
     files["claim.pt"] = archive_of(b"\x80\x04\x8d" + (2**60).to_bytes(8, "little"))
+    # More operations than a state_dict has, and compressed, damaged and unknown entries.
+    files["steps.pt"] = archive_of(b"\x80\x02" + b"N0" * 2**21 + b"N.")
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", method) as written:
+            written.writestr("m/data.pkl", b"\x80\x02}." * 99)
+        damaged = bytearray(buffer.getvalue())
+        damaged[50:60] = b"\xff" * 10
+        files |= {f"pack{method}.pt": buffer.getvalue(), f"bad{method}.pt": bytes(damaged)}
+        files |= {f"bad{method}.keras": bytes(damaged)}
     end = bytearray(archive_of(b"."))
     end[-10:-6] = (2**31).to_bytes(4, "little")
     files["end.pt"] = bytes(end)
