@@ -17,7 +17,7 @@ from hopsgpu.core.spec import RESERVED_VARIABLES
 _LIBRARY = "omegaconf"
 # The name of a resolver, and the first word of its arguments.
 _RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*)\s*:\s*(\w*)")
-# What OmegaConf would take for an interpolation in a text that is none.
+# OmegaConf would take this text for an interpolation.
 _UNESCAPED = re.compile(r"(\\*)\$\{")
 # OmegaConf registers these in each process. Apart from `oc.env` they are functions of the config.
 _OF_LIBRARY = "oc."

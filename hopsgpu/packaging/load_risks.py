@@ -97,7 +97,7 @@ def load_runs_code(kind: type) -> bool:
     hooks = _HOOKS
     own: Any = kind
     if (own.__reduce__, own.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
-        # Such as an exception, which is loaded by a call of its class.
+        # An exception, for example, is loaded by a call of its class.
         hooks |= {"__init__"}
     if issubclass(kind, (list, dict, set)):
         hooks |= {"__setitem__", "append", "extend", "add"}

@@ -138,7 +138,7 @@ def _unless_importable(reducer: Callable[[Any], _Reduced]) -> Callable[[Any], An
 
 
 def _reduce_special_module(module: types.ModuleType) -> Any:
-    # Such as torch.ops, or a module that imports what is in it on use.
+    # For example torch.ops, or a module that imports its members on use.
     is_importable = sys.modules.get(module.__name__) is module
     return (importlib.import_module, (module.__name__,)) if is_importable else NotImplemented
 

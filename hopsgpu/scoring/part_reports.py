@@ -15,7 +15,7 @@ BEGUN = "begun"
 ROWS = "rows"
 DONE = "done"
 FAILED = "failed"
-# Of the user's function: it does not take a batch of the size that a part's last one has.
+# The user's function does not take a batch of the size of a part's last batch.
 UNFIT = "unfit"
 
 _KEY = "part"

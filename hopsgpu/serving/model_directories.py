@@ -30,7 +30,7 @@ _INDEX = ".safetensors.index.json"
 _MOST_JSON = 16 * 2**20
 _SAFE = re.compile(r"(model(-\d{5}-of-\d{5})?|adapter_model)\.safetensors")
 _PICKLED = re.compile(r"(pytorch_model(-\d{5}-of-\d{5})?|adapter_model)\.bin")
-# What a Trainer saves to resume a training.
+# Files that a Trainer saves to resume a training.
 _TRAINING_STATE = re.compile(
     r"(optimizer|scheduler|scaler)[^/]*\.(pt|bin)|rng_state[^/]*\.pth|training_args\.bin"
     r"|trainer_state\.json"

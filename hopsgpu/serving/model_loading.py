@@ -253,5 +253,5 @@ _LOADERS: Mapping[str, Callable[[Path, Trust], Any]] = {
     XGBOOST: _xgboost,
     TRANSFORMERS: _transformers,
 }
-# Those of safetensors are loaded by the manifest's framework too.
+# Files of safetensors are loaded by the manifest's framework too.
 _LOADED = (*_LOADERS, SAFETENSORS)

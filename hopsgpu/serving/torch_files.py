@@ -28,7 +28,7 @@ PICKLE = "pickle"
 KERAS = "Keras"
 
 _ZIP, _PICKLE_HEAD = b"PK\x03\x04", b"\x80"
-# What torch.save wrote before it had archives begins with a pickle of this number.
+# Files that torch.save wrote before it had archives begin with a pickle of this number.
 _LEGACY = 0x1950A86A20F9469CFC6C
 # Before the object, the old format has the constant, its version and facts of the machine.
 _LEGACY_PICKLES = 3
@@ -39,7 +39,7 @@ _MOST_PICKLE = 8 * 2**20
 _MOST_ARCHIVE = 24 * 2**20
 # A state_dict of ten thousand tensors has 300,000 operations.
 _MOST_OPERATIONS = 1_000_000
-# What reading a damaged or hostile archive or pickle raises.
+# Errors that a damaged or hostile archive or pickle causes.
 _DAMAGED = (
     ValueError,
     OSError,
@@ -66,7 +66,7 @@ _WITHOUT_EFFECT = ("STOP", "PROTO", "FRAME")
 _SCALARS = {"int", "bool", "int_or_bool", "float", "str", "bytes", "bytes_or_str", "None"}
 _REBUILT = ("torch._utils _rebuild_", "torch._tensor _rebuild_", "torch.nn.parameter ")
 _MAPPINGS = {"collections OrderedDict", "collections defaultdict", "builtins dict"}
-# What torch's own files call for values that are no tensors; none of them makes an object.
+# Functions that torch's own files call for values that are no tensors; none makes an object.
 _PLAIN = ("torch ", "torch.serialization ", "torch._utils ", "_codecs encode", "builtins ")
 
 

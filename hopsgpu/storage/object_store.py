@@ -70,7 +70,7 @@ _NO_SUCH_RANGE = "InvalidRange"
 _NO_BODY = "Bad Request"
 # Words of a refusal for which new credentials may help.
 _EXPIRED = re.compile(r"expired|token|credential", re.IGNORECASE)
-# What botocore says of an address without a scheme.
+# The begin of botocore's message about an address without a scheme.
 _INVALID_ADDRESS = "Invalid endpoint"
 _BUSY = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"})
 _BUSY |= {"OperationAborted", "ConditionalRequestConflict", "NoSuchUpload"}

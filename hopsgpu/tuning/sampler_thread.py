@@ -82,7 +82,7 @@ class SamplerFailed:
     error: Exception
 
 
-# What Optuna says of a parameter that earlier trials had in another form.
+# Optuna's words about a parameter that earlier trials had in another form.
 _OTHER_SPACE = re.compile("dynamic value space|Cannot set different")
 _SAME_SPACE = (
     "In all trials of a search, a parameter keeps its kind, its choices and its scale; only bounds"

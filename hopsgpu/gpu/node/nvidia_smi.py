@@ -49,9 +49,9 @@ _NAME_BEGIN, _NAME_END = "<process_name>", "</process_name>"
 _TAG = re.compile(r"<(/?)([A-Za-z_]\w*)([^<>]*)>")
 _ID = re.compile(r'\bid="([^"]*)"')
 _QUOTES = {"&quot;": '"', "&apos;": "'"}
-# What the driver prints in place of a name that it does not know.
+# The driver prints this in place of a name that it does not know.
 _UNKNOWN = re.compile(r"N/A|ERR!|\[.*\]")
-# What the driver prints in place of a list that is empty, or that the GPU does not support.
+# The driver prints these in place of a list that is empty, or that the GPU does not support.
 _NO_LIST = ("", "N/A", "None")
 # What it says in place of a value if the GPU cannot be used.
 _FATAL = ("GPU is lost", "GPU requires reset")
