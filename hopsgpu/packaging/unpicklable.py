@@ -113,10 +113,18 @@ def refuse_own_operators(function: types.FunctionType) -> None:
 
 def is_wrapper(value: object) -> bool:
     """Return whether another module's decorator made a value: a function, or a stand-in for one."""
-    inner = getattr(value, "__wrapped__", None)
+    inner = _attribute_of(value, "__wrapped__")
     if not isinstance(inner, types.FunctionType):
         return False
     return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
+
+
+def _attribute_of(value: object, name: str) -> Any:
+    """Return an attribute; None if there is none, or if the object's own code raises an error."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001 - a `__getattr__` of the user's may raise any error
+        return None
 
 
 def _module_of_decorator(wrapper: Any) -> str:
@@ -127,8 +135,9 @@ def describe_value(value: Any) -> str:
     """Return what a value is, in words."""
     if is_wrapper(value):
         return f"a function decorated by {_module_of_decorator(value) or _name_of(type(value))}"
-    name = getattr(value, "name", None)
-    called = f" ({name!r})" if isinstance(name, str) and hasattr(value, "fileno") else ""
+    name = _attribute_of(value, "name")
+    is_file = isinstance(name, str) and _attribute_of(value, "fileno") is not None
+    called = f" ({name!r})" if is_file else ""
     kind = _name_of(type(value))
     return f"{article(kind)} {kind}{called}"
 

@@ -18,6 +18,7 @@ import pytest
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.remedies import remedy_for
+from hopsgpu.packaging.unpicklable import advice_on, describe_value
 
 
 def refused(value: object) -> str:
@@ -163,3 +164,16 @@ def test_a_decorator_of_gin_has_its_own_advice() -> None:
     said = refused(scope["configurable"](lambda: 1))
     assert "is a function decorated by gin.config" in said
     assert "give it to gin.parse_config() inside the function" in said
+
+
+class Endless:
+    """A wrapper whose `__getattr__` never finds its own attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def test_an_object_whose_attributes_raise_is_described() -> None:
+    value = Endless()
+    assert describe_value(value).endswith("Endless")
+    assert advice_on(value).startswith("Create it inside the function")
