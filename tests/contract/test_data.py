@@ -114,6 +114,7 @@ def test_one_file_is_a_source(written: Lake, tmp_path: Path) -> None:
 
 def test_a_part_of_a_table_with_a_transaction_log_is_refused(written: Lake) -> None:
     (written / "_delta_log").make()
+    (written / "_delta_log/00000000000000000000.json").write(b"{}")
     for part in (written, written / "below", written / "below/part-1.parquet"):
         with pytest.raises(ConfigError, match=r"\(Delta Lake, .*/_delta_log\)"):
             read_source(part)
