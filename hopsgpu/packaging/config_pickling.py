@@ -63,7 +63,7 @@ def _copies_without_resolvers(root: Any) -> dict[int, Any]:
     """Return copies of a root and its parts by their identities; empty if all resolvers are ranks'.
 
     The resolvers are called with the original, which remembers values of those that are cached: the
-    driver goes on with the value that ranks have.
+    driver continues with the value that ranks have.
     """
     if not any(_needs_driver(node) for node in _nodes(root)):
         return {}

@@ -205,9 +205,9 @@ def is_saved_model_part(path: str, directory: str) -> bool:
 
 def pickles(paths: Iterable[str]) -> list[str]:
     """Return those files that are pickles by their names, which run code when they are loaded."""
-    there = list(paths)
-    named = {path for path in there if PurePosixPath(path).suffix.lower() in _PICKLES}
-    return sorted(named.union(pickled_weights(there)))
+    files = list(paths)
+    named = {path for path in files if PurePosixPath(path).suffix.lower() in _PICKLES}
+    return sorted(named.union(pickled_weights(files)))
 
 
 def pickle_warning(paths: Iterable[str]) -> str | None:
