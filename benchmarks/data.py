@@ -27,7 +27,7 @@ from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 _ROWS = 2_000_000
 _FILES = 4
@@ -68,7 +68,7 @@ def _layouts(rows: int) -> dict[str, pa.Table]:
 
 
 def _measured(
-    layout: str, table: pa.Table, lake: Lake, local: Path, rounds: int
+    layout: str, table: pa.Table, lake: LakePath, local: Path, rounds: int
 ) -> dict[str, list[float]]:
     rows = table.num_rows
     local.mkdir()
@@ -146,7 +146,7 @@ def _compare(taken: Mapping[str, list[float]]) -> None:
             print(f"{ours} is {ratio:.2f} times {theirs}{told}")
 
 
-def _written(table: pa.Table, lake: Lake) -> Shard:
+def _written(table: pa.Table, lake: LakePath) -> Shard:
     lake.make()
     share = -(-table.num_rows // _FILES)
     for number in range(_FILES):
@@ -165,7 +165,7 @@ def _mapped(local: Path) -> Iterator[Mapping[str, Any]]:
             yield from _views(file.get_batch(number))
 
 
-def _plain(lake: Lake) -> Iterator[Mapping[str, Any]]:
+def _plain(lake: LakePath) -> Iterator[Mapping[str, Any]]:
     system, path = url_to_fs(lake.url)
     files = fs.PyFileSystem(fs.FSSpecHandler(system))
     for number in range(_FILES):
@@ -197,7 +197,7 @@ def _summed(batches: Batches) -> float:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Lake]:
+def _scratch() -> Iterator[LakePath]:
     """Provide a directory on the HDFS that the environment names, or on the local disk."""
     with tempfile.TemporaryDirectory() as local:
         root = f"file://{local}"
@@ -205,7 +205,7 @@ def _scratch() -> Iterator[Lake]:
             site = ElementTree.parse(Path(configuration) / "core-site.xml")
             found = {p.findtext("name"): p.findtext("value") for p in site.iter("property")}
             root = str(found["fs.defaultFS"])
-        lake = Lake(f"{root}/tmp/hopsgpu-bench-{uuid.uuid4().hex}")
+        lake = LakePath(f"{root}/tmp/hopsgpu-bench-{uuid.uuid4().hex}")
         lake.make()
         try:
             yield lake

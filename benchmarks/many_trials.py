@@ -32,7 +32,7 @@ from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
 from hopsgpu.tuning.scheduler import SearchTerms
@@ -101,7 +101,7 @@ def _search(
 ) -> dict[str, float]:
     terms, shape = SearchTerms(trials, executors), ExecutorShape(1, 0, 0, 1024)
     given = _arguments(terms)
-    run = Lake(f"file://{directory}/run")
+    run = LakePath(f"file://{directory}/run")
     run.make()
     plan = LaunchPlan(
         given.spec, 1, 1, shape, "", {}, {"root": f"file://{directory}", "run": run.url}

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 EXECUTORS = 2
 _MEMORY = "3g"
@@ -259,9 +259,9 @@ def _launch(work: Workload, table: str, model: hopsgpu.ModelVersion, output: str
             for batch in batches:
                 found = {"id": batch["id"], **classifier(batch)}
                 writer.write_batch(pa.record_batch(found, schema=schema))
-        (Lake(output) / path.name).upload(path)
+        (LakePath(output) / path.name).upload(path)
 
-    Lake(output).make()
+    LakePath(output).make()
     data = hopsgpu.Data(table, remainder="keep")
     result = hopsgpu.launch(
         score_shard,

@@ -20,7 +20,7 @@ from benchmarks.table import heading, row
 from hopsgpu import devcluster
 from hopsgpu.devcluster.realm import Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 _MB = 1_000_000
 _ROUNDS, _LAUNCHES = 12, 4
@@ -89,7 +89,7 @@ def _transfers(name: str, source: Path) -> dict[str, Any]:
             with tempfile.TemporaryDirectory(dir=source.parents[1]) as local:
                 seconds[way].append(_transfer(way, Path(local) / "down", places[of]))
         for place in places.values():
-            Lake(place).remove()
+            LakePath(place).remove()
     heading(f"{source.stat().st_size // _MB} MB, {name}: seconds")
     for way, values in seconds.items():
         row(way, values)

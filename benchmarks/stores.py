@@ -33,7 +33,7 @@ from hopsgpu.devcluster.layout import DATANODE, NAMENODE
 from hopsgpu.devcluster.status import DaemonStatus
 from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 _MB = 1_000_000
 _SMALL_BYTES = 100_000
@@ -77,8 +77,8 @@ def measure(large_mb: int = 1000, small_files: int = 2000) -> Mapping[str, objec
 
 
 @contextmanager
-def _lake() -> Iterator[Lake]:
-    lake = Lake(f"{HadoopConf.load().get('fs.defaultFS')}/tmp/hopsgpu-bench-{uuid.uuid4().hex}")
+def _lake() -> Iterator[LakePath]:
+    lake = LakePath(f"{HadoopConf.load().get('fs.defaultFS')}/tmp/hopsgpu-bench-{uuid.uuid4().hex}")
     lake.make()
     try:
         yield lake
@@ -97,7 +97,7 @@ def _files(directory: Path, number: int, size: int) -> Path:
 
 
 def _rounds(
-    contenders: Sequence[Contender], rounds: int, source: Path, lake: Lake
+    contenders: Sequence[Contender], rounds: int, source: Path, lake: LakePath
 ) -> tuple[Costs, Costs]:
     """Download with all contenders what hopsgpu, the first, has uploaded in the same round."""
     up: Costs = {each.name: [] for each in contenders}
@@ -115,7 +115,7 @@ def _rounds(
                 ours = each.up == "publish"
                 place = published if ours else lake / uuid.uuid4().hex
                 if each.up == "copy":
-                    place = Lake(f"file://{scratch}/up")
+                    place = LakePath(f"file://{scratch}/up")
                 own = sources[each.part]
                 up[each.name].append(_transfer(each.up, own, place.url, each.threads))
                 _compare(each, _arrived(_version_in(place) if ours else place), _size(own))
@@ -131,11 +131,11 @@ def _rounds(
     return up, down
 
 
-def _version_in(published: Lake) -> Lake:
+def _version_in(published: LakePath) -> LakePath:
     return published / MODEL / "1"
 
 
-def _arrived(place: Lake) -> int:
+def _arrived(place: LakePath) -> int:
     return sum(entry.size for entry in place.entries() if entry.name.endswith(".bin"))
 
 
@@ -159,7 +159,7 @@ def _size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*.bin"))
 
 
-def _smallest(directory: Path, lake: Lake) -> Cost:
+def _smallest(directory: Path, lake: LakePath) -> Cost:
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         Path(scratch, "one").write_bytes(b"1")
         place = lake / uuid.uuid4().hex

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hopsgpu.storage.filesystem import FileSystem, Status
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # dfs.ls.limit: a listing of more files takes several calls.
 _FILES_OF_A_CALL = 1000
@@ -36,7 +36,7 @@ class NameNode:
         """Return the names of the files."""
         return tuple(self._files)
 
-    def directory(self, user: str) -> Lake:
+    def directory(self, user: str) -> LakePath:
         """Return the directory, for a user's client."""
         return _OfNameNode("hdfs://simulated/line", client=_Client(self, user))
 
@@ -119,7 +119,7 @@ class _Client:
 
 
 @dataclass(frozen=True)
-class _OfNameNode(Lake):
+class _OfNameNode(LakePath):
     """A place whose client is given."""
 
     client: FileSystem | None = field(default=None, compare=False, repr=False)

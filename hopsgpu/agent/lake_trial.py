@@ -11,7 +11,7 @@ import time
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.error_messages import PERMISSION
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ async def try_to_write(run_url: str, seconds: float = _SECONDS) -> str:
 
 def _write(run_url: str) -> str:
     try:
-        file = Lake(run_url, quick=True) / f".trial-{secrets.token_hex(6)}"
+        file = LakePath(run_url, quick=True) / f".trial-{secrets.token_hex(6)}"
         try:
             file.write(b"")
         finally:

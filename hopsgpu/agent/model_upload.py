@@ -12,7 +12,7 @@ from pathlib import Path
 from hopsgpu.artifacts import publication
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # Each uploads several files at a time by itself.
 _RANKS_AT_ONCE = 4
@@ -64,7 +64,7 @@ def upload_all(
     Raises:
         HopsGpuError: as `publication.upload`.
     """
-    staging = Lake(staging_url).with_client()
+    staging = LakePath(staging_url).with_client()
     with ThreadPoolExecutor(_RANKS_AT_ONCE, thread_name_prefix="hopsgpu-upload") as pool:
         uploads = {
             rank: pool.submit(publication.upload, staging, directory, rank, stop=stop)

@@ -49,7 +49,7 @@ from hopsgpu.rank.entry import PRUNED, WELL, reserve
 from hopsgpu.rank.files import WORK
 from hopsgpu.rank.inbox import InboxWriter
 from hopsgpu.rank.trial import ask_to_end, has_seen_end
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Attempt:
         self._tell = functools.partial(channel.tell, run_id=self.run_id, attempt=message["attempt"])
         self._tasks = tasks
         self._message = message
-        self._run_url = Lake(message["run_url"])
+        self._run_url = LakePath(message["run_url"])
         name = f"{self.run_id}-{message['attempt']}"
         self._directory = Path("hopsgpu", name).resolve()
         self._keeper: DaemonClient | None = None

@@ -19,7 +19,7 @@ from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints, Saved
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.rank.context import Context
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RankUploads:
         self._rank = context.rank
         self._saves = PendingCheckpoints(directory)
         self._checkpoints = Checkpoints(
-            Lake(context.checkpoint_dir), context.rank, context.attempt, context.world_size
+            LakePath(context.checkpoint_dir), context.rank, context.attempt, context.world_size
         )
         self._hurry = hurry
         self._drop = drop
@@ -96,7 +96,7 @@ class RankUploads:
         self._ended = asyncio.Event()
         self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
-        target = Lake(context.log_dir_url, quick=True) / f"rank-{context.rank}"
+        target = LakePath(context.log_dir_url, quick=True) / f"rank-{context.rank}"
         self._log_dir = LogDirUploader(
             directory / log_dir_upload.DIRECTORY, target, self._logging.stop
         )

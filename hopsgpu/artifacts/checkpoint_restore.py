@@ -16,7 +16,7 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, savers_of
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.transfer import download_files
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class _Found:
     parts: frozenset[Part]
 
     @property
-    def home(self) -> Lake:
+    def home(self) -> LakePath:
         return self.checkpoints.root / str(self.step)
 
 
@@ -205,7 +205,7 @@ def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> Stor
     )
 
 
-def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) -> bool:
+def _fetched(home: LakePath, parts: Sequence[Part], local: Path, all_ranks: bool) -> bool:
     """Download parts; return False, and leave nothing, if one was removed meanwhile."""
     local.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=local.parent))
@@ -230,7 +230,7 @@ def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) ->
     return True
 
 
-def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) -> None:
+def _download(home: LakePath, parts: Sequence[Part], target: Path, all_ranks: bool) -> None:
     had: dict[str, tuple[int, FileFacts]] = {}
     for part in parts:
         facts, source = _facts(home / part.record), home / part.name
@@ -250,7 +250,7 @@ def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) 
         download_files(facts, source, target)
 
 
-def _facts(record: Lake) -> dict[str, FileFacts]:
+def _facts(record: LakePath) -> dict[str, FileFacts]:
     content = record.read()
     try:
         return read_facts(json.loads(content)["files"], DIGEST)

@@ -31,7 +31,7 @@ from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions, superseded
 from hopsgpu.artifacts.checkpoint_savers import Saver, Savers, announced_savers
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.names import file_name
 from hopsgpu.storage.transfer import upload_files
@@ -107,7 +107,7 @@ class Checkpoints:
         world_size: number of ranks in the attempt.
     """
 
-    root: Lake
+    root: LakePath
     rank: int
     attempt: int = 0
     world_size: int = 1
@@ -169,7 +169,7 @@ class Checkpoints:
     def _upload_to_place(
         self,
         files: Mapping[str, Path],
-        home: Lake,
+        home: LakePath,
         part: Part,
         position: Mapping[str, Any] | None,
         stop: threading.Event,
@@ -189,13 +189,13 @@ class Checkpoints:
     def _upload_and_rename(
         self,
         files: Mapping[str, Path],
-        home: Lake,
+        home: LakePath,
         part: Part,
         position: Mapping[str, Any] | None,
         stop: threading.Event,
     ) -> None:
         staging = self._staging()
-        made: list[Lake] = []
+        made: list[LakePath] = []
         try:
             _upload_with_record(files, staging, position, stop)
             if stop.is_set():
@@ -223,7 +223,7 @@ class Checkpoints:
         """Return the ranks that have announced that they save, of all attempts."""
         return announced_savers((self.root / _RANKS).names())
 
-    def _staging(self) -> Lake:
+    def _staging(self) -> LakePath:
         return self.root / _STAGING / f"{self.attempt}.{self.rank}.{uuid.uuid4().hex}"
 
     def _sweep(self) -> None:
@@ -351,7 +351,7 @@ def score(parts: Collection[Part]) -> Part:
 
 def _upload_with_record(
     files: Mapping[str, Path],
-    staging: Lake,
+    staging: LakePath,
     position: Mapping[str, Any] | None,
     stop: threading.Event,
 ) -> None:
@@ -380,7 +380,7 @@ def _upload_with_record(
         (staging / "record").write(_record(facts, position))
 
 
-def _put(source: Lake, home: Lake, name: str) -> None:
+def _put(source: LakePath, home: LakePath, name: str) -> None:
     for left in reversed(range(_TRIES)):
         home.make()
         try:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.names import path_below
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class LogDirUploader:
     def __init__(
         self,
         directory: Path,
-        target: Lake,
+        target: LakePath,
         stop: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -167,13 +167,13 @@ class LogDirUploader:
             return
         uploaded.changed = _state(found)
 
-    def _append(self, path: Path, target: Lake, uploaded: _UploadedFile) -> None:
+    def _append(self, path: Path, target: LakePath, uploaded: _UploadedFile) -> None:
         with path.open("rb") as file:
             file.seek(uploaded.length)
             while not self._stop.is_set() and (chunk := file.read(_CHUNK)):
                 uploaded.length = target.append(chunk, uploaded.length)
 
-    def _replace(self, path: Path, target: Lake) -> None:
+    def _replace(self, path: Path, target: LakePath) -> None:
         if path.stat().st_size <= _MOST_AT_ONCE:
             target.replace(path.read_bytes())
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake, Status, is_draft
+from hopsgpu.storage.lake import LakePath, Status, is_draft
 
 _CHUNK = 4 * 2**20
 # Part of the names of TensorBoard's event files, which are only appended to.
@@ -25,7 +25,7 @@ class Mirror:
         target: a local directory.
     """
 
-    def __init__(self, source: Lake, target: Path) -> None:
+    def __init__(self, source: LakePath, target: Path) -> None:
         self._source = source
         self._target = target
         # For files that are copied as a whole, by URL: size and modification time at the last copy.
@@ -42,7 +42,7 @@ class Mirror:
         """
         return self._renew(self._source, self._target, 0)
 
-    def _renew(self, source: Lake, target: Path, depth: int) -> int:
+    def _renew(self, source: LakePath, target: Path, depth: int) -> int:
         if depth > _DEEPEST:
             raise StoreError(
                 f"cannot copy {source.url}: its directories are nested more than {_DEEPEST} deep"
@@ -68,14 +68,14 @@ class Mirror:
                 files += 1
         return files
 
-    def _read_anew(self, source: Lake, status: Status, target: Path) -> None:
+    def _read_anew(self, source: LakePath, status: Status, target: Path) -> None:
         changed = (status.size, status.modified)
         if self._read.get(source.url) != changed:
             source.download(target)
             self._read[source.url] = changed
 
 
-def _read_on(source: Lake, status: Status, target: Path) -> None:
+def _read_on(source: LakePath, status: Status, target: Path) -> None:
     at = target.stat().st_size if target.exists() else 0
     if at == status.size and target.exists():
         return

@@ -26,7 +26,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.serving import model_signature
 from hopsgpu.serving.model_formats import ModelFormat, pickle_warning
 from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.names import is_model_name, local_path, model_name
 
 __all__ = ["ModelFormat", "ModelStore", "ModelVersion", "TagChange"]
@@ -53,7 +53,7 @@ class ModelStore:
     def __init__(self, url: str) -> None:
         if not isinstance(url, str):
             raise ConfigError(f"ModelStore({url!r}): must be a URL, as hdfs:///user/ann/models")
-        self._root = Lake(url)
+        self._root = LakePath(url)
 
     def __repr__(self) -> str:
         return f"ModelStore({self._root.url!r})"
@@ -306,21 +306,21 @@ class ModelStore:
         commit_of(home).withdraw(home, number, lambda: _refuse_tagged(home, number))
         log.info("deleted version %d of %s", number, home.url)
 
-    def _home(self, name: str) -> Lake:
+    def _home(self, name: str) -> LakePath:
         wanted = model_name(name)
         return self._root_with_client() / wanted
 
-    def _root_with_client(self) -> Lake:
+    def _root_with_client(self) -> LakePath:
         """Return the root with a client, which all places and threads of a call share.
 
         It is made anew for each call: the one before may be old, or another process's.
         """
-        return Lake(self._root.url).with_client()
+        return LakePath(self._root.url).with_client()
 
-    def _version(self, home: Lake, number: int) -> ModelVersion:
+    def _version(self, home: LakePath, number: int) -> ModelVersion:
         return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
 
-    def _number(self, home: Lake, version: int | str) -> int:
+    def _number(self, home: LakePath, version: int | str) -> int:
         """Return the number that `version` means, whether or not that version exists.
 
         Raises:
@@ -342,7 +342,7 @@ class ModelStore:
             raise self._unknown(home, version)
         return number
 
-    def _latest(self, home: Lake) -> int | None:
+    def _latest(self, home: LakePath) -> int | None:
         for number in _candidates(home):
             try:
                 if is_version(home, number):
@@ -358,7 +358,7 @@ class ModelStore:
                 ) from error
         return None
 
-    def _unknown(self, home: Lake, version: int | str) -> StoreError:
+    def _unknown(self, home: LakePath, version: int | str) -> StoreError:
         name = home.url.rpartition("/")[2]
         there = self.versions(name)
         if not there:
@@ -386,12 +386,12 @@ def _signature(given: Any, files: Mapping[str, Path]) -> Any:
         raise ConfigError(f"{file} is not a signature in JSON: {error}") from error
 
 
-def _candidates(home: Lake) -> list[int]:
+def _candidates(home: LakePath) -> list[int]:
     """Return the numbers of directories that may be versions, the highest first."""
     return sorted(numbers(home.names(directories=True)), reverse=True)
 
 
-def _is_listed(home: Lake, number: int) -> bool:
+def _is_listed(home: LakePath, number: int) -> bool:
     """Return whether a version exists, or a directory that may not be read."""
     try:
         return is_version(home, number)
@@ -401,7 +401,7 @@ def _is_listed(home: Lake, number: int) -> bool:
         return True
 
 
-def _is_damaged(home: Lake, number: int) -> bool:
+def _is_damaged(home: LakePath, number: int) -> bool:
     """Return whether a version has lost its manifest.
 
     Its claim shows that it was a version: others create directories, but no claims.
@@ -416,7 +416,7 @@ def _is_too_long(version: int | str) -> bool:
     return abs(version) > _HIGHEST
 
 
-def _refuse_tagged(home: Lake, number: int) -> None:
+def _refuse_tagged(home: LakePath, number: int) -> None:
     leading = sorted(tag for tag, to in tags.read_tags(home).items() if to == number)
     if leading:
         raise StoreError(

@@ -23,7 +23,7 @@ from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.version import __version__
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.names import model_name
 from hopsgpu.storage.transfer import upload_files
@@ -78,7 +78,7 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     )
 
 
-def begin(store: Lake, name: str) -> Lake:
+def begin(store: LakePath, name: str) -> LakePath:
     """Make the place of a publish, and sweep what dead publishers left.
 
     Args:
@@ -94,14 +94,14 @@ def begin(store: Lake, name: str) -> Lake:
         StoreError: the lake refused the operation.
     """
     # A client of its own: the store's may be old, or another process's.
-    home = (Lake(store.url) / model_name(name)).with_client()
+    home = (LakePath(store.url) / model_name(name)).with_client()
     staging, now = commit_of(home).begin(home)
     log.debug("place of a publish: %s", staging.url)
     stale_uploads.sweep(home, now)
     return staging
 
 
-def part_of(staging: Lake, rank: int) -> Lake:
+def part_of(staging: LakePath, rank: int) -> LakePath:
     """Return the directory of a rank's part of a publish, from `begin`."""
     return commit_of(staging).part(staging, rank)
 
@@ -123,7 +123,7 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
 
 
 def upload(
-    staging: Lake, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
+    staging: LakePath, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
 ) -> dict[str, FileFacts]:
     """Upload a directory as a rank's part of a publish.
 
@@ -148,7 +148,9 @@ def upload(
     return upload_files(files, part_of(staging, rank), stop=stop)
 
 
-def publish(staging: Lake, files: Mapping[str, Path], about: VersionDescription) -> ModelVersion:
+def publish(
+    staging: LakePath, files: Mapping[str, Path], about: VersionDescription
+) -> ModelVersion:
     """Upload files and make them the model's next version, as `upload` and `commit` do.
 
     To close a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report.
@@ -199,7 +201,7 @@ def publish(staging: Lake, files: Mapping[str, Path], about: VersionDescription)
 
 
 def commit(
-    staging: Lake,
+    staging: LakePath,
     parts: Mapping[int, Mapping[str, FileFacts]],
     about: VersionDescription,
     *,
@@ -251,7 +253,7 @@ def commit(
     return version
 
 
-def abandon(staging: Lake) -> None:
+def abandon(staging: LakePath) -> None:
     """Remove what was uploaded; once it is a version, it stays.
 
     Raises:

@@ -27,7 +27,7 @@ from hopsgpu.artifacts.version_commit import discard_by_rename
 from hopsgpu.artifacts.versions import STAGING
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.transfer import upload_files
 
 Description = Mapping[str, Any]
@@ -45,7 +45,7 @@ _LOOK_SECONDS = 0.02
 _TRIES = 5
 
 
-def find(root: Lake, key: str) -> Description | None:
+def find(root: LakePath, key: str) -> Description | None:
     """Return the description of an environment; None if it does not exist.
 
     The use is noted on the lake.
@@ -74,7 +74,7 @@ def find(root: Lake, key: str) -> Description | None:
 
 
 def put(
-    root: Lake, key: str, archive: Path, described: Description, stop: threading.Event
+    root: LakePath, key: str, archive: Path, described: Description, stop: threading.Event
 ) -> Description:
     """Upload an environment, unless another process has done so meanwhile.
 
@@ -113,7 +113,7 @@ def put(
 
 
 def _put_in_place(
-    home: Lake, key: str, archive: Path, content: Description, stop: threading.Event
+    home: LakePath, key: str, archive: Path, content: Description, stop: threading.Event
 ) -> Description:
     """Upload an environment where there are no renames: it exists once its description does."""
     place = home / key
@@ -136,12 +136,12 @@ def _put_in_place(
     return there
 
 
-def archive_of(root: Lake, key: str, described: Description) -> Lake:
+def archive_of(root: LakePath, key: str, described: Description) -> LakePath:
     """Return the place of an environment's archive on the lake."""
     return root / DIRECTORY / key / str(described[_ARCHIVE])
 
 
-def sweep(home: Lake, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
+def sweep(home: LakePath, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
     """Remove environments that nobody has used for a long time, and what dead uploads left.
 
     If the lake refuses a removal, that entry is skipped: another sweep may be removing it.
@@ -167,7 +167,7 @@ def sweep(home: Lake, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
     return removed
 
 
-def _discard(home: Lake, place: Lake) -> None:
+def _discard(home: LakePath, place: LakePath) -> None:
     """Remove an environment; it is complete for its readers, or absent."""
     if home.is_object_store:
         (place / _FILE).remove()
@@ -176,7 +176,7 @@ def _discard(home: Lake, place: Lake) -> None:
         discard_by_rename(home, place)
 
 
-def _published(home: Lake, staging: Lake, key: str, content: Description) -> Description:
+def _published(home: LakePath, staging: LakePath, key: str, content: Description) -> Description:
     place = home / key
     for _ in range(_TRIES):
         if staging.rename(place):
@@ -196,7 +196,7 @@ def _published(home: Lake, staging: Lake, key: str, content: Description) -> Des
     )
 
 
-def _settled(place: Lake) -> Description | None:
+def _settled(place: LakePath) -> Description | None:
     """Return the description of what is in the place; wait if its maker is about to fill it."""
     log.debug("%s exists: waits for the process that makes it", place.url)
     until = time.monotonic() + _CLAIM_SECONDS
@@ -207,7 +207,7 @@ def _settled(place: Lake) -> Description | None:
     return there
 
 
-def _described(place: Lake) -> Description | None:
+def _described(place: LakePath) -> Description | None:
     try:
         found = json.loads((place / _FILE).read())
     except StoreError as error:
@@ -227,7 +227,7 @@ def _described(place: Lake) -> Description | None:
     return found
 
 
-def _note_use(home: Lake, place: Lake, newest: int) -> None:
+def _note_use(home: LakePath, place: LakePath, newest: int) -> None:
     """Note the use of an environment, at most once a day; then also sweep the unused ones."""
     if time.time() - newest / 1000 <= _TOUCH_SECONDS:
         return

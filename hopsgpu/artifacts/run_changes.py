@@ -19,7 +19,7 @@ from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, SAFE_MODE, UNREACHABLE
 from hopsgpu.storage.filesystem import Status
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RunChanges(Generic[T]):
 
     def __init__(
         self,
-        root: Lake,
+        root: LakePath,
         digest: Callable[[RunRecord], T],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

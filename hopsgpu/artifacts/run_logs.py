@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # The name of the directory of the logs of an attempt after the first.
 ATTEMPT = re.compile(r"attempt-(\d{1,9})")
@@ -32,7 +32,7 @@ def log_of(name: str) -> Log | None:
     return None if match is None else Log(int(match[1] or 0), int(match[2]))
 
 
-def log_sizes(directory: Lake) -> dict[Log, int]:
+def log_sizes(directory: LakePath) -> dict[Log, int]:
     """Return the size of each log in a run's directory in bytes, sorted by attempt and rank.
 
     Raises:
@@ -50,7 +50,7 @@ def log_sizes(directory: Lake) -> dict[Log, int]:
     return dict(sorted(found.items()))
 
 
-def log_file(directory: Lake, log: Log) -> Lake:
+def log_file(directory: LakePath, log: Log) -> LakePath:
     """Return the place of a log.
 
     Args:
@@ -74,7 +74,7 @@ class LogReader:
         at: bytes read so far.
     """
 
-    def __init__(self, directory: Lake, log: Log) -> None:
+    def __init__(self, directory: LakePath, log: Log) -> None:
         self._file = log_file(directory, log)
         self.at = 0
 

@@ -25,7 +25,7 @@ from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, SUCCEEDED, RunUse
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
-from hopsgpu.storage.lake import Lake, Status, is_draft
+from hopsgpu.storage.lake import LakePath, Status, is_draft
 from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ class UsageFiles:
         root: the root on the lake.
     """
 
-    def __init__(self, root: Lake) -> None:
+    def __init__(self, root: LakePath) -> None:
         self._root = root
         self._directory = root / _DIRECTORY
 
@@ -205,7 +205,7 @@ class UsageFiles:
             return one
         raise StoreError(f"{(self._directory / name).url} is empty", "damaged")
 
-    def take_held(self, before: float) -> tuple[Sequence[RunUse], Sequence[Lake]]:
+    def take_held(self, before: float) -> tuple[Sequence[RunUse], Sequence[LakePath]]:
         """Return the held gangs whose files did not change since, and the files to remove.
 
         The files get other names first, under which they still count. So a gang whose file is taken
@@ -308,7 +308,7 @@ class UsageFiles:
 
 
 def keep_before_removal(
-    root: Lake, runs: Sequence[RunRecord], older_than: float | None, now: float
+    root: LakePath, runs: Sequence[RunRecord], older_than: float | None, now: float
 ) -> Sequence[str]:
     """Keep the GPU time of runs that are to be removed next.
 
@@ -355,7 +355,7 @@ class RunUses:
     problems: tuple[str, ...]
 
 
-def read_uses(roots: Sequence[Lake], since: float | None, now: float) -> RunUses:
+def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> RunUses:
     """Return the GPU time of the runs below roots, removed ones included.
 
     Records are read in parallel, and nothing is kept of them but the GPU time. Runs whose
@@ -393,7 +393,7 @@ def read_uses(roots: Sequence[Lake], since: float | None, now: float) -> RunUses
     return RunUses(tuple(runs), tuple(dict.fromkeys(problems)))
 
 
-def _store(root: Lake) -> RunStore:
+def _store(root: LakePath) -> RunStore:
     """Return the runs below a root, of any user; records that are too large are not read."""
     return RunStore(root, LARGEST_RECORD)
 

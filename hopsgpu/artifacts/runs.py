@@ -18,7 +18,7 @@ from hopsgpu.core.formats import duration
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, ODD_JSON
-from hopsgpu.storage.lake import Lake, Status
+from hopsgpu.storage.lake import LakePath, Status
 from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
     return record
 
 
-def _parsed(file: Lake, largest: int | None) -> RunRecord:
+def _parsed(file: LakePath, largest: int | None) -> RunRecord:
     """Read and parse a record that its driver may be replacing at the moment."""
     for _ in range(_MORE_READINGS):
         content = file.read(largest)
@@ -275,8 +275,8 @@ class RunStore:
         largest: bytes that a record may have, for a reader of other users' records; None for any.
     """
 
-    def __init__(self, root: str | Lake, largest: int | None = None) -> None:
-        self._runs = (Lake(root) if isinstance(root, str) else root) / RUNS
+    def __init__(self, root: str | LakePath, largest: int | None = None) -> None:
+        self._runs = (LakePath(root) if isinstance(root, str) else root) / RUNS
         self._largest = largest
 
     @property
@@ -284,7 +284,7 @@ class RunStore:
         """Return the URL of the directory of runs."""
         return self._runs.url
 
-    def directory(self, run_id: str) -> Lake:
+    def directory(self, run_id: str) -> LakePath:
         """Return a run's directory.
 
         Raises:
@@ -416,7 +416,7 @@ class RunStore:
         log.info("removed %s", self.directory(run_id).url)
 
 
-def parts_elsewhere(record: RunRecord) -> Lake | None:
+def parts_elsewhere(record: RunRecord) -> LakePath | None:
     """Return where a score that is not complete has its parts, beside its output; or None.
 
     Other users may read and write there: only a directory whose name has the run's id counts.
@@ -429,7 +429,7 @@ def parts_elsewhere(record: RunRecord) -> Lake | None:
     if not (name.startswith(".") and name.endswith(f"-{record.run_id}")):
         return None
     try:
-        return Lake(url)
+        return LakePath(url)
     except ConfigError:
         return None
 

@@ -10,7 +10,7 @@ from hopsgpu.artifacts.version_commit import commit_of
 from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, is_version, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
-from hopsgpu.storage.lake import UNFIT, Lake, Status, is_draft
+from hopsgpu.storage.lake import UNFIT, LakePath, Status, is_draft
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ AGE_MILLISECONDS = 24 * 3600 * 1000
 _LOOKS_AT_ONCE = 8
 
 
-def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
+def sweep(home: LakePath, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     """Remove leftovers to which nobody has written for a long time.
 
     These are staging directories, empty versions, on an object store uploads that are no version,
@@ -51,7 +51,7 @@ def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     return removed
 
 
-def _leftovers(home: Lake) -> list[tuple[Lake, Status]]:
+def _leftovers(home: LakePath) -> list[tuple[LakePath, Status]]:
     found = _entries(home / STAGING, lambda entry: True)
     found += _entries(home / TAGS, lambda entry: is_draft(entry.name))
     for place in (home.above, home, home / CLAIMS):
@@ -66,7 +66,7 @@ def _leftovers(home: Lake) -> list[tuple[Lake, Status]]:
     return found
 
 
-def _uploads(home: Lake) -> list[tuple[Lake, Status]]:
+def _uploads(home: LakePath) -> list[tuple[LakePath, Status]]:
     """Return the directories of an object store in which a publisher's files are, and no version.
 
     Others make directories with such names, but no claims.
@@ -87,7 +87,7 @@ def _uploads(home: Lake) -> list[tuple[Lake, Status]]:
         return [pair for pair, is_one in zip(places, found, strict=True) if is_one]
 
 
-def _entries(place: Lake, wanted: Callable[[Status], bool]) -> list[tuple[Lake, Status]]:
+def _entries(place: LakePath, wanted: Callable[[Status], bool]) -> list[tuple[LakePath, Status]]:
     """Return the wanted entries of a directory; none if it is absent or may not be read."""
     try:
         entries = place.entries()
@@ -99,7 +99,7 @@ def _entries(place: Lake, wanted: Callable[[Status], bool]) -> list[tuple[Lake, 
     return [(place / entry.name, entry) for entry in fit if wanted(entry)]
 
 
-def newest(place: Lake, entry: Status) -> int:
+def newest(place: LakePath, entry: Status) -> int:
     """Return when an entry or anything below it was last written to, in the lake's milliseconds."""
     if not entry.is_directory:
         return entry.modified

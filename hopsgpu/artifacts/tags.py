@@ -18,7 +18,7 @@ from hopsgpu.artifacts.versions import TAGS, is_version, numbers
 from hopsgpu.core.formats import utc_time
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
-from hopsgpu.storage.lake import DRAFT, Lake
+from hopsgpu.storage.lake import DRAFT, LakePath
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _Tag:
 
 
 def put_tag(
-    home: Lake, tag: str, version: int, *, action: str = TAG, now: float | None = None
+    home: LakePath, tag: str, version: int, *, action: str = TAG, now: float | None = None
 ) -> None:
     """Point a tag at a version; a reader at that moment gets the old or the new version.
 
@@ -99,7 +99,7 @@ def put_tag(
     log.info("tag %r of %s points at version %d", tag, home.url, version)
 
 
-def drop_tag(home: Lake, tag: str, *, now: float | None = None) -> bool:
+def drop_tag(home: LakePath, tag: str, *, now: float | None = None) -> bool:
     """Remove a tag, even a damaged one; return False if it does not exist. Its changes are kept.
 
     Args:
@@ -123,7 +123,7 @@ def drop_tag(home: Lake, tag: str, *, now: float | None = None) -> bool:
     return True
 
 
-def read_tag(home: Lake, tag: str) -> int | None:
+def read_tag(home: LakePath, tag: str) -> int | None:
     """Return the number of the version that a tag points at; None if the tag does not exist.
 
     Raises:
@@ -133,7 +133,7 @@ def read_tag(home: Lake, tag: str) -> int | None:
     return None if found is None else found.version
 
 
-def read_tags(home: Lake) -> dict[str, int]:
+def read_tags(home: LakePath) -> dict[str, int]:
     """Return all tags of a model, with the numbers of the versions that they point at.
 
     Raises:
@@ -145,7 +145,7 @@ def read_tags(home: Lake) -> dict[str, int]:
     return {tag: version for tag, version in found.items() if version is not None}
 
 
-def read_changes(home: Lake, tag: str) -> tuple[TagChange, ...] | None:
+def read_changes(home: LakePath, tag: str) -> tuple[TagChange, ...] | None:
     """Return the changes of a tag, the oldest first; None if there never was such a tag.
 
     Raises:
@@ -187,7 +187,7 @@ def earlier_versions(changes: Sequence[TagChange], current: int) -> list[int]:
     return [number for number in dict.fromkeys(reversed(stack)) if number != current]
 
 
-def _before(home: Lake, tag: str) -> _Tag:
+def _before(home: LakePath, tag: str) -> _Tag:
     """Return a tag before a change. What is damaged counts as absent: the change repairs it."""
     try:
         found = _read(home / TAGS / tag) or _read(home / TAGS / _REMOVED / tag)
@@ -200,7 +200,7 @@ def _before(home: Lake, tag: str) -> _Tag:
 
 
 def _change(
-    home: Lake, previous: int | None, version: int | None, action: str, now: float | None
+    home: LakePath, previous: int | None, version: int | None, action: str, now: float | None
 ) -> TagChange:
     # The user as whom the lake knows this process is the owner of a file that it creates.
     probe = home / TAGS / f".{uuid.uuid4().hex}{DRAFT}"
@@ -215,7 +215,7 @@ def _written(version: int | None, changes: Sequence[TagChange]) -> bytes:
     return json.dumps({"version": version, "history": history}).encode()
 
 
-def _read(file: Lake) -> _Tag | None:
+def _read(file: LakePath) -> _Tag | None:
     try:
         written = file.read()
     except StoreError as error:

@@ -35,7 +35,7 @@ from hopsgpu.artifacts.versions import CLAIMS, STAGING, is_version, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, UNREACHABLE
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -60,18 +60,18 @@ class Merged:
 class VersionCommit(Protocol):
     """A way in which versions of a model come and go."""
 
-    def begin(self, home: Lake) -> tuple[Lake, int]:
+    def begin(self, home: LakePath) -> tuple[LakePath, int]:
         """Return the place of a new upload, and the lake's time in milliseconds since the epoch."""
 
-    def home(self, staging: Lake) -> Lake:
+    def home(self, staging: LakePath) -> LakePath:
         """Return the directory of the model that an upload is for."""
 
-    def part(self, staging: Lake, rank: int) -> Lake:
+    def part(self, staging: LakePath, rank: int) -> LakePath:
         """Return the directory for a rank's part of an upload."""
 
     def commit(
         self,
-        staging: Lake,
+        staging: LakePath,
         merged: Merged,
         written: Callable[[int], bytes],
         close: Callable[[], None],
@@ -88,7 +88,7 @@ class VersionCommit(Protocol):
             StoreError: the lake refused the operation, or the upload is no longer complete.
         """
 
-    def withdraw(self, home: Lake, number: int, check: Callable[[], None]) -> None:
+    def withdraw(self, home: LakePath, number: int, check: Callable[[], None]) -> None:
         """Hide a version from everybody at once, and remove it unless a check then refuses.
 
         Args:
@@ -102,14 +102,14 @@ class VersionCommit(Protocol):
                 cannot come back (kind "exists").
         """
 
-    def abandon(self, staging: Lake) -> bool:
+    def abandon(self, staging: LakePath) -> bool:
         """Remove the caller's own upload; return False, and do nothing, if it is a version.
 
         Raises:
             StoreError: the lake refused the operation.
         """
 
-    def discard(self, home: Lake, place: Lake) -> bool:
+    def discard(self, home: LakePath, place: LakePath) -> bool:
         """Remove an upload that nobody goes on with, out of everybody's way in one step.
 
         Returns:
@@ -120,12 +120,12 @@ class VersionCommit(Protocol):
         """
 
 
-def commit_of(place: Lake) -> VersionCommit:
+def commit_of(place: LakePath) -> VersionCommit:
     """Return the way of the lake that a place is on."""
     return _ByManifest() if place.is_object_store else _ByRename()
 
 
-def claim(home: Lake) -> int:
+def claim(home: LakePath) -> int:
     """Claim the model's next number for the caller, permanently.
 
     If several callers do so at once, each gets a number of its own.
@@ -147,7 +147,7 @@ def claim(home: Lake) -> int:
         log.info("another publisher has claimed version %d of %s", number, home.url)
 
 
-def discard_by_rename(home: Lake, place: Lake) -> None:
+def discard_by_rename(home: LakePath, place: LakePath) -> None:
     """Remove a directory: rename it out of everybody's way in one step, then delete it.
 
     Raises:
@@ -160,21 +160,21 @@ def discard_by_rename(home: Lake, place: Lake) -> None:
 
 
 class _ByRename:
-    def begin(self, home: Lake) -> tuple[Lake, int]:
+    def begin(self, home: LakePath) -> tuple[LakePath, int]:
         staging = home / STAGING / uuid.uuid4().hex
         staging.make()
         # The modification time of the new directory is the lake's own time.
         return staging, staging.stat().modified
 
-    def home(self, staging: Lake) -> Lake:
+    def home(self, staging: LakePath) -> LakePath:
         return staging.above.above
 
-    def part(self, staging: Lake, rank: int) -> Lake:
+    def part(self, staging: LakePath, rank: int) -> LakePath:
         return staging / str(rank)
 
     def commit(
         self,
-        staging: Lake,
+        staging: LakePath,
         merged: Merged,
         written: Callable[[int], bytes],
         close: Callable[[], None],
@@ -193,7 +193,7 @@ class _ByRename:
             staging.remove()
         return number
 
-    def _gather(self, staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
+    def _gather(self, staging: LakePath, base: LakePath, moves: Mapping[str, int]) -> None:
         for directory in sorted({path.rpartition("/")[0] for path in moves} - {""}):
             (base / directory).make()
 
@@ -207,7 +207,7 @@ class _ByRename:
             with concurrent.futures.ThreadPoolExecutor(_RENAMES_AT_ONCE) as pool:
                 list(pool.map(move, moves))
 
-    def withdraw(self, home: Lake, number: int, check: Callable[[], None]) -> None:
+    def withdraw(self, home: LakePath, number: int, check: Callable[[], None]) -> None:
         # If the process is killed meanwhile, the version stays in the staging directory, and a
         # sweep removes it a day later.
         place, aside = home / str(number), home / STAGING / uuid.uuid4().hex
@@ -238,31 +238,31 @@ class _ByRename:
             raise
         aside.remove()
 
-    def abandon(self, staging: Lake) -> bool:
+    def abandon(self, staging: LakePath) -> bool:
         staging.remove()
         return True
 
-    def discard(self, home: Lake, place: Lake) -> bool:
+    def discard(self, home: LakePath, place: LakePath) -> bool:
         discard_by_rename(home, place)
         return True
 
 
 class _ByManifest:
-    def begin(self, home: Lake) -> tuple[Lake, int]:
+    def begin(self, home: LakePath) -> tuple[LakePath, int]:
         number = claim(home)
         return home / str(number), (home / CLAIMS / str(number)).stat().modified
 
-    def home(self, staging: Lake) -> Lake:
+    def home(self, staging: LakePath) -> LakePath:
         return staging.above
 
-    def part(self, staging: Lake, rank: int) -> Lake:
+    def part(self, staging: LakePath, rank: int) -> LakePath:
         # All in one place, since nothing can be moved there later. `merge` refuses ranks that wrote
         # different content to a path, so that it does not matter whose file is there.
         return staging
 
     def commit(
         self,
-        staging: Lake,
+        staging: LakePath,
         merged: Merged,
         written: Callable[[int], bytes],
         close: Callable[[], None],
@@ -281,7 +281,7 @@ class _ByManifest:
             )
         return number
 
-    def withdraw(self, home: Lake, number: int, check: Callable[[], None]) -> None:
+    def withdraw(self, home: LakePath, number: int, check: Callable[[], None]) -> None:
         # If the process is killed meanwhile, an empty manifest is left, and a sweep removes it with
         # the files a day later.
         file = home / str(number) / manifest.FILE
@@ -295,17 +295,17 @@ class _ByManifest:
             raise
         self._remove(home / str(number))
 
-    def abandon(self, staging: Lake) -> bool:
+    def abandon(self, staging: LakePath) -> bool:
         return self.discard(self.home(staging), staging)
 
-    def discard(self, home: Lake, place: Lake) -> bool:
+    def discard(self, home: LakePath, place: LakePath) -> bool:
         file = place / manifest.FILE
         if not file.create() and file.stat().size:
             return False
         self._remove(place)
         return True
 
-    def _remove(self, place: Lake) -> None:
+    def _remove(self, place: LakePath) -> None:
         """Remove a directory whose manifest is empty; the manifest last, since it guards it."""
         for name in place.names():
             if name != manifest.FILE:
@@ -313,7 +313,7 @@ class _ByManifest:
         (place / manifest.FILE).remove()
 
 
-def _check_whole(place: Lake, files: Mapping[str, FileFacts]) -> None:
+def _check_whole(place: LakePath, files: Mapping[str, FileFacts]) -> None:
     """Raise StoreError if a file of an upload is missing, or has another size."""
     sizes: dict[str, int] = {}
     for directory in {path.rpartition("/")[0] for path in files}:
@@ -334,7 +334,7 @@ def _check_whole(place: Lake, files: Mapping[str, FileFacts]) -> None:
             )
 
 
-def _renamed(source: Lake, target: Lake, written: bytes) -> bool:
+def _renamed(source: LakePath, target: LakePath, written: bytes) -> bool:
     """Return whether the version is in place, by this rename or by one whose answer was lost."""
     try:
         return source.rename(target) or _is_ours(target, written)
@@ -345,7 +345,7 @@ def _renamed(source: Lake, target: Lake, written: bytes) -> bool:
         raise
 
 
-def _is_ours(version: Lake, written: bytes) -> bool:
+def _is_ours(version: LakePath, written: bytes) -> bool:
     try:
         return (version / manifest.FILE).read() == written
     except StoreError:

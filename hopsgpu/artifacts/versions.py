@@ -34,7 +34,7 @@ from hopsgpu.serving.model_formats import (
 from hopsgpu.serving.model_loading import check_loadable, check_trust, load_model
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import draft_name, drafts_in
 from hopsgpu.storage.names import local_path
 from hopsgpu.storage.transfer import check_files, download_files
@@ -118,7 +118,7 @@ class ModelVersion:
 
     @functools.cached_property
     def _formats(self) -> tuple[ModelFormat, ...]:
-        with _deletion_told(Lake(self.url)):
+        with _deletion_told(LakePath(self.url)):
             return recognised(self.files, self.open)
 
     @public
@@ -232,8 +232,8 @@ class ModelVersion:
         return target
 
     def _read_manifest(self) -> Manifest:
-        file = Lake(self.url) / manifest.FILE
-        with _deletion_told(Lake(self.url)):
+        file = LakePath(self.url) / manifest.FILE
+        with _deletion_told(LakePath(self.url)):
             return manifest.parse(file.read(), file.url)
 
     @public
@@ -268,8 +268,8 @@ class ModelVersion:
                 _remove_old_drafts(target)
                 _refuse_ways_out(target, files)
                 _refuse_in_the_way(target, files)
-                with _deletion_told(Lake(self.url)):
-                    download_files(files, Lake(self.url), draft)
+                with _deletion_told(LakePath(self.url)):
+                    download_files(files, LakePath(self.url), draft)
                 for directory in {PurePosixPath(path).parent for path in files}:
                     (target / directory).mkdir(parents=True, exist_ok=True)
                 for path in files:
@@ -287,8 +287,8 @@ class ModelVersion:
                 deleted (kind "absent").
         """
         files = self._read_manifest().files
-        with _deletion_told(Lake(self.url)):
-            check_files(files, Lake(self.url))
+        with _deletion_told(LakePath(self.url)):
+            check_files(files, LakePath(self.url))
 
     @public
     def open(self, path: str | PurePosixPath) -> BinaryIO:
@@ -309,10 +309,10 @@ class ModelVersion:
             raise StoreError(
                 f"{self.url} has no file {path!r}: {', '.join(there[:10])}{more}", kind="absent"
             )
-        return (Lake(self.url) / path).reader()
+        return (LakePath(self.url) / path).reader()
 
 
-def is_version(home: Lake, number: int) -> bool:
+def is_version(home: LakePath, number: int) -> bool:
     """Return whether a version exists: its manifest appears with it, in one step.
 
     Args:
@@ -322,7 +322,7 @@ def is_version(home: Lake, number: int) -> bool:
     return has_manifest(home / str(number))
 
 
-def has_manifest(version: Lake) -> bool:
+def has_manifest(version: LakePath) -> bool:
     """Return whether a version has a manifest; on an object store an empty one stands for none."""
     try:
         return bool((version / manifest.FILE).stat().size) or not version.is_object_store
@@ -332,7 +332,7 @@ def has_manifest(version: Lake) -> bool:
         raise
 
 
-def lacks_manifest(version: Lake) -> bool:
+def lacks_manifest(version: LakePath) -> bool:
     """Return whether a version has files but no manifest.
 
     On an object store that is an upload that is no version yet, or no more.
@@ -350,7 +350,7 @@ def lacks_manifest(version: Lake) -> bool:
     return bool(names) and manifest.FILE not in names
 
 
-def without_manifest(version: Lake) -> StoreError:
+def without_manifest(version: LakePath) -> StoreError:
     """Return the error for a version that has files but no manifest."""
     return StoreError(
         f"{version.url} is damaged: its manifest.json is missing; restore it, or delete the"
@@ -360,7 +360,7 @@ def without_manifest(version: Lake) -> StoreError:
 
 
 @contextlib.contextmanager
-def _deletion_told(version: Lake) -> Iterator[None]:
+def _deletion_told(version: LakePath) -> Iterator[None]:
     """Replace an error about a missing or damaged file if the version was deleted meanwhile.
 
     Missing files are no damage then. If the version has lost only its manifest, the error says

@@ -10,7 +10,7 @@ from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.identity import hadoop_user
-from hopsgpu.storage.lake import UNFIT, Lake
+from hopsgpu.storage.lake import UNFIT, LakePath
 from hopsgpu.storage.root import root_on
 
 
@@ -45,7 +45,7 @@ def named_root(environ: Mapping[str, str]) -> str | None:
     return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
 
 
-def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[Lake], Sequence[str]]:
+def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[LakePath], Sequence[str]]:
     """Return the roots of all users, and why some of them are unknown.
 
     A root that was set is for all users. Otherwise each user's root is in the user's directory on
@@ -60,7 +60,7 @@ def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[Lake], Sequence
     session = sys.modules.get("pyspark")
     context = None if session is None else session.SparkContext._active_spark_context
     named = None if context is None else context.getConf().get("spark.hopsgpu.root")
-    own = Lake(named or default_root(environ))
+    own = LakePath(named or default_root(environ))
     if named or named_root(environ) or own.url.startswith("file:"):
         return [own], []
     homes = own.above.above.with_client()
@@ -75,7 +75,7 @@ def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[Lake], Sequence
     return list(roots.values()), []
 
 
-def given_roots(root: str | Sequence[str] | None) -> tuple[Sequence[Lake], Sequence[str]]:
+def given_roots(root: str | Sequence[str] | None) -> tuple[Sequence[LakePath], Sequence[str]]:
     """Return the roots that a user named, else those of all users.
 
     Args:
@@ -92,4 +92,4 @@ def given_roots(root: str | Sequence[str] | None) -> tuple[Sequence[Lake], Seque
             f"root={root!r}: must be the URL of a directory of runs and models, a sequence of such"
             " URLs, or None for the roots of all users"
         )
-    return [Lake(url) for url in dict.fromkeys(named)], []
+    return [LakePath(url) for url in dict.fromkeys(named)], []

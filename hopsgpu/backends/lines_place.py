@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from hopsgpu.backends.spark.submit_arguments import spark_defaults
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 
 
-def lines_place(locks: str | None, files: str | None, cluster: str) -> tuple[Lake, tuple[str, ...]]:
+def lines_place(
+    locks: str | None, files: str | None, cluster: str
+) -> tuple[LakePath, tuple[str, ...]]:
     """Return a directory that exists, and the names below it of the directory of all queues.
 
     Below that, each cluster partition has a directory.
@@ -23,7 +25,7 @@ def lines_place(locks: str | None, files: str | None, cluster: str) -> tuple[Lak
     Raises:
         ConfigError: `locks` is not a valid directory, or the directory is on an object store.
     """
-    place = Lake(locks or join_url(files or "file:///", "tmp"), quick=True)
+    place = LakePath(locks or join_url(files or "file:///", "tmp"), quick=True)
     place.check_renames("queues of gangs", "spark.hopsgpu.locks (HOPSGPU_LOCKS)")
     return place, (cluster,) if locks else ("hopsgpu", "locks", cluster)
 

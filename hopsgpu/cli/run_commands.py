@@ -161,11 +161,11 @@ def _keep_usage(
 ) -> None:
     """Keep the GPU time of the runs that are to be removed."""
     from hopsgpu.artifacts.run_uses import keep_before_removal
-    from hopsgpu.storage.lake import Lake
+    from hopsgpu.storage.lake import LakePath
 
     leaving = set(going)
     records = [run.record for run in found if run.record is not None and run.run_id in leaving]
-    for unknown in keep_before_removal(Lake(lake_root()), records, older_than, now):
+    for unknown in keep_before_removal(LakePath(lake_root()), records, older_than, now):
         click.echo(f"hopsgpu: not kept for `hopsgpu usage`: {unknown}", err=True)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hopsgpu.backends.spark.submit_command import Job
-    from hopsgpu.storage.lake import Lake
+    from hopsgpu.storage.lake import LakePath
     from hopsgpu.yarn.resource_manager import ResourceManager
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -249,7 +249,7 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
     return url
 
 
-def _root(properties: Mapping[str, str]) -> Lake:
+def _root(properties: Mapping[str, str]) -> LakePath:
     """Return the root of environments on the lake.
 
     Raises:
@@ -258,12 +258,12 @@ def _root(properties: Mapping[str, str]) -> Lake:
     """
     from hopsgpu.backends.lake_root import default_root
     from hopsgpu.storage.hadoop_conf import HadoopConf
-    from hopsgpu.storage.lake import Lake
+    from hopsgpu.storage.lake import LakePath
 
     if named := properties.get("spark.hopsgpu.root"):
-        return Lake(named)
+        return LakePath(named)
     HadoopConf.load()
-    return Lake(default_root(os.environ))
+    return LakePath(default_root(os.environ))
 
 
 def _say(text: str) -> None:

@@ -12,7 +12,7 @@ from hopsgpu.core.boundary import public_class
 from hopsgpu.core.spec import check_name
 from hopsgpu.data.shard_plan import check_dealing
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # The name of data that the user gave without a name.
 ONLY = "data"
@@ -156,7 +156,7 @@ def url_of(path: str, files: str | None) -> str:
             f" {files or 'file:///'}: write {unnamed[1]}://<name>/{url[unnamed.end() :]}"
         )
     try:
-        return Lake(url).url
+        return LakePath(url).url
     except ConfigError:
         raise ConfigError(
             f"data={path!r}: Parquet is read in place only from an absolute path, or from an"

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 class LakeFile:
@@ -21,7 +21,7 @@ class LakeFile:
         lake: the file.
     """
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: LakePath) -> None:
         self._lake = lake
         self._open = contextlib.ExitStack()
         self._raw: io.RawIOBase | None = None
@@ -84,7 +84,7 @@ class LakeFile:
 
 
 @contextlib.contextmanager
-def opened(lake: Lake) -> Iterator[tuple[Any, LakeFile]]:
+def opened(lake: LakePath) -> Iterator[tuple[Any, LakeFile]]:
     """Open a file on the lake; yield it as a pyarrow.NativeFile and as a LakeFile."""
     import pyarrow as pa
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from hopsgpu.data.sizes import stored_columns
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
-def read_footer(lake: Lake, handle: Any) -> Any:
+def read_footer(lake: LakePath, handle: Any) -> Any:
     """Return the footer of a Parquet file.
 
     Raises:

@@ -17,7 +17,7 @@ from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.sizes import fixed_bytes, leaf_types, memory_of, split_batch, stored_columns
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake, store_errors
+from hopsgpu.storage.lake import LakePath, store_errors
 from hopsgpu.units import MIB
 
 # The most bytes of a record batch.
@@ -176,7 +176,7 @@ def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
         yield run
 
 
-def _within(batches: Iterator[Any], run: Sequence[Slice], lake: Lake) -> Iterator[Any]:
+def _within(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
     """Yield the rows of the slices from a row group's record batches."""
     pending = deque(run)
     begin = 0

@@ -14,7 +14,7 @@ from hopsgpu.data.parquet import read_footer
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.sizes import stored_columns
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 _FOOTERS = 32
 
@@ -30,7 +30,7 @@ class RowGroup:
             to be fetched as a whole.
     """
 
-    lake: Lake
+    lake: LakePath
     footer: Any
     content: PartFile | None
 
@@ -54,7 +54,7 @@ class Fetcher:
         ]
         self._most = most
         self._unwanted = threading.Event()
-        self._root = Lake(shard.url, stop=self._unwanted).with_client()
+        self._root = LakePath(shard.url, stop=self._unwanted).with_client()
         self._footers: OrderedDict[int, Any] = OrderedDict()
         self._one = threading.Lock()
 
@@ -83,7 +83,7 @@ class Fetcher:
             file.seek(begin)
             return RowGroup(lake, footer, PartFile(begin, file.read(end - begin)))
 
-    def _footer(self, number: int, lake: Lake, handle: Any) -> Any:
+    def _footer(self, number: int, lake: LakePath, handle: Any) -> Any:
         with self._one:
             footer = self._footers.get(number)
         if footer is None:

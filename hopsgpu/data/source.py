@@ -24,7 +24,7 @@ from hopsgpu.data.table_logs import (
     search_table,
 )
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import UNFIT, Lake, Status
+from hopsgpu.storage.lake import UNFIT, LakePath, Status
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _nobody(done: int, files: int) -> None:
     return
 
 
-def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> Source:
+def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) -> Source:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
     Files that Spark skips are skipped: those whose names begin with "_" or ".", empty files, and
@@ -183,14 +183,14 @@ def read_source(lake: Lake, progress: Callable[[int, int], None] = _nobody) -> S
     )
 
 
-def _check_complete(lake: Lake, status: Status) -> None:
+def _check_complete(lake: LakePath, status: Status) -> None:
     if lake.url.endswith(_COPYING):
         raise ConfigError(f"{lake.url} is still being copied: wait until `hdfs dfs -put` ends")
     if not status.size:
         raise ConfigError(f"{lake.url} is empty: a Parquet file has at least its footer")
 
 
-def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
+def _files_below(lake: LakePath, prefix: str) -> Iterator[str]:
     directory = lake / prefix.rstrip("/") if prefix else lake
     entries = directory.entries()
     if table := find_mark(directory, entries):
@@ -217,7 +217,7 @@ def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
             yield from _files_below(lake, f"{prefix}{entry.name}/")
 
 
-def _check_partition(lake: Lake, directory: Lake) -> None:
+def _check_partition(lake: LakePath, directory: LakePath) -> None:
     """Check one partition of a table, down to its first file, for marks of a transaction log.
 
     Raises:
@@ -249,7 +249,7 @@ class _Footer:
     instants: tuple[str, ...]
 
 
-def _footer(lake: Lake, name: str) -> _Footer:
+def _footer(lake: LakePath, name: str) -> _Footer:
     file = lake / name if name else lake
     with opened(file) as (handle, opened_file):
         footer = read_footer(file, handle)

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION, SAFE_MODE, UNREACHABLE
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import UNFIT, Lake, Status
+from hopsgpu.storage.lake import UNFIT, LakePath, Status
 from hopsgpu.storage.root import join_url
 from hopsgpu.storage.viewfs import resolve_mount
 
@@ -75,7 +75,7 @@ class LoggedTable:
     directory: str
     root: str = ""
 
-    def make_refusal(self, lake: Lake) -> ConfigError:
+    def make_refusal(self, lake: LakePath) -> ConfigError:
         """Return the error for data in the table; it has the code that reads the table.
 
         Args:
@@ -122,7 +122,7 @@ def _condition_of_name(name: str) -> str:
     return f"`{unquote(column)}` = '{quoted}'"
 
 
-def find_mark(directory: Lake, entries: Iterable[Status]) -> LoggedTable | None:
+def find_mark(directory: LakePath, entries: Iterable[Status]) -> LoggedTable | None:
     """Return the table that a directory shows by its entries, or None.
 
     Args:
@@ -143,7 +143,7 @@ def find_mark(directory: Lake, entries: Iterable[Status]) -> LoggedTable | None:
     return None
 
 
-def _name_of(place: Lake) -> str:
+def _name_of(place: LakePath) -> str:
     return place.url.rpartition("/")[2]
 
 
@@ -160,7 +160,7 @@ class TableSearch:
     unchecked: tuple[str, ...] = ()
 
 
-def search_table(directory: Lake) -> TableSearch:
+def search_table(directory: LakePath) -> TableSearch:
     """Search a directory, and those above it, for marks of tables.
 
     The directory behind a mount point of viewfs, or behind a symbolic link of this machine, and
@@ -175,7 +175,7 @@ def search_table(directory: Lake) -> TableSearch:
         if UNFIT.search(target):
             unchecked = (target,)
         else:
-            behind = Lake(target, quick=directory.quick, stop=directory.stop)
+            behind = LakePath(target, quick=directory.quick, stop=directory.stop)
             directories.append(behind.with_client())
     tables = []
     for below in directories:
@@ -186,7 +186,7 @@ def search_table(directory: Lake) -> TableSearch:
     return TableSearch(_choose(tables), unchecked)
 
 
-def _search_lineage(directory: Lake) -> TableSearch:
+def _search_lineage(directory: LakePath) -> TableSearch:
     lineage = list(_lineage_of(directory))
     for place in lineage:
         pattern = _HIVE_DIRECTORY if place is directory else _PADDED_HIVE_DIRECTORY
@@ -206,7 +206,7 @@ def _choose(tables: Sequence[LoggedTable]) -> LoggedTable | None:
     return next((table for table in tables if table.root), next(iter(tables), None))
 
 
-def _target_of(directory: Lake) -> str | None:
+def _target_of(directory: LakePath) -> str | None:
     """Return the URL behind a symbolic link or a mount point; None if there is neither."""
     if directory.is_local:
         target = os.path.realpath(directory.path)
@@ -216,14 +216,14 @@ def _target_of(directory: Lake) -> str | None:
     return None
 
 
-def _lineage_of(place: Lake) -> Iterator[Lake]:
+def _lineage_of(place: LakePath) -> Iterator[LakePath]:
     yield place
     while place.path != "/":
         place = place.above
         yield place
 
 
-def _search_entries(directory: Lake) -> TableSearch:
+def _search_entries(directory: LakePath) -> TableSearch:
     """Search the entries of the data's directory, or of a parent, and the logs among them."""
     entries, denied = _find_entries(directory)
     # Numbers of Hive's directories are padded, where Hive itself wrote them.
@@ -246,7 +246,7 @@ def _is_padded(name: str) -> bool:
     return _PADDED_HIVE_DIRECTORY.fullmatch(name) is not None
 
 
-def _find_entries(directory: Lake) -> tuple[Sequence[Status], list[str]]:
+def _find_entries(directory: LakePath) -> tuple[Sequence[Status], list[str]]:
     """Return the entries of a directory, and the URLs of those that could not be examined.
 
     The result has the entries whose names are known, if the directory cannot be listed, and on an

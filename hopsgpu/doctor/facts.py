@@ -25,7 +25,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_user
 from hopsgpu.storage.kerberos import keytab_of
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import root_on
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
@@ -182,7 +182,7 @@ def lake_facts(root: str) -> LakeFacts:
     began = time.monotonic()
     content = secrets.token_bytes(1024)
     try:
-        home = Lake(root, quick=True)
+        home = LakePath(root, quick=True)
         home.make()
         first, second = (home / f".doctor-{secrets.token_hex(6)}-{n}" for n in ("a", "b"))
         try:

@@ -20,7 +20,7 @@ from hopsgpu.doctor.yarn_checks import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
 from hopsgpu.launcher.api import plan, submit
 from hopsgpu.launcher.run import Run
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import counted
 from hopsgpu.yarn.capacity import check_possible
 
@@ -142,7 +142,7 @@ def _ended(run: Run) -> Iterator[None]:
         run.cancel()
         run.wait(_ENDING_SECONDS)
         with contextlib.suppress(HopsGpuError):  # the check of the lake reports it
-            (Lake(application_of(None).root, quick=True) / "runs" / run.run_id).remove()
+            (LakePath(application_of(None).root, quick=True) / "runs" / run.run_id).remove()
 
 
 class _Watched:

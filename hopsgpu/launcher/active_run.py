@@ -12,7 +12,7 @@ from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.launcher.attempt_watcher import WatchBounds
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.status_board import StatusBoard
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 B = TypeVar("B", bound=StatusBoard, covariant=True)
 
@@ -50,9 +50,9 @@ class ActiveRun(Generic[B]):
         idle = IdleBounds(self.application.idle_warning, self.plan.spec.idle_timeout)
         return WatchBounds(idle=idle)
 
-    def directory(self) -> Lake:
+    def directory(self) -> LakePath:
         """Return the run's directory on the lake.
 
         It is new each time, so that a run that has ended keeps no connections open.
         """
-        return Lake(self.plan.paths["run"])
+        return LakePath(self.plan.paths["run"])

@@ -38,7 +38,7 @@ from hopsgpu.launcher.run_end import run_to_end
 from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow
 from hopsgpu.units import counted
@@ -126,7 +126,7 @@ class Execution(ABC):
         self._retried = 0
         self._publishes = False
         # What earlier attempts uploaded and could not publish.
-        self._kept_uploads: list[Lake] = []
+        self._kept_uploads: list[LakePath] = []
         self._feed = StagedData(
             arguments.data, self._plan, arguments.application, self._board, self._cancelled
         )
@@ -250,7 +250,7 @@ class Execution(ABC):
         if self._arguments.data is None or not (self._board.attempt or resumed):
             return self._feed.parts_for(ranks)
         urls = [self._plan.paths["run"], *([resumed] if resumed else [])]
-        places = [Checkpoints(Lake(join_url(url, "checkpoints")), rank=0) for url in urls]
+        places = [Checkpoints(LakePath(join_url(url, "checkpoints")), rank=0) for url in urls]
         return self._feed.parts_for(ranks, latest_positions(places))
 
     def _call(self, ranks: int) -> Call:

@@ -22,7 +22,7 @@ from hopsgpu.data.source import Source, columns_of, order_digest, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.launcher.status_board import Board, StatusBoard
 from hopsgpu.storage.bounded_calls import BoundedCall
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB, counted
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class StagedSources:
     ) -> None:
         self._datasets = datasets
         self._places = plan.paths
-        self._home = Lake(plan.paths["run"], stop=cancelled) / ONLY
+        self._home = LakePath(plan.paths["run"], stop=cancelled) / ONLY
         self._application = application
         self._board = board
         self._cancelled = cancelled
@@ -138,7 +138,7 @@ class StagedSources:
     def _read(self, datasets: Datasets, name: str) -> Source:
         label = datasets.label(name)
 
-        lake = Lake(self._places[label], stop=self._cancelled)
+        lake = LakePath(self._places[label], stop=self._cancelled)
         cancellation = f"the run was cancelled while the footers of {label} were read"
 
         def progressed(done: int, files: int) -> None:
@@ -173,7 +173,7 @@ class StagedSources:
 
     def _remove(self) -> None:
         # A cancelled run does not wait a minute for a lake that is unreachable.
-        home = Lake(self._home.url, quick=self._cancelled.is_set())
+        home = LakePath(self._home.url, quick=self._cancelled.is_set())
         try:
             home.remove()
         except StoreError as error:

@@ -16,7 +16,7 @@ from hopsgpu.core.usage_report import HELD, RunUse
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.planner import new_run_id
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class HeldTime:
             StoreError: the lake refused for the first time.
         """
         try:
-            UsageFiles(Lake(self._plan.paths["root"])).write_held(run)
+            UsageFiles(LakePath(self._plan.paths["root"])).write_held(run)
         except StoreError as error:
             if self._was_refused:
                 log.info("%s: its GPU time was not written: %s", run.run_id, error)

@@ -18,7 +18,7 @@ from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import CapacityError, ConfigError, StoreError
 from hopsgpu.launcher.arguments import Arguments, GangArguments
 from hopsgpu.storage.error_messages import ABSENT
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracebacks import inherited
 
@@ -133,7 +133,7 @@ def _environment(
 
 
 def _root(url: str) -> str:
-    return Lake(url).url
+    return LakePath(url).url
 
 
 def _paths(
@@ -150,16 +150,16 @@ def _paths(
     if spec.model is not None:
         paths["model"] = join_url(root, f"models/{spec.model}")
     if spec.resume is not None:
-        paths["resume"] = _run_there(Lake(runs), spec.resume)
+        paths["resume"] = _run_there(LakePath(runs), spec.resume)
     if data is not None:
         places = data.places(paths["run"], arguments.application.files)
         for name, _ in data.paths:
-            _check_there(data.label(name), Lake(places[name]))
+            _check_there(data.label(name), LakePath(places[name]))
         paths |= {data.label(name): url for name, url in places.items()}
     return paths
 
 
-def _check_there(label: str, lake: Lake) -> None:
+def _check_there(label: str, lake: LakePath) -> None:
     try:
         lake.stat()
     except StoreError as error:
@@ -167,7 +167,7 @@ def _check_there(label: str, lake: Lake) -> None:
         raise StoreError(f"{label} cannot be read: {why}", error.kind) from error
 
 
-def _run_there(runs: Lake, run_id: str) -> str:
+def _run_there(runs: LakePath, run_id: str) -> str:
     """Return the URL of the run whose checkpoints are resumed from.
 
     That is the named run. If it has no complete checkpoint, it is the run from which the named run
@@ -190,12 +190,12 @@ def _run_there(runs: Lake, run_id: str) -> str:
     return run.url
 
 
-def _has_checkpoint(run: Lake) -> bool:
+def _has_checkpoint(run: LakePath) -> bool:
     checkpoints = Checkpoints(run / "checkpoints", rank=0)
     return bool(complete(checkpoints.parts(), checkpoints.announced()))
 
 
-def _resumed_by(run: Lake) -> str | None:
+def _resumed_by(run: LakePath) -> str | None:
     """Return the run from which a run was resumed, by its record; None if there is none."""
     try:
         resumed = json.loads((run / RECORD).read())["spec"]["resume"]
@@ -208,7 +208,7 @@ def _resumed_by(run: Lake) -> str | None:
     return resumed if isinstance(resumed, str) else None
 
 
-def _unknown(runs: Lake, run_id: str) -> ConfigError:
+def _unknown(runs: LakePath, run_id: str) -> ConfigError:
     entries = sorted(runs.entries(), key=began, reverse=True)
     known = [entry.name for entry in entries if entry.is_directory]
     listed = ", ".join(known[:_MOST_LISTED]) or "none"

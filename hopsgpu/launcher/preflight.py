@@ -12,7 +12,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import Wanted, ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.missing_modules import lacking_error
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.object_store import library_of
 
 
@@ -30,7 +30,7 @@ def python_of(
         f"preparing the Python environment ({python_env.name}), which is built if the lake lacks it"
     )
     board.state(GangState.PREPARING, (), why)
-    return ready(python_env, Lake(root), cancelled)
+    return ready(python_env, LakePath(root), cancelled)
 
 
 def modules_to_check(

@@ -22,7 +22,7 @@ from hopsgpu.serving import model_signature
 from hopsgpu.serving.model_formats import pickle_warning
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ODD_JSON
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Publisher:
         self._name = name
         self._agents = agents
         self._ranks = agents.of(ranks)
-        self.kept: Lake | None = None
+        self.kept: LakePath | None = None
         # Keys of the agents that are uploading.
         self._busy: set[int] = set()
 
@@ -132,7 +132,7 @@ class Publisher:
         uploading = self._agents.of({rank for rank, files in left.items() if not files.problem})
         if not uploading:
             self._check(left)
-        staging = publication.begin(Lake(models_url), self._name)
+        staging = publication.begin(LakePath(models_url), self._name)
         log.info("%s: %d agents upload to %s", self._name, len(uploading), staging.url)
         parts: dict[int, dict[str, FileFacts]] = {}
         try:
@@ -147,7 +147,7 @@ class Publisher:
                 raise
             self._check(left)
             # Uploads may take hours, and a connection that is idle so long may be dropped unseen.
-            staging = Lake(staging.url)
+            staging = LakePath(staging.url)
             if any(map(framework_of, parts.values())):
                 # The files tell the framework more reliably than the function's imports.
                 about = replace(about, framework=None)
@@ -194,7 +194,10 @@ class Publisher:
         )
 
     def _signed(
-        self, about: VersionDescription, staging: Lake, parts: Mapping[int, Mapping[str, FileFacts]]
+        self,
+        about: VersionDescription,
+        staging: LakePath,
+        parts: Mapping[int, Mapping[str, FileFacts]],
     ) -> _Signed:
         """Return the facts for the manifest, with the signature if a rank left one."""
         file = model_signature.FILE
@@ -261,20 +264,20 @@ class Publisher:
             self._next_event()
 
 
-def discard(kept: Lake) -> str:
+def discard(kept: LakePath) -> str:
     """Remove an upload that was kept, since a later publish of its training succeeded.
 
     Returns:
         A warning if the lake refuses; else "".
     """
     try:
-        publication.abandon(Lake(kept.url))
+        publication.abandon(LakePath(kept.url))
     except HopsGpuError as problem:
         return f"an earlier upload stays on the lake until a later publish removes it: {problem}"
     return ""
 
 
-def _abandon(staging: Lake, error: BaseException) -> None:
+def _abandon(staging: LakePath, error: BaseException) -> None:
     try:
         publication.abandon(staging)
     except HopsGpuError as problem:
@@ -296,7 +299,7 @@ def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> 
     Raises:
         StoreError: the lake refuses; the message says why.
     """
-    models = Lake(models_url)
+    models = LakePath(models_url)
     home = models / name
     probe = f"{PROBE}{run_id}"  # no name of a model, a version or a claim has this prefix
     content = b"\n" if blocks else b""

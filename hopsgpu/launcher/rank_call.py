@@ -11,7 +11,7 @@ from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank.trial import Trial
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Call:
     plan: LaunchPlan
     function: PackedFunction
     run_id: str
-    directory: Lake
+    directory: LakePath
     attempt: int
     interface: str | None = None
     data: Sequence[bytes] = ()
@@ -58,7 +58,7 @@ class Call:
         return DATA if self.data and self.python_env is None else ()
 
     @property
-    def logs(self) -> Lake:
+    def logs(self) -> LakePath:
         """The directory of the ranks' logs; each attempt after the first has its own."""
         logs = self.directory / "logs"
         return logs / f"attempt-{self.attempt}" if self.attempt else logs

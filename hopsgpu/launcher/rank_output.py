@@ -21,7 +21,7 @@ from hopsgpu.display.progress import Progress
 from hopsgpu.errors import StoreError
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.storage.error_messages import DAMAGED, UNSUPPORTED
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # Bytes of a large output that are in memory, and appended, at a time.
 _CHUNK = 4 * 2**20
@@ -93,7 +93,7 @@ class OutputSpool:
         before = "" if self._last == b"\n" else "\n"
         self.write(f"{before}hopsgpu: {text}\n".encode())
 
-    def follow(self, target: Lake) -> None:
+    def follow(self, target: LakePath) -> None:
         """Append to a file on the lake what has arrived since the last call.
 
         If the lake cannot append, the file is written anew, unless there is little new.
@@ -113,7 +113,7 @@ class OutputSpool:
             self._is_rewritten = True
             self._rewrite(target, _NEW_SHARE)
 
-    def _append(self, target: Lake, size: int) -> None:
+    def _append(self, target: LakePath, size: int) -> None:
         while self._there < size:
             chunk = self._read(self._there, min(_CHUNK, size - self._there))
             if not chunk:  # closed meanwhile
@@ -121,7 +121,7 @@ class OutputSpool:
             self._is_followed = True
             self._there = target.append(chunk, self._there)
 
-    def upload(self, target: Lake) -> None:
+    def upload(self, target: LakePath) -> None:
         """Write everything that is not yet on the lake; wait as long as it takes.
 
         If the lake refuses, what was written before stays.
@@ -142,7 +142,7 @@ class OutputSpool:
                 f" them in its directory of temporary files ({self._problem})"
             )
 
-    def _upload_rest(self, target: Lake) -> None:
+    def _upload_rest(self, target: LakePath) -> None:
         """Append the rest, or replace the file if appending is impossible."""
         try:
             if not self._is_rewritten:
@@ -154,7 +154,7 @@ class OutputSpool:
         if self._is_rewritten:
             self._rewrite(target, 0.0)
 
-    def _rewrite(self, target: Lake, least_new: float) -> None:
+    def _rewrite(self, target: LakePath, least_new: float) -> None:
         """Replace the file if at least this share of it is new."""
         with self._reading:
             if self._file is None or self._file.closed:
@@ -243,7 +243,7 @@ class Logs:
     def __init__(self, spools: Mapping[str, OutputSpool]) -> None:
         self._spools = spools
 
-    def uploads(self, directory: Lake) -> Iterator[tuple[str, Callable[[], None]]]:
+    def uploads(self, directory: LakePath) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield for each file its URL and a function that uploads it, then closes the spool.
 
         The function raises StoreError if the lake refuses, or if the driver's disk was full; it
@@ -257,7 +257,7 @@ class Logs:
             yield target.url, functools.partial(_upload, spool, directory, target)
 
 
-def _follow(spool: OutputSpool, directory: Lake, target: Lake) -> None:
+def _follow(spool: OutputSpool, directory: LakePath, target: LakePath) -> None:
     # What the lake refuses now is tried again soon; an error at the end is reported.
     with contextlib.suppress(StoreError):
         if not spool.is_on_lake:
@@ -265,7 +265,7 @@ def _follow(spool: OutputSpool, directory: Lake, target: Lake) -> None:
         spool.follow(target)
 
 
-def _upload(spool: OutputSpool, directory: Lake, target: Lake) -> None:
+def _upload(spool: OutputSpool, directory: LakePath, target: LakePath) -> None:
     with contextlib.closing(spool):
         if not spool.is_on_lake:
             directory.make()
@@ -376,7 +376,7 @@ class Outputs:
         """Return the bytes so far of each file that will be on the lake at the end."""
         return {name: spool.size for name, spool in self._files().items()}
 
-    def grown(self, directory: Lake) -> list[tuple[str, Callable[[], None]]]:
+    def grown(self, directory: LakePath) -> list[tuple[str, Callable[[], None]]]:
         """Return for each file that has grown its URL, and a function that appends the new part.
 
         Args:

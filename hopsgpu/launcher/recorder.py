@@ -20,7 +20,7 @@ from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.background import Work
 from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.launcher.status_board import StatusBoard
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Recording:
         self._details = details
         self._clock = clock
         self._directory = run.directory()
-        self._cancel_request = Lake(self._directory.url, quick=True) / CANCEL
+        self._cancel_request = LakePath(self._directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
         self._followed: LogSource | None = None
         self._logs: dict[str, int] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hopsgpu.control.channel import Message
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Value:
     file: str = ""
     digest: str = ""
 
-    def content(self, directory: Lake) -> bytes:
+    def content(self, directory: LakePath) -> bytes:
         """Return the pickled bytes; check that a file holds exactly what the agent wrote.
 
         Raises:

@@ -23,7 +23,7 @@ from hopsgpu.core.waits import Wait
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 if TYPE_CHECKING:
     from hopsgpu.backends.backend import Site
@@ -171,7 +171,7 @@ def packages() -> dict[str, str]:
     return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
-def write(directory: Lake, record: bytes) -> None:
+def write(directory: LakePath, record: bytes) -> None:
     """Write a record into a run's directory; a concurrent reader gets the previous record.
 
     Raises:

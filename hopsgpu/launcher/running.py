@@ -7,10 +7,10 @@ import time
 from hopsgpu.artifacts.runs import RECORD, parse
 from hopsgpu.backends.backend import Site
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
-def refuse_running(run: Lake, run_id: str, application: Site, noun: str) -> None:
+def refuse_running(run: LakePath, run_id: str, application: Site, noun: str) -> None:
     """Check that no other application is still doing a run.
 
     Args:

@@ -17,7 +17,7 @@ from hopsgpu.monitoring.labels import queue_path
 from hopsgpu.monitoring.run_digest import RunDigest, digest_of, total_of
 from hopsgpu.monitoring.run_totals import RunTotals, Totals
 from hopsgpu.storage.error_messages import ABSENT
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _FEW_ROOTS = 20
 _GONE_SECONDS = 3600.0
 _SAVED_SECONDS = 60.0
 
-Roots = Callable[[], tuple[Sequence[Lake], Sequence[str]]]
+Roots = Callable[[], tuple[Sequence[LakePath], Sequence[str]]]
 Key = tuple[str, str]
 
 
@@ -75,7 +75,7 @@ class RunsView:
 class _Root:
     """What is known of a root between two looks."""
 
-    lake: Lake
+    lake: LakePath
     changes: RunChanges[RunDigest]
     was_seen: bool = False
     again_at: float = float("-inf")
@@ -252,7 +252,7 @@ def _is_gone(digest: RunDigest, wall: float) -> bool:
     return digest.is_lost(wall) and wall - digest.updated > _GONE_SECONDS
 
 
-def _newest_checkpoint(root: Lake, run_id: str) -> float | None:
+def _newest_checkpoint(root: LakePath, run_id: str) -> float | None:
     """Return when the newest checkpoint of a run changed, in seconds since the epoch, or None."""
     place = RunStore(root).directory(run_id) / "checkpoints"
     try:

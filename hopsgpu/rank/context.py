@@ -32,7 +32,7 @@ from hopsgpu.rank.blocked_time import RankBlockedTime
 from hopsgpu.rank.checkpoint_agreement import RankAgreement
 from hopsgpu.rank.trial import Trial, is_to_end
 from hopsgpu.serving import model_signature
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.names import local_path
 
 if TYPE_CHECKING:
@@ -337,7 +337,9 @@ class Context:
     @property
     def _places(self) -> list[Checkpoints]:
         urls = [self.checkpoint_dir, *([self.resume_dir] if self.resume_dir else [])]
-        return [Checkpoints(Lake(url), self.rank, self.attempt, self.world_size) for url in urls]
+        return [
+            Checkpoints(LakePath(url), self.rank, self.attempt, self.world_size) for url in urls
+        ]
 
     def dump(self, file: Path) -> None:
         """Write the description that `context()` reads in the rank."""

@@ -48,7 +48,7 @@ from hopsgpu.scoring.part_reports import (
 )
 from hopsgpu.scoring.parts import Part, parts_of, shard_of, smallest_batch
 from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import shared_directories, whole_copy
 from hopsgpu.units import MIB, counted
 
@@ -381,7 +381,7 @@ class _PartFile:
         self._keep = task.keep
         # Another process may still write a file of the same part: it is believed to be lost.
         self._name = f"{part.number}-{uuid.uuid4().hex}.parquet"
-        self._target = Lake(task.drafts) / self._name
+        self._target = LakePath(task.drafts) / self._name
         self._path = scratch / self._name
         self._tell = tell
         self._writer: Any = None

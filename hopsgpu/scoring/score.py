@@ -44,7 +44,7 @@ from hopsgpu.scoring.score_plan import (
 from hopsgpu.scoring.score_results import ScoreResult
 from hopsgpu.scoring.table_output import TableOutput
 from hopsgpu.storage.error_messages import ABSENT
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
     arguments = score_arguments(options, interrupted)
     options, application = arguments.options, arguments.application
     run_id = options.resume or new_run_id(arguments.spec.name)
-    run = Lake(join_url(Lake(application.root).url, f"runs/{run_id}"))
+    run = LakePath(join_url(LakePath(application.root).url, f"runs/{run_id}"))
     earlier = None if options.resume is None else _earlier(run, run_id, arguments)
     output = _output(run, run_id, arguments, earlier)
     datasets = arguments.datasets if earlier is None else _written_before(arguments.datasets, run)
@@ -101,7 +101,7 @@ def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
     return wait_for(Handle(board, cancelled, work, start), interrupted)
 
 
-def _earlier(run: Lake, run_id: str, arguments: ScoreArguments) -> EarlierPlan:
+def _earlier(run: LakePath, run_id: str, arguments: ScoreArguments) -> EarlierPlan:
     """Return the plan of the score to resume.
 
     Raises:
@@ -121,7 +121,7 @@ def _earlier(run: Lake, run_id: str, arguments: ScoreArguments) -> EarlierPlan:
 
 
 def _output(
-    run: Lake, run_id: str, arguments: ScoreArguments, earlier: EarlierPlan | None
+    run: LakePath, run_id: str, arguments: ScoreArguments, earlier: EarlierPlan | None
 ) -> TableOutput:
     """Return the output, in whose place nothing is.
 
@@ -136,7 +136,7 @@ def _output(
                 f"output={url!r} differs from that of the score to resume: {earlier.output}"
             )
         url = earlier.output
-    output = TableOutput(run / _OUTPUT if url is None else Lake(url), run_id)
+    output = TableOutput(run / _OUTPUT if url is None else LakePath(url), run_id)
     output.target.check_renames("the outputs of scores", "output=")
     if earlier is not None and output.target.exists():
         raise ConfigError(
@@ -147,7 +147,7 @@ def _output(
     return output
 
 
-def _written_before(datasets: Datasets, run: Lake) -> Datasets:
+def _written_before(datasets: Datasets, run: LakePath) -> Datasets:
     """Return what an earlier run of the score has written of a DataFrame, if it is there."""
     written = run / ONLY / ONLY
     if not any(datasets.frames) or not written.exists():
@@ -242,7 +242,7 @@ class _Score:
 
     def _sweep(self) -> None:
         """Remove the parts of scores that ended early, and whose output would be this one."""
-        runs = RunStore(Lake(self._active.application.root))
+        runs = RunStore(LakePath(self._active.application.root))
         try:
             for run_id, url in self._output.others().items():
                 record = runs.stored(run_id).record
@@ -365,7 +365,7 @@ class _Score:
         }
 
 
-def _schema_of(file: Lake) -> bytes:
+def _schema_of(file: LakePath) -> bytes:
     """Return the schema of a Parquet file, as Arrow serialises it."""
     with opened(file) as (handle, _):
         schema = read_footer(file, handle).schema.to_arrow_schema().remove_metadata()

@@ -13,7 +13,7 @@ from hopsgpu.data.source import Source, order_digest
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.scoring.parts import Part, parts_of, place_of, plan_bounds
 from hopsgpu.storage.error_messages import DAMAGED
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 FILE = "score.json"
 _SCHEMA = 1
@@ -75,7 +75,7 @@ class ScorePlan:
             "model": self.model,
         }
 
-    def write(self, run: Lake) -> None:
+    def write(self, run: LakePath) -> None:
         """Write the plan to the run's directory.
 
         Raises:
@@ -164,7 +164,7 @@ class EarlierPlan:
         StoreError: there is none (kind "absent"), or it is damaged.
     """
 
-    def __init__(self, run: Lake) -> None:
+    def __init__(self, run: LakePath) -> None:
         self._file = run / FILE
         try:
             self._content: Mapping[str, Any] = json.loads(self._file.read())

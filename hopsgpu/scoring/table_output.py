@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import EXISTS
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class TableOutput:
         run_id: id of the score, in the name of the hidden directory.
     """
 
-    def __init__(self, target: Lake, run_id: str) -> None:
+    def __init__(self, target: LakePath, run_id: str) -> None:
         self.target = target
         self._prefix = f".{target.url.rpartition('/')[2]}-"
         self._home = target.above / f"{self._prefix}{run_id}"
@@ -77,7 +77,7 @@ class TableOutput:
         if not (self.drafts / draft).rename(place):
             raise StoreError(f"{place.url} exists: another driver writes to {self._home.url}")
 
-    def part(self, number: int) -> Lake:
+    def part(self, number: int) -> LakePath:
         """Return the file of a part."""
         return self._parts / f"part-{number:06d}.parquet"
 

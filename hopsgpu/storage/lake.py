@@ -27,7 +27,7 @@ from hopsgpu.storage.retrying import RAISED, RetryLimits
 from hopsgpu.storage.root import join_url, trimmed
 from hopsgpu.storage.webhdfs import WebHdfs
 
-__all__ = ["UNFIT", "Lake", "Status", "is_draft"]
+__all__ = ["UNFIT", "LakePath", "Status", "is_draft"]
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ DRAFT = ".draft"
 
 
 @dataclass(frozen=True)
-class Lake:
+class LakePath:
     """A directory or a file on a file system.
 
     HDFS is accessed as the user HADOOP_USER_NAME, or with the tokens of HADOOP_TOKEN_FILE_LOCATION.
@@ -88,14 +88,14 @@ class Lake:
             )
         object.__setattr__(self, "url", trimmed(f"{scheme}://{path}"))
 
-    def __truediv__(self, name: str) -> Lake:
+    def __truediv__(self, name: str) -> LakePath:
         there = replace(self, url=join_url(self.url, name))
         if "files" in self.__dict__:  # if there is a client, it serves both
             there.__dict__["files"] = self.files
         return there
 
     @property
-    def above(self) -> Lake:
+    def above(self) -> LakePath:
         """Return the directory that this place is in."""
         above = replace(self, url=f"{self.url.rpartition('/')[0]}/")
         above.__dict__["files"] = self.files
@@ -134,7 +134,7 @@ class Lake:
         """Return the path within the file system."""
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
-    def with_client(self) -> Lake:
+    def with_client(self) -> LakePath:
         """Return this place with its client made, which all places below it share from now on.
 
         This is for threads above all: hdfs-native's clients hand each other their connections to
@@ -299,7 +299,7 @@ class Lake:
         """Stream a local file here, as `replace` does."""
         self._replace(lambda draft: draft.upload(source))
 
-    def _replace(self, fill: Callable[[Lake], None]) -> None:
+    def _replace(self, fill: Callable[[LakePath], None]) -> None:
         if self.is_object_store:  # where a write is whole by itself
             fill(self)
             return
@@ -390,7 +390,7 @@ class Lake:
 
             self._try("read", attempt)
 
-    def rename(self, target: Lake) -> bool:
+    def rename(self, target: LakePath) -> bool:
         """Rename strictly: return False, and do nothing, if the target exists already."""
 
         def attempt(number: int) -> bool:
@@ -441,7 +441,7 @@ class Lake:
 
 
 def is_draft(name: str) -> bool:
-    """Return whether a file of that name is a draft of `Lake.replace`, in use or left behind."""
+    """Return whether a file name is that of a draft of `LakePath.replace`, in use or left."""
     return name.startswith(".") and name.endswith(DRAFT)
 
 

@@ -17,7 +17,7 @@ from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, Digest, DigestingReader, FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, explain
 from hopsgpu.storage.filesystem import empty
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.names import path_below
 from hopsgpu.units import MIB
 
@@ -38,7 +38,7 @@ _LONG_SECONDS = 5.0
 
 def upload_files(
     files: Mapping[str, Path],
-    root: Lake,
+    root: LakePath,
     *,
     stop: threading.Event | None = None,
     known: Callable[[str, FileFacts], None] | None = None,
@@ -78,7 +78,7 @@ def upload_files(
 
 def download_files(
     facts: Mapping[str, FileFacts],
-    root: Lake,
+    root: LakePath,
     target: Path,
     *,
     stop: threading.Event | None = None,
@@ -114,7 +114,7 @@ def download_files(
 
 
 def check_files(
-    facts: Mapping[str, FileFacts], root: Lake, *, stop: threading.Event | None = None
+    facts: Mapping[str, FileFacts], root: LakePath, *, stop: threading.Event | None = None
 ) -> None:
     """Read and check files of a directory, without keeping anything.
 
@@ -131,7 +131,7 @@ def check_files(
 def _read_all(
     title: str,
     facts: Mapping[str, FileFacts],
-    root: Lake,
+    root: LakePath,
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
 ) -> None:
@@ -174,7 +174,7 @@ def _level(is_notable: bool) -> int:
     return logging.INFO if is_notable else logging.DEBUG
 
 
-def _make_directories(names: Mapping[str, object], root: Lake) -> None:
+def _make_directories(names: Mapping[str, object], root: LakePath) -> None:
     above = {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}
     needless = {outer for inner in above for outer in inner.parents}
     root.make()
@@ -190,7 +190,7 @@ def _size(source: Path) -> int:
 
 
 def _upload(
-    source: Path, target: Lake, stop: threading.Event, known: Callable[[FileFacts], None] | None
+    source: Path, target: LakePath, stop: threading.Event, known: Callable[[FileFacts], None] | None
 ) -> FileFacts:
     reading = DigestingReader(source, known)
 
@@ -213,7 +213,7 @@ def _upload(
 
 def _check(
     facts: FileFacts,
-    source: Lake,
+    source: LakePath,
     stop: threading.Event,
     keep: Callable[[], Callable[[bytes], object]],
 ) -> None:
@@ -264,7 +264,7 @@ def _keep(file: BinaryIO, path: Path, block: bytes) -> None:
         raise StoreError(f"cannot write {path}: {trouble}", trouble.kind) from error
 
 
-def _check_stop(stop: threading.Event, place: Lake) -> None:
+def _check_stop(stop: threading.Event, place: LakePath) -> None:
     if stop.is_set():
         raise Cancelled(f"the transfer was stopped at {place.url}")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from hopsgpu.artifacts.runs import RECORD, RunRecord, parse
 from hopsgpu.core.metrics import record_name
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -65,7 +65,7 @@ def main() -> None:
         problems = log_run(
             request["uri"],
             request["experiment"],
-            Lake(request["run_url"]),
+            LakePath(request["run_url"]),
             request["parameters"],
             request["code_digest"],
         )
@@ -75,7 +75,7 @@ def main() -> None:
 def log_run(
     uri: str,
     experiment: str,
-    directory: Lake,
+    directory: LakePath,
     parameters: Mapping[str, Any],
     code_digest: str = "",
 ) -> list[str]:
@@ -233,14 +233,14 @@ def _reported(line: bytes) -> list[Value]:
         return []
 
 
-def _reports(directory: Lake, record: RunRecord) -> list[Value]:
+def _reports(directory: LakePath, record: RunRecord) -> list[Value]:
     """Return what rank 0 reported."""
     places = [directory / "logs"]
     places += [places[0] / f"attempt-{number}" for number in range(1, record.attempt + 1)]
     return thinned(values_of(_lines(place / record_name(0)) for place in places))
 
 
-def _lines(file: Lake) -> Iterator[bytes]:
+def _lines(file: LakePath) -> Iterator[bytes]:
     if file.exists():
         with file.open() as lines:
             yield from lines

@@ -13,7 +13,7 @@ from optuna.storages.journal import BaseJournalBackend
 
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import DAMAGED, UNSUPPORTED
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 _CHUNK = 4 * 2**20
 _OTHER = "is another driver running the same study?"
@@ -32,7 +32,7 @@ class Journal(BaseJournalBackend):
         StoreError: the file cannot be read, or is no journal.
     """
 
-    def __init__(self, target: Lake) -> None:
+    def __init__(self, target: LakePath) -> None:
         self._target = target
         self._lock = threading.Lock()
         # Only one thread at a time may append to the file.

@@ -25,7 +25,7 @@ from hopsgpu.launcher.run import Handle
 from hopsgpu.launcher.run_end import KEEP_SECONDS, run_to_end
 from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.launcher.running import refuse_running
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments
 from hopsgpu.tuning.search_results import SearchResult
@@ -70,7 +70,7 @@ def run_search(arguments: SearchArguments, interrupted: threading.Event) -> Sear
     """Run a search, as `search` does, with checked arguments."""
     run_id = arguments.resume or arguments.named or new_run_id(arguments.spec.name)
     plan = _plan(arguments, run_id)
-    _check_before(arguments, Lake(plan.paths["run"]), run_id)
+    _check_before(arguments, LakePath(plan.paths["run"]), run_id)
     options = arguments.options
     board = SearchBoard(
         run_id,
@@ -109,7 +109,7 @@ def _plan(arguments: SearchArguments, run_id: str) -> LaunchPlan:
     return replace(plan, warnings=tuple(warnings))
 
 
-def _check_before(arguments: SearchArguments, run: Lake, run_id: str) -> None:
+def _check_before(arguments: SearchArguments, run: LakePath, run_id: str) -> None:
     """Check that a search can begin in its directory, or can be resumed from it.
 
     Raises:

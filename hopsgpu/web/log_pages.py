@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hopsgpu.core.html import plain
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # Of a log file; a page of it has about a thousand lines.
 MOST_BYTES = 128 * 1024
@@ -35,7 +35,7 @@ class LogPart:
         return None if self.begin == 0 else max(self.begin - MOST_BYTES, 0)
 
 
-def read_part(file: Lake, size: int, begin: int | None, *, grows: bool) -> LogPart:
+def read_part(file: LakePath, size: int, begin: int | None, *, grows: bool) -> LogPart:
     """Return a part of a log: whole lines, or a part of a line that is longer than a page.
 
     Args:

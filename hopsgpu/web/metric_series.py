@@ -17,7 +17,7 @@ from hopsgpu.core.metrics import LONGEST_NAME, record_name
 from hopsgpu.display.picture import SHOWN_RANKS, Point, Trace
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, ODD_JSON
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class MetricFiles:
         directory: directory of the run.
     """
 
-    def __init__(self, directory: Lake) -> None:
+    def __init__(self, directory: LakePath) -> None:
         self._logs = directory / "logs"
         self._attempt = 0
         self._files: dict[int, _RankFile] = {}
@@ -137,7 +137,7 @@ class MetricFiles:
         unread = sum(size - self._files[rank].at for rank, size in sizes.items())
         return self._plots(unread)
 
-    def _home(self) -> Lake:
+    def _home(self) -> LakePath:
         """Return the directory of the last attempt's files; forget those of attempts before."""
         names = self._logs.names(directories=True)
         numbers = [int(match[1]) for match in map(ATTEMPT.fullmatch, names) if match]
@@ -146,7 +146,7 @@ class MetricFiles:
             self._attempt, self._files = attempt, {}
         return self._logs / f"attempt-{attempt}" if attempt else self._logs
 
-    def _sizes(self, home: Lake) -> dict[int, int]:
+    def _sizes(self, home: LakePath) -> dict[int, int]:
         try:
             entries = home.entries()
         except StoreError as error:
@@ -157,7 +157,7 @@ class MetricFiles:
         names = {rank: record_name(rank) for rank in range(SHOWN_RANKS)}
         return {rank: there[name] for rank, name in names.items() if name in there}
 
-    def _advance(self, place: Lake, file: _RankFile, until: int) -> int:
+    def _advance(self, place: LakePath, file: _RankFile, until: int) -> int:
         began = file.at
         with place.open() as source:
             source.seek(file.at)

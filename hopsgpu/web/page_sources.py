@@ -27,7 +27,7 @@ from hopsgpu.backends.lake_root import given_roots, roots_of_users
 from hopsgpu.core.queue_policy import Line
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.log_pages import LogPart, read_part
 from hopsgpu.web.metric_series import MetricFiles, MetricPlots
 from hopsgpu.web.run_rows import RunRow, newest, row_of
@@ -58,7 +58,7 @@ class Root:
     """
 
     key: str
-    lake: Lake
+    lake: LakePath
 
     @property
     def store(self) -> RunStore:
@@ -168,7 +168,7 @@ class Sources:
         self,
         cluster: Callable[[], ClusterGpus],
         lines: Callable[[], tuple[Mapping[str, tuple[Line, int]], Sequence[str]]],
-        find_roots: Callable[[], tuple[Sequence[Lake], Sequence[str]]],
+        find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock
@@ -179,7 +179,7 @@ class Sources:
         # Rows of runs that have ended, which do not change.
         self._ended: OrderedDict[tuple[str, str], RunRow] = OrderedDict()
         self._watched: OrderedDict[tuple[str, str], MetricFiles] = OrderedDict()
-        self._clients: dict[str, Lake] = {}
+        self._clients: dict[str, LakePath] = {}
 
     def roots(self) -> Roots:
         """Return the roots.
@@ -190,12 +190,12 @@ class Sources:
         lakes, problems = self._find_roots()
         return Roots(tuple(_keyed([self._client(lake) for lake in lakes])), tuple(problems))
 
-    def _client(self, lake: Lake) -> Lake:
+    def _client(self, lake: LakePath) -> LakePath:
         """Return a root whose client is kept, and gives up soon on a NameNode that is away."""
         with self._lock:
             known = self._clients.get(lake.url)
         if known is None:
-            known = Lake(lake.url, quick=True).with_client()
+            known = LakePath(lake.url, quick=True).with_client()
             with self._lock:
                 self._clients[lake.url] = known
         return known
@@ -392,9 +392,9 @@ def _models(root: Root) -> ModelStore:
     return ModelStore((root.lake / _MODELS).url)
 
 
-def _keyed(lakes: Sequence[Lake]) -> list[Root]:
+def _keyed(lakes: Sequence[LakePath]) -> list[Root]:
     """Return roots with different keys: the name of the directory that each is in."""
-    found: dict[str, Lake] = {}
+    found: dict[str, LakePath] = {}
     for lake in lakes:
         parts = lake.url.split("/")
         name = re.sub(r"[^\w.+=-]", "_", parts[-2] if len(parts) > 4 else "") or "lake"

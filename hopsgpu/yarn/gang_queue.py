@@ -29,7 +29,7 @@ from hopsgpu.core.queue_policy import (
 )
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
-from hopsgpu.storage.lake import UNFIT, Lake
+from hopsgpu.storage.lake import UNFIT, LakePath
 
 _SHARED = 0o1777
 # All users may make directories beside those of the partitions.
@@ -59,7 +59,7 @@ class QueuePlace:
 
     def __init__(
         self,
-        directory: Lake,
+        directory: LakePath,
         *,
         application: str,
         executors: int,
@@ -282,7 +282,7 @@ class StandingOffer:
         run: name of the run.
     """
 
-    def __init__(self, directory: Lake, *, application: str, gpus: int, run: str) -> None:
+    def __init__(self, directory: LakePath, *, application: str, gpus: int, run: str) -> None:
         self._directory = directory
         self._name = ""
         self._offer = Offer(secrets.token_hex(4), 0, gpus, 0, queue_tag(""), application, run)
@@ -333,7 +333,7 @@ class LineReader:
 
     def __init__(
         self,
-        directory: Lake,
+        directory: LakePath,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -407,7 +407,7 @@ class LineReader:
         return [Entry(status.name, status.modified, status.owner) for status in statuses]
 
 
-def make_line(base: Lake, *names: str) -> Lake:
+def make_line(base: LakePath, *names: str) -> LakePath:
     """Return the directory of a queue of gangs, made for all users if it does not exist.
 
     It is sticky, so that nobody removes or renames another user's files.

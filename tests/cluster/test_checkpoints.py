@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.contract.framework_ranks import EXAMPLES
 from tests.in_ranks import who_and_where
@@ -41,10 +41,10 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     return load
 
 
-def runs(gang: hopsgpu.Gang) -> Lake:
+def runs(gang: hopsgpu.Gang) -> LakePath:
     """Where runs leave what they left, once their logs are there, which is soon after them."""
     gang._background.flush(60)
-    return Lake(f"{hopsgpu.plan(sys.exit).paths['root']}/runs")
+    return LakePath(f"{hopsgpu.plan(sys.exit).paths['root']}/runs")
 
 
 def check_that_it_goes_on(gang: hopsgpu.Gang, train: Callable[..., float], workers: int) -> None:
@@ -105,7 +105,7 @@ def test_what_a_rank_logs_grows_on_the_lake(gang: hopsgpu.Gang) -> None:
         for number in range(3):
             with events.open("ab") as file:
                 file.write(b"event %d of rank %d\n" % (number, context.rank))
-            there = Lake(context.log_dir_url) / f"rank-{context.rank}"
+            there = LakePath(context.log_dir_url) / f"rank-{context.rank}"
             deadline = time.monotonic() + 90
             while number < 2 and time.monotonic() < deadline:
                 sizes = [entry.size for entry in there.entries()] if there.names() else []

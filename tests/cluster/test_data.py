@@ -19,7 +19,7 @@ from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.data.cache import default_budget
 from hopsgpu.launcher import arguments
 from hopsgpu.launcher.run import Run
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 
@@ -30,9 +30,9 @@ WIDTH = 128
 
 
 @pytest.fixture(autouse=True)
-def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
     """A root of each test's own on the lake."""
-    lake = Lake(f"{hdfs_url}/tmp/data-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/data-{uuid.uuid4().hex}")
     monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
     yield lake
     lake.remove()
@@ -50,7 +50,7 @@ def gang(spark: SparkSession, hdfs_url: str) -> Iterator[hopsgpu.Gang]:
 
 
 def written(run_id: str, root: str) -> bool:
-    return (Lake(root) / "runs" / run_id / "data").exists()
+    return (LakePath(root) / "runs" / run_id / "data").exists()
 
 
 def root_of(gang: hopsgpu.Gang) -> str:
@@ -91,7 +91,7 @@ class Watch(threading.Thread):
 
 
 def test_a_dataframe_is_written_without_gpus_and_each_row_read_once(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     before = gpus_back()
     frame = spark.range(0, 100_003, 1, 4)
@@ -118,7 +118,7 @@ def test_a_dataframe_is_written_without_gpus_and_each_row_read_once(
 
 
 def test_fewer_rows_than_ranks_takes_no_gpu(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     run = hopsgpu.submit(numbers, workers=3, data=spark.range(2), progress="off")
     watch = Watch(run, manager)
@@ -133,7 +133,7 @@ def test_fewer_rows_than_ranks_takes_no_gpu(
 
 
 def test_a_run_that_is_cancelled_while_it_writes_ends_its_spark_job(
-    spark: SparkSession, gpus_back: Callable[[], int], root: Lake
+    spark: SparkSession, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     slowly = udf(lambda number: (time.sleep(1), number)[1], "long")
     frame = spark.range(0, 1000, 1, 2).select(slowly("id").alias("id"))
@@ -154,7 +154,7 @@ def test_a_run_that_is_cancelled_while_it_writes_ends_its_spark_job(
     assert not written(run.run_id, root.url)
 
 
-def test_what_cannot_be_read_is_found_at_the_call(spark: SparkSession, root: Lake) -> None:
+def test_what_cannot_be_read_is_found_at_the_call(spark: SparkSession, root: LakePath) -> None:
     for data, error, words in (
         (f"{root.url}/nothing", hopsgpu.StoreError, "data cannot be read: .* does not exist"),
         ("oss://bucket/x", hopsgpu.ConfigError, "otherwise read it with Spark"),
@@ -212,7 +212,7 @@ def read_both() -> tuple[int, list[int], list[int]]:
 
 
 def test_named_data_is_there_in_each_attempt_and_goes_with_the_last(
-    spark: SparkSession, gang: hopsgpu.Gang, root: Lake
+    spark: SparkSession, gang: hopsgpu.Gang, root: LakePath
 ) -> None:
     spark.range(100, 140, 1, 2).write.parquet(f"{root.url}/lake/test")
     path = f"{root.url}/lake/test".partition("://")[2].partition("/")[2]
@@ -256,7 +256,7 @@ def dates(kinds: list[str]) -> dict[str, list[str]]:
 
 
 def test_old_dates_that_spark_wrote_in_its_legacy_calendar_are_those_that_it_was_given(
-    spark: SparkSession, gang: hopsgpu.Gang, root: Lake
+    spark: SparkSession, gang: hopsgpu.Gang, root: LakePath
 ) -> None:
     query = "select date'1000-02-28' d, timestamp'1500-03-01 01:02:03.456789' t"
     legacy = ("datetimeRebaseModeInWrite", "int96RebaseModeInWrite")

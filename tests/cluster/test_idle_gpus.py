@@ -18,16 +18,16 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests import idle_runs, nvml_standin
 from tests.conftest import gpus_become
 
 
 @pytest.fixture
-def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
     """A root of the test's own on the lake."""
-    lake = Lake(f"{hdfs_url}/tmp/idle-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/idle-{uuid.uuid4().hex}")
     monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
     yield lake
     lake.remove()
@@ -36,7 +36,7 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
 @pytest.mark.soak
 @pytest.mark.timeout(idle_runs.SECONDS + 60)
 def test_what_gpus_were_lost_to_is_named_and_idle_ones_are_ended(
-    manager: ResourceManager, root: Lake, gpus_back: Callable[[], int], tmp_path: Path
+    manager: ResourceManager, root: LakePath, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
     nvml = nvml_standin.install(tmp_path / "nvml")
     told = idle_runs.told_by_script(nvml, os.environ)

@@ -22,7 +22,7 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, complete
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import Log, log_sizes
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_records import LOG_SECONDS, call, steps_of
 from tests.conftest import gone, gpus_become, until
@@ -40,18 +40,18 @@ quiet = functools.partial(hopsgpu.launch, progress="off")
 DRIVER = """
 import os, signal, sys, threading
 import hopsgpu
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.cluster.test_killed_driver import MODEL, search
 from tests.in_ranks import counts, leave
 
-rename = Lake.rename
+rename = LakePath.rename
 
 def killed(source, target):
     if target.url.endswith("/models/net/1"):
         os.killpg(0, signal.SIGKILL)  # its JVM as well: nothing is tidied up
     return rename(source, target)
 
-Lake.rename = killed
+LakePath.rename = killed
 hopsgpu.session("killed")
 hopsgpu.submit(counts, args=(600,), name="counts", cores_per_worker=1, progress="off")
 threading.Thread(target=search, args=(sys.argv[1],), daemon=True).start()
@@ -89,9 +89,9 @@ class Killed(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def root(hdfs_url: str) -> Iterator[Lake]:
+def root(hdfs_url: str) -> Iterator[LakePath]:
     """A root of these tests' own on the lake."""
-    lake = Lake(f"{hdfs_url}/tmp/killed-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/killed-{uuid.uuid4().hex}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOPSGPU_ROOT", lake.url)
         yield lake
@@ -100,7 +100,7 @@ def root(hdfs_url: str) -> Iterator[Lake]:
 
 @pytest.fixture(scope="module")
 def killed(
-    manager: ResourceManager, root: Lake, tmp_path_factory: pytest.TempPathFactory
+    manager: ResourceManager, root: LakePath, tmp_path_factory: pytest.TempPathFactory
 ) -> Killed:
     """It had a run and a search, and was about to have published a model; its GPUs are back."""
     before, store = manager.gpus()[0], RunStore(root.url)
@@ -142,7 +142,7 @@ def killed(
     return Killed(found[0], trials)
 
 
-def test_its_run_has_a_record_and_logs_and_counts_as_lost(killed: Killed, root: Lake) -> None:
+def test_its_run_has_a_record_and_logs_and_counts_as_lost(killed: Killed, root: LakePath) -> None:
     record = RunStore(root.url).record(killed.run_id)
     assert record.state == "running" and record.ranks[0]["pid"] > 0
     assert until(lambda: all(gone(rank["pid"]) for rank in record.ranks), 60)
@@ -163,7 +163,7 @@ def test_its_search_resumes_and_loses_no_trial_that_has_ended(
 
 
 def test_its_publication_leaves_no_version_and_the_next_launch_publishes(
-    spark: SparkSession, gpus_back: Callable[[], int], killed: Killed, root: Lake
+    spark: SparkSession, gpus_back: Callable[[], int], killed: Killed, root: LakePath
 ) -> None:
     store, home = ModelStore(f"{root.url}/models"), root / "models" / "net"
     assert store.versions("net") == () and store.list() == ()

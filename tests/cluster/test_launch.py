@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.linux import comm
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 from tests.in_ranks import Slow, gpus_in_use_seen_by, who_am_i, who_am_i_once_told
@@ -153,7 +153,7 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl
     stopped, first = error.result.ranks
     assert (stopped.stopped, stopped.signal) == (True, "SIGTERM")
     assert (first.stopped, first.exit_code) == (False, 1)
-    assert b"rank 1 has had enough" in Lake(error.log_url or "").read()
+    assert b"rank 1 has had enough" in LakePath(error.log_url or "").read()
     assert etl() == 7
     second = quiet(who_am_i, args=("two",))
     assert etl() == 7

@@ -23,7 +23,7 @@ from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.launcher.run import Run
 from hopsgpu.linux import comm
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, until
 from tests.in_ranks import (
@@ -41,9 +41,9 @@ MIB = 2**20
 
 
 @pytest.fixture(autouse=True)
-def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
     """A root of each test's own on the lake."""
-    lake = Lake(f"{hdfs_url}/tmp/publishing-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/publishing-{uuid.uuid4().hex}")
     monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
     yield lake
     lake.remove()
@@ -60,7 +60,9 @@ def gang_containers(manager: ResourceManager, application: str) -> set[str]:
 class Watch(threading.Thread):
     """Looks again and again how many containers and GPUs a gang has once its upload has begun."""
 
-    def __init__(self, run: Run, staging: Lake, manager: ResourceManager, application: str) -> None:
+    def __init__(
+        self, run: Run, staging: LakePath, manager: ResourceManager, application: str
+    ) -> None:
         super().__init__(daemon=True)
         self._run = run
         self._staging = staging
@@ -89,7 +91,7 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
     spark: SparkSession,
     manager: ResourceManager,
     gpus_back: Callable[[], int],
-    root: Lake,
+    root: LakePath,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commit = publication.commit
@@ -141,7 +143,7 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
 
 @pytest.mark.soak
 def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     models = root / "models"
     with hopsgpu.hold(workers=2, progress="off") as gang:
@@ -192,7 +194,7 @@ def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
 
 
 def test_what_cannot_be_published_fails_before_any_gpu_is_asked_for(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     root.make()
     (root / "models").write(b"in the way")
@@ -252,7 +254,7 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
     spark: SparkSession,
     manager: ResourceManager,
     gpus_back: Callable[[], int],
-    root: Lake,
+    root: LakePath,
     cluster_dir: Path,
     tmp_path: Path,
 ) -> None:
@@ -293,7 +295,7 @@ def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_check
     spark: SparkSession,
     manager: ResourceManager,
     gpus_back: Callable[[], int],
-    root: Lake,
+    root: LakePath,
     cluster_dir: Path,
     tmp_path: Path,
 ) -> None:

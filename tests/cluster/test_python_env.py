@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.imported import what_is_imported
 from tests.cluster.test_launch import quiet
@@ -52,9 +52,9 @@ def test_packages_go_before_those_of_the_executors(
     result = quiet(what_is_imported, python_env=packages)
     assert result.value["xxhash"] == "99.0"
     root = hopsgpu.plan(what_is_imported).paths["root"]
-    record = json.loads((Lake(root) / "runs" / result.run_id / "run.json").read())
+    record = json.loads((LakePath(root) / "runs" / result.run_id / "run.json").read())
     assert record["python_env"]["name"] == "travelled, xxhash"
-    assert Lake(record["python_env"]["url"]).stat().size == record["python_env"]["bytes"]
+    assert LakePath(record["python_env"]["url"]).stat().size == record["python_env"]["bytes"]
     assert str(hopsgpu.plan(what_is_imported, python_env=packages)).count(
         "Python environment: travelled, xxhash"
     )

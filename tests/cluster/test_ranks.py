@@ -26,7 +26,7 @@ from hopsgpu.agent.fork_servers import MOST_SERVERS
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.launcher.rank_call import script_name
 from hopsgpu.linux import parent_of
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_attempts import containers_of
 from tests.conftest import gone, gpus_become, until
@@ -288,10 +288,10 @@ def test_what_cannot_be_had_in_a_rank_is_said(gang: hopsgpu.Gang) -> None:
 # Output.
 
 
-def kept(gang: hopsgpu.Gang, result: hopsgpu.GangResult) -> Lake:
+def kept(gang: hopsgpu.Gang, result: hopsgpu.GangResult) -> LakePath:
     """The directory of a launch, once its record and logs are there, which is soon after it."""
     gang._background.flush(60)
-    return Lake(f"{hopsgpu.plan(os.getpid).paths['root']}/runs/{result.run_id}")
+    return LakePath(f"{hopsgpu.plan(os.getpid).paths['root']}/runs/{result.run_id}")
 
 
 def test_output_comes_whole_and_in_order_and_is_kept_on_the_lake(
@@ -469,7 +469,7 @@ def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
     assert end == "SIGSEGV" or error.log_tail[0] == f"about to {how}"
     other, first = error.result.ranks
     assert (other.stopped, first.stopped) == (True, False)
-    log = Lake(error.log_url or "").read().decode()
+    log = LakePath(error.log_url or "").read().decode()
     assert log.startswith(f"about to {how}\n")
     assert "hopsgpu/worker" not in str(error) and "hopsgpu/worker" not in log
     if "SIGSEGV" in words:
@@ -483,7 +483,7 @@ def test_ranks_that_hang_end_at_run_timeout_with_all_they_started_and_the_log_ha
         gang.launch(hang_in_an_all_reduce, args=(str(tmp_path),), run_timeout="20s", progress="off")
     directory = (failed.value.log_url or "").rpartition("/")[0]
     for rank, where in enumerate(("threading.py", "all_reduce")):
-        log = Lake(f"{directory}/rank-{rank}.log").read().decode()
+        log = LakePath(f"{directory}/rank-{rank}.log").read().decode()
         assert where in log and "in hang_in_an_all_reduce" in log
     pids = [int(file.read_text()) for file in tmp_path.iterdir()]
     assert len(pids) == 3 * WORKERS
@@ -540,7 +540,7 @@ def test_an_error_of_the_code_is_not_tried_again(
     with pytest.raises(hopsgpu.RankFailed, match="KeyError") as failed:
         gang.launch(bug, retries=1, progress="off")
     assert "attempt 0 failed (code)" in failed.value.result.warnings[0]
-    assert b"attempt 1\n" in Lake(failed.value.log_url or "").read()
+    assert b"attempt 1\n" in LakePath(failed.value.log_url or "").read()
 
 
 # Measures.

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.artifacts.runs import parse
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_search import in_thread
 from tests.conftest import gpus_become, until
@@ -62,7 +62,7 @@ def table(spark: SparkSession) -> str:
 
 def rows_of(result: hopsgpu.ScoreResult) -> dict[str, list[Any]]:
     """The output in the order of its files."""
-    files = [Lake(result.url) / name for name in sorted(Lake(result.url).names())]
+    files = [LakePath(result.url) / name for name in sorted(LakePath(result.url).names())]
     tables = [parquet.read_table(io.BytesIO(file.read())) for file in files]
     found: dict[str, list[Any]] = pa.concat_tables(tables).to_pydict()
     return found
@@ -71,7 +71,7 @@ def rows_of(result: hopsgpu.ScoreResult) -> dict[str, list[Any]]:
 def hidden(url: str) -> list[str]:
     """What is in the output's hidden directories, beside it."""
     name = url.rpartition("/")[2]
-    above = Lake(url).above
+    above = LakePath(url).above
     return [one for one in above.names(directories=True) if one.startswith(f".{name}-")]
 
 
@@ -178,7 +178,7 @@ def test_a_lost_executor_repeats_its_part_and_a_model_is_there_once_on_a_node(
     by_process = {one.rsplit(maxsplit=1)[0] for one in rows["made"]}
     assert len(by_process) == len(set(rows["made"])), "an object is made once in a process"
     assert result.df(spark).count() == ROWS
-    run = Lake(f"{application_of(spark).root}/runs/{result.run_id}")
+    run = LakePath(f"{application_of(spark).root}/runs/{result.run_id}")
     content = parse((run / "run.json").read(), run.url).content
     assert content["score"]["is_complete"] and content["score"]["scored"] == ROWS
     assert not (run / "data").exists()
@@ -201,7 +201,7 @@ def test_a_part_that_fails_three_times_fails_the_call_or_is_left_out_on_cpu_exec
         quiet(fails, table, max_concurrent=1, **options)
     result = failed.value.result
     assert isinstance(result, hopsgpu.ScoreResult) and result.url == ""
-    assert not Lake(output).exists() and len(hidden(output)) == 1
+    assert not LakePath(output).exists() and len(hidden(output)) == 1
     skipped = quiet(
         fails, table, keep=["id"], on_error="skip", max_concurrent=2, gpus_per_worker=0, **options
     )
@@ -259,7 +259,7 @@ def test_a_score_whose_driver_was_killed_is_resumed_and_shows_nothing_before(
         driver.wait()
     run_id = told[0][1]
     output = f"{table}-resumed"
-    assert not Lake(output).exists() and hidden(output)
+    assert not LakePath(output).exists() and hidden(output)
     assert gpus_become(manager, 0, SECONDS)
     attempt = functools.partial(
         quiet, mended, table, columns=["id", "x"], keep=["id"], max_concurrent=1, resume=run_id
@@ -305,8 +305,8 @@ def test_the_command_scores_with_a_function_of_a_file_in_cluster_mode(
         command, env=cluster_env, capture_output=True, text=True, timeout=6 * SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    names = sorted(Lake(output).names())
-    tables = [parquet.read_table(io.BytesIO((Lake(output) / name).read())) for name in names]
+    names = sorted(LakePath(output).names())
+    tables = [parquet.read_table(io.BytesIO((LakePath(output) / name).read())) for name in names]
     rows = pa.concat_tables(tables).to_pydict()
     assert rows["id"] == list(range(ROWS))
     assert rows["y"] == pytest.approx([n / 5 for n in range(ROWS)])

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.artifacts.runs import parse
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 from tests.contention import start_script
@@ -145,11 +145,11 @@ def test_failed_trials_and_a_lost_executor_take_no_others_with_them(
     assert 'in ends_badly\n    raise ValueError("this one' in one.error
     assert "SIGKILL" in two.error
     assert three.tries == 2
-    record = parse((Lake(hdfs_run(spark, result.run_id)) / "run.json").read())
+    record = parse((LakePath(hdfs_run(spark, result.run_id)) / "run.json").read())
     told = record.content["search"]["trials"]
     assert [trial["number"] for trial in told] == list(range(8))
     assert told[1]["error"] == one.error and told[4]["gpu"] and told[4]["value"] is not None
-    log = Lake(result.trials[4].log) / "rank-0.log"
+    log = LakePath(result.trials[4].log) / "rank-0.log"
     assert log.read().decode().startswith("x is")
 
 

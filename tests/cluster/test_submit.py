@@ -23,7 +23,7 @@ from hopsgpu.backends.lake_root import default_root
 from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.backends.spark.submit_command import find_spark_submit
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.conftest import as_in_a_terminal, gpus_become, until
 from tests.proxy import refusing_proxy
@@ -131,7 +131,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> str:
 def site(env: Env, hdfs_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An administrator's spark-conf/, with the lines that ship hopsgpu from HDFS."""
     directory = tmp_path_factory.mktemp("site")
-    shipped, apps = pack(directory / "apps"), Lake(f"{hdfs_url}/apps/hopsgpu")
+    shipped, apps = pack(directory / "apps"), LakePath(f"{hdfs_url}/apps/hopsgpu")
     apps.make()
     for file in (shipped.scripts, shipped.package):
         (apps / file.name).replace(file.read_bytes())

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 HERE = Path(__file__).parent
 
@@ -22,13 +22,13 @@ def webhdfs_url(cluster_env: dict[str, str]) -> str:
     return f"webhdfs://{properties['dfs.namenode.http-address']}"
 
 
-def directory_of(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
+def directory_of(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LakePath]:
     """A directory that does not exist yet, of the lake that is the parameter."""
     if request.param == "file":
-        yield Lake(f"file://{tmp_path}/lake")
+        yield LakePath(f"file://{tmp_path}/lake")
         return
     address = request.getfixturevalue(f"{request.param}_url")
-    root = Lake(f"{address}/tmp/contract-{uuid.uuid4().hex}")
+    root = LakePath(f"{address}/tmp/contract-{uuid.uuid4().hex}")
     yield root
     root.remove()
 

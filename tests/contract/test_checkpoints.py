@@ -27,7 +27,7 @@ from hopsgpu.artifacts.checkpoints import (
 )
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage import transfer
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import files_below
 
 
@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_latest_comes_back_as_it_was_saved(lake: Lake, file: Path, tmp_path: Path) -> None:
+def test_the_latest_comes_back_as_it_was_saved(lake: LakePath, file: Path, tmp_path: Path) -> None:
     root = lake / "checkpoints"
     assert latest([Checkpoints(root, 0)], tmp_path / "none") is None
     for step in (1, 9, 10):
@@ -55,7 +55,7 @@ def test_the_latest_comes_back_as_it_was_saved(lake: Lake, file: Path, tmp_path:
     assert (root / "_staging").names() == ()
 
 
-def test_directories_and_parts_of_ranks(lake: Lake, tmp_path: Path) -> None:
+def test_directories_and_parts_of_ranks(lake: LakePath, tmp_path: Path) -> None:
     shard = tmp_path / "shard"
     (shard / "layers").mkdir(parents=True)
     for rank in range(2):
@@ -88,7 +88,7 @@ def found(place: Checkpoints, into: Path) -> str | None:
     return said
 
 
-def test_a_step_that_is_saved_again_is_replaced(lake: Lake, tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_is_replaced(lake: LakePath, tmp_path: Path) -> None:
     mine, into = Checkpoints(lake, 0), tmp_path / "got"
     for number in range(3):
         saved(mine, f"save {number}", tmp_path)
@@ -98,13 +98,17 @@ def test_a_step_that_is_saved_again_is_replaced(lake: Lake, tmp_path: Path) -> N
     assert (lake / "_staging").names() == ()
 
 
-def test_checkpoints_of_another_run_are_not_taken_for_ones_own(lake: Lake, tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_are_not_taken_for_ones_own(
+    lake: LakePath, tmp_path: Path
+) -> None:
     for run in ("a", "b"):
         saved(Checkpoints(lake / run, 0), f"of {run}", tmp_path)
         assert found(Checkpoints(lake / run, 0), tmp_path / "got") == f"of {run}"
 
 
-def test_what_some_ranks_have_saved_again_waits_for_the_others(lake: Lake, tmp_path: Path) -> None:
+def test_what_some_ranks_have_saved_again_waits_for_the_others(
+    lake: LakePath, tmp_path: Path
+) -> None:
     def ranks(attempt: int) -> list[Checkpoints]:
         return [Checkpoints(lake, rank, attempt) for rank in range(2)]
 
@@ -134,7 +138,7 @@ class Killed(BaseException):
 
 
 def test_who_is_killed_while_it_saves_leaves_what_there_was(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = 0
 
@@ -159,7 +163,7 @@ def test_who_is_killed_while_it_saves_leaves_what_there_was(
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             left = len(seen)
             for name in ("make", "write", "upload", "rename", "remove"):
-                patch.setattr(Lake, name, until_killed(getattr(Lake, name)))
+                patch.setattr(LakePath, name, until_killed(getattr(LakePath, name)))
             # A local directory is renamed in two steps.
             patch.setattr(Path, "rename", until_killed(Path.rename))
             patch.setattr(checkpoints, "upload_files", until_killed(transfer.upload_files))
@@ -176,13 +180,13 @@ def test_who_is_killed_while_it_saves_leaves_what_there_was(
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_who_reads_while_it_is_replaced_gets_all_of_one_save(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+    lake: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     mine = Checkpoints(lake, 0)
     saved(mine, "before", tmp_path)
     download = transfer.download_files
 
-    def replaced_then(facts: dict[str, transfer.Facts], source: Lake, target: Path) -> None:
+    def replaced_then(facts: dict[str, transfer.Facts], source: LakePath, target: Path) -> None:
         monkeypatch.setattr(checkpoint_restore, "download_files", download)
         earlier, rest = {}, dict(facts)
         if first == "b":
@@ -195,7 +199,7 @@ def test_who_reads_while_it_is_replaced_gets_all_of_one_save(
     assert found(mine, tmp_path / "got") == "after"
 
 
-def test_what_cannot_be_saved_leaves_nothing(lake: Lake, file: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_saved_leaves_nothing(lake: LakePath, file: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "absent", tmp_path / "empty"):
         with pytest.raises(ConfigError, match="nothing to save"):
@@ -253,11 +257,11 @@ def test_which_steps_are_superseded() -> None:
     assert superseded(scores, scores, 1) == {2, 3}
 
 
-def steps(lake: Lake) -> list[int]:
+def steps(lake: LakePath) -> list[int]:
     return sorted(int(name) for name in lake.names() if name.isdecimal())
 
 
-def test_the_last_and_the_best_are_kept(lake: Lake, file: Path, tmp_path: Path) -> None:
+def test_the_last_and_the_best_are_kept(lake: LakePath, file: Path, tmp_path: Path) -> None:
     losses = {1: 0.9, 2: 0.1, 3: 0.5, 4: 0.4, 5: 1e-7, 6: 0.6, 7: 0.7}
     kept = {}
     for step, loss in losses.items():
@@ -277,7 +281,7 @@ def test_the_last_and_the_best_are_kept(lake: Lake, file: Path, tmp_path: Path) 
         assert found is not None and found.read_bytes() == b"7 of %d" % rank
 
 
-def test_what_an_earlier_attempt_left_half_done_goes(lake: Lake, file: Path) -> None:
+def test_what_an_earlier_attempt_left_half_done_goes(lake: LakePath, file: Path) -> None:
     for rank in range(2):
         save(Checkpoints(lake, rank), file, 1, keep=1)
     save(Checkpoints(lake, 0), file, 2, keep=1)
@@ -290,7 +294,7 @@ def test_what_an_earlier_attempt_left_half_done_goes(lake: Lake, file: Path) -> 
 
 
 def test_of_several_runs_the_latest_is_the_own_and_the_best_is_that_of_all(
-    lake: Lake, file: Path, tmp_path: Path
+    lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     own, other = Checkpoints(lake / "own", 0), Checkpoints(lake / "other", 0)
     assert best([own, other], tmp_path / "got") is None
@@ -312,7 +316,7 @@ def test_of_several_runs_the_latest_is_the_own_and_the_best_is_that_of_all(
     assert both() == [b"own 6", b"own 5"]
 
 
-def test_what_all_ranks_saved_comes_into_one_directory(lake: Lake, tmp_path: Path) -> None:
+def test_what_all_ranks_saved_comes_into_one_directory(lake: LakePath, tmp_path: Path) -> None:
     for rank in range(3):
         shard = tmp_path / f"on-{rank}" / "shard"
         (shard / "deep").mkdir(parents=True)
@@ -350,7 +354,7 @@ def test_what_cannot_be_read_is_not_left_out(
         files_of(tmp_path / "state")
 
 
-def test_a_damaged_file_is_named(lake: Lake, file: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(lake: LakePath, file: Path, tmp_path: Path) -> None:
     mine = Checkpoints(lake, 0)
     save(mine, file, 1)
     record = json.loads((lake / "1" / "rank-0.0.0.complete").read())
@@ -371,7 +375,7 @@ def test_a_damaged_file_is_named(lake: Lake, file: Path, tmp_path: Path) -> None
 
 
 def test_of_a_damaged_checkpoint_it_is_told_how_to_go_on_without_it(
-    lake: Lake, file: Path, tmp_path: Path
+    lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     mine = Checkpoints(lake, 0)
     for step in (1, 2):
@@ -393,7 +397,7 @@ def test_of_a_damaged_checkpoint_it_is_told_how_to_go_on_without_it(
 
 
 def test_ranks_that_retire_the_same_steps_do_not_mind_each_other(
-    lake: Lake, tmp_path: Path
+    lake: LakePath, tmp_path: Path
 ) -> None:
     def train(rank: int) -> None:
         state = tmp_path / f"state-{rank}"
@@ -407,7 +411,7 @@ def test_ranks_that_retire_the_same_steps_do_not_mind_each_other(
 
 
 def test_a_step_waits_for_a_rank_that_has_begun_to_save(
-    lake: Lake, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: Any, **__: Any) -> None:
         raise Killed
@@ -422,7 +426,7 @@ def test_a_step_waits_for_a_rank_that_has_begun_to_save(
 
 
 def test_all_ranks_go_on_from_the_same_step_of_the_run_that_they_resume(
-    lake: Lake, file: Path, tmp_path: Path
+    lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     def places(rank: int, attempt: int = 0) -> list[Checkpoints]:
         return [Checkpoints(lake / run, rank, attempt, 2) for run in ("own", "other")]
@@ -446,7 +450,7 @@ def test_all_ranks_go_on_from_the_same_step_of_the_run_that_they_resume(
 
 
 def test_a_rank_that_begins_late_begins_with_what_the_others_began_with(
-    lake: Lake, file: Path, tmp_path: Path
+    lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     def seen(rank: int, attempt: int, *, begun: bool) -> bytes | None:
         place = Checkpoints(lake, rank, attempt)
@@ -510,7 +514,7 @@ def test_which_parts_belong_together() -> None:
 
 
 def test_each_step_is_judged_by_the_ranks_of_its_own_world(
-    lake: Lake, file: Path, tmp_path: Path
+    lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     def ranks(attempt: int, world_size: int) -> list[Checkpoints]:
         return [Checkpoints(lake, rank, attempt, world_size) for rank in range(world_size)]
@@ -551,14 +555,16 @@ def test_each_step_is_judged_by_the_ranks_of_its_own_world(
     assert begins(5, 2) == ["step 7, of 0"] * 2
 
 
-def test_a_save_of_a_step_again_is_complete_with_its_last_part(lake: Lake, file: Path) -> None:
+def test_a_save_of_a_step_again_is_complete_with_its_last_part(lake: LakePath, file: Path) -> None:
     for attempt in range(2):
         for _ in range(2):
             complete = [save(Checkpoints(lake, r, attempt, 2), file, 1).complete for r in (0, 1)]
     assert complete == [False, True]
 
 
-def test_parts_of_ranks_that_have_gone_go_with_what_replaces_them(lake: Lake, file: Path) -> None:
+def test_parts_of_ranks_that_have_gone_go_with_what_replaces_them(
+    lake: LakePath, file: Path
+) -> None:
     for rank in range(3):
         save(Checkpoints(lake, rank, 0, 3), file, 1)
     for rank in range(2):
@@ -570,7 +576,7 @@ def test_parts_of_ranks_that_have_gone_go_with_what_replaces_them(lake: Lake, fi
 
 
 def test_a_world_of_another_size_gets_the_parts_of_all_ranks_that_there_were(
-    lake: Lake, tmp_path: Path
+    lake: LakePath, tmp_path: Path
 ) -> None:
     for rank in range(3):
         shard = tmp_path / f"on-{rank}" / "shard"
@@ -590,7 +596,7 @@ def test_a_world_of_another_size_gets_the_parts_of_all_ranks_that_there_were(
 
 
 def test_what_others_announce_meanwhile_changes_nothing_for_a_late_rank(
-    lake: Lake, file: Path, tmp_path: Path
+    lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     def seen(rank: int) -> bytes | None:
         found = latest([Checkpoints(lake, rank, 1, 2)], tmp_path / "got", begun=False)

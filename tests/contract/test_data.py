@@ -20,13 +20,13 @@ from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 ROWS = 30_000
 
 
 @pytest.fixture
-def written(lake: Lake) -> Lake:
+def written(lake: LakePath) -> LakePath:
     """Three files, one of them empty and one below a directory, beside files of Spark's."""
     lake.make()
     (lake / "below").make()
@@ -52,7 +52,7 @@ def ids(batches: Any) -> list[int]:
 
 @pytest.mark.parametrize("large", [False, True])
 def test_all_rows_come_to_the_ranks(
-    written: Lake, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+    written: LakePath, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:  # row groups are not fetched as a whole
         monkeypatch.setattr("hopsgpu.data.stream._FETCHED_BYTES", 0)
@@ -73,7 +73,7 @@ def test_all_rows_come_to_the_ranks(
 
 
 def test_a_later_epoch_touches_no_lake(
-    written: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = plan_shards(read_source(written), 2)[1]
     # The default budget depends on how full this machine's disk is.
@@ -86,7 +86,7 @@ def test_a_later_epoch_touches_no_lake(
 
 
 def test_a_lake_that_fails_meanwhile_is_named(
-    written: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = plan_shards(read_source(written), 1)[0]
     fetch, fetched = Fetcher.fetch, iter([True, True, False])
@@ -102,7 +102,7 @@ def test_a_lake_that_fails_meanwhile_is_named(
     assert raised.value.kind == "absent"
 
 
-def test_one_file_is_a_source(written: Lake, tmp_path: Path) -> None:
+def test_one_file_is_a_source(written: LakePath, tmp_path: Path) -> None:
     source = read_source(written / "part-0.parquet")
     with RankData(plan_shards(source, 1)[0], tmp_path) as rank:
         assert sorted(ids(rank.batches(999))) == list(range(ROWS // 3))
@@ -112,7 +112,7 @@ def test_one_file_is_a_source(written: Lake, tmp_path: Path) -> None:
         read_source(written / "_SUCCESS")
 
 
-def test_a_part_of_a_table_with_a_transaction_log_is_refused(written: Lake) -> None:
+def test_a_part_of_a_table_with_a_transaction_log_is_refused(written: LakePath) -> None:
     (written / "_delta_log").make()
     (written / "_delta_log/00000000000000000000.json").write(b"{}")
     for part in (written, written / "below", written / "below/part-1.parquet"):
@@ -120,7 +120,7 @@ def test_a_part_of_a_table_with_a_transaction_log_is_refused(written: Lake) -> N
             read_source(part)
 
 
-def test_files_that_are_empty_or_still_copied_are_skipped(written: Lake) -> None:
+def test_files_that_are_empty_or_still_copied_are_skipped(written: LakePath) -> None:
     (written / "empty.parquet").write(b"")
     (written / "part-9.parquet._COPYING_").write(b"PAR1half")
     assert read_source(written).num_rows == ROWS
@@ -130,9 +130,9 @@ def test_files_that_are_empty_or_still_copied_are_skipped(written: Lake) -> None
 AS_MALLORY = """
 import sys
 from hopsgpu.data.source import read_source
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 try:
-    source = read_source(Lake(sys.argv[1]))
+    source = read_source(LakePath(sys.argv[1]))
     print(source.num_rows, *source.unchecked, sep="\\n")
 except Exception as error:
     print(error)
@@ -146,7 +146,7 @@ def read_as_mallory(url: str, cluster_env: dict[str, str]) -> str:
 
 
 def test_directories_that_may_not_be_listed(hdfs_url: str, cluster_env: dict[str, str]) -> None:
-    root = Lake(f"{hdfs_url}/tmp/closed-{uuid.uuid4().hex}")
+    root = LakePath(f"{hdfs_url}/tmp/closed-{uuid.uuid4().hex}")
     table, data = root / "table", root / "table/data"
     data.make()
     sink = pa.BufferOutputStream()
@@ -174,7 +174,7 @@ def test_viewfs_reads_mount_points_and_sees_the_table_behind_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a fallback mount, which Hadoop does not need."""
-    root = Lake(f"{hdfs_url}/tmp/mounted-{uuid.uuid4().hex}")
+    root = LakePath(f"{hdfs_url}/tmp/mounted-{uuid.uuid4().hex}")
     (root / "table/day=1").make()
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.table({"a": [1, 2]}), sink)
@@ -190,15 +190,15 @@ def test_viewfs_reads_mount_points_and_sees_the_table_behind_them(
     site.write_text(site.read_text().replace("</configuration>", f"{mounts}</configuration>"))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "conf"))
     try:
-        assert read_source(Lake("viewfs://company/part")).num_rows == 2
+        assert read_source(LakePath("viewfs://company/part")).num_rows == 2
         for unmounted in ("viewfs://company/x", "viewfs://company/cold/x"):
             with pytest.raises(StoreError) as raised:
-                read_source(Lake(unmounted))
+                read_source(LakePath(unmounted))
             assert raised.value.kind == "absent"
             with pytest.raises(StoreError, match="has no mount point on HDFS"):
-                Lake(unmounted).make()
+                LakePath(unmounted).make()
         (root / "table/_delta_log").make()
         with pytest.raises(ConfigError, match=r"\(Delta Lake, .*`day` = '1'"):
-            read_source(Lake("viewfs://company/part"))
+            read_source(LakePath("viewfs://company/part"))
     finally:
         root.remove()

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from hopsgpu.artifacts import python_environments
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 NEVER = threading.Event()
 MAKERS = 4
@@ -21,14 +21,16 @@ def made(directory: Path, number: int) -> Path:
     return archive
 
 
-def test_of_several_that_make_the_same_one_is_taken(lake: Lake, tmp_path: Path) -> None:
+def test_of_several_that_make_the_same_one_is_taken(lake: LakePath, tmp_path: Path) -> None:
     """Each of several makers gets what the first of them has put there, whole."""
     archives = [made(tmp_path, number) for number in range(MAKERS)]
     assert python_environments.find(lake, "key") is None
 
     def put(number: int) -> python_environments.Description:
         described = {"bytes": archives[number].stat().st_size, "maker": number}
-        return python_environments.put(Lake(lake.url), "key", archives[number], described, NEVER)
+        return python_environments.put(
+            LakePath(lake.url), "key", archives[number], described, NEVER
+        )
 
     with concurrent.futures.ThreadPoolExecutor(MAKERS) as pool:
         told = list(pool.map(put, range(MAKERS)))
@@ -42,7 +44,7 @@ def test_of_several_that_make_the_same_one_is_taken(lake: Lake, tmp_path: Path) 
     assert (lake / "environments").names() == ("_staging", "key")
 
 
-def test_one_that_lost_its_archive_is_none(lake: Lake, tmp_path: Path) -> None:
+def test_one_that_lost_its_archive_is_none(lake: LakePath, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
     described = {"bytes": archive.stat().st_size}
     told = python_environments.put(lake, "key", archive, described, NEVER)
@@ -52,7 +54,7 @@ def test_one_that_lost_its_archive_is_none(lake: Lake, tmp_path: Path) -> None:
     assert python_environments.find(lake, "key") == told
 
 
-def test_what_nobody_used_is_swept(lake: Lake, tmp_path: Path) -> None:
+def test_what_nobody_used_is_swept(lake: LakePath, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
     python_environments.put(lake, "key", archive, {"bytes": archive.stat().st_size}, NEVER)
     home = lake / "environments"

@@ -19,10 +19,10 @@ import requests
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage import lake as lake_module
 from hopsgpu.storage.error_messages import Refused
-from hopsgpu.storage.lake import Lake, is_draft
+from hopsgpu.storage.lake import LakePath, is_draft
 
 
-def test_files(lake: Lake) -> None:
+def test_files(lake: LakePath) -> None:
     lake.make()
     lake.make()
     assert lake.names() == ()
@@ -37,7 +37,7 @@ def test_files(lake: Lake) -> None:
     assert lake.names() == ()
 
 
-def test_status(lake: Lake) -> None:
+def test_status(lake: LakePath) -> None:
     (lake / "below").make()
     (lake / "empty").write(b"")
     (lake / "five").write(b"12345")
@@ -55,7 +55,7 @@ def test_status(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "100%", "1%20", "a+b", "x=1&y", "~tilde", "(1)", "'"])
-def test_names_come_back(lake: Lake, name: str) -> None:
+def test_names_come_back(lake: LakePath, name: str) -> None:
     below = lake / name
     below.make()
     (below / name).write(name.encode())
@@ -65,7 +65,7 @@ def test_names_come_back(lake: Lake, name: str) -> None:
     assert below.names() == (f"{name}.new",)
 
 
-def test_ranges_come_into_a_buffer(lake: Lake) -> None:
+def test_ranges_come_into_a_buffer(lake: LakePath) -> None:
     lake.make()
     content = os.urandom((2 << 20) + 4321)
     (lake / "file").write(content)
@@ -79,7 +79,7 @@ def test_ranges_come_into_a_buffer(lake: Lake) -> None:
             assert file.tell() == at + filled == min(at + size, len(content))
 
 
-def test_rename_is_strict(lake: Lake) -> None:
+def test_rename_is_strict(lake: LakePath) -> None:
     for name in ("new", "old"):
         (lake / name).make()
         (lake / name / "f").write(name.encode())
@@ -93,7 +93,7 @@ def test_rename_is_strict(lake: Lake) -> None:
     assert (lake / "empty").names() == ()
 
 
-def test_rename_of_a_file_is_strict(lake: Lake) -> None:
+def test_rename_of_a_file_is_strict(lake: LakePath) -> None:
     lake.make()
     (lake / "new").write(b"new")
     (lake / "old").write(b"old")
@@ -109,7 +109,7 @@ def test_rename_of_a_file_is_strict(lake: Lake) -> None:
     assert caught.value.kind == "absent"
 
 
-def test_one_of_many_creates(lake: Lake) -> None:
+def test_one_of_many_creates(lake: LakePath) -> None:
     lake.make()
     assert (lake / "claim").create(b"mine") is True
     assert (lake / "claim").create(b"theirs") is False
@@ -120,7 +120,7 @@ def test_one_of_many_creates(lake: Lake) -> None:
     assert not (lake / "absent").exists()
 
 
-def test_replace_leaves_the_new_content_alone(lake: Lake) -> None:
+def test_replace_leaves_the_new_content_alone(lake: LakePath) -> None:
     lake.make()
     (lake / "record").replace(b"old")
     (lake / "record").replace(b"the new one")
@@ -139,7 +139,7 @@ def test_replace_leaves_the_new_content_alone(lake: Lake) -> None:
 def test_a_draft_is_removed_where_the_lake_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_cleared: bool
 ) -> None:
-    lake = Lake(f"file://{tmp_path}", quick=True)
+    lake = LakePath(f"file://{tmp_path}", quick=True)
     (lake / "record").replace(b"old")
 
     def refuse(*arguments: object, **options: object) -> None:
@@ -154,7 +154,7 @@ def test_a_draft_is_removed_where_the_lake_answers(
     assert (lake / "record").read() == b"old"
 
 
-def test_a_local_file_takes_the_place_of_another_whole(lake: Lake, tmp_path: Path) -> None:
+def test_a_local_file_takes_the_place_of_another_whole(lake: LakePath, tmp_path: Path) -> None:
     lake.make()
     source = tmp_path / "source"
     source.write_bytes(b"new" * 1_000_000)
@@ -164,7 +164,7 @@ def test_a_local_file_takes_the_place_of_another_whole(lake: Lake, tmp_path: Pat
     assert lake.names() == ("record",)
 
 
-def test_append_adds_what_is_missing(lake: Lake) -> None:
+def test_append_adds_what_is_missing(lake: LakePath) -> None:
     lake.make()
     log = lake / "log"
     assert log.append(b"one\n", at=0) == 4
@@ -181,7 +181,7 @@ def test_append_adds_what_is_missing(lake: Lake) -> None:
     assert log.read() == b"one\ntwo\nthree\n"
 
 
-def test_opened_files_are_files(lake: Lake) -> None:
+def test_opened_files_are_files(lake: LakePath) -> None:
     lake.make()
     with (lake / "f").open("wb") as file:
         file.write(b"first\n")
@@ -200,7 +200,7 @@ def test_opened_files_are_files(lake: Lake) -> None:
     assert (lake / "f").read() == b"first\nsecond\nthird"
 
 
-def test_errors_say_what_is_wrong(lake: Lake) -> None:
+def test_errors_say_what_is_wrong(lake: LakePath) -> None:
     lake.make()
     with pytest.raises(StoreError, match=f"cannot read {lake.url}/absent: ") as absent:
         (lake / "absent").read()
@@ -215,7 +215,7 @@ def test_errors_say_what_is_wrong(lake: Lake) -> None:
     assert kinds == ["absent", "absent", "exists", "exists"]
 
 
-def test_a_process_can_be_forked_afterwards(lake: Lake) -> None:
+def test_a_process_can_be_forked_afterwards(lake: LakePath) -> None:
     """PySpark launches its JVM so; a child that dropped the client would hang."""
     lake.make()
     subprocess.run(["true"], preexec_fn=lambda: None, check=True, timeout=60)
@@ -227,14 +227,14 @@ def test_a_process_can_be_forked_afterwards(lake: Lake) -> None:
 )
 def test_other_places_are_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="absolute hdfs:// or file:// URL"):
-        Lake(url)
+        LakePath(url)
 
 
 _AS_ANOTHER = """
 import sys
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
-private = Lake(sys.argv[1])
+from hopsgpu.storage.lake import LakePath
+private = LakePath(sys.argv[1])
 calls = {
     "write": lambda: (private / "new").write(b""),
     "create": lambda: (private / "new").create(),
@@ -256,7 +256,7 @@ for doing, call in calls.items():
 """
 
 
-def test_what_belongs_to_others_is_refused(hdfs_lake: Lake) -> None:
+def test_what_belongs_to_others_is_refused(hdfs_lake: LakePath) -> None:
     hdfs_lake.make()
     private = hdfs_lake / "private"
     private.make()
@@ -276,7 +276,7 @@ def test_what_belongs_to_others_is_refused(hdfs_lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("quota", ["namespacequota", "storagespacequota"])
-def test_a_full_quota_is_told(hdfs_lake: Lake, webhdfs_url: str, quota: str) -> None:
+def test_a_full_quota_is_told(hdfs_lake: LakePath, webhdfs_url: str, quota: str) -> None:
     hdfs_lake.make()
     answer = requests.put(
         f"{webhdfs_url.replace('webhdfs', 'http')}/webhdfs/v1{hdfs_lake.path}",
@@ -295,7 +295,7 @@ def test_a_full_quota_is_told(hdfs_lake: Lake, webhdfs_url: str, quota: str) -> 
     ("mask", "directory", "file"), [("077", 0o700, 0o600), ("022", 0o755, 0o644)]
 )
 def test_the_umask_counts(
-    hdfs_lake: Lake,
+    hdfs_lake: LakePath,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mask: str,
@@ -307,7 +307,7 @@ def test_the_umask_counts(
         f"<value>{mask}</value></property></configuration>"
     )
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    lake = Lake(hdfs_lake.url)
+    lake = LakePath(hdfs_lake.url)
     (lake / "d").make()
     (lake / "d" / "written").write(b"1")
     (lake / "d" / "created").create()
@@ -317,16 +317,16 @@ def test_the_umask_counts(
     assert {status.mode for status in (lake / "d").entries()} == {file}
 
 
-def test_nobody_there_is_told_within_seconds(hdfs_lake: Lake) -> None:
+def test_nobody_there_is_told_within_seconds(hdfs_lake: LakePath) -> None:
     scheme = hdfs_lake.url.partition("://")[0]
     began = time.monotonic()
     with pytest.raises(StoreError, match="Connection refused.*HADOOP_CONF_DIR") as told:
-        Lake(f"{scheme}://127.0.0.1:1/x", quick=True).stat()
+        LakePath(f"{scheme}://127.0.0.1:1/x", quick=True).stat()
     assert told.value.kind == "unreachable"
     assert time.monotonic() - began < 30
 
 
-def test_readers_see_whole_records(lake: Lake) -> None:
+def test_readers_see_whole_records(lake: LakePath) -> None:
     """While it is replaced again and again."""
     lake.make()
     record = lake / "record"
@@ -354,8 +354,8 @@ def test_readers_see_whole_records(lake: Lake) -> None:
 
 _HOLDS_OPEN = """
 import sys
-from hopsgpu.storage.lake import Lake
-lake = Lake(sys.argv[1])
+from hopsgpu.storage.lake import LakePath
+lake = LakePath(sys.argv[1])
 writer = lake.files._client.append(lake.path)
 writer.write(b"by the dead")
 writer.hsync()
@@ -365,7 +365,7 @@ sys.stdin.read()
 
 
 def test_what_a_dead_writer_holds_open_is_added_to(hdfs_url: str) -> None:
-    lake = Lake(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
     lake.make()
     try:
         log = lake / "log"

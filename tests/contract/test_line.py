@@ -16,7 +16,7 @@ from hdfs import InsecureClient
 from hopsgpu.core import queue_policy
 from hopsgpu.core.queue_policy import Bound, Own, decide_turn
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import (
     LineReader,
     QueuePlace,
@@ -29,9 +29,9 @@ from tests.conftest import until
 NODES = (2, 2)
 
 
-def place(directory: Lake, number: int, executors: int = 1) -> QueuePlace:
+def place(directory: LakePath, number: int, executors: int = 1) -> QueuePlace:
     return QueuePlace(
-        Lake(directory.url),
+        LakePath(directory.url),
         application=f"application_1_{number:04d}",
         executors=executors,
         gpus=1,
@@ -65,18 +65,18 @@ def wait_turn(one: QueuePlace) -> None:
 
 
 @pytest.fixture
-def directory(lake: Lake) -> Lake:
+def directory(lake: LakePath) -> LakePath:
     lake.make()
     return make_line(lake, "hopsgpu", "locks", "cluster", "default")
 
 
-def test_the_directory_is_sticky_and_for_all(directory: Lake) -> None:
+def test_the_directory_is_sticky_and_for_all(directory: LakePath) -> None:
     assert directory.stat().mode == 0o1777
     again = directory.url.partition("/hopsgpu/")[0]
-    assert make_line(Lake(again), "hopsgpu", "locks", "cluster", "default") == directory
+    assert make_line(LakePath(again), "hopsgpu", "locks", "cluster", "default") == directory
 
 
-def test_one_at_a_time_and_in_order(directory: Lake) -> None:
+def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
     first, second = place(directory, 1), place(directory, 2)
     with stand_in_line(first), stand_in_line(second):
         first, second = filed(first, second)
@@ -89,7 +89,7 @@ def test_one_at_a_time_and_in_order(directory: Lake) -> None:
     assert directory.names() == (queue_policy.turn_name(4),)
 
 
-def test_many_at_once_never_have_the_turn_together(directory: Lake) -> None:
+def test_many_at_once_never_have_the_turn_together(directory: LakePath) -> None:
     asking = threading.Semaphore(1)
     order = []
 
@@ -112,7 +112,7 @@ def test_many_at_once_never_have_the_turn_together(directory: Lake) -> None:
     assert directory.names() == (queue_policy.turn_name(36),)
 
 
-def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> None:
+def test_who_gave_back_a_part_stands_again_where_it_stood(directory: LakePath) -> None:
     first, second = place(directory, 1), place(directory, 2)
     with stand_in_line(first), stand_in_line(second):
         first, second = filed(first, second)
@@ -124,7 +124,7 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> No
         assert try_turn(first)
 
 
-def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_crashed_stops_nobody(directory: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_policy, "LEASE_SECONDS", 5.0)
     monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 1.0)
     holder, waiting, later = (place(directory, number) for number in range(3))
@@ -149,7 +149,7 @@ def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.Monke
     assert [name for name in directory.names() if name.startswith("ticket")] == []
 
 
-def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: Lake) -> None:
+def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: LakePath) -> None:
     late, quick = place(directory, 1), place(directory, 2)
     with stand_in_line(late), stand_in_line(quick):
         file(late)
@@ -165,7 +165,7 @@ def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: Lake) ->
         assert try_turn(late)
 
 
-def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: Lake) -> None:
+def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: LakePath) -> None:
     first, second = place(directory, 1), place(directory, 2)
     queue = queue_policy.queue_tag("root.default")
 
@@ -189,7 +189,7 @@ def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: L
     assert [name for name in directory.names() if name.startswith("ticket")] == []
 
 
-def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: Lake) -> None:
+def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: LakePath) -> None:
     one = place(directory, 1)
     with stand_in_line(one):
         file(one)
@@ -198,7 +198,7 @@ def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: Lake) 
         assert [ticket for ticket, _ in one.look().standing] == [one.ticket]
 
 
-def test_a_ticket_says_what_bounds_it(directory: Lake) -> None:
+def test_a_ticket_says_what_bounds_it(directory: LakePath) -> None:
     one = place(directory, 1, executors=3)
     with stand_in_line(one):
         file(one, bound=Bound.CLUSTER)
@@ -208,7 +208,7 @@ def test_a_ticket_says_what_bounds_it(directory: Lake) -> None:
         assert seen == one.ticket
 
 
-class Refusing(Lake):
+class Refusing(LakePath):
     """A lake that refuses the call whose number is set."""
 
     def refuse(self, number: int) -> None:
@@ -218,7 +218,7 @@ class Refusing(Lake):
         self._count()
         return super().entries()
 
-    def __truediv__(self, name: str) -> Lake:
+    def __truediv__(self, name: str) -> LakePath:
         self._count()
         return super().__truediv__(name)
 
@@ -231,7 +231,7 @@ class Refusing(Lake):
 
 @pytest.mark.parametrize("number", range(1, 25))
 def test_a_lake_that_refuses_in_between_stops_nobody(
-    directory: Lake, monkeypatch: pytest.MonkeyPatch, number: int
+    directory: LakePath, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Whatever call fails: the turn is had or given back, and the others get theirs."""
     monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 0.0)
@@ -259,7 +259,7 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
     assert int(max(name for name in entries if name.startswith("turn"))[-12:]) % 2 == 0
 
 
-def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: Lake) -> None:
+def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -> None:
     standing = StandingOffer(directory, application="application_1_0001", gpus=2, run="fit")
     queues = (queue_policy.queue_tag("root.default"), queue_policy.queue_tag("root"))
     assert standing.needed(3, 0, queues, free=0) == 0
@@ -279,7 +279,7 @@ def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: Lake) -> No
     assert directory.names() == ()
 
 
-def test_a_reader_sees_who_waits_and_for_how_long(directory: Lake) -> None:
+def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
     now = [0.0]
     cluster, partition = directory.above, directory.url.rpartition("/")[2]
     reader = LineReader(cluster, lambda: now[0])
@@ -299,11 +299,11 @@ def test_a_reader_sees_who_waits_and_for_how_long(directory: Lake) -> None:
     one.leave()
 
 
-def test_a_reader_needs_no_directory(directory: Lake) -> None:
+def test_a_reader_needs_no_directory(directory: LakePath) -> None:
     assert LineReader(directory / "none").look() == ({}, [])
 
 
-def test_directories_that_others_made_stop_no_reader(directory: Lake) -> None:
+def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> None:
     cluster, partition = directory.above, directory.url.rpartition("/")[2]
     one = place(directory, 1)
     file(one)
@@ -315,7 +315,7 @@ def test_directories_that_others_made_stop_no_reader(directory: Lake) -> None:
 
 @pytest.mark.parametrize("ahead", [120.0, 7200.0])
 def test_a_file_of_the_future_does_not_make_others_look_dead(
-    directory: Lake, request: pytest.FixtureRequest, ahead: float
+    directory: LakePath, request: pytest.FixtureRequest, ahead: float
 ) -> None:
     now = [0.0]
     cluster, partition = directory.above, directory.url.rpartition("/")[2]
@@ -335,7 +335,7 @@ def test_a_file_of_the_future_does_not_make_others_look_dead(
     one.leave()
 
 
-def test_a_renewal_dates_the_directory(hdfs_lake: Lake) -> None:
+def test_a_renewal_dates_the_directory(hdfs_lake: LakePath) -> None:
     """By which a reader knows the NameNode's clock."""
     hdfs_lake.make()
     one = hdfs_lake / "one"
@@ -346,7 +346,7 @@ def test_a_renewal_dates_the_directory(hdfs_lake: Lake) -> None:
     assert hdfs_lake.stat().modified > before
 
 
-def date(file: Lake, when: float, request: pytest.FixtureRequest) -> None:
+def date(file: LakePath, when: float, request: pytest.FixtureRequest) -> None:
     """Sets the time of a file, as its owner may."""
     if file.is_local:
         os.utime(file.path, (when, when))

@@ -15,7 +15,7 @@ import pytest
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.packaging.provenance import Provenance
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.tracking.mlflow import Tracking, log
 from hopsgpu.tracking.mlflow_logger import log_run
 from tests.unit.records import put_run
@@ -38,7 +38,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return (tmp_path / "mlflow").as_uri()
 
 
-def put(root: Path, state: str = "succeeded", **changes: Any) -> Lake:
+def put(root: Path, state: str = "succeeded", **changes: Any) -> LakePath:
     """A run of two attempts, of which the second went on from step 3."""
     directory = put_run(root, RUN, state, attempt=1, **changes)
     for place, first, count in (("logs", 0, 5), ("logs/attempt-1", 3, 2500)):
@@ -51,7 +51,7 @@ def put(root: Path, state: str = "succeeded", **changes: Any) -> Lake:
         odd = {"time": 1000, "step": first, "metrics": {"val/acc@1": "NaN", "best": "Infinity"}}
         text = "\n".join([*lines, json.dumps(odd), ""])
         (directory / place / "metrics-0.jsonl").write_text(text)
-    return Lake(directory.as_uri())
+    return LakePath(directory.as_uri())
 
 
 def client_of(store: str) -> MlflowClient:

@@ -21,7 +21,7 @@ from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.storage.digests import DIGEST, FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 DAY = 24 * 3600 * 1000
 
@@ -37,7 +37,7 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(lake: Lake) -> ModelStore:
+def store(lake: LakePath) -> ModelStore:
     return ModelStore(lake.url)
 
 
@@ -49,12 +49,12 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
-def left(lake: Lake, name: str = "net") -> tuple[str, ...]:
+def left(lake: LakePath, name: str = "net") -> tuple[str, ...]:
     return (lake / name / "_staging").names()
 
 
 def test_a_published_version_comes_back(
-    lake: Lake, store: ModelStore, model: Path, tmp_path: Path
+    lake: LakePath, store: ModelStore, model: Path, tmp_path: Path
 ) -> None:
     assert store.versions("net") == ()
     assert store.list() == ()
@@ -77,7 +77,7 @@ def test_a_published_version_comes_back(
         assert opened.read().decode() == "ein Wort mit Umlaut: ü"
 
 
-def test_a_manifest_says_what_a_version_is(lake: Lake, store: ModelStore, model: Path) -> None:
+def test_a_manifest_says_what_a_version_is(lake: LakePath, store: ModelStore, model: Path) -> None:
     import xxhash
 
     signature = {"inputs": {"image": [None, 28, 28]}, "outputs": ("digit",)}
@@ -90,7 +90,7 @@ def test_a_manifest_says_what_a_version_is(lake: Lake, store: ModelStore, model:
         tags=["new"],
     )
     manifest = version.manifest
-    assert manifest == json.loads((Lake(version.url) / "manifest.json").read())
+    assert manifest == json.loads((LakePath(version.url) / "manifest.json").read())
     weights = (model / "weights.pt").read_bytes()
     digest = xxhash.xxh3_128(weights).hexdigest()
     assert manifest["files"]["weights.pt"] == {"bytes": len(weights), "digest": digest}
@@ -136,7 +136,7 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
             store.get("net", version)  # type: ignore[arg-type]
 
 
-def test_what_is_no_version_is_passed_over(lake: Lake, store: ModelStore, model: Path) -> None:
+def test_what_is_no_version_is_passed_over(lake: LakePath, store: ModelStore, model: Path) -> None:
     store.publish(model, "net")
     for name in ("3", "04", "export"):
         (lake / "net" / name).make()
@@ -148,7 +148,7 @@ def test_what_is_no_version_is_passed_over(lake: Lake, store: ModelStore, model:
 
 
 def test_what_others_left_among_the_models_is_passed_over(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     store.publish(model, "net")
     for name in (".trash", "_other", "notes"):
@@ -167,7 +167,7 @@ def test_damage_is_named_and_nothing_is_downloaded(
     store: ModelStore, model: Path, tmp_path: Path, damage: str
 ) -> None:
     version = store.publish(model, "net")
-    file = Lake(version.url) / "layers" / "0.txt"
+    file = LakePath(version.url) / "layers" / "0.txt"
     content = file.read()
     if damage == "missing":
         file.remove()
@@ -198,7 +198,7 @@ def test_a_manifest_that_cannot_be_read_is_named(
     store: ModelStore, model: Path, tmp_path: Path, change: Callable[[str], str], said: str
 ) -> None:
     version = store.publish(model, "net")
-    file = Lake(version.url) / "manifest.json"
+    file = LakePath(version.url) / "manifest.json"
     file.write(change(file.read().decode()).encode())
     with pytest.raises(StoreError, match=said):
         version.download(tmp_path / "copy")
@@ -240,7 +240,9 @@ def publish_together(together: threading.Barrier, url: str, model: Path) -> None
     own.publish(model, "net")
 
 
-def test_publishers_at_once_get_a_version_each(lake: Lake, store: ModelStore, model: Path) -> None:
+def test_publishers_at_once_get_a_version_each(
+    lake: LakePath, store: ModelStore, model: Path
+) -> None:
     spawn = multiprocessing.get_context("spawn")
     given: Any = (spawn.Barrier(8), lake.url, model)
     publishers = [spawn.Process(target=publish_together, args=given) for _ in range(8)]
@@ -256,7 +258,7 @@ def test_publishers_at_once_get_a_version_each(lake: Lake, store: ModelStore, mo
     assert left(lake) == ()
 
 
-def test_tags_move_and_lead_to_versions(lake: Lake, store: ModelStore, model: Path) -> None:
+def test_tags_move_and_lead_to_versions(lake: LakePath, store: ModelStore, model: Path) -> None:
     store.publish(model, "net", tags=("production", "production"))
     store.publish(model, "net")
     assert store.get("net", "production").version == 1
@@ -290,7 +292,7 @@ def test_the_longest_tags_are_set(store: ModelStore, model: Path) -> None:
 
 
 def test_a_deleted_version_is_gone_and_its_number_too(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     for _ in range(3):
         store.publish(model, "net")
@@ -314,7 +316,7 @@ def test_a_deleted_version_is_gone_and_its_number_too(
 
 
 def test_a_version_that_another_program_made_keeps_its_number(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     store.publish(model, "net")
     (lake / "net" / "1").rename(lake / "net" / "41")
@@ -324,7 +326,7 @@ def test_a_version_that_another_program_made_keeps_its_number(
 
 
 def test_what_is_refused_leaves_nothing(
-    lake: Lake, store: ModelStore, model: Path, tmp_path: Path
+    lake: LakePath, store: ModelStore, model: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "nothing").mkdir()
     with pytest.raises(StoreError, match="contains no file to publish as 'net'"):
@@ -400,7 +402,7 @@ def test_links_and_names_of_all_kinds_are_published(
 
 
 def test_a_publish_that_fails_leaves_nothing(
-    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.publish(model, "net")
     problem = StoreError("the quota is full", "quota")
@@ -417,7 +419,7 @@ def test_a_publish_that_fails_leaves_nothing(
 
 
 def test_files_that_change_while_they_are_uploaded_are_no_version(
-    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upload_files = publication.upload_files
 
@@ -433,12 +435,12 @@ def test_files_that_change_while_they_are_uploaded_are_no_version(
 
 
 def test_a_lost_answer_to_the_rename_is_no_second_version(
-    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = Lake.rename
+    rename = LakePath.rename
     for answer in (False, StoreError("no answer", "unreachable")):
 
-        def lose(self: Lake, target: Lake, answer: object = answer) -> bool:
+        def lose(self: LakePath, target: LakePath, answer: object = answer) -> bool:
             done = rename(self, target)
             if not target.url.rpartition("/")[2].isdigit():
                 return done
@@ -446,7 +448,7 @@ def test_a_lost_answer_to_the_rename_is_no_second_version(
                 raise answer
             return False
 
-        monkeypatch.setattr(Lake, "rename", lose)
+        monkeypatch.setattr(LakePath, "rename", lose)
         version = store.publish(model, "net")
         monkeypatch.undo()
         assert store.get("net") == version
@@ -455,7 +457,7 @@ def test_a_lost_answer_to_the_rename_is_no_second_version(
 
 
 def test_leftovers_are_swept_by_the_age_of_their_newest_file(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     store.publish(model, "net")
     home = lake / "net"
@@ -479,7 +481,7 @@ def test_leftovers_are_swept_by_the_age_of_their_newest_file(
 
 
 def test_drafts_of_tags_and_probes_are_swept_by_their_age(
-    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -487,7 +489,7 @@ def test_drafts_of_tags_and_probes_are_swept_by_their_age(
     home = lake / "net"
     # Of those who are killed before they remove, or rename, what they have written.
     with monkeypatch.context() as dying:
-        dying.setattr(Lake, "remove", lambda self: None)
+        dying.setattr(LakePath, "remove", lambda self: None)
         check_writable(lake.url, "net", "run-0", blocks=True)
         store.publish(model, "net", tags=["production"])
         check_writable(lake.url, "net", "run-1", blocks=False)
@@ -528,7 +530,7 @@ def shards(tmp_path: Path, files: dict[int, dict[str, str]]) -> dict[int, Path]:
 
 
 def test_the_parts_of_several_ranks_are_one_version(
-    lake: Lake, store: ModelStore, tmp_path: Path
+    lake: LakePath, store: ModelStore, tmp_path: Path
 ) -> None:
     files = {
         0: {"config.json": "{}", "s/__0_0.distcp": "zero", ".metadata": "m"},
@@ -564,7 +566,7 @@ def test_the_parts_of_several_ranks_are_one_version(
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(
-    lake: Lake, store: ModelStore, tmp_path: Path, other: dict[str, str], said: str
+    lake: LakePath, store: ModelStore, tmp_path: Path, other: dict[str, str], said: str
 ) -> None:
     staging = publication.begin(lake, "net")
     directories = shards(tmp_path, {0: {"a/w": "one"}, 4: other})
@@ -577,7 +579,9 @@ def test_parts_that_contradict_each_other_are_refused(
     assert store.list() == ()
 
 
-def test_a_tag_goes_back_and_says_who_moved_it(lake: Lake, store: ModelStore, model: Path) -> None:
+def test_a_tag_goes_back_and_says_who_moved_it(
+    lake: LakePath, store: ModelStore, model: Path
+) -> None:
     for _ in range(3):
         store.publish(model, "net")
     for number in (1, 2, 3):
@@ -599,7 +603,9 @@ def test_a_tag_goes_back_and_says_who_moved_it(lake: Lake, store: ModelStore, mo
     assert store.tags("net") == {}
 
 
-def test_a_format_is_recognised_and_loaded(lake: Lake, store: ModelStore, tmp_path: Path) -> None:
+def test_a_format_is_recognised_and_loaded(
+    lake: LakePath, store: ModelStore, tmp_path: Path
+) -> None:
     import numpy as np
     import xgboost
 

@@ -24,7 +24,7 @@ from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import numbers
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Steps:
 
 
 def publish_parts(url: str, name: str, sources: Path) -> int:
-    staging = publication.begin(Lake(url), name)
+    staging = publication.begin(LakePath(url), name)
     parts = {rank: publication.upload(staging, sources / str(rank), rank) for rank in FILES}
     return publication.commit(staging, parts, VersionDescription(tags=["production"])).version
 
@@ -203,7 +203,7 @@ Deed = Callable[[str, str, Path], int]
 
 def act(url: str, name: str, sources: Path, deed: Deed, point: str | None, told: Path) -> None:
     """A process that publishes or deletes, and is killed; or tells all steps."""
-    home = Lake(url) / name
+    home = LakePath(url) / name
     steps = Steps(home.path, point)
     steps.watch(type(home.files))
     steps.watch_local_rename()
@@ -221,7 +221,7 @@ class Killing:
     # Modules that each of them imports.
     imported: Sequence[str] = ()
 
-    def __init__(self, lake: Lake, name: str, sources: Path, publish: Deed) -> None:
+    def __init__(self, lake: LakePath, name: str, sources: Path, publish: Deed) -> None:
         self.store = ModelStore(lake.url)
         self.home = lake / name
         self._url = lake.url
@@ -346,7 +346,7 @@ def kill_delete(killing: Killing, point: str, gone: Collection[str]) -> str | No
     ids=["parts", "whole"],
 )
 def test_a_publish_killed_at_any_step(
-    lake: Lake,
+    lake: LakePath,
     sources: Path,
     at_once: concurrent.futures.Executor,
     publish: Deed,
@@ -362,7 +362,7 @@ def test_a_publish_killed_at_any_step(
 
 
 def test_a_deletion_killed_at_any_step(
-    lake: Lake, sources: Path, at_once: concurrent.futures.Executor
+    lake: LakePath, sources: Path, at_once: concurrent.futures.Executor
 ) -> None:
     steps = Killing(lake, "steps", sources, publish_parts)
     for _ in range(2):

@@ -8,7 +8,7 @@ from hopsgpu.artifacts.run_changes import AGAIN_SECONDS, RunChanges
 from hopsgpu.artifacts.runs import RunRecord
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import RecordedRun
 
 FIRST, SECOND = "fit-20261120-230000-aaaaaa", "fit-20261121-100000-bbbbbb"
@@ -17,7 +17,7 @@ FIRST, SECOND = "fit-20261120-230000-aaaaaa", "fit-20261121-100000-bbbbbb"
 class Reader:
     """Looks at a root by a clock that a test sets; notes which records are read."""
 
-    def __init__(self, root: Lake) -> None:
+    def __init__(self, root: LakePath) -> None:
         self.now = 1000.0
         self.read: list[str] = []
         self.changes = RunChanges(root, self._digest, lambda: self.now)
@@ -34,14 +34,14 @@ class Reader:
         return found.read, found.removed, found.unreadable
 
 
-def ended(lake: Lake, run_id: str) -> RecordedRun:
+def ended(lake: LakePath, run_id: str) -> RecordedRun:
     run = RecordedRun(lake, run_id, time.time() - 100.0)
     run.trains(run.now + 1, run.now + 2)
     run.ends(run.now + 3, run.now + 4, run.now + 5, GangState.SUCCEEDED)
     return run
 
 
-def test_each_look_reads_what_changed(lake: Lake) -> None:
+def test_each_look_reads_what_changed(lake: LakePath) -> None:
     reader = Reader(lake)
     assert reader.look() == ({}, (), 0)
     ended(lake, FIRST)
@@ -59,7 +59,7 @@ def test_each_look_reads_what_changed(lake: Lake) -> None:
     assert reader.look() == ({FIRST: "succeeded"}, (), 0)
 
 
-def test_only_records_of_runs_that_go_on_are_read_again_without_a_change(lake: Lake) -> None:
+def test_only_records_of_runs_that_go_on_are_read_again_without_a_change(lake: LakePath) -> None:
     ended(lake, FIRST)
     RecordedRun(lake, SECOND, time.time())
     reader = Reader(lake)
@@ -70,7 +70,7 @@ def test_only_records_of_runs_that_go_on_are_read_again_without_a_change(lake: L
     assert reader.read == [SECOND]
 
 
-def test_what_cannot_be_read_is_read_again_later_or_once_it_changes(lake: Lake) -> None:
+def test_what_cannot_be_read_is_read_again_later_or_once_it_changes(lake: LakePath) -> None:
     (lake / "runs" / FIRST).make()
     (lake / "runs" / FIRST / "run.json").write(b"{")
     run = RecordedRun(lake, SECOND, time.time())

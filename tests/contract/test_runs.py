@@ -19,7 +19,7 @@ from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.launcher.run_record import write
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import put_run
 
 RUN = "fit-20261122-120000-bbbbbb"
@@ -31,7 +31,7 @@ def record_of(tmp_path: Path, state: str) -> bytes:
     return (put_run(root, RUN, state) / "run.json").read_bytes()
 
 
-def test_a_record_is_read_whole_while_it_is_replaced(lake: Lake, tmp_path: Path) -> None:
+def test_a_record_is_read_whole_while_it_is_replaced(lake: LakePath, tmp_path: Path) -> None:
     store = RunStore(lake.url)
     directory = store.directory(RUN)
     directory.make()
@@ -56,7 +56,7 @@ def test_a_record_is_read_whole_while_it_is_replaced(lake: Lake, tmp_path: Path)
     assert directory.names() == ("run.json",)
 
 
-def test_runs_are_listed_cancelled_and_pruned(lake: Lake, tmp_path: Path) -> None:
+def test_runs_are_listed_cancelled_and_pruned(lake: LakePath, tmp_path: Path) -> None:
     store = RunStore(lake.url)
     assert store.ids() == ()
     directory = store.directory(RUN)
@@ -66,7 +66,7 @@ def test_runs_are_listed_cancelled_and_pruned(lake: Lake, tmp_path: Path) -> Non
     assert set(store.ids()) == {RUN, "empty"}
     states = {run.run_id: run.state_at(time.time()) for run in store.read(store.ids())}
     assert states == {RUN: "running", "empty": "unreadable"}
-    wish = Lake(directory.url, quick=True) / "cancel"
+    wish = LakePath(directory.url, quick=True) / "cancel"
     assert not wish.exists()
     store.ask_to_cancel(RUN)
     store.ask_to_cancel(RUN)
@@ -76,7 +76,7 @@ def test_runs_are_listed_cancelled_and_pruned(lake: Lake, tmp_path: Path) -> Non
     assert done.stdout == f"{RUN}\n" and store.ids() == ("empty",)
 
 
-def test_a_log_is_read_as_it_grows(lake: Lake, tmp_path: Path) -> None:
+def test_a_log_is_read_as_it_grows(lake: LakePath, tmp_path: Path) -> None:
     directory = RunStore(lake.url).directory(RUN)
     logs = directory / "logs"
     logs.make()
@@ -102,7 +102,7 @@ def test_a_log_is_read_as_it_grows(lake: Lake, tmp_path: Path) -> None:
     assert (logs / "metrics-0.jsonl").read() == b"{}\n" * 5
 
 
-def test_a_large_log_comes_whole(lake: Lake) -> None:
+def test_a_large_log_comes_whole(lake: LakePath) -> None:
     logs = RunStore(lake.url).directory(RUN) / "logs"
     logs.make()
     container = Container(0, "container_0", "node1", "10.0.0.1", ())
@@ -120,7 +120,7 @@ def test_a_large_log_comes_whole(lake: Lake) -> None:
     assert reader.at == 20 * MIB
 
 
-def test_tensorboards_files_are_copied_as_they_grow(lake: Lake, tmp_path: Path) -> None:
+def test_tensorboards_files_are_copied_as_they_grow(lake: LakePath, tmp_path: Path) -> None:
     source = lake / "tensorboard"
     mirror = Mirror(source, tmp_path)
     assert mirror.renew() == 0
@@ -133,7 +133,7 @@ def test_tensorboards_files_are_copied_as_they_grow(lake: Lake, tmp_path: Path) 
     assert (tmp_path / "train" / "events.out.tfevents.1").read_bytes() == b"one two"
 
 
-def test_what_the_lake_holds_is_json(lake: Lake, tmp_path: Path) -> None:
+def test_what_the_lake_holds_is_json(lake: LakePath, tmp_path: Path) -> None:
     directory = RunStore(lake.url).directory(RUN)
     directory.make()
     write(directory, record_of(tmp_path, "succeeded"))

@@ -23,7 +23,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.storage import hdfs, retrying
 from hopsgpu.storage import lake as lake_module
 from hopsgpu.storage.error_messages import SAFE_MODE, Trouble, explain
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # Whether it is on afterwards.
 SetSafeMode = Callable[[str], bool]
@@ -43,7 +43,7 @@ def set_safe_mode(spark: SparkSession) -> SetSafeMode:
 
 
 @pytest.fixture
-def store(hdfs_lake: Lake, tmp_path: Path) -> ModelStore:
+def store(hdfs_lake: LakePath, tmp_path: Path) -> ModelStore:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(b"w" * 1000)
     store = ModelStore(hdfs_lake.url)
@@ -110,7 +110,7 @@ def test_a_datanode_that_says_nothing_is_waited_for_in_bounds(
     (datanode,) = (
         one.pid for one in devcluster.status(cluster_dir).daemons if one.name == DATANODE
     )
-    lake = Lake(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
     lake.make()
     content = os.urandom(40 << 20)
     (lake / "large").write(content)

@@ -13,7 +13,7 @@ import xxhash
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.hdfs import Hdfs
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.transfer import check_files, download_files, upload_files
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def test_files_come_back_as_they_were(lake: Lake, source: Path, tmp_path: Path) -> None:
+def test_files_come_back_as_they_were(lake: LakePath, source: Path, tmp_path: Path) -> None:
     facts = upload_files(files_below(source), lake)
     assert facts == {
         name: FileFacts(size, xxhash.xxh3_128_hexdigest((source / name).read_bytes()))
@@ -45,7 +45,7 @@ def test_files_come_back_as_they_were(lake: Lake, source: Path, tmp_path: Path) 
     }
 
 
-def test_many_files(lake: Lake, tmp_path: Path) -> None:
+def test_many_files(lake: LakePath, tmp_path: Path) -> None:
     files = {}
     for number in range(150):
         file = tmp_path / f"{number}"
@@ -58,7 +58,7 @@ def test_many_files(lake: Lake, tmp_path: Path) -> None:
 
 
 def test_files_are_read_through_one_client(
-    lake: Lake, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = upload_files(files_below(source), lake)
     made: list[object] = []
@@ -70,14 +70,16 @@ def test_files_are_read_through_one_client(
             init(one, *given, **named)
 
         monkeypatch.setattr(kind, "__init__", counted)
-    check_files(facts, Lake(lake.url))
+    check_files(facts, LakePath(lake.url))
     assert len(made) == 1
-    download_files(facts, Lake(lake.url), tmp_path / "target")
+    download_files(facts, LakePath(lake.url), tmp_path / "target")
     assert len(made) == 2
 
 
 @pytest.mark.parametrize("damage", ["other", "shorter", "longer", "missing", "a directory"])
-def test_what_is_damaged_is_named(lake: Lake, source: Path, tmp_path: Path, damage: str) -> None:
+def test_what_is_damaged_is_named(
+    lake: LakePath, source: Path, tmp_path: Path, damage: str
+) -> None:
     facts = upload_files(files_below(source), lake)
     damaged = lake / "below/deep/odd"
     content = (source / "below/deep/odd").read_bytes()
@@ -98,7 +100,7 @@ def test_what_is_damaged_is_named(lake: Lake, source: Path, tmp_path: Path, dama
         assert told.value.kind == "damaged"
 
 
-def test_the_first_problem_ends_the_others(lake: Lake, source: Path, tmp_path: Path) -> None:
+def test_the_first_problem_ends_the_others(lake: LakePath, source: Path, tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="gone cannot be read"):
         upload_files({**files_below(source), "gone": tmp_path / "gone"}, lake)
@@ -108,7 +110,7 @@ def test_the_first_problem_ends_the_others(lake: Lake, source: Path, tmp_path: P
     assert told.value.kind == "exists"
 
 
-def test_it_can_be_stopped(lake: Lake, source: Path, tmp_path: Path) -> None:
+def test_it_can_be_stopped(lake: LakePath, source: Path, tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
     with pytest.raises(Cancelled):
@@ -118,7 +120,7 @@ def test_it_can_be_stopped(lake: Lake, source: Path, tmp_path: Path) -> None:
         download_files(facts, lake, tmp_path / "copy", stop=stop)
 
 
-def test_paths_outside_are_refused(lake: Lake, source: Path, tmp_path: Path) -> None:
+def test_paths_outside_are_refused(lake: LakePath, source: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         upload_files({"../x": source / "small"}, lake)
     with pytest.raises(ConfigError):

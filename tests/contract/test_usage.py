@@ -16,7 +16,7 @@ from hopsgpu.cli.main import main
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import UsePoint
 from hopsgpu.core.usage_report import RunUse
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import RecordedRun
 
 HOUR, MINUTE = 3600.0, 60.0
@@ -28,7 +28,7 @@ def at(day: int, hour: int, minute: int = 0) -> float:
     return datetime.datetime(2026, 11, day, hour, minute, tzinfo=datetime.UTC).timestamp()
 
 
-def put_runs(lake: Lake) -> None:
+def put_runs(lake: LakePath) -> None:
     """Writes a run over midnight, one that failed, and one that never had its GPUs."""
     # 2 GPUs: waits 30 minutes, holds them from 23:30 to 1:50, trains from 23:40 to 1:40.
     run = RecordedRun(lake, OVERNIGHT, at(20, 23))
@@ -65,7 +65,7 @@ def hours(usage: hopsgpu.Usage, name: str) -> dict[str, tuple[float, ...]]:
     }
 
 
-def test_hours_are_those_of_the_runs(lake: Lake) -> None:
+def test_hours_are_those_of_the_runs(lake: LakePath) -> None:
     put_runs(lake)
     usage = hopsgpu.usage("user", "2026-11-01", root=lake.url)
     assert hours(usage, "user") == {
@@ -82,7 +82,7 @@ def test_hours_are_those_of_the_runs(lake: Lake) -> None:
     }
 
 
-def test_each_day_has_its_hours(lake: Lake) -> None:
+def test_each_day_has_its_hours(lake: LakePath) -> None:
     put_runs(lake)
     assert hours(hopsgpu.usage("day", "all", root=lake.url), "day") == {
         "2026-11-20": (1.0, 0.667, 0.0, 0.333, 1.0),
@@ -90,7 +90,7 @@ def test_each_day_has_its_hours(lake: Lake) -> None:
     }
 
 
-def test_a_period_cuts_runs(lake: Lake) -> None:
+def test_a_period_cuts_runs(lake: LakePath) -> None:
     put_runs(lake)
     usage = hopsgpu.usage("run", "2026-11-21T01:10", until="2026-11-21T10:36", root=lake.url)
     assert hours(usage, "run") == {
@@ -99,7 +99,7 @@ def test_a_period_cuts_runs(lake: Lake) -> None:
     }
 
 
-def test_a_directory_changes_with_its_record(lake: Lake) -> None:
+def test_a_directory_changes_with_its_record(lake: LakePath) -> None:
     """By which runs from before a period are known."""
     run = RecordedRun(lake, FAILED, at(21, 10))
     (first,) = (lake / "runs").entries()
@@ -112,7 +112,7 @@ def test_a_directory_changes_with_its_record(lake: Lake) -> None:
     assert store.ids(second.modified / 1000 + 1) == ()
 
 
-def test_files_of_held_gangs_become_one(lake: Lake) -> None:
+def test_files_of_held_gangs_become_one(lake: LakePath) -> None:
     for name in ("gang-1", "gang-2"):
         points = UsePoint(1e9), UsePoint(1e9 + HOUR, HOUR)
         UsageFiles(lake).write_held(RunUse(name, "gang", "carol", "", "held", points))
@@ -124,7 +124,7 @@ def test_files_of_held_gangs_become_one(lake: Lake) -> None:
         assert hopsgpu.usage("user", "all", root=lake.url).total.gpu_hours_held == 2.0
 
 
-def test_a_removed_run_counts_as_before(lake: Lake) -> None:
+def test_a_removed_run_counts_as_before(lake: LakePath) -> None:
     put_runs(lake)
     UsageFiles(lake).write_held(
         RunUse("gang-1", "gang", "carol", "default", "held",

@@ -26,7 +26,7 @@ from hopsgpu import devcluster
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.devcluster.layout import DATANODE, NAMENODE, Layout
 from hopsgpu.linux import comm
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_gpus import said_by
 from tests.conftest import gone, until
@@ -101,7 +101,7 @@ class Case:
     cluster: Path
     manager: ResourceManager
     spark: SparkSession
-    root: Lake
+    root: LakePath
     begun: Launch | None = None
 
     @property

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from hopsgpu.gpu.node.leases import read_leases
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import BACK_SECONDS, until
 from tests.faults.launches import MODEL
@@ -51,7 +51,7 @@ class Leftovers:
     """
 
     def __init__(
-        self, cluster: Path, manager: ResourceManager, root: Lake, application: str
+        self, cluster: Path, manager: ResourceManager, root: LakePath, application: str
     ) -> None:
         self._cluster = cluster
         self._manager = manager

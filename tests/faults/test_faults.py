@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from hopsgpu import devcluster
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 from tests.faults.conftest import SEEN
@@ -55,9 +55,9 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
     """A root of each case's own on the lake."""
-    lake = Lake(f"{hdfs_url}/tmp/faults-{uuid.uuid4().hex}")
+    lake = LakePath(f"{hdfs_url}/tmp/faults-{uuid.uuid4().hex}")
     monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
     yield lake
     lake.remove()
@@ -81,7 +81,7 @@ def test_fault(
     cluster_env: dict[str, str],
     manager: ResourceManager,
     spark: SparkSession,
-    root: Lake,
+    root: LakePath,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.conftest import CONTAINERS_ENV
 from tests.objects.emulators import EMULATORS, Emulator
 
@@ -49,6 +49,6 @@ def bucket(emulator: Emulator) -> str:
 
 
 @pytest.fixture
-def lake(bucket: str) -> Lake:
+def lake(bucket: str) -> LakePath:
     """A directory of the bucket in which nothing is."""
-    return Lake(f"{bucket}/contract-{uuid.uuid4().hex}")
+    return LakePath(f"{bucket}/contract-{uuid.uuid4().hex}")

@@ -11,7 +11,7 @@ from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.errors import Cancelled
 from hopsgpu.storage import transfer
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract import test_checkpoints
 from tests.contract.test_checkpoints import found, save, saved
 from tests.objects.contracts import contracts_of
@@ -26,26 +26,26 @@ globals().update(contracts_of(test_checkpoints, WITHOUT))
 
 
 def test_a_part_is_there_once_its_record_is(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Checkpoints(lake, 0)
     saved(place, "first", tmp_path)
-    write = Lake.write
+    write = LakePath.write
 
-    def look_first(self: Lake, content: bytes) -> None:
+    def look_first(self: LakePath, content: bytes) -> None:
         if self.url.endswith(".complete"):
             assert (lake / "2" / "rank-0.0.0" / "state").exists()
             assert found(place, tmp_path / "got") == "first"
         write(self, content)
 
-    monkeypatch.setattr(Lake, "write", look_first)
+    monkeypatch.setattr(LakePath, "write", look_first)
     saved(place, "second", tmp_path, step=2)
     assert found(place, tmp_path / "got") == "second"
     assert lake.names() == ("1", "2", "_ranks")
     assert (lake / "2").names() == ("rank-0.0.0", "rank-0.0.0.complete")
 
 
-def test_what_a_killed_save_left_goes_with_its_step(lake: Lake, tmp_path: Path) -> None:
+def test_what_a_killed_save_left_goes_with_its_step(lake: LakePath, tmp_path: Path) -> None:
     (lake / "2" / "rank-0.0.0" / "state").write(b"half")
     place = Checkpoints(lake, 0, attempt=1)
     saved(place, "again", tmp_path, step=2)
@@ -55,7 +55,7 @@ def test_what_a_killed_save_left_goes_with_its_step(lake: Lake, tmp_path: Path) 
 
 
 def test_a_save_that_is_stopped_leaves_nothing(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = threading.Event()
     upload = transfer.upload_files

@@ -7,16 +7,16 @@ import json
 from pathlib import Path
 
 from hopsgpu.artifacts import python_environments
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract.test_environments import MAKERS, NEVER, made
 
 
-def put(lake: Lake, archive: Path, **more: int) -> python_environments.Description:
+def put(lake: LakePath, archive: Path, **more: int) -> python_environments.Description:
     described = {"bytes": archive.stat().st_size, **more}
-    return python_environments.put(Lake(lake.url), "key", archive, described, NEVER)
+    return python_environments.put(LakePath(lake.url), "key", archive, described, NEVER)
 
 
-def test_of_several_that_make_the_same_one_is_taken(lake: Lake, tmp_path: Path) -> None:
+def test_of_several_that_make_the_same_one_is_taken(lake: LakePath, tmp_path: Path) -> None:
     archives = [made(tmp_path, number) for number in range(MAKERS)]
     assert python_environments.find(lake, "key") is None
     with concurrent.futures.ThreadPoolExecutor(MAKERS) as pool:
@@ -30,7 +30,7 @@ def test_of_several_that_make_the_same_one_is_taken(lake: Lake, tmp_path: Path) 
     assert len((lake / "environments/key").names()) == 2
 
 
-def test_one_that_lost_its_archive_is_none(lake: Lake, tmp_path: Path) -> None:
+def test_one_that_lost_its_archive_is_none(lake: LakePath, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
     python_environments.archive_of(lake, "key", put(lake, archive)).remove()
     assert python_environments.find(lake, "key") is None
@@ -39,7 +39,7 @@ def test_one_that_lost_its_archive_is_none(lake: Lake, tmp_path: Path) -> None:
     assert python_environments.archive_of(lake, "key", told).exists()
 
 
-def test_what_nobody_used_is_swept(lake: Lake, tmp_path: Path) -> None:
+def test_what_nobody_used_is_swept(lake: LakePath, tmp_path: Path) -> None:
     put(lake, made(tmp_path, 1))
     home = lake / "environments"
     now = (home / "key/environment.json").stat().modified

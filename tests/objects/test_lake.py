@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.errors import StoreError
 from hopsgpu.storage import object_store
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract import test_lake
 from tests.objects.conftest import BUCKET
 from tests.objects.contracts import contracts_of
@@ -43,7 +43,7 @@ globals().update(contracts_of(test_lake, WITHOUT))
 MIB = 2**20
 
 
-def test_a_directory_is_there_with_its_first_file(lake: Lake, emulator: Emulator) -> None:
+def test_a_directory_is_there_with_its_first_file(lake: LakePath, emulator: Emulator) -> None:
     (lake / "below").make()
     assert not lake.exists() and lake.names() == ()
     (lake / "below" / "five").write(b"12345")
@@ -61,7 +61,7 @@ def test_a_directory_is_there_with_its_first_file(lake: Lake, emulator: Emulator
     assert not lake.exists()
 
 
-def test_marks_of_directories_are_no_files(lake: Lake) -> None:
+def test_marks_of_directories_are_no_files(lake: LakePath) -> None:
     (lake / "below" / "five").write(b"12345")
     # Clients of Hadoop and EMR make the first; the second has the directory's own name.
     for name in ("below_$folder$", "below"):
@@ -73,7 +73,7 @@ def test_marks_of_directories_are_no_files(lake: Lake) -> None:
 
 
 def test_credentials_that_were_refused_are_read_again(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*given: object, **named: object) -> None:
         raise PermissionError("The provided token has expired.")
@@ -83,11 +83,11 @@ def test_credentials_that_were_refused_are_read_again(
     with pytest.raises(StoreError, match="token has expired") as told:
         lake.stat()
     assert told.value.kind == "permission"
-    assert Lake(lake.url).files._files is not client  # type: ignore[attr-defined]
+    assert LakePath(lake.url).files._files is not client  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "100%", "1%20", "a+b", "x=1&y", "[1]*", "(1)", "'"])
-def test_names_are_kept(lake: Lake, name: str) -> None:
+def test_names_are_kept(lake: LakePath, name: str) -> None:
     file = lake / name / name
     file.write(name.encode())
     assert lake.names() == (lake / name).names() == (name,)
@@ -96,7 +96,7 @@ def test_names_are_kept(lake: Lake, name: str) -> None:
     assert lake.names() == ()
 
 
-def test_one_of_many_creates_a_file(lake: Lake) -> None:
+def test_one_of_many_creates_a_file(lake: LakePath) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda n: (lake / "claim").create(b"%d" % n), range(8)))
     assert sorted(made) == [False] * 7 + [True]
@@ -105,7 +105,7 @@ def test_one_of_many_creates_a_file(lake: Lake) -> None:
 
 
 def test_a_large_file_is_written_in_parts(
-    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_store, "_PART", 5 * MIB)
     content = os.urandom(12 * MIB + 5)
@@ -116,7 +116,7 @@ def test_a_large_file_is_written_in_parts(
 
 
 def test_a_write_that_ends_early_leaves_nothing(
-    lake: Lake, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blocks() -> Iterator[bytes]:
         yield from [b"x" * (4 * MIB)] * 4
@@ -131,7 +131,7 @@ def test_a_write_that_ends_early_leaves_nothing(
         assert not fsspec.filesystem("s3").list_multipart_uploads(BUCKET)
 
 
-def test_what_an_object_store_lacks_is_refused(lake: Lake) -> None:
+def test_what_an_object_store_lacks_is_refused(lake: LakePath) -> None:
     (lake / "file").write(b"1")
     for call in (
         lambda: (lake / "file").rename(lake / "other"),
@@ -143,7 +143,7 @@ def test_what_an_object_store_lacks_is_refused(lake: Lake) -> None:
     assert lake.names() == ("file",) and (lake / "file").read() == b"1"
 
 
-def test_errors_have_their_kinds(lake: Lake, emulator: Emulator) -> None:
+def test_errors_have_their_kinds(lake: LakePath, emulator: Emulator) -> None:
     (lake / "file").write(b"1")
     with pytest.raises(StoreError, match=f"cannot read {lake.url}/absent: ") as absent:
         (lake / "absent").read()
@@ -151,7 +151,7 @@ def test_errors_have_their_kinds(lake: Lake, emulator: Emulator) -> None:
         lake.read()
     nowhere = f"{emulator.url('nobody-has-this')}/x"
     with pytest.raises(StoreError, match=f"cannot write {nowhere}: ") as bucket:
-        Lake(nowhere).write(b"1")
+        LakePath(nowhere).write(b"1")
     kinds = [told.value.kind for told in (absent, directory, bucket)]
     assert kinds == ["absent", "exists", "absent"]
 
@@ -159,15 +159,15 @@ def test_errors_have_their_kinds(lake: Lake, emulator: Emulator) -> None:
 _LOOK = """
 import sys
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 try:
-    Lake(sys.argv[1], quick=True).stat()
+    LakePath(sys.argv[1], quick=True).stat()
 except StoreError as error:
     print(error.kind, error)
 """
 
 
-def look(lake: Lake, changed: Mapping[str, str], secret: str) -> str:
+def look(lake: LakePath, changed: Mapping[str, str], secret: str) -> str:
     """What a process with other variables says of a directory."""
     environ = {**os.environ, **changed}
     done = subprocess.run(
@@ -182,12 +182,12 @@ def look(lake: Lake, changed: Mapping[str, str], secret: str) -> str:
     return done.stdout
 
 
-def test_a_store_at_which_nobody_answers_is_told(lake: Lake, emulator: Emulator) -> None:
+def test_a_store_at_which_nobody_answers_is_told(lake: LakePath, emulator: Emulator) -> None:
     said = look(lake, emulator.nobody, emulator.secret)
     assert said.startswith("unreachable ") and emulator.address in said, said
 
 
-def test_a_store_that_accepts_no_stranger_is_told(lake: Lake, emulator: Emulator) -> None:
+def test_a_store_that_accepts_no_stranger_is_told(lake: LakePath, emulator: Emulator) -> None:
     if emulator.stranger:
         said = look(lake, emulator.stranger, emulator.secret)
         assert said.startswith("permission ") and "credentials" in said, said

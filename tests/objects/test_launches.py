@@ -18,7 +18,7 @@ from pyarrow import parquet
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.conftest import gpus_become
 from tests.objects.emulators import Emulator
@@ -53,7 +53,7 @@ def told(
     """What the script told, by step."""
     table = io.BytesIO()
     parquet.write_table(pa.table({"x": list(range(100))}), table)
-    Lake(f"{bucket}/table/part-0.parquet").write(table.getvalue())
+    LakePath(f"{bucket}/table/part-0.parquet").write(table.getvalue())
     directory = tmp_path_factory.mktemp("launches")
     if master == "yarn":
         env = dict(request.getfixturevalue("cluster_env"))
@@ -79,11 +79,11 @@ def told(
 
 
 @pytest.fixture
-def root(bucket: str, master: str) -> Lake:
-    return Lake(root_of(bucket, master))
+def root(bucket: str, master: str) -> LakePath:
+    return LakePath(root_of(bucket, master))
 
 
-def test_a_failed_run_is_resumed_from_its_checkpoints(told: Any, root: Lake) -> None:
+def test_a_failed_run_is_resumed_from_its_checkpoints(told: Any, root: LakePath) -> None:
     assert "ValueError: as planned" in told["failed"]["error"]
     failed, resumed = (root / "runs" / told[step]["run"] for step in ("failed", "resumed"))
     assert told["resumed"]["values"] == [[50, f"rank {rank} step 2"] for rank in (0, 1)]
@@ -96,7 +96,7 @@ def test_a_failed_run_is_resumed_from_its_checkpoints(told: Any, root: Lake) -> 
     version.verify()
 
 
-def test_the_command_line_shows_them(told: Any, root: Lake) -> None:
+def test_the_command_line_shows_them(told: Any, root: LakePath) -> None:
     def shown(*arguments: str) -> str:
         done = CliRunner().invoke(main, [*arguments, "--root", root.url])
         assert done.exit_code == 0, done.output
@@ -132,10 +132,10 @@ def test_a_bucket_that_is_not_there_is_told_before_executors_are_asked_for(
     assert step["kind"] == "absent"
 
 
-def test_no_object_has_the_credentials(told: Any, root: Lake, emulator: Emulator) -> None:
+def test_no_object_has_the_credentials(told: Any, root: LakePath, emulator: Emulator) -> None:
     secret = (emulator.secret or emulator.variables[emulator.address]).encode()
 
-    def files(place: Lake) -> list[Lake]:
+    def files(place: LakePath) -> list[LakePath]:
         entries = place.entries()
         below = [file for e in entries if e.is_directory for file in files(place / e.name)]
         return below + [place / e.name for e in entries if not e.is_directory]

@@ -12,7 +12,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract import test_models
 from tests.objects.contracts import contracts_of
 from tests.objects.emulators import Emulator
@@ -29,10 +29,10 @@ DAY = test_models.DAY
 
 
 def test_a_version_without_a_claim_keeps_its_number(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     version = store.publish(model, "net")
-    manifest = Lake(version.url) / "manifest.json"
+    manifest = LakePath(version.url) / "manifest.json"
     other = lake / "net" / "41" / "manifest.json"
     other.write(manifest.read().replace(b'"version": 1', b'"version": 41'))
     assert store.get("net").version == 41
@@ -41,7 +41,7 @@ def test_a_version_without_a_claim_keeps_its_number(
 
 
 def test_an_upload_is_no_version_until_its_manifest_is_there(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     staging = publication.begin(lake, "net")
     parts = {0: publication.upload(staging, model, 0)}
@@ -58,22 +58,22 @@ def test_an_upload_is_no_version_until_its_manifest_is_there(
 
 
 def test_a_lost_answer_to_the_commit_is_no_failure(
-    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = Lake.create
+    create = LakePath.create
 
-    def lose(self: Lake, content: bytes = b"") -> bool:
+    def lose(self: LakePath, content: bytes = b"") -> bool:
         made = create(self, content)
         return made and not self.url.endswith("manifest.json")
 
-    monkeypatch.setattr(Lake, "create", lose)
+    monkeypatch.setattr(LakePath, "create", lose)
     version = store.publish(model, "net")
     assert version.version == 1
     version.verify()
 
 
 def test_abandoned_uploads_are_swept_by_the_age_of_their_newest_file(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     store.publish(model, "net")
     home = lake / "net"
@@ -94,7 +94,7 @@ def test_abandoned_uploads_are_swept_by_the_age_of_their_newest_file(
 
 
 def test_an_upload_that_is_being_swept_cannot_be_committed(
-    lake: Lake, store: ModelStore, model: Path
+    lake: LakePath, store: ModelStore, model: Path
 ) -> None:
     dead = publication.begin(lake, "net")
     parts = {0: publication.upload(dead, model, 0)}
@@ -106,19 +106,19 @@ def test_an_upload_that_is_being_swept_cannot_be_committed(
     assert store.versions("net") == ()
 
 
-def test_a_version_in_whose_place_nothing_was_uploaded_is_refused(lake: Lake) -> None:
+def test_a_version_in_whose_place_nothing_was_uploaded_is_refused(lake: LakePath) -> None:
     staging = publication.begin(lake, "net")
     with pytest.raises(StoreError, match="'deep/er' has no bytes, and 7 were uploaded"):
         publication.commit(staging, {0: {"deep/er": FileFacts(7, "")}}, VersionDescription())
 
 
 def test_probes_are_swept_by_their_age(
-    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = lake / "net"
     # Of those who are killed before they remove what they have written.
     with monkeypatch.context() as dying:
-        dying.setattr(Lake, "remove", lambda self: None)
+        dying.setattr(LakePath, "remove", lambda self: None)
         check_writable(lake.url, "net", "run-0", blocks=True)
         store.publish(model, "net", tags=["production"])
         check_writable(lake.url, "net", "run-1", blocks=False)
@@ -132,7 +132,7 @@ def test_probes_are_swept_by_their_age(
 
 
 def test_credentials_are_in_no_manifest_and_no_url(
-    lake: Lake,
+    lake: LakePath,
     store: ModelStore,
     model: Path,
     emulator: Emulator,
@@ -141,5 +141,5 @@ def test_credentials_are_in_no_manifest_and_no_url(
     secret = (emulator.secret or emulator.variables[emulator.address]).encode()
     with caplog.at_level("DEBUG", logger="hopsgpu"):
         version = store.publish(model, "net", tags=["production"])
-    kept = (Lake(version.url) / "manifest.json").read() + (lake / "net/_tags/production").read()
+    kept = (LakePath(version.url) / "manifest.json").read() + (lake / "net/_tags/production").read()
     assert secret not in kept + caplog.text.encode() + version.url.encode()

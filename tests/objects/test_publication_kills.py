@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.artifacts import publication, stale_uploads
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract import test_publication_kills
 from tests.contract.test_publication_kills import (
     DAYS,
@@ -81,7 +81,7 @@ SWEEP = ("before write N/manifest.json", *REMOVE)
 
 @pytest.mark.parametrize("publish", [publish_parts, publish_whole], ids=["parts", "whole"])
 def test_a_publish_killed_at_any_step(
-    lake: Lake, sources: Path, at_once: concurrent.futures.Executor, publish: Deed
+    lake: LakePath, sources: Path, at_once: concurrent.futures.Executor, publish: Deed
 ) -> None:
     points = BY_MANIFEST.ordered
     assert len(points) >= 20
@@ -92,7 +92,7 @@ def test_a_publish_killed_at_any_step(
 
 
 def test_a_deletion_killed_at_any_step(
-    lake: Lake, sources: Path, at_once: concurrent.futures.Executor
+    lake: LakePath, sources: Path, at_once: concurrent.futures.Executor
 ) -> None:
     steps = Killing(lake, "steps", sources, publish_parts)
     for _ in range(2):
@@ -104,12 +104,12 @@ def test_a_deletion_killed_at_any_step(
 
 
 def sweep_second(url: str, name: str, sources: Path) -> int:
-    home = Lake(url) / name
+    home = LakePath(url) / name
     stale_uploads.sweep(home, (home / "_claims" / "2").stat().modified + DAYS)
     return 2
 
 
-def kill_sweep(killing: Killing, lake: Lake, sources: Path, point: str) -> str | None:
+def kill_sweep(killing: Killing, lake: LakePath, sources: Path, point: str) -> str | None:
     """What is wrong after a sweep of an abandoned upload was killed at a step, or None."""
     try:
         killing.publish()
@@ -126,7 +126,7 @@ def kill_sweep(killing: Killing, lake: Lake, sources: Path, point: str) -> str |
 
 
 def test_a_sweep_killed_at_any_step(
-    lake: Lake, sources: Path, at_once: concurrent.futures.Executor
+    lake: LakePath, sources: Path, at_once: concurrent.futures.Executor
 ) -> None:
     killings = [Killing(lake, f"net-{at}", sources, publish_parts) for at in range(len(SWEEP))]
     killed = at_once.map(lambda *one: kill_sweep(one[0], lake, sources, one[1]), killings, SWEEP)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from hopsgpu.artifacts.run_changes import AGAIN_SECONDS
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract.test_run_changes import FIRST, SECOND, Reader, ended
 from tests.unit.records import RecordedRun
 
 THIRD = "fit-20261121-110000-cccccc"
 
 
-def test_each_look_reads_the_runs_that_go_on(lake: Lake) -> None:
+def test_each_look_reads_the_runs_that_go_on(lake: LakePath) -> None:
     reader = Reader(lake)
     assert reader.look() == ({}, (), 0)
     ended(lake, FIRST)
@@ -28,7 +28,7 @@ def test_each_look_reads_the_runs_that_go_on(lake: Lake) -> None:
     assert reader.look()[1] == (FIRST,)
 
 
-def test_what_cannot_be_read_is_read_again_later(lake: Lake) -> None:
+def test_what_cannot_be_read_is_read_again_later(lake: LakePath) -> None:
     reader = Reader(lake)
     run = RecordedRun(lake, FIRST, time.time())
     run.put("preparing")

@@ -9,7 +9,7 @@ from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.launcher.run_record import write
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.contract import test_runs
 from tests.objects.contracts import contracts_of
 
@@ -21,7 +21,7 @@ WITHOUT = (
 globals().update(contracts_of(test_runs, WITHOUT))
 
 
-def test_a_run_that_may_have_changed_is_listed(lake: Lake, tmp_path: Path) -> None:
+def test_a_run_that_may_have_changed_is_listed(lake: LakePath, tmp_path: Path) -> None:
     store = RunStore(lake.url)
     assert store.ids() == () and store.modified() is None
     write(store.directory(test_runs.RUN), test_runs.record_of(tmp_path, "running"))
@@ -31,7 +31,7 @@ def test_a_run_that_may_have_changed_is_listed(lake: Lake, tmp_path: Path) -> No
     assert (store.directory(test_runs.RUN) / "cancel").exists()
 
 
-def test_a_log_is_written_anew_when_a_fifth_of_it_is_new(lake: Lake) -> None:
+def test_a_log_is_written_anew_when_a_fifth_of_it_is_new(lake: LakePath) -> None:
     container = Container(0, "container_0", "node1", "10.0.0.1", ())
     log = lake / "rank-0.log"
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:

@@ -117,10 +117,10 @@ LINE = """
     import sys
     import hopsgpu
     from hopsgpu.errors import StoreError
-    from hopsgpu.storage.lake import Lake
+    from hopsgpu.storage.lake import LakePath
     from hopsgpu.yarn.gang_queue import make_line
 
-    line = make_line(Lake(sys.argv[1]), "hopsgpu", "line")
+    line = make_line(LakePath(sys.argv[1]), "hopsgpu", "line")
     if sys.argv[2] == "file":
         (line / "turn-alices").write(b"")
     else:

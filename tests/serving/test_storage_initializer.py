@@ -17,7 +17,7 @@ import yaml
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.devcluster.layout import Layout
 from hopsgpu.devcluster.realm import REALM, Realm
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.served_models import Published, publish
 from tests.serving.test_servers import environment
 
@@ -80,7 +80,7 @@ def storage_uri(exported: Path) -> str:
 def files_of(published: Published, below: str) -> dict[str, bytes]:
     """The version's files, or the one of them, by name."""
     known = published.version.manifest["files"]
-    files = Lake(published.version.url)
+    files = LakePath(published.version.url)
     return {name: (files / name).read() for name in known if below in ("", name)}
 
 

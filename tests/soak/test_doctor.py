@@ -15,7 +15,7 @@ from hopsgpu import devcluster
 from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.devcluster import admin
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.cluster.test_doctor import ROOT, doctor, own_script, states, submitted
 
 NODES, GPUS = 3, 4
@@ -91,7 +91,7 @@ def test_nodes_that_fail_or_are_slow_are_named_and_the_others_are_looked_at(
 def test_a_context_made_by_spark_defaults_holds_a_gang(env: dict[str, str], tmp_path: Path) -> None:
     """As an administrator installs them, with the lines that are commented out."""
     files = HadoopConf.load(env).get("fs.defaultFS")
-    shipped = Lake(f"{files}/apps/hopsgpu")
+    shipped = LakePath(f"{files}/apps/hopsgpu")
     shipped.make()
     packed = pack(tmp_path)
     for file in (packed.scripts, packed.package):

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.cli.main import main
 from hopsgpu.core.gang import GangState
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 from tests.unit.records import RecordedRun
@@ -162,7 +162,7 @@ def dashboard_queries() -> list[str]:
     return queries
 
 
-def put_runs(root: Lake) -> RecordedRun:
+def put_runs(root: LakePath) -> RecordedRun:
     """Writes a run that trains, with samples of its GPUs, and gives it."""
     began = time.time() - 60.0
     run = RecordedRun(root, TRAINS, began)
@@ -179,7 +179,7 @@ def put_runs(root: Lake) -> RecordedRun:
 
 
 def test_prometheus_reads_what_records_say(tmp_path: Path) -> None:
-    root = Lake(f"file://{tmp_path}/lake")
+    root = LakePath(f"file://{tmp_path}/lake")
     env = {n: v for n, v in os.environ.items() if n not in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")}
     put_runs(root)
     with exporting("--root", root.url, env=env) as target, reading(target, tmp_path) as prometheus:

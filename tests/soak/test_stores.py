@@ -17,7 +17,7 @@ import pytest
 from hopsgpu import devcluster
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.conftest import gone, until
 
 PUBLISHERS = 8
@@ -50,8 +50,8 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devcluster
 
 
 @pytest.fixture
-def lake(own_cluster: devcluster.ClusterInfo, request: pytest.FixtureRequest) -> Iterator[Lake]:
-    root = Lake(f"{own_cluster.filesystem}/tmp/{request.node.originalname}")
+def lake(own_cluster: devcluster.ClusterInfo, request: pytest.FixtureRequest) -> Iterator[LakePath]:
+    root = LakePath(f"{own_cluster.filesystem}/tmp/{request.node.originalname}")
     yield root
     root.remove()
 
@@ -76,7 +76,7 @@ def publish(url: str, model: Path) -> list[ModelVersion | StoreError]:
     return came
 
 
-def written(lake: Lake) -> bool:
+def written(lake: LakePath) -> bool:
     """Whether a publisher has its first file under way."""
     staging = lake / "net" / "_staging"
     return any((staging / name / "0").names() for name in staging.names())
@@ -84,7 +84,7 @@ def written(lake: Lake) -> bool:
 
 @pytest.mark.parametrize("daemon", ["datanode", "namenode"])
 def test_a_daemon_killed_and_restarted_in_mid_publish(
-    own_cluster: devcluster.ClusterInfo, lake: Lake, model: Path, daemon: str
+    own_cluster: devcluster.ClusterInfo, lake: LakePath, model: Path, daemon: str
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor(PUBLISHERS) as pool:
         publishers = [pool.submit(publish, lake.url, model) for _ in range(PUBLISHERS)]
@@ -115,7 +115,7 @@ def test_a_daemon_killed_and_restarted_in_mid_publish(
     assert store.publish(model, "net").version > max(version.version for version in listed)
 
 
-def test_three_gigabytes_need_little_memory(lake: Lake, tmp_path: Path) -> None:
+def test_three_gigabytes_need_little_memory(lake: LakePath, tmp_path: Path) -> None:
     source = tmp_path / "large"
     source.mkdir()
     file = source / "weights.safetensors"

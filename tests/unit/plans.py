@@ -11,7 +11,7 @@ from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.packaging.modules import PackedModules
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 SHAPE = ExecutorShape(1, 1, 512, 512)
 
@@ -31,7 +31,7 @@ def call(planned: LaunchPlan | None = None, attempt: int = 0, **of_call: Any) ->
     return Call(
         planned or plan(),
         run_id="run-1",
-        directory=Lake("file:///runs/run-1"),
+        directory=LakePath("file:///runs/run-1"),
         attempt=attempt,
         **of_call,
     )

@@ -19,7 +19,7 @@ from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run_record import RunDetails, RunSnapshot, content
 from hopsgpu.launcher.status_board import Board
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 ENVIRONMENT = {
     "hopsgpu": "0.7",
@@ -45,7 +45,7 @@ class RecordedRun:
 
     def __init__(
         self,
-        root: Lake,
+        root: LakePath,
         run_id: str,
         began: float,
         executors: int = 2,

@@ -13,7 +13,7 @@ from hopsgpu.backends.lines_place import cluster_name, lines_place
 from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import make_line
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -102,7 +102,7 @@ class Application(SparkApplication):
         return NodeManagers(self.jvm.hadoop)
 
     @functools.cached_property
-    def line(self) -> Lake:
+    def line(self) -> LakePath:
         """Return the directory of the queue of gangs, of all users of this cluster partition.
 
         It is created if missing.

@@ -18,7 +18,7 @@ from hopsgpu.backends.spark.barrier_job import reason_of
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB, counted
 
 # Small row groups, because a rank whose rows begin inside a row group decodes its head in vain.
@@ -76,7 +76,7 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
             )
         if frame.isStreaming:
             raise ConfigError(f"{label} is a stream: write it to the lake, and pass the path")
-        if Lake(application.root).is_object_store:
+        if LakePath(application.root).is_object_store:
             raise ConfigError(
                 f"{label} is a DataFrame, which Spark would write below {application.root}: Spark"
                 " reaches object stores by a connector and credentials of its own (s3a://)."

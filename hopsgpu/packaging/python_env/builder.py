@@ -25,7 +25,7 @@ from hopsgpu.packaging.python_env.inspection import (
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.packing import digest_of_file
 from hopsgpu.packaging.python_env.recipes import Recipe, StoredArchive
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 Wanted = Recipe | StoredArchive | PythonEnv
 
 
-def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
+def ready(wanted: Wanted, root: LakePath, stop: threading.Event) -> PythonEnv:
     """Return an environment on the lake; build it if it is not there.
 
     Args:
@@ -53,7 +53,7 @@ def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
     return _built(wanted, root, stop)
 
 
-def put_on_lake(python_env: object, root: Lake, stop: threading.Event) -> str:
+def put_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> str:
     """Put an environment on the lake before there is a driver; return its URL.
 
     As the property `spark.hopsgpu.python_env`, the URL sets the environment of those launches of
@@ -71,7 +71,7 @@ def put_on_lake(python_env: object, root: Lake, stop: threading.Event) -> str:
     return ready(recipe_for(python_env), root, stop).url.rpartition("/")[0]
 
 
-def url_on_lake(python_env: object, root: Lake, stop: threading.Event) -> str:
+def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> str:
     """Return the URL that `put_on_lake` would return; make nothing, and do not ask the lake.
 
     Args:
@@ -97,7 +97,7 @@ def warnings_of(wanted: Wanted | None) -> tuple[str, ...]:
 
 
 def _stored(wanted: StoredArchive) -> PythonEnv:
-    root = Lake(wanted.root)
+    root = LakePath(wanted.root)
     description = python_environments.find(root, wanted.key)
     if description is None:
         raise ConfigError(
@@ -111,7 +111,7 @@ def _stored(wanted: StoredArchive) -> PythonEnv:
     return env
 
 
-def _built(recipe: Recipe, root: Lake, stop: threading.Event) -> PythonEnv:
+def _built(recipe: Recipe, root: LakePath, stop: threading.Event) -> PythonEnv:
     driver, began = this_python(), time.monotonic()
     key = recipe.key(driver, stop)
     description = python_environments.find(root, key)
@@ -135,7 +135,7 @@ def _built(recipe: Recipe, root: Lake, stop: threading.Event) -> PythonEnv:
 
 
 def _put(
-    name: str, archive: Path, driver: DriverPython, root: Lake, key: str, stop: threading.Event
+    name: str, archive: Path, driver: DriverPython, root: LakePath, key: str, stop: threading.Event
 ) -> python_environments.Description:
     contents = inspect_archive(entries(archive, is_peeked), f"python_env={name}", driver)
     described = {
@@ -147,7 +147,7 @@ def _put(
     return python_environments.put(root, key, archive, described, stop)
 
 
-def _read(description: python_environments.Description, root: Lake, key: str) -> PythonEnv:
+def _read(description: python_environments.Description, root: LakePath, key: str) -> PythonEnv:
     url = python_environments.archive_of(root, key, description).url
     fields = {name: value for name, value in description.items() if name in _FIELDS}
     try:

@@ -18,7 +18,7 @@ from hopsgpu.packaging.python_env import commands, requirements
 from hopsgpu.packaging.python_env.environment import OURS
 from hopsgpu.packaging.python_env.inspection import DriverPython
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, digest_of_file, files_of, pack
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 class Recipe(Protocol):
@@ -176,7 +176,7 @@ def on_lake(url: str) -> StoredArchive:
             f"python_env={url!r}: a URL must be <root>/{DIRECTORY}/<key>, of an environment that"
             " hopsgpu has built; download an archive from elsewhere, and pass its path"
         )
-    return StoredArchive(url, Lake(f"{root}/").url, key)
+    return StoredArchive(url, LakePath(f"{root}/").url, key)
 
 
 def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path:

@@ -23,7 +23,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.packaging.python_env import archives
 from hopsgpu.packaging.python_env.environment import OURS, PythonEnv
 from hopsgpu.storage.error_messages import DAMAGED
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import whole_copy
 
 _UNPACK = "bin/conda-unpack"
@@ -63,7 +63,7 @@ def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
     """Download the archive to this disk and check its digest; remove it at the end."""
     archive = place / f"{env.digest}-{env.url.rpartition('/')[2]}"
     try:
-        Lake(env.url).download(archive)
+        LakePath(env.url).download(archive)
         with archive.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         if digest != env.digest:

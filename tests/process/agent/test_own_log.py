@@ -20,7 +20,7 @@ from hopsgpu.core import own_log
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.launcher.rank_output import Outputs
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.process.agent.test_supervisor import Gang
 
 PRIVATE = "jyT-of-the-user"
@@ -134,11 +134,11 @@ def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
             outputs.keep_agent_logs()
         sizes = {"rank-0.log": 0, "rank-1.log": 0}
         assert outputs.sizes() == {**sizes, **({"agent-1.log": 5} if failed else {})}
-        for _, upload in outputs.take_over().uploads(Lake(f"file://{tmp_path}/logs")):
+        for _, upload in outputs.take_over().uploads(LakePath(f"file://{tmp_path}/logs")):
             upload()
     assert (tmp_path / "logs" / "agent-1.log").exists() is failed
     assert not failed or (tmp_path / "logs" / "agent-1.log").read_bytes() == b"said\n"
     assert len(set(Path("/proc/self/fd").iterdir())) <= len(before)
     assert log_of("logs/agent-1.log") is None
-    found = log_sizes(Lake(f"file://{tmp_path}"))
+    found = log_sizes(LakePath(f"file://{tmp_path}"))
     assert [log.rank for log in found] == [0, 1]

@@ -12,7 +12,7 @@ from hopsgpu.backends.spark.package_archive import pack_package
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.process.agent.test_supervisor import Gang, gang, reserve  # noqa: F401
 from tests.travelling import PYTHON, whole_environment
 
@@ -29,7 +29,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_lake(given: Path, tmp_path: Path) -> PythonEnv:
-    return ready(recipe_for(given), Lake(f"file://{tmp_path}/lake"), threading.Event())
+    return ready(recipe_for(given), LakePath(f"file://{tmp_path}/lake"), threading.Event())
 
 
 def test_ranks_run_in_an_interpreter_of_their_own(

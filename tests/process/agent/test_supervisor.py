@@ -54,7 +54,7 @@ from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.trial import Trial
 from hopsgpu.storage.hadoop_tokens import VARIABLE as TOKEN_FILE
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
 
@@ -442,7 +442,7 @@ def test_each_rank_has_its_own_data_until_its_end(gang: Gang, tmp_path: Path) ->
         return seen, same, any(kept.rglob("*")), len(data)
 
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
-    shards = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 2)
+    shards = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 2)
     dealt = [RankShards({"train": s, "test": s}, single=False).dump() for s in shards]
     gang.run(read, ranks=3, data=[*dealt, b""])
     values = {
@@ -1202,7 +1202,7 @@ def test_what_nvml_tells_comes_to_the_status_and_the_record(
         for message in gang.seen:
             if message.kind == "record":
                 outputs.take_record(0, message.payload)
-        for _, upload in outputs.take_over().uploads(Lake(f"file://{gang.lake}/logs")):
+        for _, upload in outputs.take_over().uploads(LakePath(f"file://{gang.lake}/logs")):
             upload()
     lines = (gang.lake / "logs" / "metrics-0.jsonl").read_text().splitlines()
     samples = [line for line in map(json.loads, lines) if "gpu" in line]
@@ -1231,7 +1231,7 @@ def test_a_rank_that_waits_for_data_and_saves_is_told_of(gang: Gang, tmp_path: P
         return len(list(batches))
 
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
-    (shard,) = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 1)
+    (shard,) = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 1)
     dealt = RankShards({"data": shard}, single=True).dump()
     gang.run(train, str(tmp_path / "n.parquet"), data=[dealt])
     ended = gang.wait_for("ended")

@@ -35,7 +35,7 @@ from hopsgpu.packaging.modules import SHIPPED, pack_modules, roots_of
 from hopsgpu.packaging.python_env.builder import ready, this_python
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.recipes import Packages
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.application_state import ApplicationState, application_state_of
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -524,8 +524,8 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     assert environ["PYSPARK_ARCHIVES_PATH"].startswith(f"file://{tmp_path}/cache/hopsgpu/pyspark/")
     url = conf_of(command)[PYTHON_ENV]
     assert url.startswith(f"{lake}/environments/") and url == said
-    env = ready(recipe_for(url), Lake("file:///elsewhere"), threading.Event())
-    assert Lake(env.url).stat().size == env.bytes
+    env = ready(recipe_for(url), LakePath("file:///elsewhere"), threading.Event())
+    assert LakePath(env.url).stat().size == env.bytes
 
 
 # Following.

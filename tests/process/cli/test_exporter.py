@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hopsgpu.cli.main import main
 from hopsgpu.core.gang import GangState
 from hopsgpu.monitoring.families import METRICS
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.conftest import as_in_a_terminal
 from tests.unit.records import RecordedRun
 
@@ -32,12 +32,12 @@ RUN = "fit-20261120-230000-aaaaaa"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/lake")
+def root(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/lake")
 
 
 @contextlib.contextmanager
-def exporting(root: Lake, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def exporting(root: LakePath, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Runs the command where no cluster is; gives the process and the URL of the metrics."""
     command = [sys.executable, "-m", "hopsgpu.cli.main", "exporter", "--root", root.url]
     env = {n: v for n, v in os.environ.items() if n not in ("HADOOP_CONF_DIR", "YARN_CONF_DIR")}
@@ -71,7 +71,7 @@ def scraped(url: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_it_serves_what_is_new_until_it_is_told_to_end(
-    root: Lake, number: signal.Signals, code: int
+    root: LakePath, number: signal.Signals, code: int
 ) -> None:
     with exporting(root) as (process, url):
         found = scraped(url)
@@ -92,7 +92,7 @@ def test_it_serves_what_is_new_until_it_is_told_to_end(
     assert err.count("resource_manager") == 1
 
 
-def test_it_listens_on_loopback_alone(root: Lake) -> None:
+def test_it_listens_on_loopback_alone(root: LakePath) -> None:
     with exporting(root) as (_, url):
         assert url.startswith("http://127.0.0.1:")
         port = int(url.rpartition(":")[2].partition("/")[0])
@@ -101,7 +101,7 @@ def test_it_listens_on_loopback_alone(root: Lake) -> None:
             other.bind(("127.0.0.2", port))
 
 
-def test_a_port_that_is_taken_is_one_message(root: Lake) -> None:
+def test_a_port_that_is_taken_is_one_message(root: LakePath) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_one_message(root: Lake) -> None:
     )
 
 
-def test_a_host_that_does_not_exist_is_one_message(root: Lake) -> None:
+def test_a_host_that_does_not_exist_is_one_message(root: LakePath) -> None:
     options = ["exporter", "--root", root.url, "--host", "192.0.2.1", "--port", "0"]
     result = CliRunner().invoke(main, options)
     assert result.exit_code == 1
@@ -122,7 +122,7 @@ def test_a_host_that_does_not_exist_is_one_message(root: Lake) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_without_the_package_it_says_which(root: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_says_which(root: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     result = CliRunner().invoke(main, ["exporter", "--root", root.url, "--port", "0"])
     assert result.exit_code == 1 and "pip install 'hopsgpu[monitoring]'" in result.stderr

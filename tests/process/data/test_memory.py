@@ -25,7 +25,7 @@ from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.sizes import fixed_bytes, memory_of
 from hopsgpu.data.source import read_source
 from hopsgpu.data.stream import Stream
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 ROWS = 3_000
 CHUNK, WINDOW = 200_000, 800_000
@@ -106,7 +106,7 @@ def shard_of(table: pa.Table, directory: Path, **options: Any) -> Shard:
     half = table.num_rows // 2
     for number, part in enumerate((table[:half], table[half:])):
         parquet.write_table(part, directory / f"{number}.parquet", **options)
-    return plan_shards(read_source(Lake(f"file://{directory}")), 1)[0]
+    return plan_shards(read_source(LakePath(f"file://{directory}")), 1)[0]
 
 
 def in_memory(block: Block) -> int:
@@ -265,7 +265,7 @@ def test_the_peak_is_bounded_whatever_the_size_of_the_shard(
     with parquet.ParquetWriter(tmp_path / "lake" / "0.parquet", part.schema, **options) as writer:
         for _ in range(groups):
             writer.write_table(part, row_group_size=rows)
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     (tmp_path / "shard").write_bytes(shard.dump())
     ran = subprocess.run(
         [sys.executable, "-c", PEAK, tmp_path / "shard", tmp_path / "kept"],

@@ -27,7 +27,7 @@ from hopsgpu.packaging.python_env.builder import put_on_lake, ready, this_python
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.requirements import pip_variables
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import marker_file
 from tests.conftest import gone, until
 from tests.travelling import make_wheel
@@ -38,8 +38,8 @@ PYTHON = f"python3.{sys.version_info[1]}"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/lake")
+def root(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/lake")
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ def names_of(home: Path) -> list[str]:
     return sorted(p.name for p in home.iterdir())
 
 
-def test_packages_are_installed_once(root: Lake, index: list[str], tmp_path: Path) -> None:
+def test_packages_are_installed_once(root: LakePath, index: list[str], tmp_path: Path) -> None:
     env = ready(recipe_for([*index, "travelled"]), root, NEVER)
     assert (env.name, env.interpreter, env.machine) == ("travelled", None, None)
-    assert env.bytes == Lake(env.url).stat().size
-    before = Lake(env.url).stat().modified
+    assert env.bytes == LakePath(env.url).stat().size
+    before = LakePath(env.url).stat().modified
     assert ready(recipe_for([*index, "travelled"]), root, NEVER) == env
-    assert Lake(env.url).stat().modified == before
+    assert LakePath(env.url).stat().modified == before
     home = unpacker.prepared(env, [tmp_path / "node"])
     assert env.at(home).packages == (str(home),)
     code = "import travelled; print(travelled.VALUE)"
@@ -87,7 +87,7 @@ def test_packages_are_installed_once(root: Lake, index: list[str], tmp_path: Pat
 
 
 def test_what_is_built_or_reused_is_logged(
-    root: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    root: LakePath, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hopsgpu")
     directory = modules(tmp_path / "own", mine="VALUE = 1\n")
@@ -106,7 +106,7 @@ def test_what_is_built_or_reused_is_logged(
     assert caplog.messages == [f"Python environment {key}: reused from its URL, {env.bytes} bytes"]
 
 
-def test_a_password_is_not_logged(root: Lake, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_password_is_not_logged(root: LakePath, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "hopsgpu")
     line = "--index-url http://me:s3cret@127.0.0.1:1/simple"
     with pytest.raises(ConfigError, match="pip install failed"):
@@ -115,7 +115,7 @@ def test_a_password_is_not_logged(root: Lake, caplog: pytest.LogCaptureFixture) 
     assert "s3cret" not in caplog.text
 
 
-def test_what_pip_cannot_install(root: Lake, index: list[str]) -> None:
+def test_what_pip_cannot_install(root: LakePath, index: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):
         ready(recipe_for([*index, "nonsuch"]), root, NEVER)
     assert not (root / "environments").exists()
@@ -126,7 +126,7 @@ def test_what_pip_cannot_install(root: Lake, index: list[str]) -> None:
     ["variables", *(pytest.param(g, marks=pytest.mark.soak) for g in ("global", "install"))],
 )
 def test_where_a_users_pip_installs_is_no_matter(
-    root: Lake, tmp_path: Path, index: list[str], given_by: str, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, index: list[str], given_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = {name: "elsewhere" for name in ("prefix", "target", "root")}
     options = {"user": "true", "require-virtualenv": "true", **places}
@@ -168,13 +168,13 @@ def test_a_cancelled_run_ends_what_makes_its_environment(tmp_path: Path) -> None
     assert until(lambda: all(gone(int(pid)) for pid in told.read_text().split()), SECONDS)
 
 
-def test_without_pip(root: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip(root: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="has no pip to install packages with"):
         ready(recipe_for(["travelled"]), root, NEVER)
 
 
-def test_a_directory_and_an_archive(root: Lake, tmp_path: Path) -> None:
+def test_a_directory_and_an_archive(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n", other="")
     (given / "hopsgpu").mkdir()
     (given / "hopsgpu" / "__init__.py").write_text("raise ImportError\n")
@@ -192,7 +192,7 @@ def test_a_directory_and_an_archive(root: Lake, tmp_path: Path) -> None:
         ready(recipe_for(tmp_path / "nothing"), root, NEVER)
 
 
-def test_two_builders_at_once(root: Lake, tmp_path: Path) -> None:
+def test_two_builders_at_once(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda _: ready(recipe_for(given), root, NEVER), range(4)))
@@ -208,18 +208,18 @@ def test_of_two_the_one_whose_claim_was_taken_over_has_the_others(
         modules(tmp_path / name, x="A = 1\n")
     # As where somebody has removed the claim, and made theirs, right after it was made.
     monkeypatch.setattr(Path, "mkdir", lambda path: None)
-    assert not Lake(f"file://{tmp_path}/mine").rename(Lake(f"file://{tmp_path}/theirs"))
+    assert not LakePath(f"file://{tmp_path}/mine").rename(LakePath(f"file://{tmp_path}/theirs"))
     assert (tmp_path / "mine" / "x.py").exists()
 
 
-def test_what_somebody_had_a_hand_in_is_made_anew(root: Lake, tmp_path: Path) -> None:
+def test_what_somebody_had_a_hand_in_is_made_anew(root: LakePath, tmp_path: Path) -> None:
     env = ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
-    Lake(env.url).write(b"less")
+    LakePath(env.url).write(b"less")
     again = ready(recipe_for(tmp_path / "mine"), root, NEVER)
-    assert Lake(again.url).stat().size == again.bytes == env.bytes
+    assert LakePath(again.url).stat().size == again.bytes == env.bytes
 
 
-def test_environments_are_swept_by_their_last_use(root: Lake, tmp_path: Path) -> None:
+def test_environments_are_swept_by_their_last_use(root: LakePath, tmp_path: Path) -> None:
     env = ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
     home, day = root / "environments", 24 * 3600
     now = int(time.time() * 1000)
@@ -238,10 +238,10 @@ def test_environments_are_swept_by_their_last_use(root: Lake, tmp_path: Path) ->
     assert not old.exists()
 
 
-def test_what_is_no_environment_on_the_lake(root: Lake, tmp_path: Path) -> None:
+def test_what_is_no_environment_on_the_lake(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
     env = ready(recipe_for(given), root, NEVER)
-    described = Lake(env.url.rpartition("/")[0]) / "environment.json"
+    described = LakePath(env.url.rpartition("/")[0]) / "environment.json"
     for content, words in ((b"{", "is not JSON"), (b'{"schema": 9}', "has a schema that")):
         described.write(content)
         with pytest.raises(StoreError, match=words):
@@ -249,17 +249,17 @@ def test_what_is_no_environment_on_the_lake(root: Lake, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def env(root: Lake, tmp_path: Path) -> PythonEnv:
+def env(root: LakePath, tmp_path: Path) -> PythonEnv:
     return ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
 
 
 def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Path) -> None:
-    content = Lake(env.url).read()
-    Lake(env.url).write(content[:-1] + b"x")
+    content = LakePath(env.url).read()
+    LakePath(env.url).write(content[:-1] + b"x")
     with pytest.raises(StoreError, match="SHA-256 mismatch: expected"):
         unpacker.prepared(env, [tmp_path / "node"])
     assert [p.suffix for p in (tmp_path / "node").iterdir()] == [".lock"]
-    Lake(env.url).remove()
+    LakePath(env.url).remove()
     with pytest.raises(StoreError, match="archive.tar.gz"):
         unpacker.prepared(env, [tmp_path / "node"])
 
@@ -274,13 +274,13 @@ def test_what_was_left_half_unpacked_is_begun_again(env: PythonEnv, tmp_path: Pa
 
 def test_once_on_a_node(env: PythonEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     downloads: list[str] = []
-    download = Lake.download
+    download = LakePath.download
 
-    def counted(lake: Lake, target: Path) -> None:
+    def counted(lake: LakePath, target: Path) -> None:
         downloads.append(lake.url)
         download(lake, target)
 
-    monkeypatch.setattr(Lake, "download", counted)
+    monkeypatch.setattr(LakePath, "download", counted)
     places = [tmp_path / "disk1", tmp_path / "disk2"]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         homes = set(pool.map(lambda _: unpacker.prepared(env, places), range(4)))
@@ -310,7 +310,7 @@ def whole(at: Path, python: str) -> Path:
     return archive
 
 
-def test_an_interpreter_is_tried_and_settled(root: Lake, tmp_path: Path) -> None:
+def test_an_interpreter_is_tried_and_settled(root: LakePath, tmp_path: Path) -> None:
     says = f'if [ "$1" = -I ]; then echo {this_python().python}; else echo "$1" > "$0.settled"; fi'
     env = ready(recipe_for(whole(tmp_path / "env", says)), root, NEVER)
     home = unpacker.prepared(env, [tmp_path / "node"])
@@ -326,7 +326,7 @@ def test_an_interpreter_is_tried_and_settled(root: Lake, tmp_path: Path) -> None
     ],
 )
 def test_an_interpreter_that_cannot_run(
-    root: Lake, tmp_path: Path, python: str, words: str
+    root: LakePath, tmp_path: Path, python: str, words: str
 ) -> None:
     env = ready(recipe_for(whole(tmp_path / "env", python)), root, NEVER)
     with pytest.raises(ConfigError, match=words):
@@ -347,7 +347,7 @@ def conda_environment(at: Path) -> Path:
     return at
 
 
-def test_a_conda_environment_is_packed(root: Lake, tmp_path: Path) -> None:
+def test_a_conda_environment_is_packed(root: LakePath, tmp_path: Path) -> None:
     env = ready(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
     assert (env.interpreter, env.below) == (f"bin/{PYTHON}", "")
     assert env.machine == this_python().machine
@@ -355,7 +355,9 @@ def test_a_conda_environment_is_packed(root: Lake, tmp_path: Path) -> None:
         assert "bin/conda-unpack" in tar.getnames()
 
 
-def test_without_conda_pack(root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_conda_pack(
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(conda.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'hopsgpu\[conda\]'"):
         ready(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)

@@ -28,7 +28,7 @@ from hopsgpu.rank import context as worker_context
 from hopsgpu.rank.blocked_time import BlockedTime
 from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import VARIABLE, Context, _local_directory
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @pytest.fixture
@@ -47,22 +47,24 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/lake")
+def lake(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/lake")
 
 
-def bring_all(rank: Path, lake: Lake) -> list[str | None]:
+def bring_all(rank: Path, lake: LakePath) -> list[str | None]:
     saves = PendingCheckpoints(rank)
     place = Checkpoints(lake, 0)
     return [saves.upload(handed, place, threading.Event())[1] for handed in saves.pending()]
 
 
-def read(lake: Lake, into: Path) -> str | None:
+def read(lake: LakePath, into: Path) -> str | None:
     found = latest([Checkpoints(lake, 0)], into)
     return None if found is None else found.read_text()
 
 
-def test_what_is_handed_over_is_a_copy(rank: Path, file: Path, lake: Lake, tmp_path: Path) -> None:
+def test_what_is_handed_over_is_a_copy(
+    rank: Path, file: Path, lake: LakePath, tmp_path: Path
+) -> None:
     assert not PendingCheckpoints(rank).begun
     PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
     assert PendingCheckpoints(rank).begun
@@ -73,7 +75,7 @@ def test_what_is_handed_over_is_a_copy(rank: Path, file: Path, lake: Lake, tmp_p
 
 
 def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
-    rank: Path, file: Path, lake: Lake
+    rank: Path, file: Path, lake: LakePath
 ) -> None:
     saves = PendingCheckpoints(rank)
     for step in (2, 1):
@@ -91,7 +93,7 @@ def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
     assert {"0", "1", "2"} < set(lake.names())
 
 
-def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake: Lake) -> None:
+def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake: LakePath) -> None:
     saves = PendingCheckpoints(rank)
     saves.hand_over(file, CheckpointOptions(1))
     Path(lake.path).write_text("in the way")
@@ -107,7 +109,7 @@ def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake:
 
 
 def test_linked_directories_are_saved_and_dangling_links_refused(
-    rank: Path, lake: Lake, tmp_path: Path
+    rank: Path, lake: LakePath, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "shard").write_text("linked")
@@ -199,8 +201,8 @@ def test_outside_a_gang_nobody_else_can_have_put_a_copy_there(
     # A process has one of each, and this one had them elsewhere.
     monkeypatch.setattr(worker_context, "_local_directory", _local_directory.__wrapped__)
     made = hopsgpu.context()
-    assert Path(Lake(made.checkpoint_dir).path).stat().st_mode & 0o777 == 0o700
-    assert Path(Lake(made.log_dir_url).path).parent == temporary
+    assert Path(LakePath(made.checkpoint_dir).path).stat().st_mode & 0o777 == 0o700
+    assert Path(LakePath(made.log_dir_url).path).parent == temporary
     made.save_checkpoint(file, 1)
     found = made.latest_checkpoint()
     assert found is not None and found.is_relative_to(temporary)
@@ -210,7 +212,7 @@ def test_outside_a_gang_nobody_else_can_have_put_a_copy_there(
 
 
 def test_in_a_gang_copies_are_in_the_ranks_directory(
-    rank: Path, file: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    rank: Path, file: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = (lake.url, f"{lake.url}/logs")
     Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls).dump(rank / "context")
@@ -228,7 +230,7 @@ class Panic(BaseException):
 
 
 def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
-    rank: Path, file: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    rank: Path, file: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def panics(*_: object) -> None:
         raise Panic("index out of bounds")
@@ -247,7 +249,7 @@ def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
         saves.hand_over(file, CheckpointOptions(3))
 
 
-def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: Lake) -> None:
+def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: LakePath) -> None:
     for one in (0, 1):
         Checkpoints(lake, one).save(files_of(file), CheckpointOptions(0))
     saves, told = PendingCheckpoints(rank), []
@@ -305,7 +307,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 def finish(
     rank: Path,
-    lake: Lake,
+    lake: LakePath,
     *,
     returned: bool,
     then: Callable[[Told, asyncio.Event], Any],
@@ -332,7 +334,7 @@ def finish(
 
 
 def test_a_rank_has_ended_once_all_is_there(
-    rank: Path, file: Path, lake: Lake, slow: threading.Event, tmp_path: Path
+    rank: Path, file: Path, lake: LakePath, slow: threading.Event, tmp_path: Path
 ) -> None:
     PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
 
@@ -346,7 +348,7 @@ def test_a_rank_has_ended_once_all_is_there(
 
 
 def test_what_nobody_will_resume_from_is_not_waited_for(
-    rank: Path, file: Path, lake: Lake, slow: threading.Event, tmp_path: Path
+    rank: Path, file: Path, lake: LakePath, slow: threading.Event, tmp_path: Path
 ) -> None:
     for step in (1, 2):
         PendingCheckpoints(rank).hand_over(file, CheckpointOptions(step))
@@ -359,7 +361,7 @@ def test_what_nobody_will_resume_from_is_not_waited_for(
 def test_a_large_one_may_take_longer(
     rank: Path,
     file: Path,
-    lake: Lake,
+    lake: LakePath,
     slow: threading.Event,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -374,7 +376,7 @@ def test_a_large_one_may_take_longer(
 
 
 def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
-    rank: Path, file: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    rank: Path, file: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
@@ -408,7 +410,7 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
 def test_what_takes_too_long_is_given_up(
     rank: Path,
     file: Path,
-    lake: Lake,
+    lake: LakePath,
     slow: threading.Event,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -437,7 +439,7 @@ def test_what_takes_too_long_is_given_up(
 
 
 def test_saves_are_brought_while_the_rank_goes_on(
-    rank: Path, file: Path, lake: Lake, tmp_path: Path
+    rank: Path, file: Path, lake: LakePath, tmp_path: Path
 ) -> None:
     told = Told()
 

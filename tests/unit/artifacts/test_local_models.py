@@ -17,7 +17,7 @@ from hopsgpu.artifacts import checkpoint_restore, stale_uploads, tags, versions
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 
 
@@ -236,7 +236,7 @@ def before_reading(
     """Has something happen just before the nth reading of all tags."""
     read, readings = tags.read_tags, [0]
 
-    def reading(home: Lake) -> dict[str, int]:
+    def reading(home: LakePath) -> dict[str, int]:
         readings[0] += 1
         calls.get(readings[0], lambda: None)()
         return read(home)
@@ -273,7 +273,7 @@ def test_a_sweep_does_not_take_what_may_come_back(
     store.publish(model, "net")
     for path in (root / "net" / "1", *(root / "net" / "1").iterdir()):
         os.utime(path, (1, 1))
-    home = Lake(f"file://{root}/net")
+    home = LakePath(f"file://{root}/net")
 
     def tagged_and_swept() -> None:
         written_tag(root, 1)()
@@ -311,7 +311,7 @@ def test_a_tag_set_while_its_version_is_aside_goes_and_both_are_told(
 
     def tag() -> None:
         with pytest.raises(StoreError, match="cannot set tag 'prod': version 1 of .* was deleted"):
-            tags.put_tag(Lake(f"file://{root}/net"), "prod", 1)
+            tags.put_tag(LakePath(f"file://{root}/net"), "prod", 1)
 
     before_reading(monkeypatch, {2: tag})
     store.delete("net", 1)
@@ -347,13 +347,13 @@ def test_a_tag_that_somebody_moved_on_stays(
 ) -> None:
     store.publish(model, "net")
 
-    def look(home: Lake, number: int) -> bool:
+    def look(home: LakePath, number: int) -> bool:
         written_tag(root, 1)()
         return False
 
     monkeypatch.setattr(tags, "is_version", look)
     with pytest.raises(StoreError, match="version 7 of"):
-        tags.put_tag(Lake(f"file://{root}/net"), "prod", 7)
+        tags.put_tag(LakePath(f"file://{root}/net"), "prod", 7)
     assert store.tags("net") == {"prod": 1}
 
 
@@ -400,7 +400,7 @@ def test_no_tag_leads_nowhere_whoever_tags_and_deletes_at_once(
 
 
 def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
-    record = Lake(f"file://{tmp_path}/step-1.json")
+    record = LakePath(f"file://{tmp_path}/step-1.json")
     whole = json.dumps({"files": {"a/b": {"bytes": 1, DIGEST: "0f"}}})
     record.write(whole.encode())
     assert checkpoint_restore._facts(record) == {"a/b": FileFacts(1, "0f")}

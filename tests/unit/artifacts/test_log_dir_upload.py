@@ -13,7 +13,7 @@ from hopsgpu.artifacts import log_dir_upload as worker_carrying
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.errors import StoreError
 from hopsgpu.rank.context import VARIABLE, Context
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 EVENTS = "events.out.tfevents.1700000000.node1.7.0"
 
@@ -33,31 +33,31 @@ def logs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/lake/rank-0")
+def lake(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/lake/rank-0")
 
 
-def carrier(logs: Path, lake: Lake, clock: Clock | None = None) -> LogDirUploader:
+def carrier(logs: Path, lake: LakePath, clock: Clock | None = None) -> LogDirUploader:
     return LogDirUploader(logs, lake, threading.Event(), clock or Clock())
 
 
-def there(lake: Lake) -> dict[str, bytes]:
+def there(lake: LakePath) -> dict[str, bytes]:
     root = Path(lake.path)
     files = [path for path in root.rglob("*") if path.is_file()]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
 def test_events_grow_on_the_lake_as_they_do_here(
-    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appended: list[tuple[bytes, int]] = []
-    append = Lake.append
+    append = LakePath.append
 
-    def noted(target: Lake, content: bytes, at: int) -> int:
+    def noted(target: LakePath, content: bytes, at: int) -> int:
         appended.append((content, at))
         return append(target, content, at)
 
-    monkeypatch.setattr(Lake, "append", noted)
+    monkeypatch.setattr(LakePath, "append", noted)
     carrying = carrier(logs, lake)
     assert carrying.round() == [] and there(lake) == {}
     (logs / "train").mkdir()
@@ -74,7 +74,7 @@ def test_events_grow_on_the_lake_as_they_do_here(
 
 
 def test_a_file_that_an_earlier_attempt_left_or_that_begins_anew_is_replaced(
-    logs: Path, lake: Lake
+    logs: Path, lake: LakePath
 ) -> None:
     lake.make()
     (lake / EVENTS).write(b"of an earlier attempt")
@@ -88,16 +88,16 @@ def test_a_file_that_an_earlier_attempt_left_or_that_begins_anew_is_replaced(
 
 
 def test_other_files_are_carried_anew_but_not_all_the_time(
-    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    replace = Lake.replace
+    replace = LakePath.replace
 
-    def takes_a_second(target: Lake, content: bytes) -> None:
+    def takes_a_second(target: LakePath, content: bytes) -> None:
         clock.now += 1.0
         replace(target, content)
 
-    monkeypatch.setattr(Lake, "replace", takes_a_second)
+    monkeypatch.setattr(LakePath, "replace", takes_a_second)
     carrying = carrier(logs, lake, clock)
 
     def look(content: bytes, *, last: bool = False) -> bytes:
@@ -114,7 +114,7 @@ def test_other_files_are_carried_anew_but_not_all_the_time(
     assert look(b"4444", last=True) == b"4444"
 
 
-def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: Lake) -> None:
+def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: LakePath) -> None:
     for name in ("odd?", "odder#", "fine"):
         (logs / name).write_text(name)
     (logs / "link").symlink_to(logs / "fine")
@@ -127,11 +127,11 @@ def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: Lake) ->
 
 
 def test_a_lake_that_is_out_of_reach_is_tried_again(
-    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
 
-    def refuse(target: Lake, content: bytes, at: int) -> int:
+    def refuse(target: LakePath, content: bytes, at: int) -> int:
         tried.append(target.url)
         raise StoreError("nobody answers", "unreachable")
 
@@ -140,7 +140,7 @@ def test_a_lake_that_is_out_of_reach_is_tried_again(
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
     monkeypatch.setattr(worker_carrying, "_FILES_AT_ONCE", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(Lake, "append", refuse)
+        patch.setattr(LakePath, "append", refuse)
         assert carrying.round() == [
             f"'0.{EVENTS}' in log_dir is not on the lake yet: nobody answers"
         ]
@@ -155,16 +155,16 @@ def test_a_lake_that_is_out_of_reach_is_tried_again(
 
 
 def test_one_file_that_is_refused_keeps_no_other(
-    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = Lake.append
+    append = LakePath.append
 
-    def refuse(target: Lake, content: bytes, at: int) -> int:
+    def refuse(target: LakePath, content: bytes, at: int) -> int:
         if target.url.endswith(f"/0.{EVENTS}"):
             raise StoreError("not yours", "permission")
         return append(target, content, at)
 
-    monkeypatch.setattr(Lake, "append", refuse)
+    monkeypatch.setattr(LakePath, "append", refuse)
     for number in range(2):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
     assert len(carrier(logs, lake).round()) == 1
@@ -172,16 +172,16 @@ def test_one_file_that_is_refused_keeps_no_other(
 
 
 def test_eight_files_are_carried_at_once(
-    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     met = threading.Barrier(8)
-    append = Lake.append
+    append = LakePath.append
 
-    def meets(target: Lake, content: bytes, at: int) -> int:
+    def meets(target: LakePath, content: bytes, at: int) -> int:
         met.wait(60)
         return append(target, content, at)
 
-    monkeypatch.setattr(Lake, "append", meets)
+    monkeypatch.setattr(LakePath, "append", meets)
     for number in range(16):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
     before = set(threading.enumerate())
@@ -190,7 +190,7 @@ def test_eight_files_are_carried_at_once(
 
 
 def test_whatever_goes_wrong_with_a_file_is_told(
-    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Panic(BaseException):
         """As a client in Rust raises it."""
@@ -198,7 +198,7 @@ def test_whatever_goes_wrong_with_a_file_is_told(
     def panics(*_: object) -> None:
         raise Panic("index out of bounds")
 
-    monkeypatch.setattr(Lake, "append", panics)
+    monkeypatch.setattr(LakePath, "append", panics)
     (logs / EVENTS).write_bytes(b"one")
     (logs / "losses.csv").write_bytes(b"1")
     (warning,) = carrier(logs, lake).round()
@@ -206,7 +206,7 @@ def test_whatever_goes_wrong_with_a_file_is_told(
     assert there(lake) == {"losses.csv": b"1"}
 
 
-def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: Lake) -> None:
+def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: LakePath) -> None:
     stop = threading.Event()
     stop.set()
     (logs / EVENTS).write_bytes(b"one")
@@ -221,7 +221,7 @@ def test_the_log_directory_is_made_when_it_is_asked_for(
     urls = (f"file://{tmp_path}/c", f"file://{tmp_path}/l")
     Context(0, 0, 1, "here", (), "worker", "r", 0, tmp_path / "model", *urls).dump(described)
     monkeypatch.setenv(VARIABLE, str(described))
-    carrying = carrier(tmp_path / "logs", Lake(urls[1]))
+    carrying = carrier(tmp_path / "logs", LakePath(urls[1]))
     assert not carrying.is_needed
     assert hopsgpu.context().log_dir == hopsgpu.context().log_dir == tmp_path / "logs"
     assert carrying.is_needed and (tmp_path / "logs").stat().st_mode & 0o777 == 0o700

@@ -19,7 +19,7 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import CLAIMS, STAGING
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    lake = Lake(f"file://{tmp_path}/lake")
+def lake(tmp_path: Path) -> LakePath:
+    lake = LakePath(f"file://{tmp_path}/lake")
     lake.make()
     return lake
 
@@ -44,7 +44,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_a_publish_names_its_version(
-    lake: Lake, files: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, files: Path, said: pytest.LogCaptureFixture
 ) -> None:
     store = ModelStore(lake.url)
     store.publish(files, "net", tags=["best"])
@@ -58,23 +58,23 @@ def test_a_publish_names_its_version(
 
 
 def test_a_number_that_another_publisher_has_is_named(
-    lake: Lake, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = lake / "net"
     (home / CLAIMS).make()
-    names = Lake.names
+    names = LakePath.names
 
-    def names_before_the_other(place: Lake, *, directories: bool = False) -> tuple[str, ...]:
+    def names_before_the_other(place: LakePath, *, directories: bool = False) -> tuple[str, ...]:
         before = names(place, directories=directories)
         (home / CLAIMS / "1").create()
         return before
 
-    monkeypatch.setattr(Lake, "names", names_before_the_other)
+    monkeypatch.setattr(LakePath, "names", names_before_the_other)
     assert version_commit.claim(home) == 2
     assert said.messages == [f"another publisher has claimed version 1 of {home.url}"]
 
 
-def test_removed_leftovers_are_named(lake: Lake, said: pytest.LogCaptureFixture) -> None:
+def test_removed_leftovers_are_named(lake: LakePath, said: pytest.LogCaptureFixture) -> None:
     left = lake / STAGING / "dead"
     left.make()
     stale_uploads.sweep(lake, left.stat().modified + 10, age=5)
@@ -82,7 +82,7 @@ def test_removed_leftovers_are_named(lake: Lake, said: pytest.LogCaptureFixture)
 
 
 def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
-    lake: Lake, files: Path, tmp_path: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, files: Path, tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = Checkpoints(lake, 0)
     for step in (1, 2):
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
 
 
 def test_a_python_environment_of_another_process_is_named(
-    lake: Lake, tmp_path: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     archive = tmp_path / "env.zip"
     archive.write_text("archive")
@@ -110,7 +110,7 @@ def test_a_python_environment_of_another_process_is_named(
 
 
 def test_a_log_that_cannot_be_uploaded_is_named_once(
-    lake: Lake, tmp_path: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, tmp_path: Path, said: pytest.LogCaptureFixture
 ) -> None:
     directory = tmp_path / "logs"
     directory.mkdir()

@@ -16,7 +16,7 @@ from hopsgpu.artifacts.runs import LARGEST_RECORD, RunRecord, RunStore, parse
 from hopsgpu.core.gpu_use import GpuUse, UsePoint, use_between
 from hopsgpu.core.usage_report import RunUse, summed_up
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import put_run
 
 RUN = "fit-20261122-120000-bbbbbb"
@@ -29,8 +29,8 @@ LATER = time.time() + 7200.0
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}")
+def root(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}")
 
 
 def record(tmp_path: Path, state: str = "succeeded", **changes: Any) -> RunRecord:
@@ -102,7 +102,7 @@ def test_a_record_without_gpu_seconds_says_so(tmp_path: Path) -> None:
         use_of(parse(json.dumps(fields).encode()), time.time())
 
 
-def test_what_cannot_be_read_is_named_once(root: Lake, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named_once(root: LakePath, tmp_path: Path) -> None:
     put_run(tmp_path, RUN)
     (tmp_path / "runs" / "odd").mkdir()
     torn = put_run(tmp_path, "fit-20261122-120000-cccccc")
@@ -115,12 +115,12 @@ def test_what_cannot_be_read_is_named_once(root: Lake, tmp_path: Path) -> None:
     assert summed_up(found.runs, "user", None, LATER).total.runs == 1
 
 
-def test_a_root_that_is_not_there_has_no_runs(root: Lake) -> None:
+def test_a_root_that_is_not_there_has_no_runs(root: LakePath) -> None:
     assert read_uses([root / "none"], None, time.time()) == run_uses.RunUses((), ())
 
 
 def test_a_root_that_may_not_be_read_is_named(
-    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_run(tmp_path, RUN)
     listed = RunStore.ids
@@ -137,7 +137,7 @@ def test_a_root_that_may_not_be_read_is_named(
 
 
 def test_runs_that_did_not_change_since_are_not_read(
-    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = put_run(tmp_path, "fit-20261101-120000-aaaaaa")
     put_run(tmp_path, RUN)
@@ -154,11 +154,11 @@ def test_runs_that_did_not_change_since_are_not_read(
     assert read == [RUN]
 
 
-def kept(root: Lake) -> list[str]:
+def kept(root: LakePath) -> list[str]:
     return [one.run_id for one in UsageFiles(root).read(None) if isinstance(one, RunUse)]
 
 
-def test_a_removed_run_is_kept(root: Lake, tmp_path: Path) -> None:
+def test_a_removed_run_is_kept(root: LakePath, tmp_path: Path) -> None:
     stored = record(tmp_path, use=POINTS)
     before = read_uses([root], None, LATER).runs
     assert keep_before_removal(root, [stored], None, LATER) == []
@@ -170,7 +170,9 @@ def test_a_removed_run_is_kept(root: Lake, tmp_path: Path) -> None:
     assert read_uses([root], None, LATER).runs == before
 
 
-def test_a_removal_that_was_killed_and_another_one_lose_nothing(root: Lake, tmp_path: Path) -> None:
+def test_a_removal_that_was_killed_and_another_one_lose_nothing(
+    root: LakePath, tmp_path: Path
+) -> None:
     stored = record(tmp_path, use=POINTS)
     for _ in range(2):  # two at a time, or one after the other
         keep_before_removal(root, [stored], None, LATER)
@@ -182,24 +184,24 @@ def test_a_removal_that_was_killed_and_another_one_lose_nothing(root: Lake, tmp_
     assert (usage.total.runs, usage.total.gpu_hours_held) == (1, pytest.approx(50 / 3600))
 
 
-def test_a_lost_run_stays_lost(root: Lake, tmp_path: Path) -> None:
+def test_a_lost_run_stays_lost(root: LakePath, tmp_path: Path) -> None:
     keep_before_removal(root, [record(tmp_path, "running", updated=-9000.0)], None, time.time())
     RunStore(root.url).remove(RUN)
     assert [run.state for run in read_uses([root], None, LATER).runs] == ["lost"]
 
 
 def test_a_file_that_the_lake_refuses_keeps_the_run(
-    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Lake, content: bytes) -> None:
+    def refuse(self: LakePath, content: bytes) -> None:
         raise StoreError("the quota is exhausted", kind="quota")
 
-    monkeypatch.setattr(Lake, "replace", refuse)
+    monkeypatch.setattr(LakePath, "replace", refuse)
     with pytest.raises(StoreError, match="quota"):
         keep_before_removal(root, [record(tmp_path)], None, LATER)
 
 
-def test_of_a_run_without_gpu_seconds_it_is_said(root: Lake, tmp_path: Path) -> None:
+def test_of_a_run_without_gpu_seconds_it_is_said(root: LakePath, tmp_path: Path) -> None:
     (problem,) = keep_before_removal(root, [record(tmp_path, use=[])], None, LATER)
     assert RUN in problem
     assert kept(root) == []
@@ -209,7 +211,7 @@ def gang(name: str) -> RunUse:
     return RunUse(name, "gang", "bob", "", "held", (UsePoint(1.0), UsePoint(2.0, 5.0)))
 
 
-def test_files_of_held_gangs_become_one(root: Lake, tmp_path: Path) -> None:
+def test_files_of_held_gangs_become_one(root: LakePath, tmp_path: Path) -> None:
     files = UsageFiles(root)
     for name in ("gang-1", "gang-2"):
         files.write_held(gang(name))
@@ -222,7 +224,7 @@ def test_files_of_held_gangs_become_one(root: Lake, tmp_path: Path) -> None:
     assert one.name.startswith("removed-") and sorted(kept(root)) == ["gang-1", "gang-2"]
 
 
-def test_a_gang_whose_file_was_taken_goes_on(root: Lake, tmp_path: Path) -> None:
+def test_a_gang_whose_file_was_taken_goes_on(root: LakePath, tmp_path: Path) -> None:
     """A launch on it may last for hours, in which its file does not change."""
     UsageFiles(root).write_held(gang("gang-1"))
     keep_before_removal(root, [], None, LATER)
@@ -233,7 +235,9 @@ def test_a_gang_whose_file_was_taken_goes_on(root: Lake, tmp_path: Path) -> None
     assert usage.total.gpu_hours_held == 1.0
 
 
-def test_a_removal_that_was_killed_leaves_the_file_that_it_took(root: Lake, tmp_path: Path) -> None:
+def test_a_removal_that_was_killed_leaves_the_file_that_it_took(
+    root: LakePath, tmp_path: Path
+) -> None:
     files = UsageFiles(root)
     files.write_held(gang("gang-1"))
     gangs, taken = files.take_held(LATER)
@@ -245,37 +249,37 @@ def test_a_removal_that_was_killed_leaves_the_file_that_it_took(root: Lake, tmp_
 
 
 def test_a_file_that_another_removal_took_is_left_to_it(
-    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = UsageFiles(root)
     files.write_held(gang("gang-1"))
-    rename = Lake.rename
+    rename = LakePath.rename
 
-    def late(self: Lake, target: Lake) -> bool:
+    def late(self: LakePath, target: LakePath) -> bool:
         rename(self, self.above / "taken-other.jsonl")
         return rename(self, target)
 
-    monkeypatch.setattr(Lake, "rename", late)
+    monkeypatch.setattr(LakePath, "rename", late)
     assert files.take_held(LATER) == ([], [])
     assert kept(root) == ["gang-1"]
 
 
 def test_a_file_that_another_user_alone_may_rename_is_left_and_counts(
-    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a sticky directory; the removal of one's own runs goes on."""
     UsageFiles(root).write_held(gang("gang-1"))
 
-    def refuse(self: Lake, target: Lake) -> bool:
+    def refuse(self: LakePath, target: LakePath) -> bool:
         raise StoreError("Permission denied by sticky bit", kind="permission")
 
-    monkeypatch.setattr(Lake, "rename", refuse)
+    monkeypatch.setattr(LakePath, "rename", refuse)
     keep_before_removal(root, [record(tmp_path)], None, LATER)
     assert sorted(kept(root)) == [RUN, "gang-1"]
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
-def test_who_may_write_runs_may_write_there(root: Lake, tmp_path: Path, mode: int) -> None:
+def test_who_may_write_runs_may_write_there(root: LakePath, tmp_path: Path, mode: int) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs").chmod(mode)
     UsageFiles(root).write_held(gang("gang-1"))
@@ -286,7 +290,7 @@ def test_who_may_write_runs_may_write_there(root: Lake, tmp_path: Path, mode: in
 
 
 def test_lines_that_a_removal_moves_meanwhile_are_found(
-    root: Lake, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = UsageFiles(root)
     files.write_held(gang("gang-1"))
@@ -305,7 +309,7 @@ def test_lines_that_a_removal_moves_meanwhile_are_found(
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e999", "true", '"1"'])
-def test_a_line_has_finite_numbers(root: Lake, tmp_path: Path, number: str) -> None:
+def test_a_line_has_finite_numbers(root: LakePath, tmp_path: Path, number: str) -> None:
     UsageFiles(root).keep([gang("gang-1")], 1.8e9)
     (file,) = (tmp_path / "usage").iterdir()
     file.write_text(file.read_text().replace('"held": 5.0', f'"held": {number}'))
@@ -313,7 +317,7 @@ def test_a_line_has_finite_numbers(root: Lake, tmp_path: Path, number: str) -> N
     assert found.runs == () and "line 1: ValueError" in found.problems[0]
 
 
-def test_a_line_that_is_torn_is_named_and_the_others_count(root: Lake, tmp_path: Path) -> None:
+def test_a_line_that_is_torn_is_named_and_the_others_count(root: LakePath, tmp_path: Path) -> None:
     UsageFiles(root).keep([gang("gang-1"), gang("gang-2")], 1.8e9)
     (file,) = (tmp_path / "usage").iterdir()
     assert file.name.startswith("removed-20270115-080000-")
@@ -327,7 +331,7 @@ def test_a_line_that_is_torn_is_named_and_the_others_count(root: Lake, tmp_path:
     assert "(and 1 more line)" in problem
 
 
-def test_a_record_that_is_too_large_is_named_and_not_read(root: Lake, tmp_path: Path) -> None:
+def test_a_record_that_is_too_large_is_named_and_not_read(root: LakePath, tmp_path: Path) -> None:
     put_run(tmp_path, RUN)
     large = put_run(tmp_path, "fit-20261122-120000-cccccc") / "run.json"
     os.truncate(large, LARGEST_RECORD + 1)
@@ -339,7 +343,7 @@ def test_a_record_that_is_too_large_is_named_and_not_read(root: Lake, tmp_path: 
 
 
 def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
-    root: Lake, tmp_path: Path
+    root: LakePath, tmp_path: Path
 ) -> None:
     files = UsageFiles(root)
     files.keep([gang("gang-1")], 1.8e9)
@@ -354,7 +358,7 @@ def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
 
 
 def test_a_large_removal_writes_several_files_that_can_be_read(
-    root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_uses, "LARGEST_RECORD", 1000)
     gangs = [gang(f"gang-{number}") for number in range(20)]
@@ -364,7 +368,7 @@ def test_a_large_removal_writes_several_files_that_can_be_read(
     assert sorted(kept(root)) == sorted(one.run_id for one in gangs)
 
 
-def test_files_from_before_the_period_are_not_read(root: Lake, tmp_path: Path) -> None:
+def test_files_from_before_the_period_are_not_read(root: LakePath, tmp_path: Path) -> None:
     UsageFiles(root).keep([gang("gang-1")], 1.8e9)
     (file,) = (tmp_path / "usage").iterdir()
     os.utime(file, (5000, 5000))

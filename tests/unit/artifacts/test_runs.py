@@ -13,7 +13,7 @@ from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
 from hopsgpu.artifacts.runs import RunStore, StoredRun, began, parse, prunable
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.filesystem import Status
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import put_run
 
 OLD, MIDDLE, NEW = (f"fit-2026112{day}-120000-00000{day}" for day in (1, 2, 3))
@@ -228,7 +228,7 @@ def test_logs_are_known_by_their_names() -> None:
 
 
 def test_logs_are_read_as_they_grow(tmp_path: Path) -> None:
-    directory = Lake(f"file://{tmp_path}")
+    directory = LakePath(f"file://{tmp_path}")
     assert log_sizes(directory) == {}
     (tmp_path / "logs" / "attempt-1").mkdir(parents=True)
     log = tmp_path / "logs" / "attempt-1" / "rank-0.log"
@@ -252,14 +252,14 @@ def test_a_large_log_is_read_in_parts(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     with (tmp_path / "logs" / "rank-0.log").open("wb") as file:
         file.truncate(5 * 2**20 + 1)
-    parts = list(LogReader(Lake(f"file://{tmp_path}"), Log(0, 0)).read(5 * 2**20 + 1))
+    parts = list(LogReader(LakePath(f"file://{tmp_path}"), Log(0, 0)).read(5 * 2**20 + 1))
     assert [len(part) for part in parts] == [2**20] * 5 + [1]
 
 
 def test_a_mirror_follows_files_that_grow(tmp_path: Path) -> None:
     source, target = tmp_path / "lake", tmp_path / "copy"
     target.mkdir()
-    mirror = Mirror(Lake(f"file://{source}"), target)
+    mirror = Mirror(LakePath(f"file://{source}"), target)
     assert mirror.renew() == 0
     (source / "train").mkdir(parents=True)
     events = source / "train" / "events.out.tfevents.1.node1"
@@ -290,7 +290,7 @@ def test_a_mirror_reads_other_files_anew(tmp_path: Path) -> None:
     source.mkdir()
     target.mkdir()
     names = source / "metadata.tsv"
-    mirror = Mirror(Lake(f"file://{source}"), target)
+    mirror = Mirror(LakePath(f"file://{source}"), target)
     for second, content in enumerate((b"cat\n", b"dog\n", b"horse\nass\n", b"ox\n")):
         names.write_bytes(content)
         os.utime(names, (second, second))

@@ -12,7 +12,7 @@ from hopsgpu.artifacts import tags
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.tags import ROLLBACK, TAG, UNTAG, TagChange, earlier_versions
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def store(tmp_path: Path) -> ModelStore:
 
 
 @pytest.fixture
-def home(store: ModelStore, tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/models/net")
+def home(store: ModelStore, tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/models/net")
 
 
 def moves(store: ModelStore, tag: str = "production") -> list[tuple[int | None, int | None, str]]:
     return [(c.previous, c.version, c.action) for c in store.history("net", tag)]
 
 
-def test_a_change_says_who_when_and_from_which_version(home: Lake, store: ModelStore) -> None:
+def test_a_change_says_who_when_and_from_which_version(home: LakePath, store: ModelStore) -> None:
     tags.put_tag(home, "production", 1, now=0.0)
     tags.put_tag(home, "production", 3, now=1.5)
     me = getpass.getuser()
@@ -104,7 +104,7 @@ def test_a_tag_that_never_was_has_no_history(store: ModelStore) -> None:
             call("net", "latest")
 
 
-def test_a_tag_without_history_begins_one(home: Lake, store: ModelStore) -> None:
+def test_a_tag_without_history_begins_one(home: LakePath, store: ModelStore) -> None:
     """As an earlier hopsgpu wrote it."""
     (home / "_tags").make()
     (home / "_tags" / "production").write(json.dumps({"version": 3}).encode())
@@ -125,7 +125,9 @@ def test_a_tag_without_history_begins_one(home: Lake, store: ModelStore) -> None
         [{"version": 1, "previous": None, "user": "u", "time": "t", "action": "tag", "more": 1}],
     ],
 )
-def test_a_damaged_history_harms_no_reader(home: Lake, store: ModelStore, history: object) -> None:
+def test_a_damaged_history_harms_no_reader(
+    home: LakePath, store: ModelStore, history: object
+) -> None:
     (home / "_tags").make()
     written = json.dumps({"version": 3, "history": history}).encode()
     (home / "_tags" / "production").write(written)
@@ -138,7 +140,7 @@ def test_a_damaged_history_harms_no_reader(home: Lake, store: ModelStore, histor
     assert moves(store) == [(3, 4, TAG)]
 
 
-def test_the_oldest_changes_are_dropped(home: Lake, store: ModelStore) -> None:
+def test_the_oldest_changes_are_dropped(home: LakePath, store: ModelStore) -> None:
     entry = {"version": 1, "previous": 2, "user": "ann", "time": "-", "action": "tag"}
     (home / "_tags").make()
     written = json.dumps({"version": 3, "history": [entry] * 1000}).encode()

@@ -11,7 +11,7 @@ import pytest
 from hopsgpu.backends import lake_root
 from hopsgpu.backends.lake_root import given_roots, roots_of_users
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 SITE = (
     "<configuration><property><name>fs.defaultFS</name><value>{}</value></property></configuration>"
@@ -22,8 +22,10 @@ SITE = (
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     (tmp_path / "core-site.xml").write_text(SITE.format("hdfs://lake:8020"))
     (tmp_path / "yarn-site.xml").write_text("<configuration/>")
-    monkeypatch.setattr(Lake, "with_client", lambda self: self)
-    monkeypatch.setattr(Lake, "above", property(lambda self: Lake(self.url.rpartition("/")[0])))
+    monkeypatch.setattr(LakePath, "with_client", lambda self: self)
+    monkeypatch.setattr(
+        LakePath, "above", property(lambda self: LakePath(self.url.rpartition("/")[0]))
+    )
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     return {"HADOOP_CONF_DIR": str(tmp_path), "HADOOP_USER_NAME": "alice"}
 
@@ -33,11 +35,11 @@ def test_other_users_have_theirs_beside_ones_own(
 ) -> None:
     asked = []
 
-    def names(self: Lake, *, directories: bool = False) -> tuple[str, ...]:
+    def names(self: LakePath, *, directories: bool = False) -> tuple[str, ...]:
         asked.append((self.url, directories))
         return ("alice", "bob", "hive", "old#1", "a?b")
 
-    monkeypatch.setattr(Lake, "names", names)
+    monkeypatch.setattr(LakePath, "names", names)
     roots, problems = roots_of_users(environ)
     assert [root.url for root in roots] == [
         f"hdfs://lake:8020/user/{user}/hopsgpu" for user in ("alice", "bob", "hive")
@@ -48,10 +50,10 @@ def test_other_users_have_theirs_beside_ones_own(
 def test_directories_that_may_not_be_listed_are_a_problem(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Lake, *, directories: bool = False) -> tuple[str, ...]:
+    def refuse(self: LakePath, *, directories: bool = False) -> tuple[str, ...]:
         raise StoreError("cannot list it: Permission denied", kind="permission")
 
-    monkeypatch.setattr(Lake, "names", refuse)
+    monkeypatch.setattr(LakePath, "names", refuse)
     roots, problems = roots_of_users(environ)
     assert [root.url for root in roots] == ["hdfs://lake:8020/user/alice/hopsgpu"]
     assert problems == ["the directories of other users: cannot list it: Permission denied"]
@@ -84,7 +86,7 @@ def test_named_roots_are_those(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_root, "roots_of_users", lambda environ: pytest.fail("not asked for"))
     roots, _ = given_roots(["file:///a", "file:///b/", "file:///a"])
     assert [root.url for root in roots] == ["file:///a", "file:///b"]
-    assert given_roots("file:///a")[0] == [Lake("file:///a")]
+    assert given_roots("file:///a")[0] == [LakePath("file:///a")]
 
 
 @pytest.mark.parametrize("root", [[], 7, [None], {"file:///a"}])

@@ -16,7 +16,7 @@ from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, SourceFile, columns_of, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.launcher import data_staging
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 FILES = "hdfs://nn:8020"
 
@@ -188,7 +188,7 @@ def test_the_ranks_of_a_node_share_its_disk(
 
     monkeypatch.setattr("hopsgpu.data.rank_shards.default_budget", budget)
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
-    (shard,) = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 1)
+    (shard,) = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 1)
     alone = opened(RankShards({"data": shard}, single=True), tmp_path / "kept", 3).view
     assert not isinstance(alone, dict) and alone.to_arrow()["n"].to_pylist() == [*range(6)]
     named = opened(RankShards({"a": shard, "b": shard}, single=False), tmp_path / "kept", 3).view
@@ -199,7 +199,9 @@ def test_footers_are_told_of_and_can_be_given_up(tmp_path: Path) -> None:
     for number in range(3):
         parquet.write_table(pa.table({"n": [number]}), tmp_path / f"{number}.parquet")
     seen = []
-    found = read_source(Lake(f"file://{tmp_path}"), lambda done, files: seen.append((done, files)))
+    found = read_source(
+        LakePath(f"file://{tmp_path}"), lambda done, files: seen.append((done, files))
+    )
     assert seen == [(1, 3), (2, 3), (3, 3)]
     assert found.num_bytes == sum(p.stat().st_size for p in tmp_path.iterdir())
     assert columns_of(found) == {"n": "int64"}
@@ -208,4 +210,4 @@ def test_footers_are_told_of_and_can_be_given_up(tmp_path: Path) -> None:
         raise Cancelled("enough")
 
     with pytest.raises(Cancelled, match="enough"):
-        read_source(Lake(f"file://{tmp_path}"), give_up)
+        read_source(LakePath(f"file://{tmp_path}"), give_up)

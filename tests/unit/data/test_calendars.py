@@ -20,7 +20,7 @@ from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 VERSION, ZONE = "org.apache.spark.version", "org.apache.spark.timeZone"
 LEGACY, LEGACY_INT96 = "org.apache.spark.legacyDateTime", "org.apache.spark.legacyINT96"
@@ -50,7 +50,7 @@ def write(directory: Path, name: str, table: Any, metadata: dict[str, str], **op
 
 
 def shard_of(directory: Path) -> Shard:
-    (shard,) = plan_shards(read_source(Lake(f"file://{directory}")), 1)
+    (shard,) = plan_shards(read_source(LakePath(f"file://{directory}")), 1)
     return Shard.load(shard.dump())
 
 

@@ -17,7 +17,7 @@ from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 ROWS = 250
 DENSE = ["id", "x", "yes", "word", "raw", "ragged"]
@@ -41,7 +41,7 @@ def data(tmp_path: Path) -> Iterator[RankData]:
     )
     (tmp_path / "lake").mkdir()
     parquet.write_table(table, tmp_path / "lake" / "0.parquet", row_group_size=40)
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     with RankData(shard, tmp_path / "kept") as rank:
         yield rank
 
@@ -167,7 +167,7 @@ def lists(tmp_path: Path) -> Iterator[RankData]:
     }
     (tmp_path / "lake").mkdir()
     parquet.write_table(pa.table(columns), tmp_path / "lake" / "0.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     with RankData(shard, tmp_path / "kept") as rank:
         yield rank
 

@@ -22,7 +22,7 @@ from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 ROWS = 3_010
 # More than what any test here caches: the default depends on how full this machine's disk is.
@@ -47,7 +47,7 @@ def table(first: int, rows: int) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> LakePath:
     directory = tmp_path_factory.mktemp("lake")
     (directory / "below").mkdir()
     for number, first in enumerate(range(0, ROWS, 1000)):
@@ -56,7 +56,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         parquet.write_table(part, target, row_group_size=300)
     (directory / "_SUCCESS").touch()
     (directory / ".0.parquet.crc").touch()
-    return Lake(f"file://{directory}")
+    return LakePath(f"file://{directory}")
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shards(lake: Lake) -> tuple[Shard, ...]:
+def shards(lake: LakePath) -> tuple[Shard, ...]:
     return plan_shards(read_source(lake), 3, remainder="keep")
 
 
@@ -92,7 +92,7 @@ def ids(batches: Any) -> list[int]:
     return [int(n) for batch in batches for n in batch["id"]]
 
 
-def test_footers_say_what_there_is(lake: Lake) -> None:
+def test_footers_say_what_there_is(lake: LakePath) -> None:
     source = read_source(lake)
     assert [file.name for file in source.files] == [
         "0.parquet",
@@ -107,7 +107,7 @@ def test_footers_say_what_there_is(lake: Lake) -> None:
 
 
 def test_sources_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    root = Lake(f"file://{tmp_path}")
+    root = LakePath(f"file://{tmp_path}")
     with pytest.raises(StoreError, match="absent"):
         read_source(root / "absent")
     with pytest.raises(ConfigError, match="contains no Parquet file"):
@@ -179,7 +179,7 @@ def test_the_order_does_not_depend_on_what_is_kept(
 
 def test_a_shuffled_batch_has_rows_of_several_row_groups(tmp_path: Path, small: None) -> None:
     parquet.write_table(table(0, 4000), tmp_path / "0.parquet", row_group_size=500)
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         for batch in rank.batches(64, shuffle=True):
             assert len(set(batch["id"] // 500)) > 1 or len(batch["id"]) < 64
@@ -305,7 +305,7 @@ def test_rows_that_are_gone_from_the_disk_come_from_the_lake(data: RankData) -> 
 def test_lists_of_another_length_are_refused_in_every_epoch(tmp_path: Path) -> None:
     lists = pa.array([[1.0, 2.0], [3.0, 4.0], [5.0]], pa.list_(pa.float32()))
     parquet.write_table(pa.table({"c": lists}), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         assert sum(len(batch["c"]) for batch in rank.batches(2)) == 3
         for shuffle in (False, True, False):
@@ -316,7 +316,7 @@ def test_lists_of_another_length_are_refused_in_every_epoch(tmp_path: Path) -> N
 def test_lists_that_fit_one_shape_are_refused_for_another(tmp_path: Path) -> None:
     lists = pa.array([[1.0, 2.0, 3.0, 4.0]] * 6, pa.list_(pa.float32()))
     parquet.write_table(pa.table({"c": lists}), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         for shape in ((4,), (2, 2), (4,)):
             found = [batch["c"].shape for batch in rank.batches(3, shapes={"c": shape}, epochs=2)]
@@ -334,7 +334,7 @@ def test_iterators_at_the_same_time(data: RankData) -> None:
 
 def test_data_that_changes_meanwhile_is_found_out(tmp_path: Path) -> None:
     parquet.write_table(table(0, 500), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     parquet.write_table(table(0, 900), tmp_path / "0.parquet")
     with (
         RankData(shard, tmp_path / "kept", BUDGET) as rank,
@@ -354,7 +354,7 @@ def test_a_row_group_that_is_large_is_read_in_parts(
 def test_columns_that_parquet_dictionary_encodes(tmp_path: Path) -> None:
     values = pa.array(["a", "b", "a"]).dictionary_encode()
     parquet.write_table(pa.table({"c": values}), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         assert rank.schema.field("c").type == pa.string()
         for _ in range(2):
@@ -472,7 +472,7 @@ def test_columns_with_nothing_in_them_are_kept_as_others(tmp_path: Path) -> None
     nothing = pa.nulls(5)
     table = pa.table({"t": nothing.cast(pa.string()), "n": nothing, "i": pa.array(range(5))})
     parquet.write_table(table, tmp_path / "lake" / "0.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     with RankData(shard, tmp_path / "kept", BUDGET) as data:
         for columns in (["t", "n", "i"], ["t"], ["n"]):
             for _ in ("from the lake", "from the disk"):
@@ -485,7 +485,7 @@ def test_columns_that_can_have_no_null_are_kept_as_others(tmp_path: Path) -> Non
     """As Spark writes the column of `range()`."""
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False, metadata={"a": "b"})])
     parquet.write_table(pa.table({"n": range(10)}, schema), tmp_path / "n.parquet")
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     with RankData(shard, tmp_path / "kept", BUDGET) as rank:
         read = [int(n) for batch in rank.batches(4, epochs=2) for n in batch["n"]]
     assert read == [*range(10)] * 2

@@ -20,7 +20,7 @@ from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB
 
 ROWS = 60_000
@@ -29,7 +29,7 @@ ROWS = 60_000
 def shard_of(directory: Path, table: pa.Table, group: int) -> Shard:
     directory.mkdir(exist_ok=True)
     parquet.write_table(table, directory / "0.parquet", row_group_size=group)
-    return plan_shards(read_source(Lake(f"file://{directory}")), 1)[0]
+    return plan_shards(read_source(LakePath(f"file://{directory}")), 1)[0]
 
 
 def numbered(rows: int = ROWS) -> pa.Table:

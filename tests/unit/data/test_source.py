@@ -15,7 +15,7 @@ from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 def write(directory: Path, name: str, columns: Any, **options: Any) -> None:
@@ -62,7 +62,7 @@ def test_files_of_several_writers_are_one_table(
         rows = pa.array(values * 10, kind)
         options = {"row_group_size": 7, "use_compliant_nested_type": name == "0"}
         write(lake, name if last else f"{1 - int(name)}", {"c": rows, "n": number}, **options)
-    shard = plan_shards(read_source(Lake(f"file://{lake}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{lake}")), 1)[0]
     with RankData(shard, tmp_path / "kept") as rank:
         for shuffle in (False, True):
             for _ in ("from the lake", "from the disk"):
@@ -88,7 +88,7 @@ def test_structs_and_maps_of_several_writers_are_one_table(tmp_path: Path) -> No
     for name, kinds in (("0", of_one), ("1", of_other)):
         columns = {key: pa.array(values[key], kind) for key, kind in kinds.items()}
         write(tmp_path, name, {**columns, "n": [int(name)]})
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
     with RankData(shard) as rank:
         assert sorted(int(n) for batch in rank.batches(1, ["n"]) for n in batch["n"]) == [0, 1]
         found = rank.to_arrow()
@@ -100,7 +100,7 @@ def test_what_was_read_of_the_data_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "hopsgpu.data")
     write(tmp_path, "0", {"a": pa.array([1, 2, 3])})
-    read_source(Lake(f"file://{tmp_path}"))
+    read_source(LakePath(f"file://{tmp_path}"))
     (message,) = caplog.messages
     assert message.startswith(f"file://{tmp_path} has 3 rows in 1 Parquet files; read their")
 
@@ -111,7 +111,7 @@ def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"0 and 1 have different columns \(in a different order\)"
     ):
-        read_source(Lake(f"file://{tmp_path}"))
+        read_source(LakePath(f"file://{tmp_path}"))
 
 
 @pytest.mark.parametrize("shape", [None, (3, 2)])
@@ -119,7 +119,7 @@ def test_tensors_of_pyarrow(tmp_path: Path, shape: Any) -> None:
     values = np.arange(60, dtype="f4").reshape(10, 2, 3)
     array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
     write(tmp_path / "lake", "0.parquet", {"x": array}, row_group_size=4)
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     shapes = {"x": shape} if shape else None
     with RankData(shard, tmp_path / "kept") as rank:
         for _ in ("from the lake", "from the disk"):
@@ -132,7 +132,7 @@ def test_tensors_of_pyarrow(tmp_path: Path, shape: Any) -> None:
 def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
     two = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "a", "b"])
     write(tmp_path / "lake", "0", two)
-    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     with RankData(shard, tmp_path / "kept") as rank:
         for asked in (rank.to_arrow, lambda: rank.batches(1)):
             with pytest.raises(
@@ -176,7 +176,7 @@ def test_no_part_of_a_table_with_a_transaction_log_is_read_in_place(
     (tmp_path / "lake/link").symlink_to(tmp_path / "lake/table/data")
     touch(tmp_path / "lake/table" / mark)
     with pytest.raises(ConfigError, match="a table with a transaction log") as raised:
-        read_source(Lake(f"file://{tmp_path}/lake/{named}".rstrip("/")))
+        read_source(LakePath(f"file://{tmp_path}/lake/{named}".rstrip("/")))
     assert f"({MARKS[mark]}, file://{tmp_path}/lake/table/" in str(raised.value)
 
 
@@ -211,7 +211,7 @@ def test_the_refusal_has_the_code_that_reads_the_table(
     write(tmp_path / "table" / named, "0.parquet", {"a": [1]})
     touch(tmp_path / "table" / mark)
     with pytest.raises(ConfigError) as raised:
-        read_source(Lake(f"{root}/{named}".rstrip("/")))
+        read_source(LakePath(f"{root}/{named}".rstrip("/")))
     assert code.replace("URL", root) in str(raised.value)
 
 
@@ -219,14 +219,14 @@ def test_a_partition_without_its_table_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "eu/0.parquet", {"a": [1]})
     touch(tmp_path / "eu/.hoodie_partition_metadata")
     with pytest.raises(ConfigError, match=r'format\("hudi"\).load\("<path of the table>"\)'):
-        read_source(Lake(f"file://{tmp_path}/eu"))
+        read_source(LakePath(f"file://{tmp_path}/eu"))
 
 
 def test_a_partitioned_transactional_table_is_not_advised_to_spark(tmp_path: Path) -> None:
     """Spark would read all of its `base_N` and `delta_N_M` directories."""
     write(tmp_path, "day=1/hour=2/base_0000002/000000_0", {"a": [1]})
     with pytest.raises(ConfigError, match=r"\(transactional Hive, .*INSERT OVERWRITE DIRECTORY"):
-        read_source(Lake(f"file://{tmp_path}"))
+        read_source(LakePath(f"file://{tmp_path}"))
 
 
 @pytest.mark.parametrize("name", ["base_1", "delta_3_4", "delete_delta_5_5_0"])
@@ -234,7 +234,7 @@ def test_names_without_padding_are_marks_in_the_data(tmp_path: Path, name: str) 
     write(tmp_path, f"table/{name}/0", {"a": [1]})
     for named in ("table", f"table/{name}", f"table/{name}/0"):
         with pytest.raises(ConfigError, match=r"\(transactional Hive, "):
-            read_source(Lake(f"file://{tmp_path}/{named}"))
+            read_source(LakePath(f"file://{tmp_path}/{named}"))
 
 
 def test_files_that_iceberg_wrote_are_refused_wherever_they_are(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_files_that_iceberg_wrote_are_refused_wherever_they_are(tmp_path: Path) 
     table = rows.replace_schema_metadata({"iceberg.schema": "{}"})
     parquet.write_table(table, tmp_path / "0.parquet")
     with pytest.raises(ConfigError, match=r"\(Iceberg, .*0\.parquet"):
-        read_source(Lake(f"file://{tmp_path}"))
+        read_source(LakePath(f"file://{tmp_path}"))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_files_that_iceberg_wrote_are_refused_wherever_they_are(tmp_path: Path) 
 def test_names_that_only_resemble_marks_are_no_marks(tmp_path: Path, beside: str) -> None:
     write(tmp_path, "data/0.parquet", {"a": [1]})
     touch(tmp_path / beside)
-    assert read_source(Lake(f"file://{tmp_path}/data")).num_rows == 1
+    assert read_source(LakePath(f"file://{tmp_path}/data")).num_rows == 1
 
 
 def test_files_that_spark_skips_are_skipped(tmp_path: Path) -> None:
@@ -273,19 +273,19 @@ def test_files_that_spark_skips_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "2.parquet").touch()
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / ".0.parquet.crc").write_bytes(b"crc")
-    source = read_source(Lake(f"file://{tmp_path}"))
+    source = read_source(LakePath(f"file://{tmp_path}"))
     assert [file.name for file in source.files] == ["0.parquet"]
     with pytest.raises(ConfigError, match="is still being copied"):
-        read_source(Lake(f"file://{tmp_path}/1.parquet._COPYING_"))
+        read_source(LakePath(f"file://{tmp_path}/1.parquet._COPYING_"))
     with pytest.raises(ConfigError, match="is empty"):
-        read_source(Lake(f"file://{tmp_path}/2.parquet"))
+        read_source(LakePath(f"file://{tmp_path}/2.parquet"))
     (tmp_path / "0.parquet").unlink()
     with pytest.raises(ConfigError, match="contains no Parquet file"):
-        read_source(Lake(f"file://{tmp_path}"))
+        read_source(LakePath(f"file://{tmp_path}"))
 
 
 @pytest.mark.parametrize("name", ["a#b.parquet", "a;b/0.parquet", "below/a?.parquet"])
 def test_names_that_no_url_has_are_told(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, {"a": [1]})
     with pytest.raises(ConfigError, match="contains '.*cannot be read in place: rename it"):
-        read_source(Lake(f"file://{tmp_path}"))
+        read_source(LakePath(f"file://{tmp_path}"))

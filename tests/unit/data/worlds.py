@@ -19,7 +19,7 @@ from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.rank_shards import RankShards, opened
 from hopsgpu.data.source import Source, read_source
 from hopsgpu.launcher.data_staging import serialized_shards
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 # How a rank reads an epoch: its data and the epoch's number in, batches out.
 Way = Callable[[RankData, int], Iterator[Mapping[str, Any]]]
@@ -35,7 +35,7 @@ def written(directory: Path, rows: int, group: int = 70) -> Source:
     for number in range(3):
         part = table[number * share : (number + 1) * share]
         parquet.write_table(part, directory / f"{number}.parquet", row_group_size=group)
-    return read_source(Lake(f"file://{directory}"))
+    return read_source(LakePath(f"file://{directory}"))
 
 
 @dataclass

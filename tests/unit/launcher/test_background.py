@@ -10,7 +10,7 @@ import pytest
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.return_values import Value
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.conftest import until
 
 SECONDS = 30.0
@@ -131,7 +131,7 @@ def test_what_is_offered_is_refused_while_much_waits_and_never_waits_itself() ->
 
 
 def test_a_value_on_the_lake_is_taken_only_as_its_agent_wrote_it(tmp_path: Path) -> None:
-    directory = Lake(f"file://{tmp_path}")
+    directory = LakePath(f"file://{tmp_path}")
     (tmp_path / "value").write_bytes(b"pickled")
     digest = hashlib.sha256(b"pickled").hexdigest()
     assert Value(file="value", digest=digest).content(directory) == b"pickled"

@@ -26,7 +26,7 @@ from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.status_board import Board
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 
 
@@ -264,12 +264,12 @@ def test_a_cancelled_run_does_not_wait_for_a_lake_that_is_away(
 
 
 def test_a_lake_that_keeps_it_is_a_warning(feed: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(lake: Lake) -> None:
+    def refuse(lake: LakePath) -> None:
         raise StoreError(f"cannot remove {lake.url}: safe mode")
 
     one = feed(Frame(4))
     with one.ready():
-        monkeypatch.setattr(Lake, "remove", refuse)
+        monkeypatch.setattr(LakePath, "remove", refuse)
     (warning,) = one._board.result().warnings
     assert "on the lake until `hopsgpu runs prune` removes it: cannot remove" in warning
 

@@ -22,7 +22,7 @@ from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.missing_modules import lacking_error
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.travelling import make_wheel
 
 
@@ -82,7 +82,7 @@ def test_an_environment_with_its_own_python_has_all_or_is_refused() -> None:
 
 def test_what_an_environment_has_is_known_once_it_is_on_the_lake(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, "travelled", "1.0", "")
-    root, stop = Lake(f"file://{tmp_path}/lake"), threading.Event()
+    root, stop = LakePath(f"file://{tmp_path}/lake"), threading.Event()
     for _ in range(2):  # made, and found
         env = ready(recipe_for([str(wheel)]), root, stop)
         assert env.modules == ("travelled",)

@@ -16,7 +16,7 @@ from hopsgpu.core.usage_report import RunUse
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.held_time import HeldTime
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 SECONDS = 30.0
 
@@ -26,7 +26,7 @@ class Held:
 
     def __init__(self, root: Path) -> None:
         self.now = 1000.0
-        self.root = Lake(f"file://{root}")
+        self.root = LakePath(f"file://{root}")
         self.background = Background("records")
         shape = ExecutorShape(1, 2, 512, 4608)
         paths = {"root": self.root.url}
@@ -94,10 +94,10 @@ def test_of_a_gang_that_never_was_nothing_is_written(held: Held) -> None:
 def test_a_lake_that_refuses_is_a_problem_of_the_background(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Lake, content: bytes) -> Callable[[], None]:
+    def refuse(self: LakePath, content: bytes) -> Callable[[], None]:
         raise StoreError("the quota is exhausted", kind="quota")
 
-    monkeypatch.setattr(Lake, "replace", refuse)
+    monkeypatch.setattr(LakePath, "replace", refuse)
     held.time.begins()
     held.holds(1000.0, 2)
     held.holds(1030.0, 2)
@@ -112,11 +112,11 @@ def test_a_lake_that_refuses_for_hours_is_one_problem(
     """The name of the draft is in the reason, so that no two are the same."""
     refused = []
 
-    def refuse(self: Lake, content: bytes) -> None:
+    def refuse(self: LakePath, content: bytes) -> None:
         refused.append(self)
         raise StoreError(f"draft {len(refused)}: the quota is exhausted", kind="quota")
 
-    monkeypatch.setattr(Lake, "replace", refuse)
+    monkeypatch.setattr(LakePath, "replace", refuse)
     held.time.begins()
     for minute in range(5):
         held.holds(1000.0 + 60 * minute, 2)

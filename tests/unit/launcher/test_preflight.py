@@ -16,7 +16,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.containers import SECONDS, Container, container
 
 
@@ -30,7 +30,9 @@ def here(tmp_path: Path) -> Iterator[Container]:
 def env(tmp_path: Path) -> PythonEnv:
     (tmp_path / "given").mkdir()
     (tmp_path / "given/mine.py").write_text("A = 1\n")
-    return ready(recipe_for(tmp_path / "given"), Lake(f"file://{tmp_path}/lake"), threading.Event())
+    return ready(
+        recipe_for(tmp_path / "given"), LakePath(f"file://{tmp_path}/lake"), threading.Event()
+    )
 
 
 def test_where_environments_lie(tmp_path: Path) -> None:
@@ -56,7 +58,7 @@ def test_an_environment_is_unpacked_once_whoever_waits(
             homes = await asyncio.gather(*(keeper.prepare(env, variables) for _ in range(2)))
             assert [one.packages for one in homes] == [(str(home),)] * 2
             assert (home / "mine.py").exists()
-            Lake(env.url).remove()
+            LakePath(env.url).remove()
             # The lake is not asked for what is here.
             assert (await keeper.prepare(env, variables)).packages == (str(home),)
 

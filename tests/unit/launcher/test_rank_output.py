@@ -28,7 +28,7 @@ from hopsgpu.core.metrics import Fold, report_line, sample_line
 from hopsgpu.display.progress import NoDisplay, RunLines, Shielded
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.rank_output import Logs, Outputs, OutputSpool, RankOutput
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 MIB = 2**20
 
@@ -50,11 +50,11 @@ def world(*hosts: str) -> World:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/runs/r/logs")
+def lake(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/runs/r/logs")
 
 
-def kept(lake: Lake) -> dict[str, bytes]:
+def kept(lake: LakePath) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(lake.path).iterdir()}
 
 
@@ -77,7 +77,7 @@ def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     assert list(directory.iterdir()) == []
 
 
-def bring(logs: Logs, lake: Lake) -> None:
+def bring(logs: Logs, lake: LakePath) -> None:
     """Uploads all, and then raises the first problem."""
     problems = []
     for url, upload in logs.uploads(lake):
@@ -90,7 +90,7 @@ def bring(logs: Logs, lake: Lake) -> None:
         raise problems[0]
 
 
-def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: Lake) -> None:
+def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: LakePath) -> None:
     out = io.StringIO()
     with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
         outputs.take(1, b"loss 0.5\nlo")
@@ -117,7 +117,7 @@ def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: Lake) -
     }
 
 
-def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: Lake) -> None:
+def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: LakePath) -> None:
     with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.ended(0)
         logs = outputs.take_over()
@@ -139,7 +139,7 @@ def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) ->
     assert open_spools() == 0
 
 
-def test_a_lost_executors_log_says_so_in_its_last_line(lake: Lake) -> None:
+def test_a_lost_executors_log_says_so_in_its_last_line(lake: LakePath) -> None:
     out = io.StringIO()
     with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
         outputs.take(1, b"step 1\nstep 2, and th")
@@ -160,7 +160,7 @@ def test_a_lost_executors_log_says_so_in_its_last_line(lake: Lake) -> None:
     ]
 
 
-def test_a_display_that_fails_harms_no_log(lake: Lake) -> None:
+def test_a_display_that_fails_harms_no_log(lake: LakePath) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError("closed")
@@ -194,7 +194,7 @@ class FullDisk:
 
 
 def test_a_full_disk_at_the_driver_ends_the_keeping_and_is_told(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: FullDisk(real(**options), 10))
@@ -212,7 +212,7 @@ def test_a_full_disk_at_the_driver_ends_the_keeping_and_is_told(
     assert out.getvalue().count("1234567") == 3
 
 
-def test_no_file_can_be_made_at_the_driver(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_can_be_made_at_the_driver(lake: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**options: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -224,7 +224,7 @@ def test_no_file_can_be_made_at_the_driver(lake: Lake, monkeypatch: pytest.Monke
         spool.upload(lake / "rank-0.log")
 
 
-def test_a_lake_that_refuses_one_log_gets_the_others(lake: Lake) -> None:
+def test_a_lake_that_refuses_one_log_gets_the_others(lake: LakePath) -> None:
     lake.make()
     (Path(lake.path) / "rank-0.log").mkdir()
     with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
@@ -285,7 +285,7 @@ ctypes.string_at(0)
 
 
 def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
-    tmp_path: Path, lake: Lake
+    tmp_path: Path, lake: LakePath
 ) -> None:
     log = tmp_path / "log"
 
@@ -330,7 +330,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
     assert kept(lake)["rank-0.log"] == log.read_bytes()
 
 
-def test_reports_and_samples_are_folded_and_recorded(lake: Lake) -> None:
+def test_reports_and_samples_are_folded_and_recorded(lake: LakePath) -> None:
     told: list[str] = []
     with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
         fold = Fold()
@@ -350,7 +350,7 @@ def test_reports_and_samples_are_folded_and_recorded(lake: Lake) -> None:
     assert kept(lake)["metrics-1.jsonl"] == b"".join(lines)
 
 
-def follow_all(outputs: Outputs, lake: Lake) -> list[str]:
+def follow_all(outputs: Outputs, lake: LakePath) -> list[str]:
     """Brings what has grown to the lake; the names of the files."""
     works = outputs.grown(lake)
     for _, work in works:
@@ -359,21 +359,21 @@ def follow_all(outputs: Outputs, lake: Lake) -> list[str]:
 
 
 def test_a_log_grows_on_the_lake_while_the_rank_writes(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[str, int]] = []
-    upload, append = Lake.upload, Lake.append
+    upload, append = LakePath.upload, LakePath.append
 
-    def note_upload(self: Lake, source: Path) -> None:
+    def note_upload(self: LakePath, source: Path) -> None:
         written.append(("upload", 0))
         upload(self, source)
 
-    def note_append(self: Lake, content: bytes, at: int) -> int:
+    def note_append(self: LakePath, content: bytes, at: int) -> int:
         written.append(("append", len(content)))
         return append(self, content, at)
 
-    monkeypatch.setattr(Lake, "upload", note_upload)
-    monkeypatch.setattr(Lake, "append", note_append)
+    monkeypatch.setattr(LakePath, "upload", note_upload)
+    monkeypatch.setattr(LakePath, "append", note_append)
     with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
         assert follow_all(outputs, lake) == []
         outputs.take(0, b"one\n")
@@ -398,15 +398,17 @@ def test_a_log_grows_on_the_lake_while_the_rank_writes(
     }
 
 
-def test_a_large_output_comes_in_bounded_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_output_comes_in_bounded_parts(
+    lake: LakePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
-    append = Lake.append
+    append = LakePath.append
 
-    def note(self: Lake, content: bytes, at: int) -> int:
+    def note(self: LakePath, content: bytes, at: int) -> int:
         sizes.append(len(content))
         return append(self, content, at)
 
-    monkeypatch.setattr(Lake, "append", note)
+    monkeypatch.setattr(LakePath, "append", note)
     with Outputs(world("node1"), NoDisplay()) as outputs:
         for number in range(10):
             outputs.take(0, bytes([number]) * MIB)
@@ -416,7 +418,7 @@ def test_a_large_output_comes_in_bounded_parts(lake: Lake, monkeypatch: pytest.M
     assert kept(lake)["rank-0.log"] == b"".join(bytes([n]) * MIB for n in range(10))
 
 
-def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: Lake) -> None:
+def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: LakePath) -> None:
     lake.make()
     place = Path(lake.path) / "rank-0.log"
     with Outputs(world("node1"), NoDisplay()) as outputs:
@@ -440,18 +442,18 @@ def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: Lake) -> None:
 @pytest.mark.parametrize("kind", ["quota", "unreachable", "permission"])
 @pytest.mark.parametrize("came", [b"on", b"one\n"])
 def test_what_is_on_the_lake_stays_where_the_rest_is_refused(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str, came: bytes
+    lake: LakePath, monkeypatch: pytest.MonkeyPatch, kind: str, came: bytes
 ) -> None:
-    append = Lake.append
+    append = LakePath.append
 
-    def refuse(self: Lake, content: bytes, at: int) -> int:
+    def refuse(self: LakePath, content: bytes, at: int) -> int:
         if at == 0:
             append(self, came, at)
             if content == came:
                 return len(came)
         raise StoreError(f"cannot add to {self.url}: refused", kind)
 
-    monkeypatch.setattr(Lake, "append", refuse)
+    monkeypatch.setattr(LakePath, "append", refuse)
     with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.take(0, b"one\n")
         follow_all(outputs, lake)
@@ -466,12 +468,12 @@ def test_what_is_on_the_lake_stays_where_the_rest_is_refused(
 @pytest.mark.parametrize("kind", ["damaged", "unsupported"])
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str, is_full: bool
+    lake: LakePath, monkeypatch: pytest.MonkeyPatch, kind: str, is_full: bool
 ) -> None:
-    def refuse(self: Lake, content: bytes, at: int) -> int:
+    def refuse(self: LakePath, content: bytes, at: int) -> int:
         raise StoreError(f"cannot add to {self.url}", kind)
 
-    def no_room(self: Lake, source: Path) -> None:
+    def no_room(self: LakePath, source: Path) -> None:
         self.write(b"half")
         raise StoreError(f"cannot write {self.url}: the quota is used up", "quota")
 
@@ -480,15 +482,15 @@ def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
         follow_all(outputs, lake)
         outputs.take(0, b"two\n")
         logs = outputs.take_over()
-    monkeypatch.setattr(Lake, "append", refuse)
+    monkeypatch.setattr(LakePath, "append", refuse)
     if is_full:
-        monkeypatch.setattr(Lake, "upload", no_room)
+        monkeypatch.setattr(LakePath, "upload", no_room)
     with pytest.raises(StoreError, match="quota") if is_full else contextlib.nullcontext():
         bring(logs, lake)
     assert kept(lake) == {"rank-0.log": b"one\n" if is_full else b"one\ntwo\n"}
 
 
-def test_following_what_was_let_go_of_does_nothing(lake: Lake) -> None:
+def test_following_what_was_let_go_of_does_nothing(lake: LakePath) -> None:
     with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.take(0, b"one\n")
         ((_, work),) = outputs.grown(lake)

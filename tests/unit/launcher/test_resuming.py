@@ -11,15 +11,15 @@ from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.planner import _run_there
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/runs")
+def runs(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/runs")
 
 
-def run(runs: Lake, name: str, resumed: object = None, *, saved: bool = False) -> str:
+def run(runs: LakePath, name: str, resumed: object = None, *, saved: bool = False) -> str:
     """A run on the lake; its URL."""
     (runs / name).make()
     (runs / name / "run.json").write(json.dumps({"spec": {"resume": resumed}}).encode())
@@ -31,13 +31,13 @@ def run(runs: Lake, name: str, resumed: object = None, *, saved: bool = False) -
     return (runs / name).url
 
 
-def test_the_named_run_where_it_has_saved(runs: Lake) -> None:
+def test_the_named_run_where_it_has_saved(runs: LakePath) -> None:
     run(runs, "a", saved=True)
     named = run(runs, "b", "a", saved=True)
     assert _run_there(runs, "b") == named
 
 
-def test_a_run_that_came_to_no_checkpoint_leads_to_the_one_before(runs: Lake) -> None:
+def test_a_run_that_came_to_no_checkpoint_leads_to_the_one_before(runs: LakePath) -> None:
     first = run(runs, "a", saved=True)
     run(runs, "b", "a")
     run(runs, "c", "b")
@@ -45,18 +45,18 @@ def test_a_run_that_came_to_no_checkpoint_leads_to_the_one_before(runs: Lake) ->
 
 
 @pytest.mark.parametrize("before", [None, "gone", "b", 7])
-def test_the_named_run_where_none_before_has_saved(runs: Lake, before: object) -> None:
+def test_the_named_run_where_none_before_has_saved(runs: LakePath, before: object) -> None:
     assert run(runs, "b", before) == _run_there(runs, "b")
 
 
-def test_a_run_without_a_record_is_the_last(runs: Lake) -> None:
+def test_a_run_without_a_record_is_the_last(runs: LakePath) -> None:
     (runs / "b").make()
     assert _run_there(runs, "b") == (runs / "b").url
     (runs / "b" / "run.json").write(b"{")
     assert _run_there(runs, "b") == (runs / "b").url
 
 
-def test_what_is_not_there_is_refused_with_what_is(runs: Lake) -> None:
+def test_what_is_not_there_is_refused_with_what_is(runs: LakePath) -> None:
     run(runs, "a")
     with pytest.raises(ConfigError, match="resume='x': there is no such run in .*: a$"):
         _run_there(runs, "x")

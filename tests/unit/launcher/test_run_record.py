@@ -31,7 +31,7 @@ from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run_record import RunDetails, RunSnapshot, content, packages, write
 from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.conftest import until
 
 SECONDS = 30.0
@@ -126,7 +126,7 @@ def test_the_packages_of_this_process_are_listed() -> None:
 def test_a_record_that_the_lake_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"the run's record was not written to the lake: "):
-        write(Lake(f"file://{tmp_path}/file"), b"{}")
+        write(LakePath(f"file://{tmp_path}/file"), b"{}")
 
 
 class Attempt:
@@ -151,7 +151,7 @@ class Recorded:
         self.board = Board("fit-1", 1, 1, progress_of("off"))
         self.background = Background("records")
         self.cancelled = threading.Event()
-        lake = Lake(f"file://{directory}")
+        lake = LakePath(f"file://{directory}")
         lake.make()
         site: Any = SimpleNamespace(id="application_1", user="alice", versions={})
         plan = replace(plan_for(GangSpec("fit")), paths={"run": lake.url})
@@ -240,7 +240,7 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
     calls: list[str] = []
 
     def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Lake, *args: Any) -> Any:
+        def call(self: LakePath, *args: Any) -> Any:
             # Of a thread that a test of another file has left behind, none.
             if str(recorded.file.parent) in self.url:
                 calls.append(name)
@@ -249,7 +249,7 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
         return call
 
     for name in ("replace", "append", "exists", "stat", "create"):
-        monkeypatch.setattr(Lake, name, noting(name, getattr(Lake, name)))
+        monkeypatch.setattr(LakePath, name, noting(name, getattr(LakePath, name)))
     # However long a short one takes here.
     monkeypatch.setattr(recording_module, "_LOOK_SECONDS", SECONDS)
     recorded.recording.put("requested")
@@ -274,11 +274,11 @@ def test_a_lake_that_does_not_answer_when_asked_for_a_wish_ends_nothing(
 ) -> None:
     asked = threading.Semaphore(0)
 
-    def refuse(self: Lake) -> bool:
+    def refuse(self: LakePath) -> bool:
         asked.release()
         raise StoreError("the NameNode is away", kind="unreachable")
 
-    monkeypatch.setattr(Lake, "exists", refuse)
+    monkeypatch.setattr(LakePath, "exists", refuse)
     with recorded.recording.watching():
         assert asked.acquire(timeout=SECONDS) and asked.acquire(timeout=SECONDS)
     recorded.background.flush(SECONDS)

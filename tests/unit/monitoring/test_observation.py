@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.observation import Look, Monitor
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import QueuePlace, make_line
 from tests.unit.records import RecordedRun
 from tests.unit.rest import Daemon, serving
@@ -28,8 +28,8 @@ class Cluster:
 
     def __init__(self, daemon: Daemon, directory: Path) -> None:
         self.daemon = daemon
-        self.root = Lake(f"file://{directory}/lake")
-        self.locks = Lake(f"file://{directory}/locks")
+        self.root = LakePath(f"file://{directory}/lake")
+        self.locks = LakePath(f"file://{directory}/locks")
         self.told: list[str] = []
         site = {
             "yarn.resourcemanager.webapp.address": daemon.address,

@@ -15,7 +15,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.errors import StoreError
 from hopsgpu.monitoring.run_digest import GpuReading, ScoreProgress, digest_of
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import RecordedRun
 
 RUN = "fit-20261120-230000-aaaaaa"
@@ -34,7 +34,7 @@ def record(tmp_path: Path, **changes: Any) -> RunRecord:
 
 
 def recorded(tmp_path: Path) -> RecordedRun:
-    return RecordedRun(Lake(f"file://{tmp_path}"), RUN, BEGAN)
+    return RecordedRun(LakePath(f"file://{tmp_path}"), RUN, BEGAN)
 
 
 def test_a_run_that_waits_says_since_when(tmp_path: Path) -> None:

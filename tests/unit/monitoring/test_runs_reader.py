@@ -14,7 +14,7 @@ from hopsgpu.core.gpu_use import UsePoint
 from hopsgpu.core.usage_report import RunUse
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.runs_reader import RunsReader, RunsView
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.records import RecordedRun
 
 FIRST, SECOND = "fit-20261120-230000-aaaaaa", "fit-20261121-100000-bbbbbb"
@@ -24,8 +24,8 @@ PATHS = ("root", "root.default")
 class Watched:
     """A reader of some roots, by clocks that a test sets."""
 
-    def __init__(self, *roots: Lake) -> None:
-        self.roots: Sequence[Lake] = roots
+    def __init__(self, *roots: LakePath) -> None:
+        self.roots: Sequence[LakePath] = roots
         self.unknown: Sequence[str] = ()
         self.now, self.wall = 1000.0, time.time()
         self.reader = RunsReader(
@@ -43,8 +43,8 @@ class Watched:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/alice")
+def root(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/alice")
 
 
 def kinds(view: RunsView, user: str = "alice") -> dict[str, float]:
@@ -52,7 +52,7 @@ def kinds(view: RunsView, user: str = "alice") -> dict[str, float]:
     return {key[2]: round(v, 3) for key, v in found if key[:2] == (user, "root.default") and v}
 
 
-def starts(root: Lake, run_id: str, began: float, **more: str) -> RecordedRun:
+def starts(root: LakePath, run_id: str, began: float, **more: str) -> RecordedRun:
     run = RecordedRun(root, run_id, began, **more)  # type: ignore[arg-type]
     run.trains(began + 10.0, began + 20.0)
     return run
@@ -63,7 +63,7 @@ def ends(run: RecordedRun) -> None:
     run.ends(at + 30.0, at + 35.0, at + 36.0, GangState.SUCCEEDED)
 
 
-def test_a_run_is_followed_from_its_start_to_its_end(root: Lake) -> None:
+def test_a_run_is_followed_from_its_start_to_its_end(root: LakePath) -> None:
     watched = Watched(root)
     assert watched.look().live == ()
     run = starts(root, FIRST, watched.wall - 20.0)
@@ -78,7 +78,7 @@ def test_a_run_is_followed_from_its_start_to_its_end(root: Lake) -> None:
     assert kinds(watched.look()) == kinds(view)
 
 
-def test_only_what_happens_from_the_first_look_on_counts(root: Lake) -> None:
+def test_only_what_happens_from_the_first_look_on_counts(root: LakePath) -> None:
     ends(starts(root, FIRST, time.time() - 200.0))
     run = starts(root, SECOND, time.time() - 20.0)
     watched = Watched(root)
@@ -87,7 +87,7 @@ def test_only_what_happens_from_the_first_look_on_counts(root: Lake) -> None:
     assert kinds(watched.look()) == {"training": 60.0, "publishing": 10.0, "idle": 2.0}
 
 
-def test_old_runs_that_come_back_do_not_count(root: Lake) -> None:
+def test_old_runs_that_come_back_do_not_count(root: LakePath) -> None:
     watched = Watched(root)
     watched.look()
     ends(starts(root, FIRST, time.time() - 7200.0))
@@ -95,7 +95,7 @@ def test_old_runs_that_come_back_do_not_count(root: Lake) -> None:
     assert kinds(view) == {} and not any(view.totals.ends.values())
 
 
-def test_a_run_whose_driver_is_gone_is_lost_and_counts_after_an_hour(root: Lake) -> None:
+def test_a_run_whose_driver_is_gone_is_lost_and_counts_after_an_hour(root: LakePath) -> None:
     watched = Watched(root)
     watched.look()
     run = starts(root, FIRST, watched.wall - 20.0)
@@ -116,7 +116,7 @@ def test_a_run_whose_driver_is_gone_is_lost_and_counts_after_an_hour(root: Lake)
     assert watched.look().totals.ends["root.default", "succeeded"] == 0.0
 
 
-def test_a_run_that_is_lost_at_the_first_look_is_not_one_of_the_lost(root: Lake) -> None:
+def test_a_run_that_is_lost_at_the_first_look_is_not_one_of_the_lost(root: LakePath) -> None:
     starts(root, FIRST, time.time() - 7200.0)
     watched = Watched(root)
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_a_run_that_is_lost_at_the_first_look_is_not_one_of_the_lost(root: Lake)
         assert view.live == () and not any(view.totals.ends.values())
 
 
-def test_the_newest_checkpoint_is_looked_for_once_a_minute(root: Lake) -> None:
+def test_the_newest_checkpoint_is_looked_for_once_a_minute(root: LakePath) -> None:
     watched = Watched(root)
     starts(root, FIRST, watched.wall - 20.0)
     assert watched.look().live[0].saved is None
@@ -136,7 +136,7 @@ def test_the_newest_checkpoint_is_looked_for_once_a_minute(root: Lake) -> None:
     assert watched.look().live[0].saved == pytest.approx(time.time(), abs=60.0)
 
 
-def test_a_held_gang_counts_between_its_launches(root: Lake) -> None:
+def test_a_held_gang_counts_between_its_launches(root: LakePath) -> None:
     def held(seconds: float) -> None:
         points = UsePoint(1000.0), UsePoint(2000.0, held=seconds)
         gang = RunUse("gang-1", "gang", "alice", "default", "held", points)
@@ -154,8 +154,8 @@ def test_a_held_gang_counts_between_its_launches(root: Lake) -> None:
     assert kinds(watched.look()) == {"idle": 40.0}
 
 
-def test_a_refused_root_hides_its_runs_and_no_others(tmp_path: Path, root: Lake) -> None:
-    bob = Lake(f"file://{tmp_path}/bob")
+def test_a_refused_root_hides_its_runs_and_no_others(tmp_path: Path, root: LakePath) -> None:
+    bob = LakePath(f"file://{tmp_path}/bob")
     watched = Watched(root, bob)
     starts(root, FIRST, watched.wall - 20.0)
     run = starts(bob, SECOND, watched.wall - 20.0, user="bob")
@@ -173,8 +173,8 @@ def test_a_refused_root_hides_its_runs_and_no_others(tmp_path: Path, root: Lake)
     assert kinds(view, "bob")["training"] == 60.0
 
 
-def test_if_all_roots_are_refused_there_is_no_answer(tmp_path: Path, root: Lake) -> None:
-    bob = Lake(f"file://{tmp_path}/bob")
+def test_if_all_roots_are_refused_there_is_no_answer(tmp_path: Path, root: LakePath) -> None:
+    bob = LakePath(f"file://{tmp_path}/bob")
     bob.make()
     (bob / "runs").write(b"no directory")
     # This one does not exist.
@@ -185,8 +185,8 @@ def test_if_all_roots_are_refused_there_is_no_answer(tmp_path: Path, root: Lake)
     assert [live.digest.run_id for live in watched.look().live] == [FIRST]
 
 
-def test_roots_that_cannot_be_listed_keep_what_is_known(tmp_path: Path, root: Lake) -> None:
-    bob = Lake(f"file://{tmp_path}/bob")
+def test_roots_that_cannot_be_listed_keep_what_is_known(tmp_path: Path, root: LakePath) -> None:
+    bob = LakePath(f"file://{tmp_path}/bob")
     watched = Watched(root, bob)
     starts(root, FIRST, watched.wall - 20.0)
     run = starts(bob, SECOND, watched.wall - 20.0, user="bob")
@@ -199,8 +199,8 @@ def test_roots_that_cannot_be_listed_keep_what_is_known(tmp_path: Path, root: La
     assert view.problems == ("the directories of other users: no",)
 
 
-def test_a_root_that_is_gone_is_forgotten_and_its_sums_stay(tmp_path: Path, root: Lake) -> None:
-    bob = Lake(f"file://{tmp_path}/bob")
+def test_a_root_that_is_gone_is_forgotten_and_its_sums_stay(tmp_path: Path, root: LakePath) -> None:
+    bob = LakePath(f"file://{tmp_path}/bob")
     watched = Watched(root, bob)
     watched.look()
     ends(starts(bob, SECOND, watched.wall - 50.0, user="bob"))
@@ -211,7 +211,7 @@ def test_a_root_that_is_gone_is_forgotten_and_its_sums_stay(tmp_path: Path, root
         assert kinds(watched.look(), "bob")["training"] == 60.0
 
 
-def test_a_record_of_odd_numbers_is_counted_as_unreadable(root: Lake) -> None:
+def test_a_record_of_odd_numbers_is_counted_as_unreadable(root: LakePath) -> None:
     watched = Watched(root)
     starts(root, FIRST, watched.wall - 20.0)
     file = root / "runs" / FIRST / "run.json"

@@ -25,7 +25,7 @@ from hopsgpu.launcher.data_staging import serialized_shards
 from hopsgpu.rank.blocked_time import BlockedTime
 from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import DATA, VARIABLE, Context
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 ROWS, SIZE = 500, 10
 DATASETS = Datasets({ONLY: Data("/x", "keep")}, single=True)
@@ -34,18 +34,18 @@ DATASETS = Datasets({ONLY: Data("/x", "keep")}, single=True)
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     parquet.write_table(pa.table({"id": range(ROWS)}), tmp_path / "0.parquet", row_group_size=60)
-    return read_source(Lake(f"file://{tmp_path}/0.parquet"))
+    return read_source(LakePath(f"file://{tmp_path}/0.parquet"))
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(f"file://{tmp_path}/lake")
+def lake(tmp_path: Path) -> LakePath:
+    return LakePath(f"file://{tmp_path}/lake")
 
 
 class Ranks:
     """The ranks of one attempt, each with its directory, which this process is in turn."""
 
-    def __init__(self, directory: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
         self._lake = lake
         self._monkeypatch = monkeypatch
@@ -71,12 +71,12 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+def ranks(tmp_path: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return Ranks(tmp_path, lake, monkeypatch)
 
 
 def next_parts(
-    source: Source, ranks: int, lake: Lake, resumed: Lake | None = None
+    source: Source, ranks: int, lake: LakePath, resumed: LakePath | None = None
 ) -> tuple[bytes, ...]:
     places = [Checkpoints(place, 0) for place in (lake, resumed) if place is not None]
     found = [Position.from_fields(fields) for fields in latest_positions(places)]
@@ -86,7 +86,7 @@ def next_parts(
 @pytest.mark.parametrize("savers", [{0}, {1}, {0, 1, 2, 3}])
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_the_next_gang_has_the_rest_of_the_epoch(
-    source: Source, lake: Lake, ranks: Ranks, tmp_path: Path, savers: set[int], is_resumed: bool
+    source: Source, lake: LakePath, ranks: Ranks, tmp_path: Path, savers: set[int], is_resumed: bool
 ) -> None:
     trained: Counter[int] = Counter()
     state = tmp_path / "state"
@@ -108,7 +108,7 @@ def test_the_next_gang_has_the_rest_of_the_epoch(
     record = next((tmp_path / "lake" / "7").glob("*.complete"))
     assert set(json.loads(record.read_text())) == {"files", "position"}
     ranks.run(1, next_parts(source, 3, lake), lambda: train(5))
-    into = Lake(f"file://{tmp_path}/new") if is_resumed else lake
+    into = LakePath(f"file://{tmp_path}/new") if is_resumed else lake
     resumed = lake if is_resumed else None
     ranks.run(2, next_parts(source, 4, into, resumed), lambda: train(1000))
     assert trained == Counter(range(ROWS))
@@ -118,7 +118,7 @@ def test_the_next_gang_has_the_rest_of_the_epoch(
 @pytest.mark.parametrize("does_load", [True, False])
 def test_a_gang_that_does_not_load_the_checkpoint_is_told(
     source: Source,
-    lake: Lake,
+    lake: LakePath,
     ranks: Ranks,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -147,11 +147,11 @@ def test_a_gang_that_does_not_load_the_checkpoint_is_told(
     assert len(told) == (0 if does_load else 1)
 
 
-def test_without_a_complete_step_the_data_begins_anew(source: Source, lake: Lake) -> None:
+def test_without_a_complete_step_the_data_begins_anew(source: Source, lake: LakePath) -> None:
     assert latest_positions([Checkpoints(lake, 0)]) == []
 
 
-def test_a_checkpoint_without_data_has_no_position(lake: Lake, tmp_path: Path) -> None:
+def test_a_checkpoint_without_data_has_no_position(lake: LakePath, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("x")
     place = Checkpoints(lake, 0)
     place.save({"state": tmp_path / "state"}, CheckpointOptions(3))

@@ -30,7 +30,7 @@ from hopsgpu.scoring.part_reports import (
 )
 from hopsgpu.scoring.part_scorer import END, ScoreTask, kept_columns, part_line, score_parts
 from hopsgpu.scoring.parts import plan_bounds
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB
 
 Batch = dict[str, np.ndarray[Any, Any]]
@@ -50,7 +50,7 @@ class Rank:
         """A score of a table in one file, with row groups of a thousand rows."""
         path = self.home / "table.parquet"
         parquet.write_table(table, path, row_group_size=given.pop("group", 1000))
-        source = read_source(Lake(f"file://{path}"))
+        source = read_source(LakePath(f"file://{path}"))
         fields: dict[str, Any] = {"columns": ("x",), "shapes": {}, "keep": (), "batch_size": 64}
         drafts = f"file://{self.home}/drafts"
         bounds = plan_bounds(source, executors)

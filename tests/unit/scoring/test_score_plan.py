@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.scoring.score_plan import EarlierPlan, ScorePlan, chosen_columns, planned
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.scoring.sources import source
 
 TABLE = source((10, 10), (5,))
@@ -26,7 +26,7 @@ def schema(**fields: pa.DataType) -> bytes:
 
 
 def test_a_plan_is_resumed_with_its_parts(tmp_path: Path) -> None:
-    run = Lake(f"file://{tmp_path}")
+    run = LakePath(f"file://{tmp_path}")
     plan().write(run)
     earlier = EarlierPlan(run)
     assert earlier.output == "hdfs://lake/out"
@@ -35,7 +35,7 @@ def test_a_plan_is_resumed_with_its_parts(tmp_path: Path) -> None:
 
 
 def test_other_data_columns_or_models_are_not_resumed(tmp_path: Path) -> None:
-    run = Lake(f"file://{tmp_path}")
+    run = LakePath(f"file://{tmp_path}")
     plan().write(run)
     earlier, model = EarlierPlan(run), "hdfs://lake/models/m/1"
     with pytest.raises(ConfigError, match="data= differs"):
@@ -49,7 +49,7 @@ def test_other_data_columns_or_models_are_not_resumed(tmp_path: Path) -> None:
 def test_a_damaged_plan_is_told(tmp_path: Path) -> None:
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(StoreError, match=r"score\.json is damaged"):
-        EarlierPlan(Lake(f"file://{tmp_path}"))
+        EarlierPlan(LakePath(f"file://{tmp_path}"))
 
 
 def test_what_cannot_be_kept_is_refused() -> None:

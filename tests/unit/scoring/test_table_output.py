@@ -8,12 +8,12 @@ import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.scoring.table_output import TableOutput
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 
 @pytest.fixture
 def output(tmp_path: Path) -> TableOutput:
-    output = TableOutput(Lake(f"file://{tmp_path}/scored"), "run-1")
+    output = TableOutput(LakePath(f"file://{tmp_path}/scored"), "run-1")
     output.prepare()
     return output
 
@@ -74,6 +74,6 @@ def test_a_score_that_gives_up_leaves_its_parts_and_nothing_else(
 def test_a_later_run_finds_what_is_kept(output: TableOutput, tmp_path: Path) -> None:
     (output.drafts / "a").write(b"a")
     output.keep(4, "a")
-    again = TableOutput(Lake(f"file://{tmp_path}/scored"), "run-1")
+    again = TableOutput(LakePath(f"file://{tmp_path}/scored"), "run-1")
     again.prepare()
     assert again.kept() == {4}

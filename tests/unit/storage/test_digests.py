@@ -15,7 +15,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage import digests
 from hopsgpu.storage.digests import Digest, DigestingReader, FileFacts
 from hopsgpu.storage.filesystem import BLOCK
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 from hopsgpu.storage.transfer import upload_files
 from tests.conftest import until
@@ -122,7 +122,7 @@ def test_an_upload_that_fails_leaves_no_reader(
         raise ConfigError("not yours")
 
     monkeypatch.setattr(Local, "write", refuse)
-    lake = Lake(f"file://{tmp_path}/lake")
+    lake = LakePath(f"file://{tmp_path}/lake")
     told: list[tuple[str, FileFacts]] = []
     with pytest.raises(ConfigError, match="not yours") as kept:
         upload_files({"w": source}, lake, known=lambda *facts: told.append(facts))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.rest_client import get_json
 from tests.proxy import Proxy, refusing_proxy
 from tests.unit.rest import serving
@@ -82,7 +82,7 @@ def test_yarn_is_asked_directly(proxy: Proxy, redirecting: str) -> None:
 
 
 def test_webhdfs_is_asked_directly(proxy: Proxy, redirecting: str) -> None:
-    lake = Lake(f"webhdfs://{redirecting}/a")
+    lake = LakePath(f"webhdfs://{redirecting}/a")
     assert lake.read() == b'{"a":1}'
     lake.files.write(lake.path, [b"x"], replace=True)
     assert proxy.asked == []

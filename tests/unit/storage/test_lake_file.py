@@ -9,7 +9,7 @@ import pytest
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url, root_on, trimmed
 
 
@@ -19,31 +19,31 @@ from hopsgpu.storage.root import join_url, root_on, trimmed
 )
 def test_a_file_system_of_another_host_is_refused(url: str, path: str) -> None:
     with pytest.raises(ConfigError, match=f"{url}.*write file://{path}$"):
-        Lake(url)
+        LakePath(url)
     with pytest.raises(ConfigError, match="names the host"):
         ModelStore(url)
 
 
 def test_this_host_may_be_named(tmp_path: Path) -> None:
-    (Lake(f"file://localhost{tmp_path}") / "f").write(b"here")
+    (LakePath(f"file://localhost{tmp_path}") / "f").write(b"here")
     assert (tmp_path / "f").read_bytes() == b"here"
 
 
 @pytest.mark.parametrize("root", ["file:///", "hdfs:///", "hdfs://host:9000/", "webhdfs://h:1//"])
 def test_the_root_of_a_file_system_is_a_place(root: str) -> None:
     url = root if root.endswith("///") else f"{root.rstrip('/')}/"
-    lake = Lake(root)
+    lake = LakePath(root)
     assert (lake.url, lake.path) == (url, "/")
     assert repr(ModelStore(root)) == f"ModelStore('{url}')"
     net = lake / "net"
     assert (net.url, net.path) == (f"{url}net", "/net")
-    assert Lake(f"{url}/net//") == net
+    assert LakePath(f"{url}/net//") == net
     assert root_on(root, None, "ann") == trimmed(url) == url
     assert join_url(url, "models/net") == f"{url}models/net"
 
 
 def test_the_root_of_the_local_file_system_is_listed() -> None:
-    root = Lake("file:///")
+    root = LakePath("file:///")
     assert set(root.names()) == {entry.name for entry in Path("/").iterdir() if entry.exists()}
     assert (root / "tmp").above.url == "file:///"
 
@@ -61,7 +61,7 @@ def test_links_that_lead_nowhere_hide_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "no directory").symlink_to("file/below")
     (tmp_path / "other").symlink_to("net")
-    assert Lake(f"file://{tmp_path}").names() == ("file", "net", "other")
+    assert LakePath(f"file://{tmp_path}").names() == ("file", "net", "other")
     assert ModelStore(f"file://{tmp_path}").list() == ()
 
 
@@ -79,4 +79,4 @@ def test_what_is_no_link_is_not_passed_over(
 
     monkeypatch.setattr(os, "scandir", lambda path: [Broken()])
     with pytest.raises(StoreError, match="Input/output error"):
-        Lake(f"file://{tmp_path}", quick=True).entries()
+        LakePath(f"file://{tmp_path}", quick=True).entries()

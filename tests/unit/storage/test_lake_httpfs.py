@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 
 FILE = {
     "type": "FILE",
@@ -68,7 +68,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
 
 
 def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTTPServer) -> None:
-    lake = Lake(f"webhdfs://127.0.0.1:{server.server_port}/models")
+    lake = LakePath(f"webhdfs://127.0.0.1:{server.server_port}/models")
     assert (lake / "f").stat().size == 7
     assert (lake / "f").read() == b"content"
     for call in (
@@ -91,7 +91,7 @@ def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTT
 def test_a_file_that_is_replaced_after_a_look_at_it_is_read_whole(
     server: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = Lake(f"webhdfs://127.0.0.1:{server.server_port}/models/f")
+    file = LakePath(f"webhdfs://127.0.0.1:{server.server_port}/models/f")
     for length in (1, 100):
         monkeypatch.setitem(FILE, "length", length)
         assert file.read() == b"content"

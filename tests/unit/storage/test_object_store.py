@@ -9,7 +9,7 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.error_messages import explain
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.object_store import as_exception
 
 
@@ -67,12 +67,12 @@ def test_the_first_cause_with_an_answer_counts() -> None:
 
 
 def test_urls_of_object_stores() -> None:
-    assert (Lake("s3://bucket") / "models").url == "s3://bucket/models"
-    azure = Lake("abfss://box@account.dfs.core.windows.net/lake/")
+    assert (LakePath("s3://bucket") / "models").url == "s3://bucket/models"
+    azure = LakePath("abfss://box@account.dfs.core.windows.net/lake/")
     assert (azure / "x").path == "/lake/x" and azure.is_object_store
-    assert not Lake("hdfs://host/x").is_object_store
+    assert not LakePath("hdfs://host/x").is_object_store
     with pytest.raises(ConfigError, match="names no bucket: write s3://bucket/x"):
-        Lake("s3:///x")
+        LakePath("s3:///x")
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +83,4 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     ):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ConfigError, match=rf"needs the package {name}: .*hopsgpu\[{extra}\]"):
-            Lake(url).stat()
+            LakePath(url).stat()

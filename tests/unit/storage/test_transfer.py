@@ -10,7 +10,7 @@ import pytest
 from hopsgpu.errors import StoreError
 from hopsgpu.storage import transfer
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.transfer import check_files, download_files, upload_files
 
 LOGGER = transfer.__name__
@@ -27,7 +27,7 @@ def test_a_transfer_is_logged_with_its_bytes_and_rate(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, LOGGER)
-    lake = Lake(f"file://{tmp_path}/lake")
+    lake = LakePath(f"file://{tmp_path}/lake")
     facts = upload_files({"a": source, "b": source}, lake)
     begin, end = caplog.messages
     assert begin == f"upload to {lake.url}: begins, 2 files, 20 bytes"
@@ -53,13 +53,13 @@ def test_a_large_transfer_is_logged_for_people(
     large = tmp_path / "large"
     with large.open("wb") as file:
         file.truncate(257 * 2**20)
-    upload_files({"large": large}, Lake(f"file://{tmp_path}/lake"))
+    upload_files({"large": large}, LakePath(f"file://{tmp_path}/lake"))
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.INFO]
 
 
 def test_a_transfer_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, LOGGER)
-    lake = Lake(f"file://{tmp_path}/lake")
+    lake = LakePath(f"file://{tmp_path}/lake")
     with pytest.raises(StoreError):
         check_files({"absent": FileFacts(1, "")}, lake)
     assert caplog.messages == [f"check of {lake.url}: ended after 0.0 s by StoreError"]

@@ -11,7 +11,7 @@ import pytest
 
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.hadoop_tokens import VARIABLE, name_services, token_owner, web_token
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from tests.unit.backends.test_token_renewal import HDFS, ISSUED, blob, identifier, token_file
 
 ONE, TWO = identifier(ISSUED, ISSUED + 1), identifier(ISSUED, ISSUED + 2)
@@ -80,6 +80,6 @@ def test_a_token_is_in_no_message_and_no_traceback(
     assert token is not None
     # Nobody listens there.
     with pytest.raises(StoreError) as failed:
-        Lake("webhdfs://127.0.0.1:1/models", quick=True).stat()
+        LakePath("webhdfs://127.0.0.1:1/models", quick=True).stat()
     told = "".join(traceback.format_exception(failed.value))
     assert "models" in told and token not in told

@@ -21,7 +21,7 @@ from hopsgpu.launcher import arguments as arguments_module
 from hopsgpu.launcher.arguments import arguments, held_arguments, launch_on
 from hopsgpu.launcher.options import HeldRunOptions, HoldOptions, LaunchOptions
 from hopsgpu.packaging.provenance import Provenance
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.tracking import mlflow as tracking_module
 from hopsgpu.tracking.mlflow import Tracking, log, tracking_to
 from hopsgpu.tracking.mlflow_logger import (
@@ -152,10 +152,10 @@ def test_gpu_seconds_are_metrics_and_batches_are_bounded(tmp_path: Path) -> None
 
 
 def test_a_run_without_an_end_or_a_record_is_not_logged(tmp_path: Path) -> None:
-    goes_on = Lake(f"file://{put_run(tmp_path, 'fit-1', 'running')}")
+    goes_on = LakePath(f"file://{put_run(tmp_path, 'fit-1', 'running')}")
     (problem,) = log_run("http://127.0.0.1:9", "tests", goes_on, {})
     assert problem == "the run: the record has no final state, but 'running'"
-    (problem,) = log_run("http://127.0.0.1:9", "tests", Lake(f"file://{tmp_path}/none"), {})
+    (problem,) = log_run("http://127.0.0.1:9", "tests", LakePath(f"file://{tmp_path}/none"), {})
     assert problem.startswith("the run: ") and f"{tmp_path}/none/run.json" in problem
 
 

@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning import space as spaces
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import (
@@ -42,7 +42,7 @@ class Talk:
 
     def __init__(self, directory: Path, space: Any = None, **given: Any) -> None:
         self.space = {"x": FLOAT(0.0, 1.0)} if space is None else space
-        self.journal = Journal(Lake(f"file://{directory}/journal.log"))
+        self.journal = Journal(LakePath(f"file://{directory}/journal.log"))
         sampler = spaces.sampler_of(given.get("sampler"), self.space, given.get("seed"))
         pruner = spaces.pruner_of(given.get("pruner"))
         direction = given.get("direction", "minimize")
@@ -140,19 +140,19 @@ def test_a_backlog_that_came_in_part_comes_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hopsgpu.tuning.journal._CHUNK", 8)
-    target = Lake(f"file://{tmp_path}/journal.log")
+    target = LakePath(f"file://{tmp_path}/journal.log")
     journal = Journal(target)
     journal.append_logs([{"n": 0}])
     journal.follow()
     journal.append_logs([{"n": number} for number in range(1, 5)])
-    append, calls = Lake.append, iter(range(99))
+    append, calls = LakePath.append, iter(range(99))
 
-    def refuses_the_third(self: Lake, content: bytes, at: int) -> int:
+    def refuses_the_third(self: LakePath, content: bytes, at: int) -> int:
         if next(calls) == 2:
             raise StoreError("refused", "unreachable")
         return append(self, content, at)
 
-    monkeypatch.setattr(Lake, "append", refuses_the_third)
+    monkeypatch.setattr(LakePath, "append", refuses_the_third)
     with pytest.raises(StoreError, match="refused"):
         journal.follow()
     journal.follow()
@@ -164,7 +164,7 @@ def test_what_is_no_journal_is_refused_with_the_line(tmp_path: Path) -> None:
     content = b'{"op_code":0}\nnot this\nnor this'
     (tmp_path / "journal.log").write_bytes(content)
     with pytest.raises(StoreError, match="line 2 is b'not this'"):
-        Journal(Lake(f"file://{tmp_path}/journal.log"))
+        Journal(LakePath(f"file://{tmp_path}/journal.log"))
     assert (tmp_path / "journal.log").read_bytes() == content
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from hopsgpu.core.queue_policy import Line
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.access import Secrets, Server
 from hopsgpu.web.page_sources import Sources
 from hopsgpu.web.routes import application
@@ -37,7 +37,7 @@ def sources_of(
     clock: Callable[[], float] = time.time,
     others: Sequence[Path] = (),
 ) -> Sources:
-    lakes = [Lake(f"file://{path}") for path in (root, *others)]
+    lakes = [LakePath(f"file://{path}") for path in (root, *others)]
     return Sources(cluster, lines, lambda: (lakes, ()), clock)
 
 

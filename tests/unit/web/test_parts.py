@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.coordinates import MOST_LINES, coordinates
 from hopsgpu.web.log_pages import MOST_BYTES, read_part
 from hopsgpu.web.metric_series import MetricFiles
@@ -57,9 +57,9 @@ def test_the_best_of_many_trials_are_drawn() -> None:
     assert len(wide.axes) == 11 and wide.axes_left_out == 20
 
 
-def log_of(directory: Path, content: bytes) -> Lake:
+def log_of(directory: Path, content: bytes) -> LakePath:
     (directory / "log").write_bytes(content)
-    return Lake(f"file://{directory}/log")
+    return LakePath(f"file://{directory}/log")
 
 
 def test_parts_of_a_log_are_whole_lines(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def report(step: int, **metrics: Any) -> str:
 
 def test_metrics_are_read_on_where_the_last_look_ended(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
-    files = MetricFiles(Lake(f"file://{tmp_path}"))
+    files = MetricFiles(LakePath(f"file://{tmp_path}"))
     assert files.look().metrics == {}
     logs.mkdir()
     file = logs / "metrics-0.jsonl"
@@ -117,7 +117,7 @@ def test_what_is_kept_of_metrics_is_bounded(tmp_path: Path) -> None:
     lines = [report(step, **many) for step in range(2000)]
     odd = ["{", "[]", '{"gpu": 1, "time": 1}', '{"step": "x", "metrics": {}}', '{"gpu": {}}']
     (tmp_path / "logs" / "metrics-0.jsonl").write_text("".join(lines) + "\n".join(odd) + "\n")
-    files = MetricFiles(Lake(f"file://{tmp_path}"))
+    files = MetricFiles(LakePath(f"file://{tmp_path}"))
     plots = files.look()
     while plots.unread:
         plots = files.look()
