@@ -21,7 +21,7 @@ import hopsgpu
 from benchmarks.elastic_ranks import SAVED, Event, is_due, train_in
 from benchmarks.elastic_rivals import WAIT_SECONDS, EventFile, wait_for
 from hopsgpu import devcluster
-from hopsgpu.launcher.run import Run
+from hopsgpu.runs.run import Run
 
 _MEMORY = "768m"
 # As often as it can: what the rivals do.

@@ -18,6 +18,7 @@ from typing import Any
 
 import optuna
 
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Job
 from hopsgpu.backends.lease_request import Request
@@ -27,11 +28,10 @@ from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import search_progress_of
-from hopsgpu.launcher.active_run import ActiveRun
-from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.function_shipping import PackedFunction
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study

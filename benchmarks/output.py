@@ -19,12 +19,12 @@ from typing import TextIO
 
 from benchmarks.table import heading, row
 from hopsgpu.agent.rank_logs import follow
+from hopsgpu.attempts.rank_output import RankOutput
 from hopsgpu.control.channel import Message, new_secret
 from hopsgpu.control.peer import Driver, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.progress import RunLines
-from hopsgpu.launcher.rank_output import RankOutput
 
 _MIB = 2**20
 _MIBS = 200

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from hopsgpu.core.usage_report import Usage, UsageRow
     from hopsgpu.data.argument import Data
     from hopsgpu.launcher.api import hold, launch, plan, submit
-    from hopsgpu.launcher.gang_result import GangResult
     from hopsgpu.launcher.held_gang import Gang
-    from hopsgpu.launcher.run import Run
     from hopsgpu.rank.context import Context, context
     from hopsgpu.rank.trial import Trial
+    from hopsgpu.runs.gang_result import GangResult
+    from hopsgpu.runs.run import Run
     from hopsgpu.scoring.score import score
     from hopsgpu.scoring.score_results import ScoreResult
     from hopsgpu.tuning.ablate import ablate
@@ -60,7 +60,7 @@ _HOMES = {
     "Data": "hopsgpu.data.argument",
     "FailedPart": "hopsgpu.core.scores",
     "Gang": "hopsgpu.launcher.held_gang",
-    "GangResult": "hopsgpu.launcher.gang_result",
+    "GangResult": "hopsgpu.runs.gang_result",
     "GangSpec": "hopsgpu.core.spec",
     "GpuNode": "hopsgpu.yarn.cluster_gpus",
     "GpuQueue": "hopsgpu.yarn.cluster_gpus",
@@ -73,7 +73,7 @@ _HOMES = {
     "ModelStore": "hopsgpu.artifacts.models",
     "ModelVersion": "hopsgpu.artifacts.models",
     "RankReport": "hopsgpu.core.run_values",
-    "Run": "hopsgpu.launcher.run",
+    "Run": "hopsgpu.runs.run",
     "RunStatus": "hopsgpu.core.run_values",
     "ScoreResult": "hopsgpu.scoring.score_results",
     "ScoreStatus": "hopsgpu.core.scores",

@@ -19,7 +19,7 @@ from hopsgpu.doctor.node_probe import NodeFacts, inspect_node
 from hopsgpu.doctor.yarn_checks import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
 from hopsgpu.launcher.api import plan, submit
-from hopsgpu.launcher.run import Run
+from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import counted
 from hopsgpu.yarn.capacity import check_possible

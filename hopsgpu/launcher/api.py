@@ -9,19 +9,19 @@ import threading
 from hopsgpu.backends.grant import leased
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.spec import LaunchPlan
-from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import Arguments, arguments, held_arguments
-from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
 from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_gang import execute_elastic, terms_of
-from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.options import HoldOptions, LaunchOptions
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.run import Run
-from hopsgpu.launcher.status_board import Board
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.run import Run
+from hopsgpu.runs.status_board import Board
+from hopsgpu.storage.background import Background
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
@@ -15,7 +16,6 @@ from hopsgpu.data.argument import Datasets, datasets_of
 from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import (
-    PackedFunction,
     check_accepts,
     keywords,
     packed,

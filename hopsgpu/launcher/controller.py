@@ -17,27 +17,27 @@ from typing import Any
 from hopsgpu.artifacts.checkpoint_positions import latest_positions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.manifest import VersionDescription
+from hopsgpu.attempts.attempt import AttemptListener, Trained, Training, train_on
+from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.publisher import check_writable, discard
+from hopsgpu.attempts.rank_call import Call, script_name
+from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.retry_policy import avoid_next, may_retry
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
 from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed, StoreError
-from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import Arguments
-from hopsgpu.launcher.attempt import AttemptListener, Trained, Training, train_on
 from hopsgpu.launcher.data_staging import StagedData
-from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.outcome import Conclusion
 from hopsgpu.launcher.preflight import modules_to_check, python_of
-from hopsgpu.launcher.publisher import check_writable, discard
-from hopsgpu.launcher.rank_call import Call, script_name
-from hopsgpu.launcher.rank_table import Entered, RankTable
-from hopsgpu.launcher.recorder import Recording
-from hopsgpu.launcher.retry_policy import avoid_next, may_retry
-from hopsgpu.launcher.run_end import run_to_end
-from hopsgpu.launcher.run_record import RunDetails
-from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run_end import run_to_end
+from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow

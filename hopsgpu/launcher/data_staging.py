@@ -20,7 +20,7 @@ from hopsgpu.data.rank_shards import MOST_SHARD_BYTES, RankShards
 from hopsgpu.data.shard_plan import EpochPlan, plan_epoch
 from hopsgpu.data.source import Source, columns_of, order_digest, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.launcher.status_board import Board, StatusBoard
+from hopsgpu.runs.status_board import Board, StatusBoard
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB, counted

@@ -11,9 +11,9 @@ from hopsgpu.core.gpu_losses import RankLosses, spent
 from hopsgpu.core.run_values import GpuSeconds, RunStatus, WorldReport
 from hopsgpu.display.progress import Shielded
 from hopsgpu.launcher.elastic_policy import WorldEnd
-from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.gpu_accounting import GpuAccount
-from hopsgpu.launcher.status_board import Board
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.gpu_accounting import GpuAccount
+from hopsgpu.runs.status_board import Board
 
 
 class ElasticBoard(Board):

@@ -15,6 +15,12 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
+from hopsgpu.attempts.attempt import AttemptListener, Training
+from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.publisher import EXECUTOR_LOST
+from hopsgpu.attempts.rank_table import Entered
+from hopsgpu.attempts.retry_policy import was_preempted
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Lease
@@ -23,9 +29,7 @@ from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed, StoreError
-from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import Arguments
-from hopsgpu.launcher.attempt import AttemptListener, Training
 from hopsgpu.launcher.controller import Execution, OnBoard
 from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_policy import (
@@ -37,14 +41,10 @@ from hopsgpu.launcher.elastic_policy import (
     WorldEnd,
     outlook,
 )
-from hopsgpu.launcher.failures import EndedRank
-from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.outcome import Conclusion
-from hopsgpu.launcher.publisher import EXECUTOR_LOST
-from hopsgpu.launcher.rank_table import Entered
-from hopsgpu.launcher.recorder import Recording
-from hopsgpu.launcher.retry_policy import was_preempted
-from hopsgpu.launcher.run_end import run_to_end
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run_end import run_to_end
 from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.backend import Site
 from hopsgpu.control.channel import MOST_PAYLOAD
 from hopsgpu.data.rank_shards import MOST_SHARD_BYTES
@@ -20,27 +21,10 @@ from hopsgpu.packaging.load_risks import LoadRisks
 from hopsgpu.packaging.module_finder import MAINS, THERE
 from hopsgpu.packaging.modules import PackedModules, roots_of
 from hopsgpu.packaging.pickling import name_of, pickle_call, refused_by_load
-from hopsgpu.packaging.preload import StaticFindings, scan_function
+from hopsgpu.packaging.preload import scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
 _MOST_CALL = MOST_PAYLOAD - MOST_SHARD_BYTES
-
-
-@dataclass(frozen=True)
-class PackedFunction:
-    """A function as it travels to the ranks.
-
-    Attributes:
-        call: the pickled function with its arguments.
-        modules: the user's own modules.
-        foreseen: facts that the function's code reveals in advance.
-        needs: top-level modules that the ranks' Python must have to unpickle the call.
-    """
-
-    call: bytes
-    modules: PackedModules
-    foreseen: StaticFindings = StaticFindings()
-    needs: tuple[str, ...] = ()
 
 
 def check_callable(function: object, label: str = "train_fn") -> None:

@@ -22,20 +22,20 @@ from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.signatures import check_call, documented_by, signature_of
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
-from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.launcher.arguments import HeldArguments, launch_on
-from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
-from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.held_time import HeldTime
 from hopsgpu.launcher.interrupts import interruption, interrupts_noted, wait_for
 from hopsgpu.launcher.options import HeldRunOptions
 from hopsgpu.launcher.planner import new_run_id, plan_on
 from hopsgpu.launcher.preflight import python_of
-from hopsgpu.launcher.run import Run
-from hopsgpu.launcher.run_end import KEEP_SECONDS, state_of_failure
-from hopsgpu.launcher.status_board import KEPT, Board
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.run import Run
+from hopsgpu.runs.run_end import KEEP_SECONDS, state_of_failure
+from hopsgpu.runs.status_board import KEPT, Board
+from hopsgpu.storage.background import Background
 
 log = logging.getLogger(__name__)
 

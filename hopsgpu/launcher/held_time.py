@@ -14,8 +14,8 @@ from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.usage_report import HELD, RunUse
 from hopsgpu.errors import StoreError
-from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.planner import new_run_id
+from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from typing import ParamSpec, TypeVar, cast
 from hopsgpu import tracebacks
 from hopsgpu.core.boundary import public
 from hopsgpu.core.signatures import check_call, documented_by, signature_of
-from hopsgpu.launcher.run import Handle, Run
+from hopsgpu.runs.run import Handle, Run
 
 log = logging.getLogger(__name__)
 

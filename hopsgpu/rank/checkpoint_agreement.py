@@ -1,6 +1,6 @@
 """How the ranks of a gang agree on a step at which all of them save a checkpoint.
 
-The driver proposes a step that is ahead of all ranks (`launcher.checkpoint_request`). A rank sees
+The driver proposes a step that is ahead of all ranks (`attempts.checkpoint_request`). A rank sees
 the proposal when it next asks about a step. It accepts unless it has asked about the proposed step,
 or a later one, before. A rank that has accepted, and then asks about the proposed step or the first
 one after it, waits for the driver's decision. The driver commits only if all ranks have accepted,

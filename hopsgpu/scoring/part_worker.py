@@ -6,12 +6,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hopsgpu.attempts.attempt import Trained
+from hopsgpu.attempts.attempt_watcher import WatchBounds
+from hopsgpu.attempts.rank_call import Call
 from hopsgpu.backends.grant import Lease
 from hopsgpu.control.server import ControlServer
-from hopsgpu.launcher.attempt import Trained
-from hopsgpu.launcher.attempt_watcher import WatchBounds
-from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.rank_call import Call
 from hopsgpu.scoring.part_reports import (
     BEGUN,
     FAILED,
@@ -22,6 +21,7 @@ from hopsgpu.scoring.part_reports import (
 )
 from hopsgpu.scoring.part_scorer import END, part_line
 from hopsgpu.scoring.score_board import ScoreBoard
+from hopsgpu.storage.background import Background
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
 from hopsgpu.tuning.slot_run import SlotListener, SlotRun
 from hopsgpu.tuning.trial_outcome import Outcome

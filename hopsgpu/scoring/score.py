@@ -18,18 +18,17 @@ from hopsgpu.data.lake_file import opened
 from hopsgpu.data.parquet import read_footer
 from hopsgpu.data.source import Source
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.launcher.active_run import ActiveRun
-from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.data_staging import StagedSources
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.preflight import modules_to_check, python_of
-from hopsgpu.launcher.recorder import Recording
-from hopsgpu.launcher.run import Handle
-from hopsgpu.launcher.run_end import run_to_end
-from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.launcher.running import refuse_running
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run import Handle
+from hopsgpu.runs.run_end import run_to_end
+from hopsgpu.runs.run_record import RunDetails
 from hopsgpu.scoring.part_scorer import ScoreTask
 from hopsgpu.scoring.score_board import ScoreBoard
 from hopsgpu.scoring.score_loop import WORKERS, Scoring
@@ -43,6 +42,7 @@ from hopsgpu.scoring.score_plan import (
 )
 from hopsgpu.scoring.score_results import ScoreResult
 from hopsgpu.scoring.table_output import TableOutput
+from hopsgpu.storage.background import Background
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url

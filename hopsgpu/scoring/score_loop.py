@@ -9,13 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.launcher.active_run import ActiveRun
-from hopsgpu.launcher.function_shipping import PackedFunction
-from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.packaging.pickling import name_of
+from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.scoring.part_reports import DONE, READY, PartReport
 from hopsgpu.scoring.part_worker import Opened, PartWorker, Told, WorkerSetting
 from hopsgpu.scoring.parts import Part, place_of

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import ModelVersion
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
@@ -20,7 +21,6 @@ from hopsgpu.display.progress import ShieldedScore, score_progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
 from hopsgpu.launcher.function_shipping import (
-    PackedFunction,
     check_callable,
     default_name,
     packed,

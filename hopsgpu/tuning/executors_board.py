@@ -11,9 +11,9 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.trials import Moment
-from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.gpu_accounting import GpuAccount
-from hopsgpu.launcher.status_board import Shown, StatusBoard
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.gpu_accounting import GpuAccount
+from hopsgpu.runs.status_board import Shown, StatusBoard
 from hopsgpu.tuning.scheduler import SearchTerms
 
 

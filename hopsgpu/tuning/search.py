@@ -15,16 +15,16 @@ from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.launcher.active_run import ActiveRun
-from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.preflight import modules_to_check, python_of
-from hopsgpu.launcher.recorder import Recording
-from hopsgpu.launcher.run import Handle
-from hopsgpu.launcher.run_end import KEEP_SECONDS, run_to_end
-from hopsgpu.launcher.run_record import RunDetails
 from hopsgpu.launcher.running import refuse_running
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run import Handle
+from hopsgpu.runs.run_end import KEEP_SECONDS, run_to_end
+from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments

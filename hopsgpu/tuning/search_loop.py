@@ -8,13 +8,12 @@ import logging
 import time
 from collections.abc import Iterable
 
+from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.launcher.active_run import ActiveRun
-from hopsgpu.launcher.function_shipping import PackedFunction
-from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.rank.trial import Trial
+from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.tuning.deferred_work import DeferredWork
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.core.signatures import placed
 from hopsgpu.core.spec import GpuRequest, check_count
@@ -14,7 +15,6 @@ from hopsgpu.display.progress import ShieldedSearch, search_progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
 from hopsgpu.launcher.function_shipping import (
-    PackedFunction,
     PickledFunction,
     check_accepts,
     check_callable,

@@ -7,19 +7,19 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from hopsgpu.attempts.attempt import AttemptListener, Trained, Training, train_on
+from hopsgpu.attempts.attempt_watcher import WatchBounds
+from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.rank_call import Call
+from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rendezvous import Rendezvous
+from hopsgpu.attempts.retry_policy import Fault, suspect
 from hopsgpu.backends.grant import Lease
 from hopsgpu.core.gang import Container, Exclusions, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
-from hopsgpu.launcher.attempt import AttemptListener, Trained, Training, train_on
-from hopsgpu.launcher.attempt_watcher import WatchBounds
-from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.outcome import Conclusion
-from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rank_table import Entered, RankTable
-from hopsgpu.launcher.rendezvous import Rendezvous
-from hopsgpu.launcher.retry_policy import Fault, suspect
+from hopsgpu.storage.background import Background
 from hopsgpu.tuning.executors_board import ExecutorsBoard
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
 from hopsgpu.tuning.trial_outcome import Outcome

@@ -19,8 +19,8 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.launcher.active_run import ActiveRun
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.tuning.executors_board import ExecutorsBoard
 from hopsgpu.tuning.scheduler import Decision, Placement, Start
 from hopsgpu.tuning.slot_run import SlotRun

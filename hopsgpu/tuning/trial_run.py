@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hopsgpu.attempts.attempt import Trained, Training
+from hopsgpu.attempts.attempt_watcher import WatchBounds
+from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.rank_call import Call
+from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.backends.grant import Lease
 from hopsgpu.core.trials import RUNNING, TrialReport
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.launcher.attempt import Trained, Training
-from hopsgpu.launcher.attempt_watcher import WatchBounds
-from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.failures import EndedRank
-from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rendezvous import Rendezvous
+from hopsgpu.storage.background import Background
 from hopsgpu.tuning.sampler_thread import Proposed
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
 from hopsgpu.tuning.search_board import SearchBoard

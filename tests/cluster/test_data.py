@@ -18,7 +18,7 @@ import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.data.cache import default_budget
 from hopsgpu.launcher import arguments
-from hopsgpu.launcher.run import Run
+from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until

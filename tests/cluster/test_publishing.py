@@ -21,8 +21,8 @@ from hopsgpu.artifacts import publication
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.devcluster.layout import DATANODE
-from hopsgpu.launcher.run import Run
 from hopsgpu.linux import comm
+from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, until

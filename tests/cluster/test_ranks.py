@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.agent.addresses import interface_addresses
 from hopsgpu.agent.fork_servers import MOST_SERVERS
+from hopsgpu.attempts.rank_call import script_name
 from hopsgpu.core.run_values import RunStatus
-from hopsgpu.launcher.rank_call import script_name
 from hopsgpu.linux import parent_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager

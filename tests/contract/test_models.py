@@ -18,8 +18,8 @@ import hopsgpu
 from hopsgpu.artifacts import publication, stale_uploads
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
+from hopsgpu.attempts.publisher import check_writable
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.storage.digests import DIGEST, FileFacts
 from hopsgpu.storage.lake import LakePath
 

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from hopsgpu.artifacts.mirror import Mirror
 from hopsgpu.artifacts.run_logs import Log, LogReader, log_sizes
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.cli.main import main
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
-from hopsgpu.launcher.rank_output import Outputs
-from hopsgpu.launcher.run_record import write
+from hopsgpu.runs.run_record import write
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import put_run
 

@@ -9,8 +9,8 @@ import pytest
 from hopsgpu.artifacts import publication, stale_uploads
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.attempts.publisher import check_writable
 from hopsgpu.errors import StoreError
-from hopsgpu.launcher.publisher import check_writable
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.lake import LakePath
 from tests.contract import test_models

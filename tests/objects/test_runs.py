@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
-from hopsgpu.launcher.rank_output import Outputs
-from hopsgpu.launcher.run_record import write
+from hopsgpu.runs.run_record import write
 from hopsgpu.storage.lake import LakePath
 from tests.contract import test_runs
 from tests.objects.contracts import contracts_of

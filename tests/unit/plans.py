@@ -6,10 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from hopsgpu.attempts.rank_call import Call, PackedFunction
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
-from hopsgpu.launcher.function_shipping import PackedFunction
-from hopsgpu.launcher.rank_call import Call
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.storage.lake import LakePath
 

@@ -13,12 +13,12 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
-from hopsgpu.launcher.active_run import ActiveRun
-from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.recorder import Recording
-from hopsgpu.launcher.run_record import RunDetails, RunSnapshot, content
-from hopsgpu.launcher.status_board import Board
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run_record import RunDetails, RunSnapshot, content
+from hopsgpu.runs.status_board import Board
+from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 
 ENVIRONMENT = {

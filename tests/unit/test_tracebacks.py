@@ -24,11 +24,11 @@ from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import Cancelled, StoreError
-from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
-from hopsgpu.launcher.run import Run
-from hopsgpu.launcher.status_board import Board
 from hopsgpu.packaging.sources import with_sources
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.run import Run
+from hopsgpu.runs.status_board import Board
 
 # Code as if it were hopsgpu's: called within a public function.
 OWN = Path(tracebacks.__file__).with_name("own_code.py")

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, GivenUp, RequestBounds
 from hopsgpu.control.channel import Message
-from hopsgpu.launcher.checkpoint_request import Agreed, CheckpointRequest, GivenUp, RequestBounds
 from tests.process.agent.test_supervisor import Gang, gang
 
 __all__ = ["gang"]

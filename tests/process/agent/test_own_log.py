@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.artifacts.run_logs import log_of, log_sizes
+from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import serve
 from hopsgpu.core import own_log
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
-from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.storage.lake import LakePath
 from tests.process.agent.test_supervisor import Gang
 

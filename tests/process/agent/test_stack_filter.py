@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu import tracebacks
 from hopsgpu.agent.stack_filter import OwnFrames, context_of_failure, last_lines
-from hopsgpu.launcher.native_failures import why_aborted
+from hopsgpu.attempts.native_failures import why_aborted
 
 HOME = Path(tracebacks.__file__).parent
 

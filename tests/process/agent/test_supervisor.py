@@ -36,6 +36,7 @@ from hopsgpu.agent.rank_environment import (
 )
 from hopsgpu.agent.rank_group import Attempt
 from hopsgpu.agent.slot import Slot
+from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import Driver
@@ -47,7 +48,6 @@ from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
-from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.linux import parent_of
 from hopsgpu.packaging.modules import PackedModules, pack_modules
 from hopsgpu.packaging.pickling import pickle_call

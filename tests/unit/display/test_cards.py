@@ -13,9 +13,9 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline, WorldReport
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import progress_of
-from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.run import Run
-from hopsgpu.launcher.status_board import Board
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.run import Run
+from hopsgpu.runs.status_board import Board
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 
 NASTY = "<script>alert(1)</script>"

@@ -25,7 +25,7 @@ from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.launcher.data_staging import StagedData
-from hopsgpu.launcher.status_board import Board
+from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 

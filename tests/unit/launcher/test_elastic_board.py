@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.gang import Container, GangState, assign_ranks
 from hopsgpu.display.progress import progress_of
 from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_policy import WorldEnd
-from hopsgpu.launcher.rank_table import RankTable
 
 
 class Clock:

@@ -14,8 +14,8 @@ from hopsgpu.core.gpu_use import GpuUse, use_between
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.core.usage_report import RunUse
 from hopsgpu.errors import StoreError
-from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.held_time import HeldTime
+from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 
 SECONDS = 30.0

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import hopsgpu
+from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, Order
 from hopsgpu.errors import ConfigError
-from hopsgpu.launcher.checkpoint_request import Agreed, CheckpointRequest, Order
 from hopsgpu.rank.checkpoint_agreement import ProposalWords, RankAgreement
 from hopsgpu.rank.context import VARIABLE, Context
 from tests.conftest import until

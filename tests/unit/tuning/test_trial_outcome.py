@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.metrics import report_line
-from hopsgpu.launcher.gpu_accounting import _MOST_MOMENTS, GpuAccount, Moment
+from hopsgpu.runs.gpu_accounting import _MOST_MOMENTS, GpuAccount, Moment
 from hopsgpu.tuning.trial_outcome import NoMetric, Reports, metric_of
 
 

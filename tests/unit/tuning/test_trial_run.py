@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.core.gang import World
 from hopsgpu.frameworks.endpoints import Endpoints
-from hopsgpu.launcher.rendezvous import Rendezvous
 from hopsgpu.tuning.scheduler import Slot, TrialEnd
 from hopsgpu.tuning.trial_run import RendezvousCache
 

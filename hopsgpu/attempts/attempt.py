@@ -1,0 +1,653 @@
+"""One attempt on a whole gang: the messages to its agents, and the handling of their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hopsgpu.agent import sent_log
+from hopsgpu.attempts.attempt_request import run_messages
+from hopsgpu.attempts.attempt_watcher import AttemptWatcher, Step, WatchBounds
+from hopsgpu.attempts.checkpoint_request import (
+    Agreed,
+    AgreedCheckpoint,
+    CheckpointRequest,
+    GivenUp,
+    Order,
+)
+from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.outcome import Conclusion, IdleEnd, RankEnds, ended_rank, odd_end
+from hopsgpu.attempts.publisher import Agents, Publisher
+from hopsgpu.attempts.rank_call import Call
+from hopsgpu.attempts.rank_output import Outputs
+from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
+from hopsgpu.attempts.retry_policy import Fault
+from hopsgpu.attempts.return_values import Value, value_of
+from hopsgpu.backends.agent_registration import check_data
+from hopsgpu.backends.grant import Lease, refuse_duplicates
+from hopsgpu.backends.spark.token_renewal import TokenSender
+from hopsgpu.control.channel import Message
+from hopsgpu.control.events import Event
+from hopsgpu.control.subscriptions import Subscription
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.gang import RankPlace, World
+from hopsgpu.core.gpu_idle import GpuIdleWatch, IdleStep
+from hopsgpu.display.progress import Progress
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.storage.background import Background, Work
+
+log = logging.getLogger(__name__)
+
+_EVENT_SECONDS = 0.2
+# Spark asks YARN why a container ended, and only then fails the job.
+_REASON_SECONDS = 5.0
+_PENDING_SECONDS = 30.0
+# Samples of GPUs come every second.
+_IDLE_LOOK_SECONDS = 1.0
+_MOST_LISTED = 8
+
+
+class AttemptListener:
+    """A listener to the progress of an attempt, in its thread; a subclass overrides what it needs.
+
+    The attempt's reports are in its `RankTable`, which `placed` gives.
+    """
+
+    def placed(self, ranks: RankTable) -> None:
+        """Handle the places of the ranks, before any of them starts."""
+
+    def started(self, rank: int) -> None:
+        """Handle the start of a rank's process."""
+
+    def entered(self, entered: Entered) -> None:
+        """Handle that the user's function runs in one more rank."""
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Handle the ranks' last metrics, by rank."""
+
+    def record(self, rank: int, chunk: bytes) -> None:
+        """Handle a chunk of a rank's file of reports, which may begin and end anywhere."""
+
+    def saved(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
+        """Handle that a rank's part of a checkpoint is on the lake.
+
+        Args:
+            rank: the rank.
+            step: the checkpoint's step.
+            complete: whether all ranks that save, as far as they were known, had saved the step. Of
+                several ranks, at least the last one to save the step says so. In the first world of
+                a run, the first save of a rank that others have not known to save may come later.
+            agreed: the last step at which the rank had been told that all ranks save, or None.
+        """
+
+    def checkpoint_agreed(self, step: int) -> None:
+        """Handle that all ranks save a checkpoint as `Training.request_checkpoint` asked.
+
+        Args:
+            step: the step at which `should_checkpoint` is true in all ranks; if they do not ask
+                about this step, the first one after it.
+        """
+
+    def checkpoint_passed(self, step: int) -> None:
+        """Handle that all ranks have passed an agreed step, or have ended.
+
+        Their agents have what they save there, and upload it even if the ranks are stopped now. If
+        ranks are stopped earlier, one that has not saved yet, and never did before, is not known to
+        save, and the checkpoint may count as complete without its part.
+
+        Args:
+            step: as for `checkpoint_agreed`.
+        """
+
+    def checkpoint_given_up(self, reason: str) -> None:
+        """Handle that the ranks do not agree on a checkpoint.
+
+        Args:
+            reason: why, for the log.
+        """
+
+    def ended(self, end: EndedRank) -> None:
+        """Handle the end of a rank."""
+
+    def warn(self, text: str) -> None:
+        """Handle a warning for people."""
+
+
+@dataclass
+class Trained:
+    """What the ranks of an attempt left.
+
+    Attributes:
+        values: values of the ranks that returned, by rank.
+        conclusion: why the attempt failed, or None.
+    """
+
+    values: dict[int, Value] = field(default_factory=dict)
+    conclusion: Conclusion | None = None
+
+
+class Training:
+    """Drives the agents through one attempt; use `train_on`.
+
+    Attributes:
+        trained: the results so far.
+        drops_saves: whether its ranks, when they are stopped, abandon what is not on the lake yet.
+        rendezvous: where the ranks meet, once it is known.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        agents: Subscription,
+        world: World,
+        call: Call,
+        outputs: Outputs,
+        listener: AttemptListener,
+        cancelled: threading.Event,
+        bounds: WatchBounds,
+    ) -> None:
+        self._lease = lease
+        self._agents = agents
+        self._world = world
+        self._call = call
+        self._outputs = outputs
+        self._listener = listener
+        self._cancelled = cancelled
+        self.drops_saves = False
+        self._bounds = bounds
+        self._ranks = RankTable(world)
+        self._ends = RankEnds(world, call.log_url)
+        self._watcher = AttemptWatcher(self._ends, call.plan.spec.run_timeout, bounds)
+        own = {place.rank: place.gpus for place in world.places}
+        self._idle = GpuIdleWatch(own, bounds.idle, time.monotonic())
+        self._idle_end: IdleEnd | None = None
+        self._idle_at = float("-inf")
+        self._tokens = TokenSender(lease, call.run_id, listener.warn)
+        self.trained = Trained()
+        self.rendezvous: Rendezvous | None = None
+        self._pending_logged_at = time.monotonic()
+        self._is_checkpoint_wanted = threading.Event()
+        self._request: CheckpointRequest | None = None
+        self._last_proposed = -1
+        self._agreed: AgreedCheckpoint | None = None
+        listener.placed(self._ranks)
+
+    def run(self, known: Rendezvous | None = None) -> Trained:
+        """Start all ranks, wait for all, and stop them at the first failure.
+
+        Args:
+            known: the rendezvous of an earlier rank in the same slot, which saves a round trip to
+                the agent. It is for a single rank only: several ranks meet in a store that serves
+                one attempt.
+
+        Raises:
+            DiscoveryError: two containers were given the same GPU; nothing was started.
+            Cancelled: the run was cancelled; its ranks have been stopped.
+            ConfigError: a node lacks the configured interface, or modules that the call needs.
+        """
+        refuse_duplicates(self._lease.containers)
+        if known is not None and self._cancelled.is_set():
+            raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
+        rendezvous = known or arrange_rendezvous(
+            self._world,
+            self._call,
+            self._agents.send,
+            self._send_modules,
+            self._next_event,
+            self._cancelled,
+        )
+        if isinstance(rendezvous, RendezvousFailure):
+            self._conclude_without_rendezvous(rendezvous)
+            return self.trained
+        self.rendezvous = rendezvous
+        try:
+            self._tokens.look()
+            self._start(rendezvous)
+            self._await_ends()
+        except BaseException:
+            # On a held gang the ranks would continue otherwise.
+            self._stop_all()
+            raise
+        if self._cancelled.is_set():
+            raise Cancelled(f"{self._call.run_id} was cancelled; its ranks were stopped")
+        self._conclude()
+        return self.trained
+
+    @property
+    def has_returned(self) -> bool:
+        """Return whether all workers have returned."""
+        return len(self.trained.values) == self._world.size
+
+    def request_checkpoint(self) -> None:
+        """Ask all ranks to save a checkpoint at the same step soon; callable from any thread.
+
+        The listener is notified once they agree on a step, or that they do not, which may take two
+        minutes. It gets neither event if the attempt ends first. During a request, another
+        one has no effect.
+        """
+        self._is_checkpoint_wanted.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the attempt see at once that it is cancelled; callable from any thread."""
+        self._agents.wake()
+
+    def _await_ends(self) -> None:
+        """Process events until all ranks have ended, and stop the ranks when it is due."""
+        self._watcher.begin(time.monotonic())
+        while self._ends.pending:
+            now = time.monotonic()
+            self._look_for_idle(now)
+            step = self._watcher.step(
+                cancelled=self._cancelled.is_set(), now=now, idled=self._idle_end is not None
+            )
+            if step is Step.GIVE_UP:
+                self._give_up()
+                break
+            if step is not Step.WAIT:
+                self._stop_left(dump_stacks=step is Step.DUMP_AND_STOP)
+            self._tokens.look()
+            self._advance_request()
+            event = self._next_event()
+            if event is None:
+                self._outputs.refresh()
+                self._log_pending()
+                continue
+            self._watcher.heard(event.message, time.monotonic())
+            self._take(event)
+
+    def _look_for_idle(self, now: float) -> None:
+        """Tell people of GPUs that idle, and decide whether that ends the run."""
+        if now < self._idle_at + _IDLE_LOOK_SECONDS or self._watcher.has_failed:
+            return
+        if self._watcher.only_uploads:
+            return
+        self._idle_at, run_id, timeout = now, self._call.run_id, self._bounds.idle.timeout
+        if ranks := self._idle.unknown(now):
+            self._listener.warn(
+                f"idle_timeout={timeout:g} s does not watch the GPUs of rank"
+                f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MOST_LISTED]))}: NVML gives"
+                " no utilisation for them"
+            )
+        verdict = self._idle.verdict(now)
+        if verdict.step is IdleStep.WARN:
+            log.info("%s: %s", run_id, verdict)
+            text = (
+                f"{verdict} while the function runs. Does it wait for data or for a lock, or"
+                f" compute on the CPU alone? `hopsgpu runs cancel {run_id}` ends the run;"
+                " idle_timeout= of a launch does so by itself"
+            )
+            self._listener.warn(text)
+            self._outputs.note(verdict.ranks[0], text)
+        elif verdict.step is IdleStep.END and timeout is not None and self._idle_end is None:
+            log.info("%s: %s: ends the run", run_id, verdict)
+            self._idle_end = IdleEnd(verdict, timeout, min(self._ends.pending))
+
+    def _advance_request(self) -> None:
+        """Begin a requested agreement on a checkpoint, or continue the present one."""
+        now = time.monotonic()
+        if self._is_checkpoint_wanted.is_set():
+            self._is_checkpoint_wanted.clear()
+            if self._request is None:
+                workers = range(self._world.size)
+                log.info("%s: asks the ranks to save a checkpoint", self._call.run_id)
+                self._request = CheckpointRequest(workers, now, self._last_proposed)
+                for rank in set(workers) - self._ends.pending:
+                    self._rank_left(rank)
+        if self._request is not None:
+            self._send_orders(self._request, self._request.tick(now))
+
+    def _send_orders(self, request: CheckpointRequest, orders: Sequence[Order]) -> None:
+        """Send what a request for a checkpoint orders, and tell the listener of its outcome."""
+        for order in orders:
+            for container in self._lease.containers:
+                self._agents.send(container.key, order.kind, **order.fields)
+        if request.outcome is not None:
+            self._last_proposed = request.last
+            self._request = None
+        match request.outcome:
+            case Agreed(step):
+                self._agreed = AgreedCheckpoint(step, range(self._world.size))
+                self._listener.checkpoint_agreed(step)
+            case GivenUp(reason):
+                self._listener.checkpoint_given_up(reason)
+
+    def _take_answer(self, message: Message) -> None:
+        """Take an agent's answer to a request for a checkpoint."""
+        request, now = self._request, time.monotonic()
+        if message.kind == "passed":
+            self._passed(message["rank"], message["step"])
+            return
+        if request is None:
+            return
+        if message.kind == "steps":
+            orders = request.steps(message["number"], dict(message["asked"]), now)
+        else:
+            accepted = message.kind == "accepted"
+            orders = request.answered(message["rank"], message["step"], now, accepted=accepted)
+        self._send_orders(request, orders)
+
+    def _rank_left(self, rank: int) -> None:
+        """End a request for a checkpoint, as a rank has ended or is lost."""
+        if self._agreed is not None:
+            self._passed(rank, self._agreed.step)
+        if self._request is not None:
+            self._send_orders(self._request, self._request.ended(rank))
+
+    def _passed(self, rank: int, step: int) -> None:
+        """Record that a rank has nothing more to save at an agreed step."""
+        agreed = self._agreed
+        if agreed is not None and step == agreed.step and agreed.passed(rank):
+            self._agreed = None
+            log.info("%s: all ranks have passed step %d", self._call.run_id, step)
+            self._listener.checkpoint_passed(step)
+
+    def _log_pending(self) -> None:
+        """Log from time to time which ranks have not ended, as a hang shows in nothing else."""
+        now = time.monotonic()
+        if now >= self._pending_logged_at + _PENDING_SECONDS:
+            self._pending_logged_at = now
+            log.debug("%s: waits for ranks %s", self._call.run_id, sorted(self._ends.pending))
+
+    def grown_logs(self) -> list[tuple[str, Work]]:
+        """Return for each log that has grown its URL, and a function that appends the new part."""
+        return self._outputs.grown(self._call.logs)
+
+    def log_sizes(self) -> dict[str, int]:
+        """Return the bytes of each log so far, by its path in the run's directory."""
+        below = self._call.logs.url.removeprefix(f"{self._call.directory.url}/")
+        return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
+
+    def keep_logs(self, background: Background) -> None:
+        """Have the ranks' output written to the lake in the background."""
+        for url, upload in self._outputs.take_over().uploads(self._call.logs):
+            background.put(url, upload)
+
+    def publisher(self, name: str) -> Publisher:
+        """Return a publisher of what the workers that returned have left, for this model name."""
+        returned = [
+            report.rank
+            for report in self._ranks.reports
+            if report.rank < self._world.size and not report.stopped
+        ]
+        agents = Agents(self._world, self._agents, self._next_event, self._cancelled, self._reason)
+        return Publisher(name, agents, returned, self._listener.warn)
+
+    def _place(self, rank: int) -> RankPlace:
+        return self._world.processes[rank]
+
+    def _next_event(self) -> Event | None:
+        """Return the next event, or None; presume lost agents, and keep the agents' own logs."""
+        event = self._agents.next_event(_EVENT_SECONDS)
+        lost = self._watcher.presumed_lost(
+            self._lease.jobless, heard=event is not None, now=time.monotonic()
+        )
+        if lost is not None:
+            log.info("%s: presumes agent %d lost: its job has ended", self._call.run_id, lost)
+            self._agents.hang_up([lost])
+            return Event(lost, None)
+        if event is not None and event.message and event.message.kind == sent_log.KIND:
+            index = self._world.of_container(event.peer)[0].node_rank
+            self._outputs.take_agent_log(index, event.message.payload)
+            return None
+        return event
+
+    def _send_modules(self, key: int) -> None:
+        """Send an agent the user's modules, unless it has them."""
+        modules = self._call.function.modules
+        self._agents.keep(key, modules.digest, modules.archive)
+
+    def _start(self, rendezvous: Rendezvous) -> None:
+        self._world = rendezvous.world
+        for message in run_messages(self._call, rendezvous):
+            self._send_modules(message.key)
+            log.debug(
+                "%s: sends agent %d its ranks, %d bytes",
+                self._call.run_id,
+                message.key,
+                len(message.payload),
+            )
+            self._agents.send(message.key, "run", message.payload, **message.fields)
+
+    def _stop_left(self, *, dump_stacks: bool) -> None:
+        """Stop the ranks that have not ended."""
+        if dump_stacks:
+            log.info(
+                "%s: dumps the stacks; overdue ranks: %s, run_timeout %s s, idle: %s",
+                self._call.run_id,
+                self._watcher.overdue,
+                self._call.plan.spec.run_timeout,
+                self._idle_end,
+            )
+        log.info("%s: stops ranks %s", self._call.run_id, sorted(self._ends.pending))
+        self._stop_all(dump_stacks=dump_stacks)
+
+    def _stop_all(self, *, dump_stacks: bool = False) -> None:
+        for container in self._lease.containers:
+            self._agents.send(
+                container.key, "stop", dump_stacks=dump_stacks, drop_saves=self.drops_saves
+            )
+
+    def _give_up(self) -> None:
+        """Drop the agents that do not answer; they serve no further attempt."""
+        self._drop({self._place(rank).container.key for rank in self._ends.pending})
+        for rank in sorted(self._ends.pending):
+            self._outputs.lost(rank, "its agent did not answer")
+            self._listener.warn(
+                f"the end of rank {rank} is unknown: its agent did not answer for"
+                f" {self._bounds.stop:g} s"
+            )
+
+    def _drop(self, silent: Collection[int]) -> None:
+        """Disconnect agents that do not answer."""
+        for key in silent:
+            log.info("%s: agent %d does not answer: closes its connection", self._call.run_id, key)
+        self._agents.hang_up(silent)
+
+    def _take(self, event: Event) -> None:
+        message = event.message
+        if message is None:
+            self._lose(event)
+            return
+        match message.kind:
+            case "started" | "entered":
+                self._take_start(message)
+            case "output" | "record" | "reports" | "blocked":
+                self._take_output(message)
+            case "warning":
+                self._listener.warn(message["text"])
+            case "saved":
+                self._saved(message)
+            case "steps" | "accepted" | "rejected" | "passed":
+                self._take_answer(message)
+            case "kept-tokens":
+                self._tokens.kept(event.peer, message)
+            case "failing":
+                self._watcher.failing(time.monotonic(), raised=bool(message["raised"]))
+            case "ended":
+                self._end(message)
+
+    def _take_start(self, message: Message) -> None:
+        rank = int(message["rank"])
+        log.debug("%s: rank %d has %s", self._call.run_id, rank, message.kind)
+        if message.kind == "started":
+            self._ranks.started(rank, message["pid"])
+            self._listener.started(rank)
+        else:
+            self._idle.entered(rank, time.monotonic())
+            self._listener.entered(self._ranks.entered(rank, float(message["time"])))
+
+    def _saved(self, message: Message) -> None:
+        rank, step, complete = int(message["rank"]), int(message["step"]), bool(message["complete"])
+        log.debug(
+            "%s: rank %d has saved step %d%s",
+            self._call.run_id,
+            rank,
+            step,
+            ", which is complete" if complete else "",
+        )
+        agreed = None if message["agreed"] is None else int(message["agreed"])
+        self._listener.saved(rank, step, complete, agreed)
+
+    def _take_output(self, message: Message) -> None:
+        rank, payload = int(message["rank"]), message.payload
+        if message.kind == "output":
+            self._outputs.take(rank, payload)
+        elif message.kind == "record":
+            self._outputs.take_record(rank, payload)
+            self._listener.record(rank, payload)
+        elif message.kind == "blocked":
+            self._ranks.blocked(rank, float(message["data"]), float(message["checkpoints"]))
+        else:
+            samples = self._outputs.take_reports(rank, payload)
+            if samples:
+                self._idle.sampled(rank, samples, time.monotonic())
+                self._ranks.unused(rank, self._outputs.unused(rank))
+            self._listener.metrics(self._outputs.metrics())
+
+    def _end(self, message: Message) -> None:
+        end = ended_rank(self._place(int(message["rank"])), message)
+        rank = end.place.rank
+        is_first_failure = self._watcher.ended(end, time.monotonic())
+        log.debug(
+            "%s: rank %d ended: %s%s",
+            self._call.run_id,
+            rank,
+            end.signal or f"exit code {end.exit_code}",
+            ", stopped" if end.stopped else "",
+        )
+        self._outputs.ended(rank)
+        self._idle.ended(rank, time.monotonic())
+        self._rank_left(rank)
+        self._ranks.ended(
+            rank,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            peak_memory=message["peak_memory"],
+            gpu_utilisation=self._outputs.utilisation(rank),
+            stopped=end.stopped and not end.has_returned,
+        )
+        for text in (*self._outputs.warnings(rank), *odd_end(end)):
+            self._listener.warn(text)
+        if end.has_returned and rank < self._world.size:
+            self.trained.values[rank] = value_of(message)
+        if is_first_failure:
+            log.info(
+                "%s: first failure: rank %d on %s (%s)",
+                self._call.run_id,
+                rank,
+                end.place.container.host,
+                end.status or end.signal or f"exit code {end.exit_code}",
+            )
+        self._listener.ended(end)
+
+    def _lose(self, event: Event) -> None:
+        """Record that an executor was lost, and with it those of its ranks that still ran."""
+        for place in self._world.of_container(event.peer):
+            if self._watcher.lost(place, event.reason, at=time.time(), now=time.monotonic()):
+                log.info(
+                    "%s: rank %d and its executor on %s were lost: %s",
+                    self._call.run_id,
+                    place.rank,
+                    place.container.host,
+                    event.reason or "its connection ended",
+                )
+                self._outputs.lost(place.rank, event.reason)
+                self._idle.ended(place.rank, time.monotonic())
+                self._rank_left(place.rank)
+
+    def _conclude_without_rendezvous(self, failed: RendezvousFailure) -> None:
+        """Conclude an attempt whose ranks cannot meet."""
+        log.info(
+            "%s: attempt %d: the rendezvous failed at the executor on %s%s",
+            self._call.run_id,
+            self._call.attempt,
+            failed.failure.host,
+            ", whose agent does not answer" if failed.silent else "",
+        )
+        self._drop(failed.silent)
+        suspect = None if failed.avoid.is_any else failed.failure.host
+        self.trained.conclusion = Conclusion(
+            failed.failure,
+            Fault.INFRASTRUCTURE,
+            failed.avoid,
+            suspect,
+            is_loss=True,
+            reason=EndReason.NOT_STARTED,
+        )
+        self._outputs.keep_agent_logs()
+
+    def _conclude(self) -> None:
+        """Determine the first failure and its fault, or complete the values.
+
+        Raises:
+            HopsGpuError: ranks have neither a value nor a failure.
+        """
+        timeout = self._call.plan.spec.run_timeout
+        conclusion = self._ends.conclude(
+            self._reason, self._watcher.overdue, timeout, self._idle_end
+        )
+        if conclusion is not None:
+            self._outputs.keep_agent_logs()
+            self.trained.conclusion = conclusion
+            log.info(
+                "%s: attempt %d failed: rank %s on %s failed first; fault: %s",
+                self._call.run_id,
+                self._call.attempt,
+                conclusion.failure.rank,
+                conclusion.failure.host,
+                conclusion.fault.value,
+            )
+        elif self._ends.chief_has_returned:
+            # The others were stopped as successful; only the chief has a value.
+            none = Value(pickle.dumps(None))
+            for rank in range(self._world.size):
+                self.trained.values.setdefault(rank, none)
+        elif len(self.trained.values) != self._world.size:
+            missing = sorted(set(range(self._world.size)) - self.trained.values.keys())
+            raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
+
+    def _reason(self, host: str) -> str:
+        """Return why the executor on a node was lost; "" if neither Spark nor YARN knows."""
+        return self._lease.why_lost(self._lease.job.loss(_REASON_SECONDS), host)
+
+
+@contextlib.contextmanager
+def train_on(
+    lease: Lease,
+    world: World,
+    call: Call,
+    show: Progress,
+    listener: AttemptListener,
+    cancelled: threading.Event,
+    bounds: WatchBounds = WatchBounds(),  # noqa: B008 - frozen
+) -> Iterator[Training]:
+    """Provide the `Training` of one attempt; on exit, discard its output unless taken over.
+
+    Args:
+        lease: the gang.
+        world: its ranks.
+        call: the call that they run.
+        show: displays every line of every rank.
+        listener: is notified of the attempt's progress.
+        cancelled: event that cancels the run.
+        bounds: how long ranks and agents are waited for.
+
+    Raises:
+        ConfigError: the executors' Python lacks what ranks with data need.
+    """
+    for container in lease.containers:
+        # A held gang was requested without knowing whether its launches have data.
+        check_data(container, call.needs)
+    keys = [container.key for container in lease.containers]
+    with (
+        lease.server.subscribe(call.run_id, keys, call.attempt) as agents,
+        Outputs(world, show) as outputs,
+    ):
+        yield Training(lease, agents, world, call, outputs, listener, cancelled, bounds)

@@ -1,0 +1,104 @@
+"""The message `run`, which tells the agent of each container about an attempt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.attempts.rank_call import Call
+from hopsgpu.attempts.rendezvous import Rendezvous
+from hopsgpu.core.gang import WORKER, RankPlace, World
+from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.proxies import direct_hosts
+from hopsgpu.frameworks.torch import Restarts
+from hopsgpu.storage.root import join_url
+
+
+@dataclass(frozen=True)
+class RunMessage:
+    """The message for one container.
+
+    Attributes:
+        key: key of the container's agent.
+        payload: the call and the shards of each rank, concatenated; their sizes are `call_bytes`
+            and each rank's `data_bytes`. The modules are sent before, in a `keep` message.
+        fields: the other fields of the message.
+    """
+
+    key: int
+    payload: bytes
+    fields: dict[str, Any]
+
+
+def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
+    """Yield the messages that start all ranks of an attempt.
+
+    Args:
+        call: the call that the ranks run.
+        rendezvous: the addresses and ports that their agents have reserved.
+    """
+    world, spec, function = rendezvous.world, call.plan.spec, call.function
+    restarts = Restarts(call.run_id, call.attempt, spec.retries)
+    direct = direct_hosts(world)
+    on_hosts = Counter(place.container.host for place in world.places)
+    for key in dict.fromkeys(place.container.key for place in world.processes):
+        places = world.of_container(key)
+        parts = [_data_of(place, call) for place in places]
+        ranks = [
+            {
+                "environment": environment(
+                    world,
+                    place,
+                    rendezvous.endpoints,
+                    restarts,
+                    spec.visible,
+                    call.memory_share,
+                    is_independent=spec.independent_ranks,
+                ),
+                "context": _context(place, world, call, on_hosts[place.container.host]),
+                "data_bytes": len(part),
+            }
+            for place, part in zip(places, parts, strict=True)
+        ]
+        fields = {
+            "slot": call.slot(key),
+            "run_url": call.directory.url,
+            "attempt": call.attempt,
+            "memory": spec.memory_per_worker,
+            "frameworks": function.foreseen.imports,
+            "shared": dict(call.plan.environment),
+            "direct": direct,
+            "call_bytes": len(function.call),
+            "modules": function.modules.digest,
+            "roots": function.modules.roots,
+            "ranks": ranks,
+        }
+        yield RunMessage(key, b"".join((function.call, *parts)), fields)
+
+
+def _data_of(place: RankPlace, call: Call) -> bytes:
+    # Parameter servers get no data.
+    return call.data[place.rank] if call.data and place.role == WORKER else b""
+
+
+def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[str, Any]:
+    resumed = call.plan.paths.get("resume")
+    return {
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "world_size": world.size,
+        "host": place.container.host,
+        "gpus": place.gpus,
+        "role": place.role,
+        "run_id": call.run_id,
+        "attempt": call.attempt,
+        "checkpoint_dir": (call.directory / "checkpoints").url,
+        "resume_dir": resumed and join_url(resumed, "checkpoints"),
+        "log_dir_url": (call.directory / "tensorboard").url,
+        "disk_sharers": sharers or 1,
+        "trial": None if call.trial is None else call.trial.as_fields(),
+        "script": call.script,
+        "independent_ranks": call.plan.spec.independent_ranks,
+    }

@@ -1,0 +1,483 @@
+"""Descriptions of a rank's failure: where it was, how the rank ended, why, and what to do.
+
+The functions are pure: they turn what the agents reported into a RankFailed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from hopsgpu.attempts.native_failures import why_aborted
+from hopsgpu.core.gang import Exclusions, RankPlace
+from hopsgpu.core.gpu_idle import IdleVerdict
+from hopsgpu.errors import GpusIdle, RankFailed
+from hopsgpu.gpu.driver_events import GpuEvent
+from hopsgpu.gpu.node.health import HEALTHY
+from hopsgpu.packaging.sources import with_sources
+from hopsgpu.rank.entry import WELL
+
+# A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
+# may be reported earlier.
+_SILENT_END_SECONDS = 0.05
+# Lines of the log in the error of a rank that called sys.exit: usage messages have several lines.
+_EXIT_LINES = 10
+_STACKS = "the stacks of all threads are at the end of the logs"
+
+
+class Blame(Enum):
+    """The cause of a failure outside the code; it gets no rank in the next attempt."""
+
+    NOTHING = "nothing"
+    GPU = "GPU"
+    HOST = "host"
+
+
+_GPU_MEMORY = (
+    r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|OutOfMemoryError: CUDA|OOM when allocating tensor"
+)
+_HOST_MEMORY = (
+    r"^MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate"
+)
+_NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
+_UUIDS = "CUDA_VISIBLE_DEVICES contains UUIDs: use range(torch.cuda.device_count()) instead"
+_NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
+# A pattern of an error's text, the most specific first; what to do about it; its cause.
+_ADVICE = (
+    (
+        r"driver on your system is too old|CUDA driver version is insufficient"
+        r"|cudaErrorInsufficientDriver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|no kernel image is avail",
+        "the NVIDIA driver or GPU of {host} does not support the CUDA version of the ranks' Python"
+        " environment: use an environment for a CUDA version that they support, or ask an"
+        " administrator to update the driver of that node",
+        Blame.HOST,
+    ),
+    (
+        _GPU_MEMORY,
+        "the memory of GPU {gpus} is full: use smaller batches or a smaller model, and check with"
+        " nvidia-smi on {host} whether another process uses that GPU",
+        Blame.NOTHING,
+    ),
+    (
+        r"uncorrectable ECC|cudaErrorECCUncorrectable|GPU is lost|fallen off the bus"
+        r"|cudaErrorHardwareStackError|CUDA_ERROR_ECC_UNCORRECTABLE|unknown error.*nvml",
+        "GPU {gpus} of {host} is broken or lost: ask an administrator to check it",
+        Blame.GPU,
+    ),
+    (
+        r"No CUDA GPUs are available|no CUDA-capable device|CUDA_ERROR_NO_DEVICE"
+        r"|cudaErrorDevicesUnavailable|busy or unavailable",
+        "the rank cannot open GPU {gpus} of {host}",
+        Blame.GPU,
+    ),
+    (
+        _HOST_MEMORY,
+        "the system refused it more memory: raise memory_per_worker, or use less memory",
+        Blame.NOTHING,
+    ),
+    (
+        r"No space left on device|Disk quota exceeded",
+        "the disk of {host} is full, or a quota on it is exhausted: write less there, or ask an"
+        " administrator to free space",
+        Blame.NOTHING,
+    ),
+    (
+        r"^(ModuleNotFoundError|ImportError)",
+        "the ranks' Python (spark.pyspark.python) lacks it, and it is not one of your own modules"
+        " that hopsgpu sent: install it with python_env=",
+        Blame.NOTHING,
+    ),
+    (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, Blame.NOTHING),
+    (r"invalid literal for int\(\) .*'(GPU|MIG)-", _UUIDS, Blame.NOTHING),
+    (r"Gloo connectFullMesh failed", _NO_STORE, Blame.NOTHING),
+)
+_NO_GPU = (
+    "this process has no GPU, because it is a parameter server or gpus_per_worker=0: request GPUs,"
+    " or use only the CPU"
+)
+# Lines of an exception's message that are shown before its traceback.
+_MOST_LINES = 3
+_KILLS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
+
+
+@dataclass(frozen=True)
+class EndedRank:
+    """The end of a rank, as its agent reported it.
+
+    Attributes:
+        place: the rank's place.
+        at: time of the end, in seconds since the epoch by the driver's clock.
+        exit_code: exit code; None if a signal ended the rank.
+        signal: name of the signal, or None.
+        outcome: the outcome that the rank recorded: "status", and "error" and "traceback" if it
+            failed.
+        log_tail: the last lines of its output.
+        stopped: whether hopsgpu ended it.
+        oom_kills: number of processes in its container that the kernel killed because memory ran
+            out.
+        gpu_events: events of its GPUs that the NVIDIA driver reported meanwhile.
+        pruned: whether it ended early because its search had asked for that.
+    """
+
+    place: RankPlace
+    at: float
+    exit_code: int | None
+    signal: str | None
+    outcome: Mapping[str, str]
+    log_tail: Sequence[str]
+    stopped: bool
+    oom_kills: int = 0
+    gpu_events: Sequence[GpuEvent] = ()
+    pruned: bool = False
+
+    @property
+    def status(self) -> str | None:
+        """The status that the rank recorded at its end; None if it recorded nothing."""
+        return self.outcome.get("status")
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether the rank returned a value."""
+        return self.status in WELL
+
+
+def was_killed(end: EndedRank) -> bool:
+    """Return whether something outside the rank killed it, and not because of its memory."""
+    return (
+        end.signal in _KILLS
+        and not end.stopped
+        and end.status != "over memory"
+        and not end.oom_kills
+    )
+
+
+def ran_out_of_memory(end: EndedRank) -> bool:
+    """Return whether a rank failed because it got no more memory, the host's or a GPU's."""
+    if end.status == "over memory" or end.oom_kills:
+        return True
+    error = end.outcome.get("error", "") if end.status == "raised" else ""
+    return re.search(f"{_GPU_MEMORY}|{_HOST_MEMORY}", error, re.MULTILINE) is not None
+
+
+def first_failure(ends: Sequence[EndedRank]) -> EndedRank | None:
+    """Return the end that was the first failure by time; None if no rank failed.
+
+    A rank that hopsgpu stopped did not fail. A rank that was killed or crashed may make another one
+    raise an exception, which can be reported first. So any end other than an exception counts as
+    50 ms earlier.
+    """
+    failed = [end for end in ends if not end.has_returned and not end.stopped]
+    return min(failed, key=_when, default=None)
+
+
+def _when(end: EndedRank) -> float:
+    return end.at - (0.0 if end.status == "raised" else _SILENT_END_SECONDS)
+
+
+def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
+    """Return the error for a rank's end: where, how, the user's traceback, the end of its log.
+
+    Args:
+        end: the rank's end.
+        log_url: URL of its log.
+        cause: the result of `likely_cause`.
+    """
+    how, (advice, _) = _how(end), _known(end)
+    # In the first line: a retried attempt keeps no other line of its error.
+    because = f"failed, likely because {cause}. It " if cause else ""
+    parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
+    if besides := end.outcome.get("besides"):
+        parts.append(_below(*besides.splitlines()))
+    traceback = end.outcome.get("traceback")
+    if traceback:
+        if end.status == "exited" and end.log_tail:
+            parts.append(_tail(end.log_tail[-_EXIT_LINES:]))
+        traceback = with_sources(traceback)
+        parts.append(traceback)
+    elif end.log_tail:
+        parts.append(_tail(end.log_tail))
+    parts.append(f"whole log: {log_url}")
+    return _error(
+        end.place,
+        "\n".join(parts),
+        exit_code=end.exit_code,
+        signal=end.signal,
+        traceback=traceback,
+        log_tail=tuple(end.log_tail),
+        log_url=log_url,
+    )
+
+
+def timed_out(
+    place: RankPlace,
+    seconds: float,
+    running: Sequence[int],
+    end: EndedRank | None,
+    log_url: str,
+    cause: str = "",
+) -> RankFailed:
+    """Return the error for ranks that did not return within `run_timeout`.
+
+    Args:
+        place: the place of the first such rank.
+        seconds: run_timeout.
+        running: the ranks that were still running.
+        end: the end of the first such rank after it was stopped; None if it was not reported.
+        log_url: URL of its log.
+        cause: the result of `likely_cause`.
+    """
+    which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
+    others = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
+    text = f"{where(place)} was still running after run_timeout={seconds:g} s{others}"
+    text += f"{_likely(cause)}; {_STACKS}"
+    return RankFailed(_ended_text(text, end, log_url), **_ended_fields(place, end, log_url))
+
+
+def idled(
+    place: RankPlace, verdict: IdleVerdict, timeout: float, end: EndedRank | None, log_url: str
+) -> GpusIdle:
+    """Return the error for a gang whose GPUs idled for `idle_timeout`.
+
+    Args:
+        place: the place of the first rank that was still running.
+        verdict: what the GPUs did.
+        timeout: idle_timeout, in seconds.
+        end: the end of that rank after it was stopped; None if it was not reported.
+        log_url: URL of its log.
+    """
+    text = (
+        f"{verdict}, and idle_timeout={timeout:g} s ended the run; {where(place)} was still"
+        f" running; {_STACKS}. Does the function wait for data or for a lock, or compute on the CPU"
+        " alone? Do that before the launch, or give a longer idle_timeout"
+    )
+    fields = _ended_fields(place, end, log_url)
+    return GpusIdle(_ended_text(text, end, log_url), seconds=verdict.seconds, **fields)
+
+
+def _ended_text(text: str, end: EndedRank | None, log_url: str) -> str:
+    """Return the message about a rank that was stopped."""
+    tail = [_tail(end.log_tail)] if end is not None and end.log_tail else []
+    return "\n".join([text, *tail, f"whole log: {log_url}"])
+
+
+def _ended_fields(place: RankPlace, end: EndedRank | None, log_url: str) -> dict[str, Any]:
+    """Return the attributes of RankFailed about a rank that was stopped."""
+    return {
+        **_place_fields(place),
+        "exit_code": end.exit_code if end is not None else None,
+        "signal": end.signal if end is not None else None,
+        "log_tail": tuple(end.log_tail) if end is not None else (),
+        "log_url": log_url,
+    }
+
+
+def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") -> RankFailed:
+    """Return the error for a rank whose executor was lost.
+
+    Args:
+        place: the rank's place.
+        reason: the reason that YARN, Spark or the control channel gives.
+        log_url: URL of the part of the rank's log that arrived.
+        cause: the result of `likely_cause`.
+    """
+    container = place.container
+    logs = f"The executor's log: yarn logs -containerId {container.container_id}. "
+    if container.container_id.startswith("local-"):
+        logs = ""
+    advice = "; raise memory_per_worker" if "memory limit" in reason else ""
+    return _error(
+        place,
+        f"the executor of rank {place.rank} on {container.host} was lost (container"
+        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. {logs}The"
+        f" rank's log, as far as it arrived: {log_url}",
+        log_url=log_url,
+    )
+
+
+def where(place: RankPlace) -> str:
+    """Return a description of a rank's place, for people."""
+    container = place.container
+    name = "parameter server" if place.role == "ps" else "rank"
+    return (
+        f"{name} {place.rank} on {container.host} (container {container.container_id},"
+        f" GPU {', '.join(place.gpus) or 'none'})"
+    )
+
+
+def _error(
+    place: RankPlace,
+    message: str,
+    *,
+    exit_code: int | None = None,
+    signal: str | None = None,
+    traceback: str | None = None,
+    log_tail: tuple[str, ...] = (),
+    log_url: str | None = None,
+) -> RankFailed:
+    return RankFailed(
+        message,
+        **_place_fields(place),
+        exit_code=exit_code,
+        signal=signal,
+        traceback=traceback,
+        log_tail=log_tail,
+        log_url=log_url,
+    )
+
+
+def _place_fields(place: RankPlace) -> dict[str, Any]:
+    """Return the attributes of RankFailed about the place of a rank."""
+    container = place.container
+    return {
+        "rank": place.rank,
+        "host": container.host,
+        "container": container.container_id,
+        "gpus": place.gpus,
+    }
+
+
+def _likely(cause: str) -> str:
+    return f", likely because {cause}" if cause else ""
+
+
+def _tail(lines: Sequence[str]) -> str:
+    return _below("the last lines of its log:", *lines)
+
+
+def _below(heading: str, *lines: str) -> str:
+    return "\n".join(
+        [heading, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())]
+    )
+
+
+def _how(end: EndedRank) -> str:
+    outcome = end.outcome
+    match end.status:
+        case "raised":
+            # The traceback has the whole message, and any tracebacks that the message contains.
+            lines = outcome["error"].strip().splitlines()
+            return f"raised {outcome['error'] if len(lines) <= _MOST_LINES else lines[0] + ' ...'}"
+        case "exited":
+            how = f"called sys.exit: exit code {end.exit_code}"
+            # Its last line mostly says why: for instance argparse's error, below the usage.
+            last = next(filter(str.strip, reversed(end.log_tail)), "")
+            reason = outcome.get("error", last).strip()
+            return f"{how}: {reason}" if reason else how
+        case "unpicklable":
+            return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
+        case "too large":
+            return f"returned a value of {outcome['error']}; leave large results in model_dir"
+        case "value lost":
+            return f"returned a value that could not be stored: {outcome['error']}"
+        case "over memory":
+            return f"exceeded its memory limit: {outcome['error']}"
+        case "gpu failed":
+            return "was stopped by hopsgpu: its GPU has failed, and it did not end by itself"
+        case "files lost":
+            return f"could not read or write its files (is the disk full?): {outcome['error']}"
+        case "not started":
+            return f"could not be started: {outcome['error']}"
+    return _how_silent(end)
+
+
+def _how_silent(end: EndedRank) -> str:
+    if end.signal is None:
+        return (
+            f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
+            " library, called os._exit"
+        )
+    if end.signal == "SIGBUS":
+        return (
+            "was ended by SIGBUS: memory that it had mapped was not available, most often because"
+            f" /dev/shm on {end.place.container.host} is full (df -h /dev/shm), which DataLoader"
+            " workers and NCCL use; the Python stack of its threads is in its log"
+        )
+    if end.signal in _CRASHES:
+        why = why_aborted(end.log_tail) or "native code crashed or aborted"
+        return f"was ended by {end.signal}: {why}; the Python stack of its threads is in its log"
+    if end.signal == "SIGKILL" and end.oom_kills:
+        return (
+            "was ended by SIGKILL: the kernel killed it because its container, or the node, had no"
+            " memory left; raise memory_per_worker, or use less memory"
+        )
+    if end.signal == "SIGKILL":
+        return (
+            "was ended by SIGKILL, which hopsgpu did not send: somebody ran kill -9, or the kernel"
+            f" had no memory left (see dmesg on {end.place.container.host})"
+        )
+    return f"was ended by {end.signal}, which hopsgpu did not send"
+
+
+def _known(end: EndedRank) -> tuple[str | None, Blame]:
+    """Return what to do about a known error, and what is to blame for it.
+
+    The last lines of a log may report problems that the program overcame: they put no blame, and
+    are ignored if the signal or the rank's status says everything. A GPU event that a program can
+    cause by itself is less specific than the program's error.
+    """
+    faults = [event for event in end.gpu_events if event.state != HEALTHY]
+    if faults:
+        fatal = any(event.is_fatal for event in faults)
+        return _reported(faults, end), Blame.GPU if fatal else Blame.NOTHING
+    raised = end.outcome.get("error") if end.status == "raised" else None
+    if raised is None and (end.status is not None or end.signal == "SIGKILL"):
+        return None, Blame.NOTHING
+    for pattern, advice, blame in _ADVICE:
+        if re.search(pattern, "\n".join(end.log_tail) if raised is None else raised, re.MULTILINE):
+            if not end.place.gpus and "{gpus}" in advice:
+                return _NO_GPU, Blame.NOTHING
+            gpus, host = ", ".join(end.place.gpus), end.place.container.host
+            return advice.format(host=host, gpus=gpus), Blame.NOTHING if raised is None else blame
+    return _reported(end.gpu_events, end) if end.gpu_events else None, Blame.NOTHING
+
+
+def _reported(events: Sequence[GpuEvent], end: EndedRank) -> str:
+    host = end.place.container.host
+    reports = dict.fromkeys(f"{event.gpu} of {host}: {event.reason}" for event in events)
+    return f"the NVIDIA driver reported {'; '.join(reports)}"
+
+
+def to_avoid(end: EndedRank) -> Exclusions:
+    """Return the GPU or node to blame for a rank's end, by its error and the driver's events."""
+    host = end.place.container.host
+    if (failed := failed_gpus([end])).is_any:
+        return failed
+    _, blame = _known(end)
+    if blame is Blame.GPU:
+        return Exclusions(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
+    return Exclusions(hosts=frozenset({host} if blame is Blame.HOST else ()))
+
+
+def failed_gpus(ends: Iterable[EndedRank]) -> Exclusions:
+    """Return the GPUs for which the driver reported a fatal event, of whichever rank."""
+    return Exclusions(
+        gpus=frozenset(
+            (end.place.container.host, event.gpu)
+            for end in ends
+            for event in end.gpu_events
+            if event.is_fatal
+        )
+    )
+
+
+def likely_cause(place: RankPlace, ends: Iterable[EndedRank]) -> str:
+    """Return the driver's events of other ranks' failed GPUs, in words; "" if there are none.
+
+    It is also "" if a GPU of the rank itself failed. When a GPU fails, the peers of its rank may
+    fail before the rank does, because a collective operation broke off.
+
+    Args:
+        place: the place of the rank whose failure is described.
+        ends: the ends of all ranks.
+    """
+    failed = [
+        (end, events) for end in ends if (events := [e for e in end.gpu_events if e.is_fatal])
+    ]
+    if any(end.place.rank == place.rank for end, _ in failed):
+        return ""
+    return "; ".join(f"{_reported(events, end)} (rank {end.place.rank})" for end, events in failed)

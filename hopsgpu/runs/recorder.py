@@ -1,0 +1,186 @@
+"""Updates of a run's record and logs on the lake while it runs, and checks for cancel requests."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from hopsgpu.artifacts.runs import CANCEL
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.gpu_use import Points, UsePoint, extended
+from hopsgpu.core.waits import Wait, noted
+from hopsgpu.errors import StoreError
+from hopsgpu.runs import run_record
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.runs.status_board import StatusBoard
+from hopsgpu.storage.background import Work
+from hopsgpu.storage.lake import LakePath
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+# Readers regard a run as lost if its record is older than `artifacts.runs.LOST_SECONDS`.
+_RECORD_SECONDS = 10.0
+_CANCEL_SECONDS = 2.5
+_LOG_SECONDS = 3.0
+# Appends per second, so that the logs of a large gang do not keep the NameNode busy.
+_MOST_APPENDS = 40
+
+
+class LogSource(Protocol):
+    """An attempt whose logs are written to the lake while it runs."""
+
+    def grown_logs(self) -> Sequence[tuple[str, Work]]:
+        """Return for each log that has grown its URL, and a function that appends the new part."""
+
+    def log_sizes(self) -> Mapping[str, int]:
+        """Return the bytes of each log so far, by its path in the run's directory."""
+
+
+class Recording:
+    """Keeps a run's record and logs on the lake up to date, without ever waiting for the lake.
+
+    Args:
+        run: the run; its `cancelled` is set if a cancel request is found on the lake.
+        details: returns what the record shows and the run's board does not know.
+        clock: returns the time, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        run: ActiveRun[StatusBoard],
+        details: Callable[[], RunDetails],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._run = run
+        self._details = details
+        self._clock = clock
+        self._directory = run.directory()
+        self._cancel_request = LakePath(self._directory.url, quick=True) / CANCEL
+        self._lock = threading.Lock()
+        self._followed: LogSource | None = None
+        self._logs: dict[str, int] = {}
+        self._logs_at = 0.0
+        self._turn = 0
+        self._use: Points = ()
+        self._waits: tuple[Wait, ...] = ()
+
+    def put(self, state: str, error: str | None = None, reason: EndReason | None = None) -> None:
+        """Have the run's state written to its record.
+
+        Args:
+            state: value of a GangState.
+            error: the error that ended the run, in words.
+            reason: why the run ended; None before its end.
+        """
+        with self._lock:
+            self._run.background.put(self._key, self._work(state, error, reason))
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Keep record and logs up to date, and check for a cancel request, until the exit."""
+        ended = threading.Event()
+        name = f"hopsgpu-{self._run.run_id}-watch"
+        threading.Thread(target=self._watch, args=(ended,), name=name, daemon=True).start()
+        try:
+            yield
+        finally:
+            # Wait for an update in progress, so that the record that is put next is the latest.
+            with self._lock:
+                ended.set()
+
+    @contextlib.contextmanager
+    def following(self, attempt: LogSource) -> Iterator[None]:
+        """Append an attempt's logs to the lake until the exit; begin no append afterwards."""
+        with self._lock:
+            self._followed = attempt
+            self._logs_at = time.monotonic() + _LOG_SECONDS
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._logs |= attempt.log_sizes()
+                self._followed = None
+
+    @property
+    def _key(self) -> str:
+        return f"the record of {self._run.run_id}"
+
+    def _work(self, state: str, error: str | None = None, reason: EndReason | None = None) -> Work:
+        if self._followed is not None:
+            self._logs |= self._followed.log_sizes()
+        board, application, plan = self._run.board, self._run.application, self._run.plan
+        result, now = board.result(), self._clock()
+        needed = board.least_executors(plan) * plan.shape.gpus
+        points = self._use or (UsePoint(result.timeline.requested or now),)
+        self._use = extended(points, result.gpu_seconds, board.waited * needed, now)
+        is_over = GangState(state).is_terminal
+        waiting_for = "" if is_over else board.status().waiting_for
+        self._waits = noted(self._waits, waiting_for, now)
+        snapshot = run_record.RunSnapshot(
+            plan=plan,
+            result=result,
+            application=application.id,
+            user=application.user,
+            state=state,
+            attempt=board.attempt,
+            updated=now,
+            error=error,
+            reason=reason,
+            waiting_for=waiting_for,
+            aside={} if is_over else board.aside,
+            ranks=board.ranks,
+            logs=dict(self._logs),
+            use=self._use,
+            waits=self._waits,
+            details=self._details(),
+        )
+        return lambda: run_record.write(
+            self._directory, run_record.content(snapshot, run_record.environment(application))
+        )
+
+    def _watch(self, ended: threading.Event) -> None:
+        now = time.monotonic()
+        state, record_at, cancel_at = "", now + _RECORD_SECONDS, now + _CANCEL_SECONDS
+        while not ended.wait(_LOOK_SECONDS):
+            status = self._run.board.status()
+            now, before, state = time.monotonic(), state, status.state
+            with self._lock:
+                if ended.is_set():
+                    return
+                self._waits = noted(self._waits, status.waiting_for, self._clock())
+                if state != before or now >= record_at:
+                    self._run.background.offer(self._key, self._work(state))
+                    record_at = now + _RECORD_SECONDS
+                if now >= self._logs_at:
+                    self._append_logs(now)
+            if now >= cancel_at:
+                key = f"the check for a cancel request of {self._run.run_id}"
+                self._run.background.offer(key, self._look_for_cancel)
+                cancel_at = now + _CANCEL_SECONDS
+
+    def _append_logs(self, now: float) -> None:
+        if self._followed is None:
+            return
+        grown = list(self._followed.grown_logs())
+        self._logs_at = now + max(_LOG_SECONDS, len(grown) / _MOST_APPENDS)
+        # Begin where the last call stopped, so that all logs have their turn on a slow lake.
+        first = self._turn % len(grown) if grown else 0
+        for taken, (url, work) in enumerate([*grown[first:], *grown[:first]]):
+            if not self._run.background.offer(url, work):
+                self._turn = first + taken
+                return
+
+    def _look_for_cancel(self) -> None:
+        # A lake that does not answer must not end the run; the check is soon repeated.
+        with contextlib.suppress(StoreError):
+            if self._cancel_request.exists():
+                if not self._run.cancelled.is_set():
+                    log.info("%s: the lake has a request to cancel the run", self._run.run_id)
+                self._run.cancelled.set()

@@ -1,0 +1,91 @@
+"""The end of a run, the same for launches and searches: record, release, result, warnings."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol, TypeVar
+
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.gang import GangState
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.runs.status_board import StatusBoard
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", covariant=True)
+
+# How long the lake may take nothing until the end of a run waits no longer.
+KEEP_SECONDS = 120.0
+
+
+class Endable(Protocol[R]):
+    """A launch or a search, as its end sees it."""
+
+    def work(self, recording: Recording) -> None:
+        """Do what the run is for; return or raise once its executors are released."""
+
+    def details(self) -> RunDetails:
+        """Return what the record shows that the status board does not know; at any time."""
+
+    def put_rest(self) -> None:
+        """Queue what follows the final record: what the lake or MLflow gets of a run that ended."""
+
+    def result(self) -> R:
+        """Return the result of a run that has succeeded."""
+
+    def end_reason(self, error: BaseException) -> EndReason:
+        """Return why this error ended the run."""
+
+    def result_of_failure(self, error: HopsGpuError) -> Any:
+        """Return the result so far of a run that this error ended; None if there is none."""
+
+
+def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool = True) -> R:
+    """Do a run's work, and end the run, whether the work succeeds or fails.
+
+    When this returns or raises, the executors are released (`StatusBoard.held` says what is known
+    of that), record and logs are on the lake, and problems with these are warnings of the result,
+    or notes of the error.
+
+    Args:
+        run: the run.
+        active: its board, application and background work.
+        waits: whether a run that succeeds waits for the lake. If not, its record and logs follow
+            soon, and the owner of the background work reports problems with them.
+
+    Raises:
+        HopsGpuError: the error that ended the run, with `error.result`.
+    """
+    recording = Recording(active, run.details)
+    board, background = active.board, active.background
+    try:
+        run.work(recording)
+    except BaseException as error:
+        ended = state_of_failure(error)
+        log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
+        recording.put(ended.value, active.application.words_of(error), run.end_reason(error))
+        run.put_rest()
+        background.flush(KEEP_SECONDS)
+        for problem in background.problems():
+            error.add_note(problem)
+        if isinstance(error, HopsGpuError):
+            error.result = run.result_of_failure(error)
+        board.state(ended)
+        raise
+    log.info("%s: succeeded", active.run_id)
+    recording.put(GangState.SUCCEEDED.value, reason=EndReason.SUCCEEDED)
+    run.put_rest()
+    if waits:
+        background.flush(KEEP_SECONDS)
+        for problem in background.problems():
+            board.warn(problem)
+    board.state(GangState.SUCCEEDED)
+    return run.result()
+
+
+def state_of_failure(error: BaseException) -> GangState:
+    """Return the state in which this error ends a run."""
+    return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED

@@ -1,0 +1,441 @@
+"""The status board of a run: its state, timeline, warnings, attempt, ranks and GPU time."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from hopsgpu.attempts.rank_table import RankTable
+from hopsgpu.core.gang import GangState, may_follow
+from hopsgpu.core.gpu_losses import RankLosses, added, spent
+from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.scores import ScoreStatus
+from hopsgpu.core.trials import SearchStatus
+from hopsgpu.display.progress import Shielded
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.runs.gang_result import GangResult
+
+if TYPE_CHECKING:
+    from hopsgpu.artifacts.models import ModelVersion
+    from hopsgpu.core.spec import LaunchPlan
+
+log = logging.getLogger(__name__)
+
+# What becomes of the executors if the run's gang is held.
+KEPT = "the gang keeps"
+_LATELY_SECONDS = 1.0
+_WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
+
+
+class Shown(Protocol):
+    """A display that may have stopped."""
+
+    @property
+    def problem(self) -> str | None:
+        """Return why the display stopped, or None."""
+
+
+class StatusBoard(ABC):
+    """The known state of a run in progress: written by the run's threads, read by any thread.
+
+    All parts of a run record here what they learn about it, and read here what others learned. The
+    lease records too: a board is the `Watcher` of its executors.
+
+    Args:
+        run_id: id of the run.
+        gpus: number of GPUs of each executor.
+        shown: the run's display.
+        clock: returns the time, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, run_id: str, gpus: int, shown: Shown, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.run_id = run_id
+        self._gpus = gpus
+        self._shown = shown
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._state = GangState.REQUESTED
+        self._passed: set[GangState] = set()
+        self._why = ""
+        self._warnings: list[str] = []
+        self._timeline = Timeline(requested=clock())
+        self._began = time.monotonic()
+        self._took: float | None = None
+        self._waited = 0.0
+        self._waits_since: float | None = None
+        self._aside: tuple[str, ...] = ()
+
+    def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
+        """Record a state, or the same one again with other hosts or another reason to wait."""
+        with self._lock:
+            if state is not self._state:
+                if not may_follow(self._state, state):
+                    raise HopsGpuError(f"{self.run_id} cannot go from {self._state} to {state}")
+                log.debug("%s: %s after %s", self.run_id, state.value, self._state.value)
+                self._leave(self._state)
+                now = self._clock()
+                self._waited = self._waited_until(now)
+                self._waits_since = now if state is GangState.WAITING else None
+                self._state = state
+                self._passed.add(state)
+            self._why = why
+            self._granted(hosts)
+            if state.is_terminal:
+                self._took = time.monotonic() - self._began
+        self.show()
+
+    @abstractmethod
+    def _leave(self, state: GangState) -> None:
+        """Record that a state is over; called under the lock."""
+
+    @abstractmethod
+    def _granted(self, hosts: Sequence[str]) -> None:
+        """Record the hosts granted so far, in the new state; called under the lock."""
+
+    def mark(self, point: str, at: float | None = None) -> None:
+        """Record that a point of the timeline was passed, now or at this time since the epoch."""
+        with self._lock:
+            self._mark(point, self._clock() if at is None else at)
+
+    def _mark(self, point: str, at: float) -> None:
+        self._timeline = dataclasses.replace(self._timeline, **{point: at})
+
+    @abstractmethod
+    def arrived(self, times: Sequence[float]) -> None:
+        """Record when executors arrived."""
+
+    def held_aside(self, hosts: Sequence[str]) -> None:
+        """Record the host of each executor that is held aside at present, because it gets no rank.
+
+        It is called often.
+        """
+        with self._lock:
+            self._aside = tuple(hosts)
+
+    @property
+    def aside(self) -> Mapping[str, int]:
+        """Return the number of GPUs that are held aside, by host."""
+        with self._lock:
+            return {host: n * self._gpus for host, n in Counter(self._aside).items() if self._gpus}
+
+    def warn(self, text: str) -> None:
+        """Record a warning; the same text is recorded once."""
+        with self._lock:
+            if text not in self._warnings:
+                self._warnings.append(text)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return the warnings so far; that the display stopped is one."""
+        problem = self._shown.problem
+        with self._lock:
+            return (*self._all_warnings(), *(() if problem is None else (problem,)))
+
+    def _all_warnings(self) -> Sequence[str]:
+        return self._warnings
+
+    @property
+    def attempt(self) -> int:
+        """Return the number of the latest attempt, from 0."""
+        return 0
+
+    @property
+    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
+        """Return the reports of the latest attempt's ranks, as `RankTable.seen` does."""
+        return ()
+
+    @property
+    def waited(self) -> float:
+        """Return the seconds of waiting for executors without which the run cannot go on.
+
+        They are those of all attempts. Those of a run that can do without more executors, like an
+        elastic gang that would grow, do not count.
+        """
+        now = self._clock()
+        with self._lock:
+            return self._waited_until(now)
+
+    def least_executors(self, plan: LaunchPlan) -> int:
+        """Return the number of executors without which the run cannot start."""
+        return plan.least_executors
+
+    def _waited_until(self, now: float) -> float:
+        since = now if self._waits_since is None else self._waits_since
+        return self._waited + max(now - since, 0.0)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Return when each point was passed."""
+        return self._timeline
+
+    @property
+    def held(self) -> str:
+        """What has become of the run's executors, in words; read it when the run has ended."""
+        with self._lock:
+            return executors_fate(self._passed, self._timeline, self._gpus)
+
+    @property
+    def _elapsed(self) -> float:
+        return self._took or time.monotonic() - self._began
+
+    @abstractmethod
+    def status(self) -> RunStatus | SearchStatus | ScoreStatus:
+        """Return the run's status now."""
+
+    @abstractmethod
+    def show(self) -> None:
+        """Show the run's status now."""
+
+    @abstractmethod
+    def result(self) -> GangResult:
+        """Return what the record shows of the run's result so far: all but the values."""
+
+
+class Board(StatusBoard):
+    """The status board of a gang's run.
+
+    Args:
+        run_id: id of the run.
+        wanted: number of executors.
+        gpus: number of GPUs of each executor.
+        progress: the display.
+        clock: returns the time, in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        wanted: int,
+        gpus: int,
+        progress: Shielded,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(run_id, gpus, progress, clock)
+        self._wanted = wanted
+        self._progress = progress
+        self._hosts: tuple[str, ...] = ()
+        self._arrivals: tuple[float, ...] = ()
+        self._departures: tuple[float, ...] = ()
+        self._uploaded: float | None = None
+        self._model: ModelVersion | None = None
+        self._attempt = 0
+        self._before = GpuSeconds()
+        # Of the latest attempt whose ranks were placed.
+        self._ranks: RankTable | None = None
+        # Those whose losses are in the GPU seconds of earlier attempts.
+        self._counted: RankTable | None = None
+        self._shown_state: GangState | None = None
+        self._shown_at = 0.0
+        self._shown_seconds = GpuSeconds()
+        self._attempt_warnings: list[str] = []
+        self._metrics: tuple[Mapping[str, float], ...] = ()
+
+    def _leave(self, state: GangState) -> None:
+        if state is GangState.PUBLISHING:
+            self._uploaded = self._clock()
+        if state is GangState.PREPARING:
+            self._mark("prepared", self._clock())
+
+    def _granted(self, hosts: Sequence[str]) -> None:
+        if self._state in _WITH_HOSTS:
+            self._hosts = tuple(hosts)
+        if self._state.is_terminal:
+            self._hosts = ()
+
+    def arrived(self, times: Sequence[float]) -> None:
+        with self._lock:
+            self._arrivals = tuple(times)
+
+    def departed(self, times: Sequence[float]) -> None:
+        """Record when executors that were released before the others were seen to be gone."""
+        with self._lock:
+            self._departures = tuple(times)
+
+    def warn_of_attempt(self, text: str) -> None:
+        """Record a warning that only counts if no other attempt follows."""
+        with self._lock:
+            if text not in self._attempt_warnings:
+                self._attempt_warnings.append(text)
+
+    def _all_warnings(self) -> Sequence[str]:
+        return (*self._warnings, *self._attempt_warnings)
+
+    def placed(self, ranks: RankTable) -> None:
+        """Record that the ranks of an attempt have their places, and where their reports are."""
+        with self._lock:
+            self._ranks = ranks
+            self._attempt_warnings = []
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Record the last metrics of each rank."""
+        with self._lock:
+            self._metrics = tuple(metrics)
+        self.show()
+
+    def published(self, model: ModelVersion) -> None:
+        """Record that the model is on the lake."""
+        with self._lock:
+            self._model = model
+            self._mark("published", self._clock())
+
+    def retry(self) -> None:
+        """Record that the gang starts again; add up the GPU seconds until now separately."""
+        now = self._clock()
+        with self._lock:
+            self._attempt += 1
+            self._before, self._counted = self._seconds(now), self._ranks
+            self._arrivals = (now,) * len(self._arrivals)
+            self._timeline = dataclasses.replace(
+                self._timeline, retried=now, granted=None, started=None, returned=None
+            )
+            self._metrics = ()
+
+    @property
+    def attempt(self) -> int:
+        return self._attempt
+
+    @property
+    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
+        return () if self._ranks is None else self._ranks.seen
+
+    def status(self) -> RunStatus:
+        now = self._clock()
+        with self._lock:
+            return RunStatus(
+                run_id=self.run_id,
+                state=self._state.value,
+                attempt=self._attempt,
+                granted=len(self._hosts),
+                wanted=self._wanted,
+                granted_hosts=self._hosts,
+                waiting_for=self._why,
+                elapsed=self._elapsed,
+                ranks=self._reports,
+                metrics=self._metrics,
+                timeline=self._timeline,
+                gpu_seconds=self._seconds_lately(now),
+            )
+
+    def show(self) -> None:
+        self._progress.status(self.status())
+
+    def result(self) -> GangResult:
+        warnings = self.warnings
+        with self._lock:
+            return GangResult(
+                run_id=self.run_id,
+                metrics=self._metrics,
+                warnings=warnings,
+                ranks=self._reports,
+                model=self._model,
+                timeline=self._timeline,
+                gpu_seconds=self._seconds(self._clock()),
+            )
+
+    @property
+    def _reports(self) -> tuple[RankReport, ...]:
+        """The reports of this attempt's ranks once all ranks have ended."""
+        if self._ranks is None or self._timeline.returned is None:
+            return ()
+        return self._ranks.reports
+
+    @property
+    def seconds_held(self) -> float:
+        """Return the GPU seconds held until now."""
+        now = self._clock()
+        with self._lock:
+            return self._seconds(now).held
+
+    def _seconds_lately(self, now: float) -> GpuSeconds:
+        """Return the GPU seconds until a second ago at most, or until the last change of state."""
+        # Hundreds of ranks report each second, and each report is a status.
+        if self._shown_state is not self._state or now >= self._shown_at + _LATELY_SECONDS:
+            self._shown_state, self._shown_at = self._state, now
+            self._shown_seconds = self._seconds(now)
+        return self._shown_seconds
+
+    def _seconds(self, now: float) -> GpuSeconds:
+        return gpu_seconds(
+            self._timeline,
+            self._arrivals,
+            self._gpus,
+            now,
+            self._before,
+            self._departures,
+            self._uploaded,
+            self._lost_by_ranks,
+        )
+
+    @property
+    def _lost_by_ranks(self) -> RankLosses:
+        """The GPU seconds that the ranks of this attempt lost."""
+        # Until the next attempt has its places, the ranks are those of the one before.
+        if self._ranks is None or self._ranks is self._counted:
+            return RankLosses()
+        return self._ranks.losses(self._gpus)
+
+
+def gpu_seconds(
+    timeline: Timeline,
+    arrivals: Sequence[float],
+    gpus: int,
+    now: float,
+    before: GpuSeconds = GpuSeconds(),  # noqa: B008 - frozen
+    departures: Sequence[float] = (),
+    uploaded: float | None = None,
+    losses: RankLosses = RankLosses(),  # noqa: B008 - frozen
+) -> GpuSeconds:
+    """Return how a run's GPU time was spent.
+
+    Args:
+        timeline: the run's timeline.
+        arrivals: when each executor arrived, in seconds since the epoch.
+        gpus: number of GPUs of each executor.
+        now: the current time; stands for points that have not been passed yet.
+        before: GPU seconds of earlier attempts, which are added.
+        departures: when the executors without files to publish were seen to be gone; the others
+            stay until the release.
+        uploaded: when the upload of a model ended, whether or not it became a version.
+        losses: GPU seconds that the ranks of this attempt lost.
+    """
+    end = timeline.released or now
+    held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
+    held -= sum(max(end - departure, 0.0) for departure in departures) * gpus
+    all_gpus = len(arrivals) * gpus
+    training = publishing = starting = 0.0
+    if timeline.started is not None:
+        training = ((timeline.returned or end) - timeline.started) * all_gpus
+    if timeline.granted is not None:
+        started = timeline.started or timeline.returned or end
+        starting = max(started - timeline.granted, 0.0) * all_gpus
+    uploaded = timeline.published or uploaded
+    if timeline.returned is not None and uploaded is not None:
+        stayed = all_gpus - len(departures) * gpus
+        publishing = (uploaded - timeline.returned) * stayed
+    return added([before, spent(held, training, publishing, starting, losses)])
+
+
+def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
+    """Return what has become of the executors of a run that has ended, in words.
+
+    Args:
+        passed: the states that the run passed.
+        timeline: the run's timeline.
+        gpus: number of GPUs of each executor.
+    """
+    noun = "GPUs" if gpus else "executors"
+    if GangState.RELEASING in passed:
+        if timeline.released is None:
+            return f"the release of its {noun} was not confirmed: `hopsgpu gpus` shows who has them"
+        return f"its {noun} are back"
+    if GangState.FINISHING in passed:
+        return f"{KEPT} its {noun}"
+    return f"it held no {noun}"

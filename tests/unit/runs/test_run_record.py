@@ -1,0 +1,308 @@
+"""A run's record: what it tells, and that it follows the run while it goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hopsgpu.artifacts.models import ModelVersion
+from hopsgpu.artifacts.runs import parse
+from hopsgpu.attempts.rank_table import RankTable
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.gang import Container, GangState, assign_ranks
+from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
+from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.display.progress import progress_of
+from hopsgpu.errors import StoreError
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.runs import recorder as recording_module
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.gang_result import GangResult
+from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run_record import RunDetails, RunSnapshot, content, packages, write
+from hopsgpu.runs.status_board import Board
+from hopsgpu.storage.background import Background, Work
+from hopsgpu.storage.lake import LakePath
+from tests.conftest import until
+
+SECONDS = 30.0
+SHAPE = ExecutorShape(1, 1, 512, 4608)
+ENVIRONMENT = {"python": "3.11.9", "packages": {"torch": "2.9"}}
+
+
+def plan_for(spec: GangSpec, root: str = "file:///lake") -> LaunchPlan:
+    return LaunchPlan(spec, spec.workers, 1, SHAPE, "default", {}, {"run": f"{root}/runs/fit-1"})
+
+
+def standing(plan: LaunchPlan, result: GangResult) -> RunSnapshot:
+    return RunSnapshot(plan, result, "application_1", "alice", "running", 1, 1000.0)
+
+
+def test_a_record_tells_all_but_secrets() -> None:
+    spec = GangSpec("fit", workers=2, env_vars={"API_TOKEN": "s3cret", "MODE": "fast"}, retries=1)
+    ended = RankReport(0, "worker", "node1", ("GPU-1",), 7, 0)
+    running = RankReport(1, "worker", "node2", ("GPU-2",), 8)
+    told = replace(
+        standing(
+            plan_for(spec),
+            GangResult(
+                "fit-1",
+                metrics=({"loss": 0.5}, {}),
+                warnings=("slow",),
+                model=ModelVersion("net", 3, "file:///lake/models/net/3"),
+                timeline=Timeline(requested=900.0),
+                gpu_seconds=GpuSeconds(held=12.5),
+            ),
+        ),
+        ranks=((ended, True), (running, False)),
+        logs={"logs/rank-0.log": 12},
+        error="boom",
+        reason=EndReason.USER_ERROR,
+        aside={"node3": 2},
+        details=RunDetails(
+            data={"train": {"url": "hdfs://nn/x", "rows": 7}},
+            python_env=PythonEnv(
+                "requirements.txt", "file:///lake/environments/1/archive", "ab", 7
+            ),
+        ),
+    )
+    written = content(told, ENVIRONMENT)
+    assert b"s3cret" not in written
+    found = json.loads(written)
+    assert found["schema"] == 2
+    assert found["spec"]["env_vars"] == {"API_TOKEN": "(redacted)", "MODE": "fast"}
+    assert found["spec"]["gpus_per_worker"] == 1 and found["spec"]["retries"] == 1
+    assert found["environment"] == ENVIRONMENT
+    assert found["data"] == {"train": {"url": "hdfs://nn/x", "rows": 7}}
+    assert found["python_env"]["name"] == "requirements.txt"
+    assert found["python_env"]["digest"] == "ab"
+    assert (found["reason"], found["aside"]) == ("user_error", {"node3": 2})
+    assert found["warnings"] == ["slow"] and found["gpu_seconds"]["held"] == 12.5
+    assert [
+        (r["rank"], r["host"], r["pid"], r["exit_code"], r["ended"]) for r in found["ranks"]
+    ] == [
+        (0, "node1", 7, 0, True),
+        (1, "node2", 8, None, False),
+    ]
+    record = parse(written)
+    assert (record.run_id, record.state, record.attempt) == ("fit-1", "running", 1)
+    assert (record.user, record.name, record.error) == ("alice", "fit", "boom")
+    assert record.model == "file:///lake/models/net/3"
+    assert record.timeline == {"requested": 900.0} and record.logs == {"logs/rank-0.log": 12}
+    assert record.gpus == 2
+
+
+def test_a_record_is_json_whatever_was_reported() -> None:
+    last = {"step": 7, "loss": math.nan, "best": math.inf, "worst": -math.inf, "lr": 0.1}
+    told = standing(plan_for(GangSpec("fit")), GangResult("fit-1", metrics=(last,)))
+    written = content(replace(told, error=os.fsdecode(b"no caf\xe9")), {})
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    found = json.loads(written, parse_constant=refuse)
+    (metrics,) = found["metrics"]
+    assert metrics == {
+        **{"step": 7, "loss": "NaN", "best": "Infinity", "worst": "-Infinity"},
+        "lr": 0.1,
+    }
+
+
+def test_the_packages_of_this_process_are_listed() -> None:
+    found = packages()
+    assert found["click"] and found["hopsgpu"]
+    assert list(found) == sorted(found, key=str.lower)
+
+
+def test_a_record_that_the_lake_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"the run's record was not written to the lake: "):
+        write(LakePath(f"file://{tmp_path}/file"), b"{}")
+
+
+class Attempt:
+    """An attempt's logs, as a training shows them."""
+
+    def __init__(self) -> None:
+        self.brought: list[str] = []
+        self.urls = ["file:///lake/rank-0.log"]
+
+    def grown_logs(self) -> Sequence[tuple[str, Work]]:
+        return [(url, lambda url=url: self.brought.append(url)) for url in self.urls]  # type: ignore[misc]
+
+    def log_sizes(self) -> Mapping[str, int]:
+        return {"logs/rank-0.log": 5}
+
+
+class Recorded:
+    """A run of which a record is kept."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = directory / "run.json"
+        self.board = Board("fit-1", 1, 1, progress_of("off"))
+        self.background = Background("records")
+        self.cancelled = threading.Event()
+        lake = LakePath(f"file://{directory}")
+        lake.make()
+        site: Any = SimpleNamespace(id="application_1", user="alice", versions={})
+        plan = replace(plan_for(GangSpec("fit")), paths={"run": lake.url})
+        active = ActiveRun(plan, site, self.board, self.cancelled, self.background)
+        self.recording = Recording(active, RunDetails)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return dict(json.loads(self.file.read_bytes())) if self.file.exists() else {}
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Recorded]:
+    recorded = Recorded(tmp_path / "fit-1")
+    yield recorded
+    # So that no work goes on in the time of the next test.
+    recorded.background.flush(SECONDS)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_LOOK_SECONDS", "_RECORD_SECONDS", "_CANCEL_SECONDS", "_LOG_SECONDS"):
+        monkeypatch.setattr(recording_module, name, 0.01)
+
+
+def watch_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.endswith("-watch")]
+
+
+def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
+    attempt = Attempt()
+    recorded.recording.put("requested")
+    recorded.background.flush(SECONDS)
+    assert (recorded.told["state"], recorded.told["ranks"]) == ("requested", [])
+    with recorded.recording.watching():
+        recorded.board.state(GangState.WAITING)
+        assert until(lambda: recorded.told["state"] == "waiting", SECONDS)
+        first = recorded.told["updated"]
+        assert until(lambda: recorded.told["updated"] > first, SECONDS)
+        for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
+            recorded.board.state(state)
+        ranks = RankTable(assign_ranks([Container(0, "c0", "node1", "10.0.0.1", ())], 1))
+        recorded.board.placed(ranks)
+        ranks.started(0, 42)
+        with recorded.recording.following(attempt):
+            recorded.board.metrics([{"loss": 0.25}])
+            assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}], SECONDS)
+            assert until(lambda: bool(attempt.brought), SECONDS)
+        recorded.background.flush(SECONDS)
+        brought = len(attempt.brought)
+        assert recorded.told["ranks"][0] | {"pid": 42, "ended": False} == recorded.told["ranks"][0]
+        assert until(lambda: recorded.told["state"] == "running", SECONDS)
+    recorded.board.state(GangState.RELEASING)
+    recorded.recording.put("failed", "boom")
+    recorded.background.flush(SECONDS)
+    told = recorded.told
+    assert (told["state"], told["error"], told["logs"]) == (
+        "failed",
+        "boom",
+        {"logs/rank-0.log": 5},
+    )
+    assert len(attempt.brought) == brought
+    assert until(lambda: not watch_threads(), SECONDS)
+    assert recorded.told == told
+    assert recorded.background.problems() == ()
+
+
+def test_a_record_tells_why_the_run_waited_when_it_waits_no_longer(
+    recorded: Recorded, often: None
+) -> None:
+    with recorded.recording.watching():
+        for why in ("0 of 4 GPUs free", "2 of 4 GPUs free"):
+            recorded.board.state(GangState.WAITING, why=why)
+            assert until(lambda why=why: recorded.told.get("waiting_for") == why, SECONDS)
+        recorded.board.state(GangState.GRANTED)
+        assert until(lambda: recorded.told["state"] == "granted", SECONDS)
+    waits = recorded.told["waits"]
+    assert recorded.told["waiting_for"] == ""
+    assert [wait["why"] for wait in waits] == ["0 of 4 GPUs free", "2 of 4 GPUs free"]
+    assert waits[0]["time"] <= waits[1]["time"] <= recorded.told["updated"]
+
+
+def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_the_end(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: LakePath, *args: Any) -> Any:
+            # Of a thread that a test of another file has left behind, none.
+            if str(recorded.file.parent) in self.url:
+                calls.append(name)
+            return real(self, *args)
+
+        return call
+
+    for name in ("replace", "append", "exists", "stat", "create"):
+        monkeypatch.setattr(LakePath, name, noting(name, getattr(LakePath, name)))
+    # However long a short one takes here.
+    monkeypatch.setattr(recording_module, "_LOOK_SECONDS", SECONDS)
+    recorded.recording.put("requested")
+    recorded.background.flush(SECONDS)
+    with recorded.recording.watching(), recorded.recording.following(Attempt()):
+        pass
+    recorded.recording.put("succeeded")
+    recorded.background.flush(SECONDS)
+    assert calls == ["replace", "replace"]
+
+
+def test_a_wish_on_the_lake_cancels_the_run(recorded: Recorded, often: None) -> None:
+    with recorded.recording.watching():
+        assert not recorded.cancelled.wait(0.1)
+        (recorded.file.parent / "cancel").touch()
+        assert recorded.cancelled.wait(SECONDS)
+    assert recorded.background.problems() == ()
+
+
+def test_a_lake_that_does_not_answer_when_asked_for_a_wish_ends_nothing(
+    recorded: Recorded, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Semaphore(0)
+
+    def refuse(self: LakePath) -> bool:
+        asked.release()
+        raise StoreError("the NameNode is away", kind="unreachable")
+
+    monkeypatch.setattr(LakePath, "exists", refuse)
+    with recorded.recording.watching():
+        assert asked.acquire(timeout=SECONDS) and asked.acquire(timeout=SECONDS)
+    recorded.background.flush(SECONDS)
+    assert not recorded.cancelled.is_set()
+    assert recorded.background.problems() == ()
+
+
+def test_logs_that_the_lake_cannot_take_at_once_have_their_turn(
+    recorded: Recorded, often: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt()
+    attempt.urls = [f"file:///lake/rank-{rank}.log" for rank in range(5)]
+    offer = recorded.background.offer
+    room = [2]
+
+    def tight(key: str, work: Work) -> bool:
+        if not key.startswith("file:"):
+            return offer(key, work)
+        room[0] -= 1
+        if room[0] < 0:
+            room[0] = 2
+            return False
+        return offer(key, work)
+
+    monkeypatch.setattr(recorded.background, "offer", tight)
+    with recorded.recording.watching(), recorded.recording.following(attempt):
+        assert until(lambda: set(attempt.brought) == set(attempt.urls), SECONDS)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.attempts.return_values import Value
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.background import Background
+from hopsgpu.storage.lake import LakePath
+from tests.conftest import until
+
+SECONDS = 30.0
+
+
+def test_works_of_a_key_are_done_in_order_and_the_latest_replaces_those_that_wait() -> None:
+    done: list[int] = []
+    begun, goes_on = threading.Event(), threading.Event()
+    background = Background("records")
+
+    def first() -> None:
+        begun.set()
+        assert goes_on.wait(SECONDS)
+        done.append(0)
+
+    background.put("a", first)
+    assert begun.wait(SECONDS)
+    for number in range(1, 20):
+        background.put("a", functools.partial(done.append, number))
+    goes_on.set()
+    background.flush(SECONDS)
+    assert done == [0, 19]
+    assert background.problems() == ()
+
+
+def test_works_of_several_keys_are_done_at_once_by_threads_that_end() -> None:
+    together = threading.Barrier(8)
+    background = Background("records of this test")
+    for number in range(8):
+        background.put(str(number), lambda: together.wait(SECONDS) and None)
+    background.flush(SECONDS)
+    assert background.problems() == ()
+    assert until(
+        lambda: not [t for t in threading.enumerate() if t.name == "records of this test"], SECONDS
+    )
+    done = threading.Event()
+    background.put("again", done.set)
+    background.flush(SECONDS)
+    assert done.is_set()
+
+
+def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
+    background = Background("records")
+    done = threading.Event()
+
+    def refuse() -> None:
+        raise StoreError("no room on the lake")
+
+    background.put("a", refuse)
+    background.flush(SECONDS)
+    background.put("b", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    background.put("c", done.set)
+    background.flush(SECONDS)
+    assert done.is_set()
+    assert background.problems() == ("no room on the lake", "ZeroDivisionError: division by zero")
+    assert background.problems() == ()
+
+
+def test_a_lake_that_hangs_is_waited_for_so_long_and_told() -> None:
+    background = Background("records")
+    goes_on = threading.Event()
+    background.put("the record", goes_on.wait)  # type: ignore[arg-type]
+    background.flush(0.05)
+    goes_on.set()
+    (problem,) = background.problems()
+    assert problem == "not written to the lake within 0.05 s: the record"
+    background.flush(SECONDS)
+    assert background.problems() == ()
+
+
+def test_what_is_put_behind_others_is_done_after_them_and_no_others_wait_for_it() -> None:
+    done: list[str] = []
+    begun, goes_on = threading.Event(), threading.Event()
+    background = Background("records")
+
+    def slow() -> None:
+        begun.set()
+        assert goes_on.wait(SECONDS)
+        done.append("running")
+
+    background.put("a", slow)
+    assert begun.wait(SECONDS)
+    background.put("a", lambda: done.append("waiting"))
+    background.put_behind("b", lambda: done.append("behind"))
+    background.put_behind("c", lambda: done.append("behind that"))
+    later = threading.Event()
+    background.put("d", later.set)
+    assert later.wait(SECONDS) and done == []
+    goes_on.set()
+    background.flush(SECONDS)
+    assert done == ["running", "waiting", "behind", "behind that"]
+    background.put_behind("b", lambda: done.append("again"))
+    background.flush(SECONDS)
+    assert done[-1] == "again" and background.problems() == ()
+
+
+def test_what_is_offered_is_refused_while_much_waits_and_never_waits_itself() -> None:
+    background = Background("records")
+    goes_on, done = threading.Event(), []
+    all_busy = threading.Barrier(33)
+
+    def busy() -> None:
+        all_busy.wait(SECONDS)
+        goes_on.wait(SECONDS)
+
+    for number in range(32):
+        background.put(f"busy {number}", busy)
+    all_busy.wait(SECONDS)
+    taken = [background.offer(str(n), functools.partial(done.append, n)) for n in range(100)]
+    assert taken == [True] * 64 + [False] * 36
+    # One that waits already is replaced, and something more important finds room.
+    assert background.offer("0", functools.partial(done.append, -1))
+    background.put("record", functools.partial(done.append, 1000))
+    goes_on.set()
+    background.flush(SECONDS)
+    assert {-1, 1000} <= set(done) and 0 not in done
+    assert len(done) == sum(taken) + 1
+
+
+def test_a_value_on_the_lake_is_taken_only_as_its_agent_wrote_it(tmp_path: Path) -> None:
+    directory = LakePath(f"file://{tmp_path}")
+    (tmp_path / "value").write_bytes(b"pickled")
+    digest = hashlib.sha256(b"pickled").hexdigest()
+    assert Value(file="value", digest=digest).content(directory) == b"pickled"
+    (tmp_path / "value").write_bytes(b"another's")
+    with pytest.raises(StoreError, match="SHA-256 mismatch: .* The value was not unpickled"):
+        Value(file="value", digest=digest).content(directory)
+    assert Value(b"inline").content(directory) == b"inline"
