@@ -25,7 +25,7 @@ LONGEST := $(addprefix tests/cluster/test_,$(LONGEST))
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/contract/test_*.py))
 LIGHT += $(sort $(shell find tests/unit tests/process -name 'test_*.py'))
 # First what can do without the cluster, which is started meanwhile.
-LIGHT_LONGEST := tests/process/agent/test_supervisor.py
+LIGHT_LONGEST := tests/process/agent/test_agent.py
 LIGHT_LONGEST += tests/contract/test_local.py
 LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py
 LIGHT_LONGEST += $(addprefix tests/process/agent/test_,fork_server.py trials.py)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.table import heading, row
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver, connect_to_driver
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.linux import allow_descriptors
 
@@ -22,7 +22,7 @@ _AGENTS = 1000
 _PROCESSES = 2
 _ROUNDS = 3
 _ROUND_TRIPS = 2000
-# Each end gives three signs of life in a heartbeat.
+# Each end sends three heartbeats in this time.
 _HEARTBEAT = 3.0
 _STEADY_SECONDS = 5.0
 _LONGEST_SECONDS = 60.0
@@ -78,7 +78,7 @@ def _drive(results: Connection, agents: int, encrypted: bool) -> None:
         serve(secret, "127.0.0.1", heartbeat=_HEARTBEAT, encrypted=encrypted) as server,
         _simulated(agents) as simulating,
     ):
-        driver = Driver(
+        driver = DriverEndpoint(
             "127.0.0.1",
             server.port,
             secret,
@@ -148,15 +148,15 @@ def _simulated(agents: int) -> Iterator[list[Connection]]:
 def _simulate(pipe: Connection, agents: int) -> None:
     allow_descriptors(agents)
     pipe.send(os.getpid())
-    driver: Driver = pipe.recv()
+    driver: DriverEndpoint = pipe.recv()
     asyncio.run(_agents(driver, agents))
 
 
-async def _agents(driver: Driver, agents: int) -> None:
+async def _agents(driver: DriverEndpoint, agents: int) -> None:
     await asyncio.gather(*(_agent(driver) for _ in range(agents)))
 
 
-async def _agent(driver: Driver) -> None:
+async def _agent(driver: DriverEndpoint) -> None:
     channel = await connect_to_driver(driver)
     while await channel.receive() is not None:
         await channel.send("said")

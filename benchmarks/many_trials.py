@@ -23,7 +23,7 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Job
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.channel import Channel, Message, new_secret
-from hopsgpu.control.peer import Driver, connect_to_driver
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
@@ -85,7 +85,7 @@ def _drive(results: Connection, executors: int, trials: int) -> None:
         simulating = _SPAWN.Process(target=_simulate, args=(theirs, executors))
         simulating.start()
         try:
-            driver = Driver("127.0.0.1", server.port, secret, None, heartbeat=_HEARTBEAT)
+            driver = DriverEndpoint("127.0.0.1", server.port, secret, None, heartbeat=_HEARTBEAT)
             figures = _search(server, Path(directory), executors, trials, lambda: ours.send(driver))
             server.end_all()
             gaps = sorted(ours.recv())
@@ -212,17 +212,17 @@ class _Simulated(ElasticLease):
 def _simulate(pipe: Connection, agents: int) -> None:
     """The process of all agents; it tells how long each waited for its next trial, in ms."""
     allow_descriptors(agents)
-    driver: Driver = pipe.recv()
+    driver: DriverEndpoint = pipe.recv()
     gaps: list[float] = []
     asyncio.run(_agents(driver, agents, gaps))
     pipe.send(gaps)
 
 
-async def _agents(driver: Driver, agents: int, gaps: list[float]) -> None:
+async def _agents(driver: DriverEndpoint, agents: int, gaps: list[float]) -> None:
     await asyncio.gather(*(_agent(driver, random.Random(n), gaps) for n in range(agents)))
 
 
-async def _agent(driver: Driver, chance: random.Random, gaps: list[float]) -> None:
+async def _agent(driver: DriverEndpoint, chance: random.Random, gaps: list[float]) -> None:
     channel = await connect_to_driver(driver)
     ended: float | None = None
     while (message := await channel.receive()) is not None:

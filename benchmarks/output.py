@@ -21,7 +21,7 @@ from benchmarks.table import heading, row
 from hopsgpu.agent.rank_logs import follow
 from hopsgpu.attempts.rank_output import RankOutput
 from hopsgpu.control.channel import Message, new_secret
-from hopsgpu.control.peer import Driver, connect_to_driver
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.progress import RunLines
@@ -150,7 +150,7 @@ def _shown(nowhere: TextIO, log: Path, code: str | None, arguments: list[str]) -
     output = RankOutput(0, "node1", show)
     secret = new_secret()
     with serve(secret, "127.0.0.1") as server, contextlib.closing(output.spool):
-        driver = Driver("127.0.0.1", server.port, secret, None)
+        driver = DriverEndpoint("127.0.0.1", server.port, secret, None)
         agent = _SPAWN.Process(target=_agent, args=(driver, log, code, arguments))
         agent.start()
         try:
@@ -173,12 +173,14 @@ def _next(server: ControlServer) -> Message:
     return event.message
 
 
-def _agent(driver: Driver, log: Path, code: str | None, arguments: list[str]) -> None:
+def _agent(driver: DriverEndpoint, log: Path, code: str | None, arguments: list[str]) -> None:
     """The agent's process."""
     asyncio.run(_follow(driver, log, code, arguments))
 
 
-async def _follow(driver: Driver, log: Path, code: str | None, arguments: list[str]) -> None:
+async def _follow(
+    driver: DriverEndpoint, log: Path, code: str | None, arguments: list[str]
+) -> None:
     channel = await connect_to_driver(driver)
     ended = asyncio.Event()
     log.touch()

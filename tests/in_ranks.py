@@ -84,7 +84,7 @@ def own_gpu() -> tuple[str, ...]:
 
 
 def executor_jvm() -> int:
-    """The executor's JVM: the keeper watches it; it is the container's only java."""
+    """The executor's JVM: the process daemon watches it; it is the container's only java."""
     own = os.environ["CONTAINER_ID"].encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:

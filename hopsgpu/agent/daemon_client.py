@@ -21,7 +21,7 @@ from hopsgpu.agent.daemon_start import (
     daemon_directory,
     readable,
     socket_in,
-    start_keeper,
+    start_process_daemon,
 )
 from hopsgpu.agent.json_lines import as_error, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
@@ -39,7 +39,7 @@ _END_SECONDS = 5.0
 _MOST_LINE = 2**20
 
 
-class KeeperLost(ConnectionError):
+class ProcessDaemonLost(ConnectionError):
     """The process daemon has ended, and with it the ranks that it had started."""
 
 
@@ -101,7 +101,7 @@ class DaemonClient:
         """Have a fork server started, and wait until it may fork; return why it may not, or None.
 
         Raises:
-            KeeperLost: the daemon ended.
+            ProcessDaemonLost: the daemon ended.
         """
         answer = await self._ask("warm", server=spec.as_fields())
         return None if answer["warning"] is None else str(answer["warning"])
@@ -197,7 +197,7 @@ class DaemonClient:
 
     async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
         if self.lost:
-            raise KeeperLost("the container's process daemon has ended")
+            raise ProcessDaemonLost("the container's process daemon has ended")
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
@@ -234,7 +234,7 @@ class DaemonClient:
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(
-                        KeeperLost("the container's process daemon ended before it answered")
+                        ProcessDaemonLost("the container's process daemon ended before it answered")
                     )
         for pid, end in self._ends.items():
             if not end.done():
@@ -285,10 +285,10 @@ async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[D
     watched = watched or container_process()
     directory = daemon_directory(parent, watched)
     async with contextlib.AsyncExitStack() as stack:
-        keeper = await _reach(directory, watched, stack)
-        listening = asyncio.create_task(keeper.listen())
+        daemon = await _reach(directory, watched, stack)
+        listening = asyncio.create_task(daemon.listen())
         try:
-            yield keeper
+            yield daemon
         finally:
             listening.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -303,7 +303,7 @@ async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack
             return await _greeted(path, stack)
         except (FileNotFoundError, ConnectionError):
             # None yet, or one that was killed.
-            await start_keeper(directory, watched)
+            await start_process_daemon(directory, watched)
             return await _greeted(path, stack)
     finally:
         os.close(at)

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopsgpu.agent import process_daemon as keeper_module
+from hopsgpu.agent import process_daemon
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
 from hopsgpu.core.own_log import level
 from hopsgpu.linux import ancestor
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.005
 _LOCK = "lock"
 
 
-async def start_keeper(directory: Path, watched: int) -> None:
+async def start_process_daemon(directory: Path, watched: int) -> None:
     """Start a daemon, unless another task has or does; return when there is one.
 
     Args:
@@ -60,7 +60,7 @@ def begin(
     """Begin to start a daemon, unless there is one or another task starts one.
 
     Args:
-        directory, watched: as for `start_keeper`.
+        directory, watched: as for `start_process_daemon`.
         warm: spec of a fork server that the daemon starts at once, or None.
         log_level: level of the daemon's own log.
 
@@ -92,7 +92,7 @@ def container_process() -> int:
 
 def daemon_directory(parent: Path, watched: int) -> Path:
     """Return the directory of the daemon that ends with a process; it is made if it is missing."""
-    directory = (parent / f"keeper-{watched}").absolute()
+    directory = (parent / f"process-daemon-{watched}").absolute()
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     return directory
 
@@ -115,7 +115,7 @@ def socket_in(directory: int) -> str:
 
     The directory's own path may be longer than the name of a socket may be.
     """
-    return f"/proc/self/fd/{directory}/{keeper_module.SOCKET}"
+    return f"/proc/self/fd/{directory}/{process_daemon.SOCKET}"
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ class Starting:
                 await exited(self.process.pid)
         except TimeoutError:
             self.process.kill()
-        # Its child, the keeper, has left it by now.
+        # Its child, the daemon, has left it by now.
         code, seconds = self.process.wait(), time.monotonic() - self.began
         log.info("process daemon started (exit code %d) in %.2f s", code, seconds)
         if code != 0:
-            said = (self.directory / keeper_module.LOG).read_text(errors="backslashreplace")
+            said = (self.directory / process_daemon.LOG).read_text(errors="backslashreplace")
             raise ChildProcessError(
                 f"the process daemon did not start (exit code {code}): {said[-1000:]}"
             )
@@ -159,7 +159,7 @@ def _start(
     began = time.monotonic()
     path = os.pathsep.join(filter(None, (package_path(), os.environ.get("PYTHONPATH"))))
     with contextlib.ExitStack() as stack:
-        output = stack.enter_context((directory / keeper_module.LOG).open("ab"))
+        output = stack.enter_context((directory / process_daemon.LOG).open("ab"))
         pidfd = os.pidfd_open(watched)
         stack.callback(os.close, pidfd)
         # In memory, because variables may hold secrets.
@@ -168,7 +168,7 @@ def _start(
         file.seek(0)
         passed = [pidfd, lock, file.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-m", keeper_module.__name__, str(directory), *map(str, passed)],
+            [sys.executable, "-m", process_daemon.__name__, str(directory), *map(str, passed)],
             env={**os.environ, "PYTHONPATH": path, VARIABLE: log_level},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -17,7 +17,7 @@ from hopsgpu.storage.node_copies import find_whole, shared_directories
 
 log = logging.getLogger(__name__)
 
-# Not imported: what it needs has no part in a keeper's start.
+# Not imported: what it needs has no part in a daemon's start.
 _MODULE = "hopsgpu.packaging.python_env.unpacker"
 _DIRECTORY = "hopsgpu-environments"
 _MOST_SAID = 1000

@@ -277,9 +277,9 @@ def _keep_exits_to_itself() -> None:
         finalizer.atexit = False
 
 
-def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
+def main(descriptor: int, daemon: int, modules: Sequence[str]) -> None:
     """Import the modules and serve."""
-    linux.die_with(keeper)
+    linux.die_with(daemon)
     linux.default_signals()
     linux.become_subreaper()
     birth = forked_child.ServerState.now()

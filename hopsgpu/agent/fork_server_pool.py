@@ -15,7 +15,7 @@ from typing import Any
 
 from hopsgpu.agent import fork_servers
 from hopsgpu.agent.fork_protocol import SET_UP_SECONDS
-from hopsgpu.agent.fork_servers import Request, Server
+from hopsgpu.agent.fork_servers import ForkServerProcess, Request
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus, Reaper
 
@@ -26,7 +26,7 @@ _END_SECONDS = 5.0
 _ANSWER_SECONDS = SET_UP_SECONDS + 5.0
 
 
-class Pool:
+class ForkServerPool:
     """The fork servers of a container.
 
     Args:
@@ -59,8 +59,8 @@ class Pool:
         self._without_server = without_server
         self._tell_end = tell_end
         self._numbers = itertools.count()
-        self._servers: list[Server] = []
-        self._dying: list[Server] = []
+        self._servers: list[ForkServerProcess] = []
+        self._dying: list[ForkServerProcess] = []
         self._unsafe: dict[tuple[Any, ...], str] = {}
         # What servers that were dropped have left to do, and why it is to be done without one.
         self._left: list[tuple[Request, str | None]] = []
@@ -93,7 +93,7 @@ class Pool:
             log.debug("%r waits until fork server %d is ready", request.do, server.pid)
             server.waiting.append(request)
 
-    def _start_server(self, spec: ServerSpec, now: float) -> Server:
+    def _start_server(self, spec: ServerSpec, now: float) -> ForkServerProcess:
         """Start a fork server, in place of another one if there are many.
 
         Raises:
@@ -153,7 +153,7 @@ class Pool:
         for request, reason in left:
             self._without_server(request, reason)
 
-    def _lateness(self, server: Server) -> str:
+    def _lateness(self, server: ForkServerProcess) -> str:
         if not server.ready:
             modules = ", ".join(server.spec.modules) or "nothing"
             return f"importing {modules} took more than {server.spec.import_seconds:g} s"
@@ -161,7 +161,7 @@ class Pool:
             return f"the fork server did not answer within {_ANSWER_SECONDS:g} s"
         return "the fork server closed the connection"
 
-    def _forward(self, server: Server, request: Request) -> None:
+    def _forward(self, server: ForkServerProcess, request: Request) -> None:
         fields = request.fields
         if request.do == "warm" or (request.do == "store" and "torch" not in server.has):
             self._without_server(request, None)
@@ -181,7 +181,7 @@ class Pool:
         else:
             self._without_server(request, "the fork server has just ended")
 
-    def _hear(self, server: Server) -> None:
+    def _hear(self, server: ForkServerProcess) -> None:
         messages = server.lines.receive()
         if messages is None:
             # It is about to end; why is known when it is reaped.
@@ -207,7 +207,9 @@ class Pool:
             else:
                 self._answered(server, server.asked.pop(message.pop("id")), message)
 
-    def _answered(self, server: Server, request: Request, answer: dict[str, Any]) -> None:
+    def _answered(
+        self, server: ForkServerProcess, request: Request, answer: dict[str, Any]
+    ) -> None:
         server.deadline = time.monotonic() + _ANSWER_SECONDS if server.asked else None
         if "pid" in answer:
             server.ranks.add(answer["pid"])
@@ -219,7 +221,7 @@ class Pool:
         else:
             request.reply(server, warning=None, **answer)
 
-    def _forget(self, server: Server) -> None:
+    def _forget(self, server: ForkServerProcess) -> None:
         """End a server, which is then reaped."""
         log.info("ends fork server %d", server.pid)
         self._servers.remove(server)
@@ -230,7 +232,7 @@ class Pool:
         if server.pid in self._reaper.kept:
             os.kill(server.pid, signal.SIGKILL)
 
-    def _drop(self, server: Server, reason: str) -> None:
+    def _drop(self, server: ForkServerProcess, reason: str) -> None:
         """End a server that is of no use, and serve its waiting requests without it."""
         self._forget(server)
         if not server.ready:

@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Server:
+class ForkServerProcess:
     """A fork server's process.
 
     Attributes:
@@ -89,7 +89,7 @@ class Server:
         return lines[-1][-_MOST_SAID:] if lines else ""
 
 
-def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
+def serving(spec: ServerSpec, servers: Iterable[ForkServerProcess]) -> ForkServerProcess | None:
     """Return the server that may fork for a spec: same interpreter and variables, all packages.
 
     The rank itself imports the modules below these that the server lacks.
@@ -102,7 +102,9 @@ def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
     return None
 
 
-def to_end(servers: Iterable[Server], most: int = MOST_SERVERS) -> Server | None:
+def to_end(
+    servers: Iterable[ForkServerProcess], most: int = MOST_SERVERS
+) -> ForkServerProcess | None:
     """Return the idle server with the oldest last request, if there is no room for another."""
     there = list(servers)
     if len(there) < most:
@@ -117,7 +119,7 @@ def start(
     temporary: Path,
     number: int,
     now: float,
-) -> Server:
+) -> ForkServerProcess:
     """Start a fork server as a child of this process, in its own session.
 
     Args:
@@ -152,7 +154,7 @@ def start(
         ours.close()
         raise
     deadline = now + spec.import_seconds
-    return Server(spec, pid, JsonLineSocket(ours), log, deadline, now, spec.packages)
+    return ForkServerProcess(spec, pid, JsonLineSocket(ours), log, deadline, now, spec.packages)
 
 
 def started(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hopsgpu.agent.shared_memory import await_cleaners, cleaners
 
-# Set for every fork server and rank: the token of the keeper that they belong to.
-VARIABLE = "HOPSGPU_KEEPER"
+# Set for every fork server and rank: the token of the daemon that they belong to.
+VARIABLE = "HOPSGPU_PROCESS_DAEMON"
 # Where all cores are busy, what was killed may not run to its end for seconds.
 _LOOK_AGAIN_MILLISECONDS = 5000
 # include/linux/sched.h

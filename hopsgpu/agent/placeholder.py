@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hopsgpu.agent.daemon_client import connected
 from hopsgpu.agent.warm_up import WarmUp
-from hopsgpu.control.peer import Driver, connect_to_driver, lake_environment
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver, lake_environment
 from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.environment import RankPython
@@ -19,7 +19,7 @@ from hopsgpu.packaging.python_env.environment import RankPython
 log = logging.getLogger(__name__)
 
 
-def run_holder(driver: Driver, warm: WarmUp) -> None:
+def run_placeholder(driver: DriverEndpoint, warm: WarmUp) -> None:
     """Connect to the driver and hold the task's slot until the driver closes the connection.
 
     Args:
@@ -34,7 +34,7 @@ def run_holder(driver: Driver, warm: WarmUp) -> None:
         asyncio.run(_hold(driver, warm))
 
 
-async def _hold(driver: Driver, warm: WarmUp) -> None:
+async def _hold(driver: DriverEndpoint, warm: WarmUp) -> None:
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info("holds %s on %s until the gang is complete", container, platform.node())
@@ -53,11 +53,11 @@ async def _hold(driver: Driver, warm: WarmUp) -> None:
 async def _warm(warm: WarmUp, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
     try:
-        async with connected(Path("hopsgpu")) as keeper:
+        async with connected(Path("hopsgpu")) as daemon:
             python = RankPython()
             if warm.python_env is not None:
-                python = await keeper.prepare(warm.python_env, executor)
-            reason = await keeper.warm(warm.spec(executor, python))
+                python = await daemon.prepare(warm.python_env, executor)
+            reason = await daemon.warm(warm.spec(executor, python))
     except (ConfigError, OSError) as error:
         reason = str(error)
     if reason is not None:

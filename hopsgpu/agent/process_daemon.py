@@ -39,8 +39,8 @@ from typing import Any
 from hopsgpu import linux
 from hopsgpu.agent import fork_servers, orphans
 from hopsgpu.agent.environment_unpacker import EnvironmentUnpacking
-from hopsgpu.agent.fork_server_pool import Pool
-from hopsgpu.agent.fork_servers import Request, Server
+from hopsgpu.agent.fork_server_pool import ForkServerPool
+from hopsgpu.agent.fork_servers import ForkServerProcess, Request
 from hopsgpu.agent.json_lines import JsonLineSocket, error_fields, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus, Reaper
@@ -68,11 +68,11 @@ class Client:
 
 
 @dataclass(frozen=True)
-class SupervisedRank:
+class RankOwner:
     """A rank: its owner, and who reaps it (None: the daemon)."""
 
     client: Client
-    server: Server | None
+    server: ForkServerProcess | None
 
 
 class DaemonServer:
@@ -95,9 +95,9 @@ class DaemonServer:
         self._selector = selectors.DefaultSelector()
         self._reaper = Reaper()
         self._mark = {orphans.VARIABLE: token}
-        self._charges: dict[int, SupervisedRank] = {}
-        self._preparing = EnvironmentUnpacking(directory, self._mark, self._reaper)
-        self._pool = Pool(
+        self._rank_owners: dict[int, RankOwner] = {}
+        self._env_unpacker = EnvironmentUnpacking(directory, self._mark, self._reaper)
+        self._pool = ForkServerPool(
             directory,
             links.add(directory) / files.TEMPORARY,
             self._mark,
@@ -159,7 +159,7 @@ class DaemonServer:
         try:
             messages = client.lines.receive()
             for message in messages or ():
-                self._do(client, message)
+                self._handle_request(client, message)
         except (KeyError, TypeError, ValueError):
             traceback.print_exc()
             log.info("a task sent an invalid message: closes the connection")
@@ -182,7 +182,7 @@ class DaemonServer:
             self._links.remove(link)
             client.links.discard(link)
 
-    def _do(self, client: Client, message: dict[str, Any]) -> None:
+    def _handle_request(self, client: Client, message: dict[str, Any]) -> None:
         log.debug("request: %s", message["do"])
         if message["do"] == "signal":
             if message["pid"] in client.ranks:
@@ -196,7 +196,7 @@ class DaemonServer:
         reply = functools.partial(self._reply, client, message["id"])
         if message["do"] == "prepare":
             try:
-                self._preparing.prepare(message["env"], message["variables"], reply)
+                self._env_unpacker.prepare(message["env"], message["variables"], reply)
             except OSError as error:
                 reply(**error_fields(error))
             return
@@ -218,18 +218,18 @@ class DaemonServer:
         return link / files.TEMPORARY
 
     def _reply(
-        self, client: Client, number: int, server: Server | None = None, **fields: Any
+        self, client: Client, number: int, server: ForkServerProcess | None = None, **fields: Any
     ) -> None:
         if (pid := fields.get("pid")) is not None:
             log.debug("pid %d %s", pid, "started" if server is None else "forked")
-            self._charges[pid] = SupervisedRank(client, server)
+            self._rank_owners[pid] = RankOwner(client, server)
             client.ranks.add(pid)
             if client.gone:
                 self._signal(pid, signal.SIGKILL, "tree")
         client.lines.send(id=number, **fields)
 
     def _signal(self, pid: int, number: int, scope: str) -> None:
-        server = self._charges[pid].server
+        server = self._rank_owners[pid].server
         if server is None:
             self._reaper.signal(pid, number, scope)
         else:
@@ -238,21 +238,21 @@ class DaemonServer:
     def _collect(self) -> None:
         for end in self._reaper.collect():
             self._tell_end(end)
-            self._preparing.reaped(end)
-            left = [pid for pid in self._pool.reaped(end) if pid in self._charges]
+            self._env_unpacker.reaped(end)
+            left = [pid for pid in self._pool.reaped(end) if pid in self._rank_owners]
             for pid in left:
-                self._charges[pid] = SupervisedRank(self._charges[pid].client, None)
+                self._rank_owners[pid] = RankOwner(self._rank_owners[pid].client, None)
             # They die with their server, or had died before and it took to its grave how.
             for pid in self._reaper.adopt(left):
                 self._tell_end(ExitStatus(pid, signal.SIGKILL, 0))
         self._reaper.sweep()
 
     def _tell_end(self, ended: ExitStatus) -> None:
-        charge = self._charges.pop(ended.pid, None)
+        rank_owner = self._rank_owners.pop(ended.pid, None)
         log.debug("pid %d exited: %d", ended.pid, os.waitstatus_to_exitcode(ended.status))
-        if charge is not None:
-            charge.client.ranks.discard(ended.pid)
-            charge.client.lines.send(ended=asdict(ended))
+        if rank_owner is not None:
+            rank_owner.client.ranks.discard(ended.pid)
+            rank_owner.client.lines.send(ended=asdict(ended))
 
     def _without_server(self, request: Request, reason: str | None) -> None:
         match request.do:
@@ -298,7 +298,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
     with contextlib.ExitStack() as stack:
         token = Path(_TOKEN)
         if token.exists():
-            # Its keeper was killed.
+            # Its daemon was killed.
             orphans.sweep(token.read_text())
         token.write_text(os.urandom(16).hex())
         Path(SOCKET).unlink(missing_ok=True)
@@ -306,7 +306,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
         listener.bind(SOCKET)
         listener.listen(128)
         if os.fork() != 0:
-            # Its starter waits for this process; the keeper is nobody's child.
+            # Its starter waits for this process; the daemon is nobody's child.
             os._exit(0)
         os.close(lock)
         linux.default_signals()

@@ -16,7 +16,7 @@ from hopsgpu.packaging.python_env.environment import RankPython
 # Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
 _NOT_INHERITED = re.compile(
     r"OMP_NUM_THREADS|PYTHONPATH|PYTHONHASHSEED|PYTHON_WORKER_FACTORY_.*|SPARK_AUTH_.*"
-    r"|TORCHELASTIC_.*|GROUP_.*|ROLE_.*|HOPSGPU_KEEPER"
+    r"|TORCHELASTIC_.*|GROUP_.*|ROLE_.*|HOPSGPU_PROCESS_DAEMON"
 )
 
 # Of a Spark task or a rank; frameworks do not look at them while they are imported.

@@ -26,7 +26,7 @@ from hopsgpu.agent.rank_environment import (
     server_spec,
 )
 from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports, follow_warnings
-from hopsgpu.agent.rank_process import RankEnd, RankProcess
+from hopsgpu.agent.rank_process import RankProcess, RankProcessExit
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.unsaved_results import unsaved_results
 from hopsgpu.agent.uploader import RankUploads
@@ -79,7 +79,7 @@ class _ReturnedValue:
     file: Mapping[str, str] | None = None
 
 
-class Attempt:
+class RankGroup:
     """The ranks of one `run` message.
 
     Attributes:
@@ -101,7 +101,7 @@ class Attempt:
         self._run_url = LakePath(message["run_url"])
         name = f"{self.run_id}-{message['attempt']}"
         self._directory = Path("hopsgpu", name).resolve()
-        self._keeper: DaemonClient | None = None
+        self._daemon: DaemonClient | None = None
         self._ranks: dict[int, RankProcess] = {}
         # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
@@ -119,18 +119,18 @@ class Attempt:
         self.begun = asyncio.Event()
         self.over = asyncio.Event()
 
-    async def start(self, keeper: DaemonClient, roots: Sequence[str], python: RankPython) -> None:
+    async def start(self, daemon: DaemonClient, roots: Sequence[str], python: RankPython) -> None:
         """Start the ranks, each watched by a task; report what fails as the end of the rank.
 
         Args:
-            keeper: process daemon that starts them.
+            daemon: process daemon that starts them.
             roots: directories to import the user's modules from.
             python: Python environment that they run with.
         """
         message = self._message
         ranks = ", ".join(str(described["context"]["rank"]) for described in message["ranks"])
         log.info("%s: attempt %d: starts ranks %s", self.run_id, message["attempt"], ranks)
-        self._keeper = keeper
+        self._daemon = daemon
         sizes = [described["data_bytes"] for described in message["ranks"]]
         call, *shards = _cut(message.payload, [message["call_bytes"], *sizes])
         self._directory.mkdir(parents=True, mode=0o700)
@@ -138,8 +138,8 @@ class Attempt:
         path = [*roots, *python.packages, package_path()]
         simulated = read_container_gpus().simulated
         self._killed_before = oom_kills()
-        while keeper.warnings:
-            await self._tell("warning", text=keeper.warnings.pop(0))
+        while daemon.warnings:
+            await self._tell("warning", text=daemon.warnings.pop(0))
         for described, dealt in zip(message["ranks"], shards, strict=True):
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
@@ -157,9 +157,9 @@ class Attempt:
             environment = rank_environment(os.environ, given_out, path)
             environment |= direct_environment(environment, message.fields.get("direct", ()))
             own, memory = own_variables(environment, spec), message.fields.get("memory")
-            rank = RankProcess(keeper, home, context, spec, own, memory)
+            rank = RankProcess(daemon, home, context, spec, own, memory)
             self._ranks[rank.rank] = rank
-            running = self._run(keeper, rank, call, gpus)
+            running = self._run(daemon, rank, call, gpus)
             self._watching.append(self._tasks.create_task(running))
 
     async def refuse(self, error: OSError) -> None:
@@ -300,8 +300,8 @@ class Attempt:
 
     def _forget(self) -> None:
         """Release the short paths of the ranks' directories."""
-        if self._keeper is not None:
-            self._keeper.forget(self._directory)
+        if self._daemon is not None:
+            self._daemon.forget(self._directory)
 
     async def _remove_after(self, begun: asyncio.Event, left: Path) -> None:
         await begun.wait()
@@ -317,7 +317,7 @@ class Attempt:
         return self._ranks[rank].model_dir
 
     async def _run(
-        self, keeper: DaemonClient, rank: RankProcess, call: bytes, gpus: list[str]
+        self, daemon: DaemonClient, rank: RankProcess, call: bytes, gpus: list[str]
     ) -> None:
         try:
             reserve(rank.directory)
@@ -339,7 +339,7 @@ class Attempt:
         await self._tell("started", rank=rank.rank, pid=started.pid)
         if started.warning is not None:
             await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
-        kill = functools.partial(keeper.signal, started.pid, signal.SIGKILL, "tree")
+        kill = functools.partial(daemon.signal, started.pid, signal.SIGKILL, "tree")
         try:
             async with RankUploads(
                 rank.directory,
@@ -359,7 +359,7 @@ class Attempt:
         log.info("%s: rank %d not started: %s", self.run_id, rank, error)
         outcome = {"status": "not started", "error": str(error)}
         await self._tell("started", rank=rank, pid=0)
-        end = RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
+        end = RankProcessExit(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
         await self._report(rank, end)
 
     async def _watch(
@@ -473,7 +473,7 @@ class Attempt:
             text = f"XID events or the loss of {whose} may go unnoticed: {problem}"
             await self._tell("warning", text=text)
 
-    async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankEnd:
+    async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankProcessExit:
         try:
             return await rank.wait()
         except* OSError as group:
@@ -482,12 +482,14 @@ class Attempt:
         del self._ranks[rank.rank]
         kill()
         outcome = {"status": _FILES_LOST, "error": str(problem)}
-        return RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=rank.stopped)
+        return RankProcessExit(None, None, 0, outcome, b"", (), time.time(), stopped=rank.stopped)
 
     async def _chunk(self, kind: str, rank: int, chunk: bytes) -> None:
         await self._tell(kind, chunk, rank=rank)
 
-    async def _report(self, rank: int, end: RankEnd, events: Sequence[GpuEvent] = ()) -> None:
+    async def _report(
+        self, rank: int, end: RankProcessExit, events: Sequence[GpuEvent] = ()
+    ) -> None:
         outcome = dict(end.outcome)
         log.info(
             "%s: rank %d ended: %s, %s%s",
@@ -510,7 +512,7 @@ class Attempt:
         self._has_failed |= end.stopped or outcome.get("status") not in WELL
         if self._has_failed and len(self._ended) == len(self._message["ranks"]):
             # Before the last end, after which the driver hears nothing of this attempt.
-            await send_log(self._tell, None if self._keeper is None else self._keeper.pid)
+            await send_log(self._tell, None if self._daemon is None else self._daemon.pid)
         await self._tell(
             "ended",
             value.inline,
@@ -563,8 +565,8 @@ async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
 
 
 def _explained(
-    end: RankEnd, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
-) -> RankEnd:
+    end: RankProcessExit, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
+) -> RankProcessExit:
     """Return a rank's end, with the cause if it gives none itself."""
     if "status" in end.outcome or end.stopped:
         return end

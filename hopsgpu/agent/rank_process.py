@@ -37,7 +37,7 @@ _ENTRY_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class RankProcessExit:
     """How a rank's process ended.
 
     Attributes:
@@ -75,7 +75,7 @@ class RankProcess:
         stopped: whether hopsgpu has ended it, or prevented its start.
 
     Args:
-        keeper: process daemon that starts it.
+        daemon: process daemon that starts it.
         directory: created by the caller.
         context: description of the gang for the rank.
         spec: spec of the fork server: what the rank shares with others.
@@ -85,7 +85,7 @@ class RankProcess:
 
     def __init__(
         self,
-        keeper: DaemonClient,
+        daemon: DaemonClient,
         directory: Path,
         context: Context,
         spec: ServerSpec,
@@ -96,7 +96,7 @@ class RankProcess:
         self.directory = directory
         self.log = directory / files.LOG
         self.model_dir = context.model_dir
-        self._keeper = keeper
+        self._daemon = daemon
         self.context = context
         self._spec = spec
         self._environment = environment
@@ -130,7 +130,7 @@ class RankProcess:
             VARIABLE: str(described),
         }
         self._spawning = asyncio.ensure_future(
-            self._keeper.spawn(self._spec, self.directory, environment)
+            self._daemon.spawn(self._spec, self.directory, environment)
         )
         await asyncio.wait([self._spawning])
         if self._spawning.cancelled():
@@ -163,7 +163,7 @@ class RankProcess:
                     await ended.wait()
         return at
 
-    async def wait(self) -> RankEnd:
+    async def wait(self) -> RankProcessExit:
         """Wait for the end of the process and of its process group.
 
         The process is killed if it exceeds its memory limit meanwhile.
@@ -175,7 +175,7 @@ class RankProcess:
                 tasks.create_task(self._watch_memory(pid)),
                 tasks.create_task(self._end_failed(pid)),
             ]
-            ended = await self._keeper.ended(pid)
+            ended = await self._daemon.ended(pid)
             for watch in watches:
                 watch.cancel()
         self._gone.set()
@@ -189,7 +189,7 @@ class RankProcess:
         )
         if besides is not None:
             outcome["besides"] = besides
-        return RankEnd(
+        return RankProcessExit(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,
             peak_memory=max(ended.peak_memory, self._peak),
@@ -211,7 +211,7 @@ class RankProcess:
             self._peak = watch.peak
         self._excess_at = time.time()
         log.info("rank %d exceeds its memory limit: kills it", self.rank)
-        self._keeper.signal(pid, signal.SIGKILL, "tree")
+        self._daemon.signal(pid, signal.SIGKILL, "tree")
 
     async def _end_failed(self, pid: int) -> None:
         """Kill a rank that has failed but does not end, for example because its threads wait."""
@@ -221,7 +221,7 @@ class RankProcess:
         if json.loads(outcome.read_text())["status"] not in WELL:
             await asyncio.sleep(STOP_SECONDS)
             log.info("rank %d has failed, but does not end: kills it", self.rank)
-            self._keeper.signal(pid, signal.SIGKILL, "tree")
+            self._daemon.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:
         """Return the outcome and the pickled value that the process left, and when it told of
@@ -262,23 +262,23 @@ class RankProcess:
         if dump_stacks:
             await self._dump_stacks(pid)
         log.debug("rank %d: SIGTERM; waits %g s for its end", self.rank, STOP_SECONDS)
-        self._keeper.signal(pid, signal.SIGTERM, "group")
+        self._daemon.signal(pid, signal.SIGTERM, "group")
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._gone.wait()
         except TimeoutError:
             log.debug("rank %d: SIGKILL", self.rank)
-            self._keeper.signal(pid, signal.SIGKILL, "tree")
+            self._daemon.signal(pid, signal.SIGKILL, "tree")
             await self._gone.wait()
 
     def kill(self) -> None:
         """Send SIGKILL to the rank and all its descendants, as a failure of the rank."""
         if self._pid is not None and not self._gone.is_set():
-            self._keeper.signal(self._pid, signal.SIGKILL, "tree")
+            self._daemon.signal(self._pid, signal.SIGKILL, "tree")
 
     async def _dump_stacks(self, pid: int) -> None:
         before = self.log.stat().st_size
-        self._keeper.signal(pid, signal.SIGUSR1, "process")
+        self._daemon.signal(pid, signal.SIGUSR1, "process")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DUMP_SECONDS):
                 # The next signal would end the process before the handler does; it tells nobody.

@@ -116,7 +116,7 @@ def _reserved(shared: Path, stack: contextlib.ExitStack) -> Path | None:
             place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=shared))
         except OSError:
             return None
-        # Until it is locked another keeper may take it for one that was left.
+        # Until it is locked another daemon may take it for one that was left.
         if (lock := _locked(place)) is not None:
             stack.callback(os.close, lock)
             stack.callback(shutil.rmtree, place, ignore_errors=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hopsgpu.agent.daemon_start import Starting, begin, container_process, daemon_directory
 from hopsgpu.agent.rank_environment import ServerSpec, server_spec
-from hopsgpu.control.peer import Driver, lake_environment
+from hopsgpu.control.peer import DriverEndpoint, lake_environment
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class WarmUp:
         """
         return server_spec(executor, self.environment, self.modules, python)
 
-    def begin(self, driver: Driver) -> Starting | None:
+    def begin(self, driver: DriverEndpoint) -> Starting | None:
         """Begin to start this container's process daemon, with a fork server if it can start now.
 
         Args:

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, SignsOfLife, check_heartbeat
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, HeartbeatState, check_heartbeat
 from hopsgpu.control.streams import Inbox
 
 log = logging.getLogger(__name__)
@@ -202,14 +202,16 @@ class Channel:
         if self.reason or transport.is_closing():
             return
         now = self._loop.time()
-        signs = SignsOfLife(self._sent_at, self._inbox.heard, self._inbox.listening, self._missed)
+        signs = HeartbeatState(
+            self._sent_at, self._inbox.heard, self._inbox.listening, self._missed
+        )
         seen = check_heartbeat(signs, heartbeat=self._heartbeat, now=now)
         if seen.missed and not self._missed:
             silent = now - self._inbox.heard
-            log.debug("no sign of life from %s for %.1f s", self.peer, silent)
+            log.debug("no heartbeat from %s for %.1f s", self.peer, silent)
         self._missed = seen.missed
         if seen.lost:
-            self.abort(f"no sign of life for {self._heartbeat:g} s")
+            self.abort(f"no heartbeat for {self._heartbeat:g} s")
             return
         if seen.beat:
             if transport.get_write_buffer_size() == 0:

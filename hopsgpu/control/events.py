@@ -26,7 +26,7 @@ class Event:
     Attributes:
         peer: number of the peer, in the order of arrival.
         message: message of the peer, or None when its connection ended.
-        reason: why its connection ended ("no sign of life for 30 s", "connection reset", "closed",
+        reason: why its connection ended ("no heartbeat for 30 s", "connection reset", "closed",
             "broke the protocol: …"); empty with a message, or if it is unknown.
         opened: when its connection was accepted, in seconds since the epoch; `at` if not given.
         at: when the event was noticed, in seconds since the epoch.

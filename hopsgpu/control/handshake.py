@@ -81,7 +81,7 @@ async def connect(
         port: port of its control channel.
         secret: the run's.
         certificate: the driver's certificate (DER) if it speaks TLS; no other is accepted.
-        heartbeat: seconds without a sign of life after which the driver counts as lost.
+        heartbeat: seconds without a heartbeat after which the driver counts as lost.
 
     Raises:
         ChannelError: the other end is not the run's driver.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# `spark.hopsgpu.heartbeat`: this long without a sign of life, and the other end is lost.
+# `spark.hopsgpu.heartbeat`: this long without a heartbeat, and the other end is lost.
 HEARTBEAT_SECONDS = 30.0
 _BEATS = 3
 _SECOND_LOOK = 0.05
@@ -13,7 +13,7 @@ _LONGEST_SECOND_LOOK = 1.0
 
 
 @dataclass(frozen=True)
-class SignsOfLife:
+class HeartbeatState:
     """What one end knows at a check; times are readings of its clock, in seconds.
 
     Attributes:
@@ -36,7 +36,7 @@ class HeartbeatCheck:
     Attributes:
         lost: the other end was silent for the whole heartbeat.
         beat: this end should send a heartbeat.
-        missed: `SignsOfLife.missed` of the next check.
+        missed: `HeartbeatState.missed` of the next check.
         again: the clock's reading at which to check again.
     """
 
@@ -46,7 +46,7 @@ class HeartbeatCheck:
     again: float
 
 
-def check_heartbeat(signs: SignsOfLife, *, heartbeat: float, now: float) -> HeartbeatCheck:
+def check_heartbeat(signs: HeartbeatState, *, heartbeat: float, now: float) -> HeartbeatCheck:
     """Decide whether a heartbeat is due, and whether the other end is lost.
 
     Each end sends three signs of life in a heartbeat. Two checks must find silence: a process that

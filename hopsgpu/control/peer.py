@@ -25,7 +25,7 @@ AUTHORITIES = "hopsgpu-authorities.pem"
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverEndpoint:
     """Where the driver listens, and what authenticates it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Driver:
         secret: the run's; never shown.
         user: who submitted, for the lake on clusters without Kerberos; None with it.
         job: names the job whose tasks they are; a late one of an earlier job is known by it.
-        heartbeat: seconds without a sign of life after which either end takes the other as lost.
+        heartbeat: seconds without a heartbeat after which either end takes the other as lost.
         certificate: the driver's (DER), where the channel is encrypted.
         modules: top-level ones; the driver is told which of them a container's Python lacks.
         log: level at which the container's processes write their own log.
@@ -51,7 +51,7 @@ class Driver:
     log: str = INFO
 
 
-async def connect_to_driver(driver: Driver) -> Channel:
+async def connect_to_driver(driver: DriverEndpoint) -> Channel:
     """Connect to the driver and introduce this container.
 
     Raises:
@@ -68,7 +68,7 @@ async def connect_to_driver(driver: Driver) -> Channel:
     return channel
 
 
-def _introduction(address: str, driver: Driver) -> dict[str, Any]:
+def _introduction(address: str, driver: DriverEndpoint) -> dict[str, Any]:
     """Return what the driver learns about this container.
 
     Args:

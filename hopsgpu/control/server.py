@@ -285,7 +285,7 @@ def serve(
         secret: secret of the run; peers that do not know it are ignored.
         address: address to listen on.
         ports: ports to choose from, in order.
-        heartbeat: seconds without a sign of life after which a peer counts as lost.
+        heartbeat: seconds without a heartbeat after which a peer counts as lost.
         encrypted: whether to use TLS, with a certificate made for this server.
 
     Raises:

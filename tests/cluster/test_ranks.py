@@ -591,7 +591,7 @@ def test_sparks_python_daemon_that_is_killed_takes_nobody_along(
         launched = threads.submit(gang.launch, go_on, progress="off")
         try:
             pids = pids_in(tmp_path, WORKERS)
-            # rank, fork server, keeper, and who has adopted it
+            # rank, fork server, process daemon, and who has adopted it
             daemon = parent_of(parent_of(parent_of(pids[1])))
             assert b"hopsgpu.spark.daemon" in Path(f"/proc/{daemon}/cmdline").read_bytes()
             os.kill(daemon, signal.SIGKILL)

@@ -80,7 +80,7 @@ def site_conf() -> Callable[[Path], dict[str, dict[str, object]]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def brief() -> Iterator[None]:
-    """What sends no sign of life is given up after 5 s, and elastic gangs grow at once."""
+    """A peer without a heartbeat is given up after 5 s, and elastic gangs grow at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOPSGPU_HEARTBEAT", f"{HEARTBEAT_SECONDS}s")
         patch.setenv("HOPSGPU_ELASTIC_INTERVAL", "1s")

@@ -250,7 +250,7 @@ def agent_of(note: Note) -> int:
     return max(found)[1]
 
 
-def keeper_of(note: Note) -> int:
+def process_daemon_of(note: Note) -> int:
     """Return the process daemon of a rank's container."""
     return process_beside(note, b"hopsgpu.agent.process_daemon")
 
@@ -753,7 +753,7 @@ FAULTS = (
     Fault("the agent is killed", each(*loses(_LOST)), killed(agent_of)),
     Fault(
         "the agent is frozen",
-        each(*loses(_LOST + f"no sign of life for {HEARTBEAT_SECONDS} s")),
+        each(*loses(_LOST + f"no heartbeat for {HEARTBEAT_SECONDS} s")),
         frozen(agent_of),
     ),
     Fault(
@@ -763,7 +763,7 @@ FAULTS = (
             GoesOn("was ended by SIG"),
             TrialFails("was ended by SIG"),
         ),
-        killed(keeper_of),
+        killed(process_daemon_of),
         # The last one runs where the killed process was.
         of_kind={Kind.SEARCH: {"trials": 3}},
     ),
@@ -794,8 +794,8 @@ FAULTS = (
     Fault(
         "the network between driver and node is cut for 60 s",
         each(
-            Raises("RankFailed", f"no sign of life for {HEARTBEAT_SECONDS} s"),
-            GoesOn(f"no sign of life for {HEARTBEAT_SECONDS} s"),
+            Raises("RankFailed", f"no heartbeat for {HEARTBEAT_SECONDS} s"),
+            GoesOn(f"no heartbeat for {HEARTBEAT_SECONDS} s"),
             GoesOn(),
         ),
         cut_off,

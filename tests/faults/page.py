@@ -26,7 +26,7 @@ seconds from the end until the ResourceManager counted no GPU in use, which the 
 file of it on a node or in `TMPDIR` is left, that no lease of a GPU is held, and that the model is
 there whole or not at all. A dash is a cell that was not run, or that does not apply.
 
-What sends no sign of life counts as lost after 5 s here (`spark.hopsgpu.heartbeat`), and YARN gives
+A peer without a heartbeat counts as lost after 5 s here (`spark.hopsgpu.heartbeat`), and YARN gives
 a node up after 15 s; the defaults are 30 s and 10 minutes.
 
 <!-- written by tests/faults/page.py from tests/faults/results.json -->

@@ -39,7 +39,7 @@ def test_a_frozen_agent_is_lost_within_the_heartbeat(
     os.kill(agent, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        with pytest.raises(hopsgpu.RankFailed, match="no sign of life for 10 s"):
+        with pytest.raises(hopsgpu.RankFailed, match="no heartbeat for 10 s"):
             run.result()
     finally:
         if not gone(agent):
@@ -115,8 +115,8 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
                 os.kill(process, signal.SIGCONT)
     assert result.values == (1, 1)
     (warning,) = result.warnings
-    assert "no sign of life for 10 s" in warning
+    assert "no heartbeat for 10 s" in warning
     # Spark misses the executor's heartbeat after 200 s.
     assert time.monotonic() - began < 180
-    # JVM, daemon, agent, keeper, fork server and rank: YARN has killed the first.
+    # JVM, daemon, agent, process daemon, fork server and rank: YARN has killed the first.
     assert len(frozen) >= 6 and until(lambda: all(map(gone, frozen)), 60)

@@ -26,7 +26,7 @@ from tests.conftest import gone, until
 SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
-# Its name is what a keeper looks for above the task that starts it.
+# Its name is what a daemon looks for above the task that starts it.
 JVM = """
 import ctypes, signal, subprocess, sys
 PR_SET_NAME = 15
@@ -42,7 +42,7 @@ signal.pause()
 class Rank:
     """A rank that was started, and its directory."""
 
-    keeper: DaemonClient
+    daemon: DaemonClient
     started: StartedRank
     directory: Path
 
@@ -55,7 +55,7 @@ class Rank:
         return (self.directory / files.LOG).read_text()
 
     async def end(self) -> ExitStatus:
-        return await asyncio.wait_for(self.keeper.ended(self.pid), SECONDS)
+        return await asyncio.wait_for(self.daemon.ended(self.pid), SECONDS)
 
     async def value(self) -> Any:
         ended = await self.end()
@@ -65,12 +65,12 @@ class Rank:
 
 @dataclass
 class Container:
-    """A directory with a keeper that ends with a stand-in for the JVM.
+    """A directory with a daemon that ends with a stand-in for the JVM.
 
     Attributes:
         directory: as YARN makes it.
         jvm: pid of the stand-in.
-        tokens: of the keepers that there were.
+        tokens: of the daemons that there were.
         ranks: started so far.
     """
 
@@ -91,14 +91,14 @@ class Container:
         file.write_text(source)
 
     @contextlib.asynccontextmanager
-    async def keeper(self) -> AsyncIterator[DaemonClient]:
-        async with connected(self.directory / "hopsgpu", self.jvm) as keeper:
-            self.tokens.add(keeper.token)
-            yield keeper
+    async def connect_daemon(self) -> AsyncIterator[DaemonClient]:
+        async with connected(self.directory / "hopsgpu", self.jvm) as daemon:
+            self.tokens.add(daemon.token)
+            yield daemon
 
     async def start(
         self,
-        keeper: DaemonClient,
+        daemon: DaemonClient,
         spec: ServerSpec,
         function: Callable[..., Any],
         *args: Any,
@@ -108,12 +108,12 @@ class Container:
         directory = self.directory / f"rank-{self.ranks}"
         (directory / files.WORK).mkdir(parents=True)
         (directory / files.CALL).write_bytes(pickle_call(function, args, {}))
-        return Rank(keeper, await keeper.spawn(spec, directory, own or {}), directory)
+        return Rank(daemon, await daemon.spawn(spec, directory, own or {}), directory)
 
     async def value(self, spec: ServerSpec, function: Callable[..., Any], *args: Any) -> Any:
         """The value of a function that a rank has run over a connection of its own."""
-        async with self.keeper() as keeper:
-            return await (await self.start(keeper, spec, function, *args)).value()
+        async with self.connect_daemon() as daemon:
+            return await (await self.start(daemon, spec, function, *args)).value()
 
     def marked(self) -> list[int]:
         """All processes of fork servers and ranks, and no spares."""
@@ -144,7 +144,7 @@ def container(directory: Path) -> Iterator[Container]:
         finally:
             jvm.kill()
     assert until(lambda: not there.left(), SECONDS), there.left()
-    assert until(lambda: not list(directory.glob("hopsgpu/keeper-*")), SECONDS)
+    assert until(lambda: not list(directory.glob("hopsgpu/process-daemon-*")), SECONDS)
 
 
 __all__ = ["Container", "Rank", "container", "gone", "until", "without_spares"]

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.agent.supervisor import run_agent
+from hopsgpu.agent.agent import run_agent
 from hopsgpu.backends.local.gpu_leases import NoLongerNeeded, take_gpus
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, write_container_gpus
 from hopsgpu.gpu.node.leases import LeaseError, Leases, lease_directory, owner
@@ -46,7 +46,7 @@ class ContainerRequest:
         pid: process ID of the driver.
     """
 
-    driver: Driver
+    driver: DriverEndpoint
     gpus: int
     gpu_type: str | None
     avoided: tuple[str, ...]
@@ -64,7 +64,7 @@ class ContainerRequest:
         driver["secret"] = bytes.fromhex(driver["secret"])
         driver["modules"] = tuple(driver["modules"])
         avoided = tuple(fields["avoided"])
-        return cls(**{**fields, "driver": Driver(**driver), "avoided": avoided})
+        return cls(**{**fields, "driver": DriverEndpoint(**driver), "avoided": avoided})
 
 
 def main() -> int:

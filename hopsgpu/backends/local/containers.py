@@ -17,7 +17,7 @@ from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.spark.package_archive import PACKAGE, pack_package
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.own_log import level
 
@@ -41,7 +41,7 @@ class Containers:
         server: the control channel; the containers' agents are its peers.
     """
 
-    def __init__(self, server: ControlServer, driver: Driver, directory: Path) -> None:
+    def __init__(self, server: ControlServer, driver: DriverEndpoint, directory: Path) -> None:
         self.server = server
         self._driver = driver
         self._directory = directory
@@ -144,7 +144,7 @@ def leased_containers(
         kind: the class of the lease.
         request: the request of the launch or the search.
         user: name of the user for the lake; None if the lake knows it (Kerberos).
-        heartbeat: seconds without a sign of life after which either end considers the other lost.
+        heartbeat: seconds without a heartbeat after which either end considers the other lost.
         ports: ports for the control channel; None for any.
 
     Raises:
@@ -155,7 +155,7 @@ def leased_containers(
         tempfile.TemporaryDirectory(prefix="hopsgpu-", ignore_cleanup_errors=True) as directory,
         serve(secret, _HERE, ports, heartbeat=heartbeat) as server,
     ):
-        driver = Driver(_HERE, server.port, secret, user, heartbeat=heartbeat, log=level())
+        driver = DriverEndpoint(_HERE, server.port, secret, user, heartbeat=heartbeat, log=level())
         lease = kind(request, Containers(server, driver, Path(directory)))
         try:
             yield lease

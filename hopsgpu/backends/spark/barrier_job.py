@@ -16,7 +16,7 @@ from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import refuse_other_python
 from hopsgpu.control.handshake import UnreachableError
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.errors import ConfigError
 
 Task = Callable[[Iterable[Any]], Iterator[Any]]
@@ -24,26 +24,26 @@ Task = Callable[[Iterable[Any]], Iterator[Any]]
 _LOOK_SECONDS = 0.1
 
 
-def hold_in_task(driver: Driver, warm: WarmUp) -> Task:
+def hold_in_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         # It goes on when the placeholder has ended, for the agent that follows.
         warm.begin(driver)
-        from hopsgpu.agent.placeholder import run_holder
+        from hopsgpu.agent.placeholder import run_placeholder
 
-        run_holder(driver, warm)
+        run_placeholder(driver, warm)
         return iter(())
 
     return task
 
 
-def supervise_in_task(driver: Driver, warm: WarmUp) -> Task:
+def supervise_in_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         starting = warm.begin(driver)
-        from hopsgpu.agent.supervisor import run_agent
+        from hopsgpu.agent.agent import run_agent
 
         run_agent(driver, starting=starting)
         return iter(())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import network_is_encrypted
 from hopsgpu.core.own_log import level
@@ -17,7 +17,7 @@ from hopsgpu.linux import allow_descriptors
 @contextlib.contextmanager
 def control_channel(
     application: Application, executors: int
-) -> Iterator[tuple[ControlServer, Driver]]:
+) -> Iterator[tuple[ControlServer, DriverEndpoint]]:
     """Serve a control channel with its own secret; also yield what executors need to connect.
 
     Args:
@@ -38,7 +38,7 @@ def control_channel(
         certificate = server.certificate
         yield (
             server,
-            Driver(
+            DriverEndpoint(
                 address,
                 server.port,
                 secret,

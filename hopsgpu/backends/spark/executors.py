@@ -18,7 +18,7 @@ from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.control_server import control_channel
 from hopsgpu.backends.spark.jvm import wait_until
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer
 from hopsgpu.units import counted
 from hopsgpu.yarn.resource_manager import PriorityContainers
@@ -43,7 +43,7 @@ class Executors:
     application: Application
     profile: ResourceProfile
     server: ControlServer
-    driver: Driver
+    driver: DriverEndpoint
 
     def new_job(
         self,
@@ -51,7 +51,7 @@ class Executors:
         role: str,
         tasks: int,
         hosts: Sequence[str],
-        task_for: Callable[[Driver], Task],
+        task_for: Callable[[DriverEndpoint], Task],
         *,
         barrier: bool = False,
     ) -> GangJob:

@@ -1,7 +1,7 @@
 """Fetch an environment on a node, check it, and unpack it once for all containers there.
 
 The process daemon of a container starts it as
-`python -m hopsgpu.packaging.python_env.unpacker KEEPER_PID`, with JSON on its standard input: the
+`python -m hopsgpu.packaging.python_env.unpacker DAEMON_PID`, with JSON on its standard input: the
 environment's fields, the directories that it may be in, and the file for the answer ({"home": ...},
 or {"problem": ..., "configured": whether the environment is to blame}).
 """
@@ -119,9 +119,9 @@ def _said(command: list[str], env: PythonEnv) -> str:
     return done.stdout
 
 
-def main(keeper: int) -> None:
+def main(daemon: int) -> None:
     """Prepare the environment that standard input names, and write the answer."""
-    linux.die_with(keeper)
+    linux.die_with(daemon)
     request = json.load(sys.stdin)
     try:
         env = PythonEnv.from_fields(request["env"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, GivenUp, RequestBounds
 from hopsgpu.control.channel import Message
-from tests.process.agent.test_supervisor import Gang, gang
+from tests.process.agent.test_agent import Gang, gang
 
 __all__ = ["gang"]
 

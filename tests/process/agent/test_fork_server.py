@@ -24,7 +24,7 @@ from hopsgpu.agent import fork_safety
 from hopsgpu.agent.spare_child import SpareChild
 from hopsgpu.linux import parent_of
 from hopsgpu.rank.files import LOG, OUTCOME, VALUE, WORK
-from tests.process.agent.test_supervisor import Gang, gang, reserve  # noqa: F401
+from tests.process.agent.test_agent import Gang, gang, reserve  # noqa: F401
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until
 
@@ -53,8 +53,8 @@ def test_a_forked_rank_is_like_a_fresh_interpreter(here: Container) -> None:
 
     async def seen(*modules: str) -> tuple[dict[str, str], str | None]:
         own = {"RANK": "0", "PYTHONPATH": f"/run/modules:{here.spec().environment['PYTHONPATH']}"}
-        async with here.keeper() as keeper:
-            rank = await here.start(keeper, here.spec(*modules), functions.interpreter, own=own)
+        async with here.connect_daemon() as daemon:
+            rank = await here.start(daemon, here.spec(*modules), functions.interpreter, own=own)
             value = await rank.value()
             # Each has directories of its own.
             temporary = value["environment"]["TMPDIR"]
@@ -92,8 +92,8 @@ def test_variables_are_in_utf8_whatever_the_ranks_locale_takes(here: Container, 
     async def scenario() -> None:
         for modules in ((), ("threaded",)):  # forked, and fresh
             spec = here.spec(*modules, **locale, SHARED="größe")
-            async with here.keeper() as keeper:
-                rank = await here.start(keeper, spec, seen, own={"OWN": "é漢 \udcff"})
+            async with here.connect_daemon() as daemon:
+                rank = await here.start(daemon, spec, seen, own={"OWN": "é漢 \udcff"})
                 encoding, own, shared = await rank.value()
                 assert (rank.started.warning is None) is (not modules)
             assert encoding == ("utf-8" if utf8 == "1" else "ascii")
@@ -120,8 +120,8 @@ def test_nothing_leaks_from_one_run_into_the_next(here: Container) -> None:
 
 def test_ends_as_the_interpreter_does(here: Container) -> None:
     async def log_of(function: Callable[..., Any]) -> tuple[int, str]:
-        async with here.keeper() as keeper:
-            rank = await here.start(keeper, here.spec(), function)
+        async with here.connect_daemon() as daemon:
+            rank = await here.start(daemon, here.spec(), function)
             return os.waitstatus_to_exitcode((await rank.end()).status), rank.log
 
     async def scenario() -> None:
@@ -143,12 +143,12 @@ def test_only_the_ranks_own_process_says_how_it_ended(
     ways = {"returns": 0, "raises": 1, "exits": 7, "is unpicklable": 0, "ends at once": 9}
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             for number, (what, code) in enumerate(ways.items()):
                 file = tmp_path / str(number) / "exit-function"
                 file.parent.mkdir()
                 rank = await here.start(
-                    keeper, here.spec(*modules), functions.forks, what, str(file)
+                    daemon, here.spec(*modules), functions.forks, what, str(file)
                 )
                 assert await rank.value() == f"{code} True"
                 # The rank's own exit functions run.
@@ -158,7 +158,7 @@ def test_only_the_ranks_own_process_says_how_it_ended(
                 assert ("ValueError: the child's" in rank.log) == (what == "raises")
             for what in ("returns", "raises"):
                 rank = await here.start(
-                    keeper, here.spec(*modules), functions.forks_and_is_killed, what
+                    daemon, here.spec(*modules), functions.forks_and_is_killed, what
                 )
                 assert (await rank.end()).status == signal.SIGKILL
                 assert not (rank.directory / OUTCOME).exists()
@@ -171,11 +171,11 @@ def test_sigusr1_has_a_hanging_rank_write_where_it_is_and_go_on(
     here: Container, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             file = tmp_path / "go"
-            rank = await here.start(keeper, here.spec(), functions.hangs_until, str(file))
+            rank = await here.start(daemon, here.spec(), functions.hangs_until, str(file))
             assert await asyncio.to_thread(until, lambda: "here" in rank.log, SECONDS)
-            keeper.signal(rank.pid, signal.SIGUSR1, "process")
+            daemon.signal(rank.pid, signal.SIGUSR1, "process")
             assert await asyncio.to_thread(until, lambda: "in hangs_until" in rank.log, SECONDS)
             file.touch()
             assert await rank.value() == "went on"
@@ -213,13 +213,13 @@ def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
     spec = here.spec("odd", seconds=0.5 if "while" in source else SECONDS)
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            reason = await keeper.warm(spec)
+        async with here.connect_daemon() as daemon:
+            reason = await daemon.warm(spec)
             assert reason is not None and reason.startswith(said)
-            rank = await here.start(keeper, spec, os.getppid)
+            rank = await here.start(daemon, spec, os.getppid)
             assert rank.started.warning == reason
-            assert await rank.value() == keeper.pid
-            assert await keeper.store(spec, 2) is None
+            assert await rank.value() == daemon.pid
+            assert await daemon.store(spec, 2) is None
         assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
 
     asyncio.run(scenario())
@@ -227,8 +227,8 @@ def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
 
 def test_a_module_that_is_not_there_is_the_functions_to_miss(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            assert await keeper.warm(here.spec("not_installed")) is None
+        async with here.connect_daemon() as daemon:
+            assert await daemon.warm(here.spec("not_installed")) is None
 
     asyncio.run(scenario())
 
@@ -251,9 +251,9 @@ def test_torchs_compiler_is_imported_ahead_unless_it_would_make_forks_unsafe(
     spec = here.spec("torch", "torch._dynamo")
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            assert await keeper.warm(spec) is None
-            rank = await here.start(keeper, spec, functions.loaded, "torch._dynamo")
+        async with here.connect_daemon() as daemon:
+            assert await daemon.warm(spec) is None
+            rank = await here.start(daemon, spec, functions.loaded, "torch._dynamo")
             assert await rank.value() is ahead
             assert rank.started.warning is None
 
@@ -272,9 +272,9 @@ def test_a_forked_ranks_compiler_has_the_ranks_directories(here: Container) -> N
     home = str(here.directory / "own-home")
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             rank = await here.start(
-                keeper, spec, functions.compilers_directories, own={"HOME": home}
+                daemon, spec, functions.compilers_directories, own={"HOME": home}
             )
             debug, cache, temporary, triton = await rank.value()
             assert debug == str(rank.directory / WORK / "torch_compile_debug")
@@ -295,10 +295,10 @@ def test_a_rank_counts_its_own_gpus(here: Container) -> None:
     )
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             spec = here.spec("torch")
-            assert await keeper.warm(spec) is None
-            rank = await here.start(keeper, spec, functions.gpus_counted, own={"GPUS": "1"})
+            assert await daemon.warm(spec) is None
+            rank = await here.start(daemon, spec, functions.gpus_counted, own={"GPUS": "1"})
             assert await rank.value() == 1
 
     asyncio.run(scenario())
@@ -306,12 +306,12 @@ def test_a_rank_counts_its_own_gpus(here: Container) -> None:
 
 def test_a_rank_that_cannot_be_set_up_is_an_error(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             with pytest.raises(FileNotFoundError, match="rank-9"):
-                await keeper.spawn(here.spec(), here.directory / "rank-9", {})
+                await daemon.spawn(here.spec(), here.directory / "rank-9", {})
             (here.directory / "rank-9").mkdir()
             with pytest.raises(FileNotFoundError, match=f"rank-9/{WORK}"):
-                await keeper.spawn(here.spec(), here.directory / "rank-9", {})
+                await daemon.spawn(here.spec(), here.directory / "rank-9", {})
             # The server still serves.
             assert await here.value(here.spec(), str.upper, "next") == "NEXT"
 
@@ -334,14 +334,14 @@ def test_the_next_rank_is_forked_ahead(here: Container) -> None:
         return os.getpid(), os.getppid(), Path("/proc/self/comm").read_text()
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            assert await keeper.warm(here.spec()) is None
+        async with here.connect_daemon() as daemon:
+            assert await daemon.warm(here.spec()) is None
             assert not here.spares()
-            first, *of_first = await (await here.start(keeper, here.spec(), seen)).value()
+            first, *of_first = await (await here.start(daemon, here.spec(), seen)).value()
             for _ in range(2):
                 ahead = await forked_ahead(here)
                 assert ahead != first
-                rank = await here.start(keeper, here.spec(), seen)
+                rank = await here.start(daemon, here.spec(), seen)
                 assert rank.pid == ahead
                 # A child of the same server, with its command.
                 assert await rank.value() == (ahead, *of_first)
@@ -357,12 +357,12 @@ def test_a_rank_that_was_forked_ahead_is_like_one_that_was_not(here: Container) 
 
     async def scenario() -> None:
         shown, drawn, keys = [], set(), set()
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             for number in range(3):
                 ahead = await forked_ahead(here) if number else None
                 path = f"/run/{number}:{here.spec().environment['PYTHONPATH']}"
                 own = {"RANK": str(number), "PYTHONPATH": path}
-                rank = await here.start(keeper, here.spec(), seen, own=own)
+                rank = await here.start(daemon, here.spec(), seen, own=own)
                 assert ahead in (None, rank.pid)
                 value, random_number, key = await rank.value()
                 assert value["environment"].items() >= own.items()
@@ -398,19 +398,19 @@ def test_a_spare_that_is_killed_costs_nothing(
         return "value"
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            server = await (await here.start(keeper, here.spec(), os.getppid)).value()
+        async with here.connect_daemon() as daemon:
+            server = await (await here.start(daemon, here.spec(), os.getppid)).value()
             ahead = await forked_ahead(here)
             os.kill(ahead, signal.SIGKILL)
             if is_reaped:
                 process = Path(f"/proc/{ahead}")
                 assert await asyncio.to_thread(until, lambda: not process.exists(), SECONDS)
-            rank = await here.start(keeper, here.spec(), run)
+            rank = await here.start(daemon, here.spec(), run)
             assert (rank.started.warning, await rank.value()) == (None, "value")
             assert file.read_text() == "once"
             # The next one is forked ahead again.
             again = await forked_ahead(here)
-            rank = await here.start(keeper, here.spec(), os.getppid)
+            rank = await here.start(daemon, here.spec(), os.getppid)
             assert (rank.pid, await rank.value()) == (again, server)
 
     asyncio.run(scenario())
@@ -436,8 +436,8 @@ def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
 
 def test_a_spare_ends_with_its_server(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            server = await (await here.start(keeper, here.spec(), os.getppid)).value()
+        async with here.connect_daemon() as daemon:
+            server = await (await here.start(daemon, here.spec(), os.getppid)).value()
             ahead = await forked_ahead(here)
             assert os.getsid(ahead) == os.getpgid(ahead) == ahead
             os.kill(server, signal.SIGKILL)
@@ -449,7 +449,7 @@ def test_a_spare_ends_with_its_server(here: Container) -> None:
 
 def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             said = []
             for number in (8, 9):
                 before = here.spares()
@@ -457,7 +457,7 @@ def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> Non
                 rank = here.directory / f"rank-{number}"
                 rank.mkdir()
                 with pytest.raises(FileNotFoundError, match=f"rank-{number}/{WORK}") as told:
-                    await keeper.spawn(here.spec(), rank, {})
+                    await daemon.spawn(here.spec(), rank, {})
                 said.append((told.value.errno, str(told.value).replace(str(rank), "")))
                 assert await asyncio.to_thread(until, lambda b=before: all(map(gone, b)), SECONDS)
                 await forked_ahead(here)
@@ -483,7 +483,7 @@ def stop_and_send(self, **fields):
 json_lines.JsonLineSocket.send = stop_and_send
 """
 
-# A keeper that waits for a moment where others wait for 15 s.
+# A daemon that waits for a moment where others wait for 15 s.
 IMPATIENT = """
 import sys
 from pathlib import Path
@@ -496,8 +496,8 @@ SILENT = "the fork server did not answer within 5 s"
 
 @pytest.fixture
 def impatient(here: Container) -> Container:
-    """A container whose keeper waits for its fork servers for 5 s."""
-    home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
+    """A container whose daemon waits for its fork servers for 5 s."""
+    home = here.directory / "hopsgpu" / f"process-daemon-{here.jvm}"
     home.mkdir(parents=True)
     warm = here.directory / "warm"
     warm.write_text("null")
@@ -519,19 +519,19 @@ def test_a_server_that_is_frozen_is_done_without(impatient: Container) -> None:
     spec = here.spec("torch")
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            server = await (await here.start(keeper, spec, os.getppid)).value()
+        async with here.connect_daemon() as daemon:
+            server = await (await here.start(daemon, spec, os.getppid)).value()
             os.kill(server, signal.SIGSTOP)
-            asked = (here.start(keeper, spec, str.upper, "ok"), keeper.store(spec, 2))
+            asked = (here.start(daemon, spec, str.upper, "ok"), daemon.store(spec, 2))
             rank, store = await asyncio.wait_for(asyncio.gather(*asked), SECONDS)
             assert (rank.started.warning, await rank.value()) == (SILENT, "OK")
             assert store is None
-            assert keeper.warnings == [f"rank 0 serves torch's TCPStore itself: {SILENT}"]
+            assert daemon.warnings == [f"rank 0 serves torch's TCPStore itself: {SILENT}"]
             assert await asyncio.to_thread(until, lambda: gone(server), SECONDS)
             # Another takes its place: a server that froze is no reason to do without for good.
-            next_rank = await here.start(keeper, spec, os.getppid)
+            next_rank = await here.start(daemon, spec, os.getppid)
             assert next_rank.started.warning is None
-            assert await next_rank.value() not in (server, keeper.pid)
+            assert await next_rank.value() not in (server, daemon.pid)
 
     asyncio.run(scenario())
 
@@ -551,8 +551,8 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
         return "value"
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            rank = await asyncio.wait_for(here.start(keeper, here.spec("freezes"), run), SECONDS)
+        async with here.connect_daemon() as daemon:
+            rank = await asyncio.wait_for(here.start(daemon, here.spec("freezes"), run), SECONDS)
             assert rank.started.warning == SILENT
             assert os.waitstatus_to_exitcode((await rank.end()).status) == 1
             outcome = json.loads((rank.directory / OUTCOME).read_text())
@@ -574,12 +574,12 @@ def test_without_torch_there_is_no_store_and_no_second_server(here: Container) -
 
     async def scenario() -> None:
         spec = here.spec("torch")
-        async with here.keeper() as keeper:
-            assert await keeper.warm(spec) is None
+        async with here.connect_daemon() as daemon:
+            assert await daemon.warm(spec) is None
             servers = here.marked()
-            assert await keeper.store(spec, 2) is None
-            assert keeper.warnings == []
-            rank = await here.start(keeper, spec, os.getppid)
+            assert await daemon.store(spec, 2) is None
+            assert daemon.warnings == []
+            rank = await here.start(daemon, spec, os.getppid)
             assert rank.started.warning is None
             assert [await rank.value()] == servers
             # A spare has its name a moment after it was forked.
@@ -603,12 +603,12 @@ def test_a_store_that_cannot_be_made_is_rank_0s(here: Container, source: str, sa
     here.module("torch", source)
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            assert await keeper.store(here.spec("torch"), 2) is None
-            (warning,) = keeper.warnings
+        async with here.connect_daemon() as daemon:
+            assert await daemon.store(here.spec("torch"), 2) is None
+            (warning,) = daemon.warnings
             assert warning.startswith(f"rank 0 serves torch's TCPStore itself: {said}")
             # The server still serves.
-            rank = await here.start(keeper, here.spec("torch"), str.upper, "next")
+            rank = await here.start(daemon, here.spec("torch"), str.upper, "next")
             assert (rank.started.warning, await rank.value()) == (None, "NEXT")
 
     asyncio.run(scenario())
@@ -637,11 +637,11 @@ def test_the_driver_is_told_of_a_store_that_could_not_be_made(
 def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> None:
     async def scenario() -> None:
         spec = warm.spec("torch", OMP_NUM_THREADS="1")
-        async with warm.keeper() as keeper:
-            assert await keeper.warm(spec) is None
+        async with warm.connect_daemon() as daemon:
+            assert await daemon.warm(spec) is None
             for _ in range(2):
                 began = time.monotonic()
-                store = await keeper.store(spec, 2)
+                store = await daemon.store(spec, 2)
                 assert store is not None
                 shared = {
                     "MASTER_ADDR": "127.0.0.1",
@@ -652,15 +652,15 @@ def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> N
                 }
                 ranks = [
                     await warm.start(
-                        keeper, spec, functions.all_reduced, own={**shared, "RANK": str(rank)}
+                        daemon, spec, functions.all_reduced, own={**shared, "RANK": str(rank)}
                     )
                     for rank in range(2)
                 ]
                 # Neither listens at the store's port.
                 assert [await rank.value() for rank in ranks] == [(3.0, False)] * 2
                 print(f"all-reduce of 2 forked ranks: {time.monotonic() - began:.2f} s")
-                keeper.signal(store.pid, signal.SIGKILL, "tree")
-                await keeper.ended(store.pid)
+                daemon.signal(store.pid, signal.SIGKILL, "tree")
+                await daemon.ended(store.pid)
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(("127.0.0.1", store.port))
 
@@ -669,10 +669,10 @@ def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> N
 
 def test_a_store_ends_with_the_connection(warm: Container) -> None:
     async def scenario() -> int:
-        async with warm.keeper() as keeper:
-            store = await keeper.store(warm.spec("torch", OMP_NUM_THREADS="1"), 2)
+        async with warm.connect_daemon() as daemon:
+            store = await daemon.store(warm.spec("torch", OMP_NUM_THREADS="1"), 2)
             assert store is not None and not gone(store.pid)
-            assert await keeper.store(warm.spec(), 2) is None  # no torch there
+            assert await daemon.store(warm.spec(), 2) is None  # no torch there
             return store.pid
 
     pid = asyncio.run(scenario())
@@ -685,11 +685,11 @@ def test_a_store_that_goes_on_keeps_nothing_of_an_ended_rank(
     async def scenario() -> None:
         spec = warm.spec("torch", OMP_NUM_THREADS="1")
         family = tmp_path / "family"
-        async with warm.keeper() as keeper:
-            store = await keeper.store(spec, 1)
-            rank = await warm.start(keeper, spec, functions.family, str(family))
+        async with warm.connect_daemon() as daemon:
+            store = await daemon.store(spec, 1)
+            rank = await warm.start(daemon, spec, functions.family, str(family))
             assert await asyncio.to_thread(until, family.exists, SECONDS)
-            keeper.signal(rank.pid, signal.SIGTERM, "group")
+            daemon.signal(rank.pid, signal.SIGTERM, "group")
             await rank.end()
             pids = json.loads(family.read_text())
             left = [pids[name] for name in ("daemon", "forked", "child", "worker")]
@@ -702,10 +702,10 @@ def test_a_store_that_goes_on_keeps_nothing_of_an_ended_rank(
 def test_a_spare_holds_nothing_of_a_store_nor_of_its_server(warm: Container) -> None:
     async def scenario() -> None:
         spec = warm.spec("torch", OMP_NUM_THREADS="1")
-        async with warm.keeper() as keeper:
-            store = await keeper.store(spec, 1)
+        async with warm.connect_daemon() as daemon:
+            store = await daemon.store(spec, 1)
             assert store is not None
-            server = await (await warm.start(keeper, spec, os.getppid)).value()
+            server = await (await warm.start(daemon, spec, os.getppid)).value()
             # Forked while the store served: an earlier one has become the rank.
             ahead = await forked_ahead(warm, server)
             files = Path(f"/proc/{ahead}/fd")
@@ -714,8 +714,8 @@ def test_a_spare_holds_nothing_of_a_store_nor_of_its_server(warm: Container) -> 
             held = {str(path.readlink()).split(":")[0] for path in files.iterdir()}
             log = str(Path(f"/proc/{server}/fd/1").readlink())
             assert held == {"/dev/null", log, "socket"}
-            keeper.signal(store.pid, signal.SIGKILL, "tree")
-            await keeper.ended(store.pid)
+            daemon.signal(store.pid, signal.SIGKILL, "tree")
+            await daemon.ended(store.pid)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", store.port))
             assert not gone(ahead)
@@ -744,8 +744,8 @@ def test_a_forked_rank_loads_data_with_workers(warm: Container, context: str) ->
 def test_workers_that_are_busy_end_with_their_rank(warm: Container, tmp_path: Path) -> None:
     async def scenario() -> None:
         spec = warm.spec("torch", OMP_NUM_THREADS="1")
-        async with warm.keeper() as keeper:
-            rank = await warm.start(keeper, spec, functions.loads_for_ever, str(tmp_path / "busy"))
+        async with warm.connect_daemon() as daemon:
+            rank = await warm.start(daemon, spec, functions.loads_for_ever, str(tmp_path / "busy"))
             busy = lambda: sorted(tmp_path.glob("busy.*"))  # noqa: E731
             assert await asyncio.to_thread(until, lambda: len(busy()) == 2, SECONDS)
             os.kill(rank.pid, signal.SIGKILL)
@@ -795,10 +795,10 @@ def test_a_forked_rank_has_the_framework_and_a_fresh_one_imports_it(warm: Contai
     async def scenario() -> None:
         warm.module("threaded", THREADED)
         spec, unsafe = warm.spec("torch", OMP_NUM_THREADS="1"), warm.spec("threaded")
-        async with warm.keeper() as keeper:
-            assert await keeper.warm(unsafe) is not None
+        async with warm.connect_daemon() as daemon:
+            assert await daemon.warm(unsafe) is not None
             for kind, wanted in (("forked", spec), ("fresh", unsafe)):
-                rank = await warm.start(keeper, wanted, functions.first_line, time.time())
+                rank = await warm.start(daemon, wanted, functions.first_line, time.time())
                 there, seconds = await rank.value()
                 assert there == (kind == "forked") == (rank.started.warning is None)
                 print(f"{kind}: {seconds:.3f} s to the function's first line with torch")

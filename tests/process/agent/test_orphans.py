@@ -1,4 +1,4 @@
-"""What a killed keeper leaves is waited for until it has let go of its files."""
+"""What a killed daemon leaves is waited for until it has let go of its files."""
 
 from __future__ import annotations
 

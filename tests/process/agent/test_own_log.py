@@ -15,17 +15,17 @@ import pytest
 from hopsgpu.artifacts.run_logs import log_of, log_sizes
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import serve
 from hopsgpu.core import own_log
 from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.storage.lake import LakePath
-from tests.process.agent.test_supervisor import Gang
+from tests.process.agent.test_agent import Gang
 
 PRIVATE = "jyT-of-the-user"
 CODE = (
-    "import logging, pickle, sys; from hopsgpu.agent.supervisor import run_agent;"
+    "import logging, pickle, sys; from hopsgpu.agent.agent import run_agent;"
     "run_agent(pickle.load(sys.stdin.buffer));"
     "assert not logging.getLogger().handlers; assert logging.getLogger('hopsgpu').propagate"
 )
@@ -43,7 +43,7 @@ def gang(tmp_path: Path, level: str) -> Iterator[Gang]:
     for directory in (logs, tmp_path / "container", tmp_path / "lake" / "runs" / "r" / "logs"):
         directory.mkdir(parents=True)
     with serve(new_secret(), "127.0.0.1") as server:
-        driver = Driver("127.0.0.1", server.port, server._secret, None, log=level)
+        driver = DriverEndpoint("127.0.0.1", server.port, server._secret, None, log=level)
         process = subprocess.Popen(
             [sys.executable, "-c", CODE],
             cwd=tmp_path / "container",
@@ -88,7 +88,7 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
     assert "r: attempt 0: starts ranks 0" in agent
     assert "r: rank 0 ended: exit code 1, raised" in agent
     assert name in [own_log.daemon_file(int(line.split()[3])) for line in daemon.splitlines()[:1]]
-    assert "process daemon of keeper-" in daemon
+    assert "process daemon of process-daemon-" in daemon
     assert "a task has disconnected" in daemon
     is_debug = level == "debug"
     assert ("from the driver: run, " in agent) is is_debug

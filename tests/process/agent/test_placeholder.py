@@ -19,11 +19,11 @@ from hopsgpu.agent import daemon_start
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.agent.daemon_client import connected
 from hopsgpu.agent.daemon_start import begin, daemon_directory
-from hopsgpu.agent.placeholder import run_holder
+from hopsgpu.agent.placeholder import run_placeholder
 from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.packaging.python_env.environment import RankPython
 from tests.unit.containers import JVM, SECONDS, until
@@ -31,11 +31,11 @@ from tests.unit.containers import JVM, SECONDS, until
 # Below the stand-in for the JVM, as Spark's tasks are.
 TASK = """
 import pickle, sys
-from hopsgpu.agent.placeholder import run_holder
+from hopsgpu.agent.placeholder import run_placeholder
 with open(sys.argv[1], "rb") as file:
     driver, warm = pickle.load(file)
 warm.begin(driver)
-run_holder(driver, warm)
+run_placeholder(driver, warm)
 print("ended", flush=True)
 """
 
@@ -51,7 +51,7 @@ class Holding:
 
     def __init__(self, server: ControlServer, warm: WarmUp, directory: Path) -> None:
         call = directory / "call"
-        driver = Driver("127.0.0.1", server.port, server._secret, None)
+        driver = DriverEndpoint("127.0.0.1", server.port, server._secret, None)
         call.write_bytes(pickle.dumps((driver, warm)))
         command = [sys.executable, "-c", JVM, sys.executable, "-c", TASK, str(call)]
         environment = {**os.environ, "PYTHONPATH": str(directory / "path")}
@@ -80,8 +80,8 @@ def user_module(directory: Path) -> WarmUp:
 async def warmed(warm: WarmUp, directory: Path, jvm: int) -> None:
     """Wait, as the next task does, until the fork server may fork."""
     spec = server_spec(os.environ, warm.environment, warm.modules, RankPython())
-    async with connected(directory / "hopsgpu", jvm) as keeper:
-        assert await keeper.warm(spec) is None
+    async with connected(directory / "hopsgpu", jvm) as daemon:
+        assert await daemon.warm(spec) is None
 
 
 def test_what_a_holder_has_warmed_the_next_task_finds(
@@ -100,7 +100,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
     finally:
         holding.jvm.kill()
         holding.jvm.communicate()
-    assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")), SECONDS)
 
 
 def test_what_a_holder_has_begun_goes_on_for_the_next_task(
@@ -118,7 +118,7 @@ def test_what_a_holder_has_begun_goes_on_for_the_next_task(
     finally:
         holding.jvm.kill()
         holding.jvm.communicate()
-    assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")), SECONDS)
 
 
 def test_of_tasks_that_begin_at_the_same_time_one_starts_the_daemon(tmp_path: Path) -> None:
@@ -130,12 +130,12 @@ def test_of_tasks_that_begin_at_the_same_time_one_starts_the_daemon(tmp_path: Pa
 
     async def scenario() -> None:
         # It waits for the start of the other one.
-        async with connected(tmp_path, jvm) as keeper:
+        async with connected(tmp_path, jvm) as daemon:
             await starting.done()
             assert begin(directory, jvm, None, "info") is None
             async with connected(tmp_path, jvm) as other:
-                assert other.pid == keeper.pid
-            os.kill(keeper.pid, signal.SIGTERM)
+                assert other.pid == daemon.pid
+            os.kill(daemon.pid, signal.SIGTERM)
 
     asyncio.run(scenario())
     assert until(lambda: not directory.exists(), SECONDS)
@@ -151,8 +151,8 @@ def test_a_start_that_fails_says_why_and_leaves_others_the_start(tmp_path: Path)
     async def scenario() -> None:
         with pytest.raises(ChildProcessError, match=r"(?s)exit code 1.*JSONDecodeError"):
             await starting.done()
-        async with connected(tmp_path, jvm) as keeper:
-            os.kill(keeper.pid, signal.SIGTERM)
+        async with connected(tmp_path, jvm) as daemon:
+            os.kill(daemon.pid, signal.SIGTERM)
 
     asyncio.run(scenario())
     assert until(lambda: not directory.exists(), SECONDS)
@@ -174,9 +174,9 @@ def test_a_holder_ends_at_once_though_its_warming_hangs(
     finally:
         holding.jvm.kill()
         holding.jvm.communicate()
-    assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")), SECONDS)
 
 
 def test_nobody_answers() -> None:
     with held_ports(1) as held, pytest.raises(OSError):
-        run_holder(Driver("127.0.0.1", held.ports[0], new_secret(), None), WarmUp())
+        run_placeholder(DriverEndpoint("127.0.0.1", held.ports[0], new_secret(), None), WarmUp())

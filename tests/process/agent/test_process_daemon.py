@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.agent.daemon_client import DaemonClient, KeeperLost, connected
-from hopsgpu.agent.fork_servers import MOST_SERVERS, Server, serving, to_end
+from hopsgpu.agent.daemon_client import DaemonClient, ProcessDaemonLost, connected
+from hopsgpu.agent.fork_servers import MOST_SERVERS, ForkServerProcess, serving, to_end
 from hopsgpu.agent.orphans import marked
 from hopsgpu.linux import ancestor, comm, parent_of
 from tests.unit import rank_functions as functions
@@ -41,10 +41,10 @@ from hopsgpu.agent.daemon_client import connected
 
 async def main(directory, file):
     here = Container(Path(directory), 0)
-    async with connected(here.directory / "hopsgpu") as keeper:
-        Path(file + ".keeper").write_text(json.dumps([keeper.pid, keeper.token]))
-        rank = await here.start(keeper, here.spec(), rank_functions.family, file)
-        await keeper.ended(rank.pid)
+    async with connected(here.directory / "hopsgpu") as daemon:
+        Path(file + ".daemon").write_text(json.dumps([daemon.pid, daemon.token]))
+        rank = await here.start(daemon, here.spec(), rank_functions.family, file)
+        await daemon.ended(rank.pid)
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -87,10 +87,10 @@ def here(tmp_path: Path) -> Iterator[Container]:
         yield there
 
 
-async def family(here: Container, keeper: DaemonClient) -> tuple[Any, dict[str, int]]:
+async def family(here: Container, daemon: DaemonClient) -> tuple[Any, dict[str, int]]:
     """A rank with descendants of all kinds, and their pids."""
     file = here.directory / f"pids-{here.ranks}"
-    rank = await here.start(keeper, here.spec(), functions.family, str(file))
+    rank = await here.start(daemon, here.spec(), functions.family, str(file))
     pids = await asyncio.to_thread(read, file)
     wanted = set(pids.values())
     # At its exec a process has no environment for a moment.
@@ -107,25 +107,25 @@ async def only_server_left(here: Container, pids: dict[str, int]) -> bool:
     return await asyncio.to_thread(until, lambda: here.marked() == [pids["server"]], SECONDS)
 
 
-def test_a_keeper_is_nobodys_child_and_holds_nothing_of_its_starter(here: Container) -> None:
+def test_a_daemon_is_nobodys_child_and_holds_nothing_of_its_starter(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            assert os.getsid(keeper.pid) not in (os.getsid(0), os.getpgid(0))
-            assert parent_of(keeper.pid) != os.getpid()
-            process = Path(f"/proc/{keeper.pid}")
+        async with here.connect_daemon() as daemon:
+            assert os.getsid(daemon.pid) not in (os.getsid(0), os.getpgid(0))
+            assert parent_of(daemon.pid) != os.getpid()
+            process = Path(f"/proc/{daemon.pid}")
             outputs = {str((process / "fd" / n).readlink()) for n in "012"}
-            home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
+            home = here.directory / "hopsgpu" / f"process-daemon-{here.jvm}"
             assert outputs == {"/dev/null", str(home / "log")}
             assert home.stat().st_mode & 0o777 == 0o700
-            assert keeper.token not in (process / "environ").read_text()
+            assert daemon.token not in (process / "environ").read_text()
 
     asyncio.run(scenario())
 
 
-def test_tasks_that_come_at_once_start_one_keeper(here: Container) -> None:
+def test_tasks_that_come_at_once_start_one_daemon(here: Container) -> None:
     async def pid() -> int:
-        async with here.keeper() as keeper:
-            return keeper.pid
+        async with here.connect_daemon() as daemon:
+            return daemon.pid
 
     async def scenario() -> None:
         first = set(await asyncio.gather(*(pid() for _ in range(4))))
@@ -149,15 +149,15 @@ AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can act as
 @AS_ANOTHER
 def test_only_own_processes_are_listened_to(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
+        async with here.connect_daemon() as daemon:
+            home = here.directory / "hopsgpu" / f"process-daemon-{here.jvm}"
             assert await asyncio.to_thread(said_to, STRANGER, home) == "PermissionError"
             # As if somebody had opened the way.
             home.chmod(0o755)
             (home / "socket").chmod(0o777)
             assert await asyncio.to_thread(said_to, STRANGER, home) == "b''"
             assert '"token"' in await asyncio.to_thread(said_to, STRANGER, home, os.geteuid())
-            assert await keeper.warm(here.spec()) is None
+            assert await daemon.warm(here.spec()) is None
 
     asyncio.run(scenario())
 
@@ -170,8 +170,8 @@ def said_to(stranger: str, directory: Path, user: int = NOBODY) -> str:
 
 
 @AS_ANOTHER
-def test_a_keeper_of_another_user_is_told_nothing(tmp_path: Path) -> None:
-    home = tmp_path / f"keeper-{os.getpid()}"
+def test_a_daemon_of_another_user_is_told_nothing(tmp_path: Path) -> None:
+    home = tmp_path / f"process-daemon-{os.getpid()}"
     home.mkdir()
     shutil.chown(home, NOBODY)
     command = [sys.executable, "-c", IMPOSTOR, str(home), str(NOBODY)]
@@ -189,13 +189,13 @@ def test_a_keeper_of_another_user_is_told_nothing(tmp_path: Path) -> None:
 
 def test_a_task_that_talks_nonsense_is_hung_up_on_and_others_are_not(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper, here.keeper() as other:
+        async with here.connect_daemon() as daemon, here.connect_daemon() as other:
             rank, pids = await family(here, other)
-            mine = await here.start(keeper, here.spec(), functions.spin)
-            keeper._writer.write(b'{"do": "spawn"}\n')
+            mine = await here.start(daemon, here.spec(), functions.spin)
+            daemon._writer.write(b'{"do": "spawn"}\n')
             assert (await mine.end()).status == signal.SIGKILL
             with pytest.raises(ConnectionError):
-                await keeper.warm(here.spec())
+                await daemon.warm(here.spec())
             there = lambda: set(here.marked()) == set(pids.values())  # noqa: E731
             # A spare has its name a moment after it was forked.
             assert await asyncio.to_thread(until, there, SECONDS)
@@ -220,8 +220,8 @@ def test_the_jvm_is_found_above_the_task(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", ["rank", "worker"])
 def test_with_a_rank_all_of_its_processes_end(here: Container, victim: str) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            rank, pids = await family(here, keeper)
+        async with here.connect_daemon() as daemon:
+            rank, pids = await family(here, daemon)
             os.kill(pids[victim], signal.SIGKILL)
             ended = await rank.end()
             # Without its worker the function returns.
@@ -233,13 +233,13 @@ def test_with_a_rank_all_of_its_processes_end(here: Container, victim: str) -> N
 
 def test_one_rank_ends_and_the_others_processes_stay(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             rank = await here.start(
-                keeper, here.spec(), functions.family, str(here.directory / "a")
+                daemon, here.spec(), functions.family, str(here.directory / "a")
             )
             one = await asyncio.to_thread(read, here.directory / "a")
-            _, other = await family_beside(here, keeper)
-            keeper.signal(rank.pid, signal.SIGTERM, "group")
+            _, other = await family_beside(here, daemon)
+            daemon.signal(rank.pid, signal.SIGTERM, "group")
             assert (await rank.end()).status == signal.SIGTERM
             session = [one["child"], one["worker"]]
             assert await asyncio.to_thread(until, lambda: all(map(gone, session)), SECONDS)
@@ -248,17 +248,17 @@ def test_one_rank_ends_and_the_others_processes_stay(here: Container) -> None:
     asyncio.run(scenario())
 
 
-async def family_beside(here: Container, keeper: DaemonClient) -> tuple[Any, dict[str, int]]:
+async def family_beside(here: Container, daemon: DaemonClient) -> tuple[Any, dict[str, int]]:
     file = here.directory / "b"
-    rank = await here.start(keeper, here.spec(), functions.family, str(file))
+    rank = await here.start(daemon, here.spec(), functions.family, str(file))
     return rank, await asyncio.to_thread(read, file)
 
 
 def test_a_rank_is_killed_with_all_that_descends_from_it(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            rank, pids = await family(here, keeper)
-            keeper.signal(rank.pid, signal.SIGKILL, "tree")
+        async with here.connect_daemon() as daemon:
+            rank, pids = await family(here, daemon)
+            daemon.signal(rank.pid, signal.SIGKILL, "tree")
             assert (await rank.end()).status == signal.SIGKILL
             assert await only_server_left(here, pids)
 
@@ -267,40 +267,40 @@ def test_a_rank_is_killed_with_all_that_descends_from_it(here: Container) -> Non
 
 def test_with_a_fork_server_its_ranks_end_and_another_takes_its_place(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            rank, pids = await family(here, keeper)
+        async with here.connect_daemon() as daemon:
+            rank, pids = await family(here, daemon)
             os.kill(pids["server"], signal.SIGKILL)
             assert (await rank.end()).status == signal.SIGKILL
             assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
-            again = await here.start(keeper, here.spec(), os.getppid)
+            again = await here.start(daemon, here.spec(), os.getppid)
             assert again.started.warning is None
             assert await again.value() != pids["server"]
 
     asyncio.run(scenario())
 
 
-def test_with_a_keeper_all_its_processes_end_and_another_takes_its_place(here: Container) -> None:
+def test_with_a_daemon_all_its_processes_end_and_another_takes_its_place(here: Container) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            rank, _ = await family(here, keeper)
-            os.kill(keeper.pid, signal.SIGKILL)
+        async with here.connect_daemon() as daemon:
+            rank, _ = await family(here, daemon)
+            os.kill(daemon.pid, signal.SIGKILL)
             assert (await rank.end()).status == signal.SIGKILL
             assert not here.left()
             with pytest.raises(ConnectionError):
-                await keeper.warm(here.spec())
+                await daemon.warm(here.spec())
         assert await here.value(here.spec(), str.upper, "again") == "AGAIN"
 
     asyncio.run(scenario())
 
 
-def test_a_task_finds_what_a_killed_keeper_has_left(here: Container) -> None:
+def test_a_task_finds_what_a_killed_daemon_has_left(here: Container) -> None:
     async def scenario() -> dict[str, int]:
-        async with here.keeper() as keeper:
-            _, pids = await family(here, keeper)
-            # As if this task had been killed with the keeper: it does not look.
+        async with here.connect_daemon() as daemon:
+            _, pids = await family(here, daemon)
+            # As if this task had been killed with the daemon: it does not look.
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
-            os.kill(keeper.pid, signal.SIGKILL)
+            os.kill(daemon.pid, signal.SIGKILL)
         return pids
 
     pids = asyncio.run(scenario())
@@ -319,18 +319,18 @@ def test_ranks_end_with_their_task_and_all_with_the_jvm(tmp_path: Path, victim: 
     jvm = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         pids = read(file)
-        keeper, token = json.loads(Path(f"{file}.keeper").read_text())
+        daemon, token = json.loads(Path(f"{file}.daemon").read_text())
         assert until(lambda: set(without_spares(marked(token))) == set(pids.values()), SECONDS)
         # Spark kills a task's process, too.
         (task,) = map(int, Path(f"/proc/{jvm.pid}/task/{jvm.pid}/children").read_text().split())
         if victim == "task":
             os.kill(task, signal.SIGKILL)
             assert until(lambda: without_spares(marked(token)) == [pids["server"]], SECONDS)
-            assert not gone(keeper)
+            assert not gone(daemon)
     finally:
         jvm.kill()
         jvm.wait()
-    assert until(lambda: not marked(token) and gone(keeper), SECONDS)
+    assert until(lambda: not marked(token) and gone(daemon), SECONDS)
     assert until(lambda: gone(task), SECONDS)
 
 
@@ -341,15 +341,15 @@ def test_a_rank_that_its_task_no_longer_waits_for_is_not_started(
     here.module("slow", "from pathlib import Path\nwhile not Path(__file__ + '.go').exists(): pass")
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            start = here.start(keeper, here.spec("slow"), print, "never")
+        async with here.connect_daemon() as daemon:
+            start = here.start(daemon, here.spec("slow"), print, "never")
             starting = asyncio.create_task(start)
             async with asyncio.timeout(SECONDS):
                 while not here.marked():
                     await asyncio.sleep(0.01)  # nobody tells
             if cancelled:
                 starting.cancel()
-        with pytest.raises(asyncio.CancelledError if cancelled else KeeperLost):
+        with pytest.raises(asyncio.CancelledError if cancelled else ProcessDaemonLost):
             await starting
         (here.directory / "path" / "slow.py.go").touch()
         # Behind it in the server's queue.
@@ -362,24 +362,26 @@ def test_a_rank_that_its_task_no_longer_waits_for_is_not_started(
 def test_a_few_fork_servers_are_kept(here: Container) -> None:
     async def scenario() -> None:
         servers = []
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             for number in range(MOST_SERVERS + 1):
-                await keeper.warm(here.spec(NUMBER=str(number)))
+                await daemon.warm(here.spec(NUMBER=str(number)))
                 if number == MOST_SERVERS - 1:
                     # The first is wanted again: the second goes.
                     assert await here.value(here.spec(NUMBER="0"), os.getppid) in here.marked()
             for number in (0, *range(2, MOST_SERVERS + 1)):
-                rank = await here.start(keeper, here.spec(NUMBER=str(number)), os.getppid)
+                rank = await here.start(daemon, here.spec(NUMBER=str(number)), os.getppid)
                 servers.append(await rank.value())
         assert await asyncio.to_thread(until, lambda: set(here.marked()) == set(servers), SECONDS)
 
     asyncio.run(scenario())
 
 
-def server(here: Container, *modules: str, used: float = 0.0, **variables: str) -> Server:
+def server(
+    here: Container, *modules: str, used: float = 0.0, **variables: str
+) -> ForkServerProcess:
     lines: Any = None
     spec = here.spec(*modules, **variables)
-    return Server(spec, 1, lines, Path(), 0.0, used, frozenset(modules))
+    return ForkServerProcess(spec, 1, lines, Path(), 0.0, used, frozenset(modules))
 
 
 def test_who_serves_whom() -> None:
@@ -404,7 +406,7 @@ def test_the_idle_server_that_was_not_wanted_for_longest_goes() -> None:
     assert to_end(many, 3) is None
 
 
-def test_without_a_process_to_watch_there_is_no_keeper(tmp_path: Path) -> None:
+def test_without_a_process_to_watch_there_is_no_daemon(tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(ProcessLookupError):
             async with connected(tmp_path, 2**22 + 1):

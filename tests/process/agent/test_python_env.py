@@ -13,7 +13,7 @@ from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.lake import LakePath
-from tests.process.agent.test_supervisor import Gang, gang, reserve  # noqa: F401
+from tests.process.agent.test_agent import Gang, gang, reserve  # noqa: F401
 from tests.travelling import PYTHON, whole_environment
 
 LOOK = "[__import__('sys').executable, __import__('mine').A, __import__('hopsgpu').__file__]"

@@ -52,7 +52,7 @@ def share(name: str, end: str) -> str:
         "returns",
         pytest.param("raises", marks=pytest.mark.soak),
         "is killed",
-        *(pytest.param(e, marks=pytest.mark.soak) for e in ("tree", "group", "server", "keeper")),
+        *(pytest.param(e, marks=pytest.mark.soak) for e in ("tree", "group", "server", "daemon")),
         "jvm",
     ],
 )
@@ -60,23 +60,23 @@ def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
     name = f"hopsgpu-test-{uuid4().hex}"
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
-            rank = await here.start(keeper, here.spec(), share, name, end)
-            if end in ("tree", "group", "server", "keeper", "jvm"):
+        async with here.connect_daemon() as daemon:
+            rank = await here.start(daemon, here.spec(), share, name, end)
+            if end in ("tree", "group", "server", "daemon", "jvm"):
                 assert await asyncio.to_thread(until, (SHARED / name).exists, SECONDS), rank.log
             server = await here.value(here.spec(), os.getppid)
             match end:
                 case "tree" | "group":
                     number = signal.SIGKILL if end == "tree" else signal.SIGTERM
-                    keeper.signal(rank.pid, number, end)
-                case "server" | "keeper" | "jvm":
-                    victim = {"server": server, "keeper": keeper.pid, "jvm": here.jvm}[end]
+                    daemon.signal(rank.pid, number, end)
+                case "server" | "daemon" | "jvm":
+                    victim = {"server": server, "daemon": daemon.pid, "jvm": here.jvm}[end]
                     os.kill(victim, signal.SIGKILL)
             if end != "jvm":
                 await rank.end()
             gone = await asyncio.to_thread(until, lambda: not (SHARED / name).exists(), SECONDS)
             assert gone, rank.log
-        if end == "keeper":
+        if end == "daemon":
             # Another takes its place, and its directory.
             await here.value(here.spec(), os.getppid)
 

@@ -66,7 +66,7 @@ def long(own: Path) -> Iterator[Container]:
 
 
 def places() -> set[Path]:
-    """The directories of this user's keepers in /tmp."""
+    """The directories of this user's daemons in /tmp."""
     return {path for path in SHARED.glob("hopsgpu-tmp-*") if path.stat().st_uid == os.geteuid()}
 
 
@@ -210,10 +210,10 @@ def test_a_rank_can_bind_sockets_in_tmpdir_however_long_its_path_is(
     long.module("threaded", THREADED)
 
     async def scenario() -> None:
-        async with long.keeper() as keeper:
+        async with long.connect_daemon() as daemon:
             # The third is forked ahead.
             for _ in range(3):
-                rank = await long.start(keeper, long.spec(*modules), functions.temporary)
+                rank = await long.start(daemon, long.spec(*modules), functions.temporary)
                 assert (rank.started.warning is None) == (modules == ())
                 seen = await rank.value()
                 assert len(seen["TMPDIR"]) < MOST_BYTES
@@ -252,10 +252,10 @@ def test_a_data_loader_with_workers_however_long_the_path_is(long: Container, co
     asyncio.run(scenario())
 
 
-async def linked(here: Container, keeper: DaemonClient) -> tuple[Rank, Path]:
+async def linked(here: Container, daemon: DaemonClient) -> tuple[Rank, Path]:
     """A rank that runs, and the link to its directory."""
     file = here.directory / f"tmpdir-{here.ranks}"
-    rank = await here.start(keeper, here.spec(), functions.tells_tmpdir_and_waits, str(file))
+    rank = await here.start(daemon, here.spec(), functions.tells_tmpdir_and_waits, str(file))
     assert await asyncio.to_thread(until, file.exists, SECONDS)
     link = Path(json.loads(file.read_text())).parent
     assert link.is_dir()
@@ -264,15 +264,15 @@ async def linked(here: Container, keeper: DaemonClient) -> tuple[Rank, Path]:
 
 def test_a_link_stays_until_it_is_given_up(long: Container) -> None:
     async def scenario() -> None:
-        async with long.keeper() as keeper:
-            one, first = await linked(long, keeper)
-            two, second = await linked(long, keeper)
+        async with long.connect_daemon() as daemon:
+            one, first = await linked(long, daemon)
+            two, second = await linked(long, daemon)
             for rank in (one, two):
-                keeper.signal(rank.pid, signal.SIGKILL, "tree")
+                daemon.signal(rank.pid, signal.SIGKILL, "tree")
                 await rank.end()
             # What it has left may lead there by it.
             assert first.is_dir()
-            keeper.forget(one.directory)
+            daemon.forget(one.directory)
             gone = lambda: not os.path.lexists(first)  # noqa: E731
             assert await asyncio.to_thread(until, gone, SECONDS)
             assert second.is_dir()
@@ -282,39 +282,39 @@ def test_a_link_stays_until_it_is_given_up(long: Container) -> None:
 
 def test_a_tasks_links_go_with_it_and_not_others(long: Container) -> None:
     async def scenario() -> None:
-        async with long.keeper() as other:
+        async with long.connect_daemon() as other:
             _, stays = await linked(long, other)
-            async with long.keeper() as keeper:
-                _, goes = await linked(long, keeper)
+            async with long.connect_daemon() as daemon:
+                _, goes = await linked(long, daemon)
                 # It may not give up another's.
-                keeper.forget(long.directory)
+                daemon.forget(long.directory)
                 gone = lambda: not os.path.lexists(goes)  # noqa: E731
                 assert await asyncio.to_thread(until, gone, SECONDS)
-                _, goes = await linked(long, keeper)
+                _, goes = await linked(long, daemon)
             assert await asyncio.to_thread(until, gone, SECONDS)
             assert stays.is_dir()
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("victim", ["jvm", "keeper", "task and keeper"])
+@pytest.mark.parametrize("victim", ["jvm", "daemon", "task and daemon"])
 def test_who_is_killed_leaves_no_link(tmp_path: Path, victim: str) -> None:
     async def scenario(here: Container) -> Path:
-        async with here.keeper() as keeper:
-            rank, link = await linked(here, keeper)
-            if victim == "task and keeper":
+        async with here.connect_daemon() as daemon:
+            rank, link = await linked(here, daemon)
+            if victim == "task and daemon":
                 for task in asyncio.all_tasks() - {asyncio.current_task()}:
                     task.cancel()
-            os.kill(here.jvm if victim == "jvm" else keeper.pid, signal.SIGKILL)
-            if victim != "task and keeper":
+            os.kill(here.jvm if victim == "jvm" else daemon.pid, signal.SIGKILL)
+            if victim != "task and daemon":
                 await rank.end()
             return link.parent
 
     with container(tmp_path / "container") as here:
         place = asyncio.run(scenario(here))
-        if victim == "task and keeper":
+        if victim == "task and daemon":
             assert place.is_dir()
-            # The next keeper, of whichever container.
+            # The next daemon, of whichever container.
             with container(tmp_path / "another") as another:
                 asyncio.run(another.value(another.spec(), str.upper, "next"))
         assert until(lambda: not place.exists(), SECONDS)

@@ -15,11 +15,11 @@ from typing import Any, cast
 import optuna
 import pytest
 
-from hopsgpu.agent.rank_group import Attempt
+from hopsgpu.agent.rank_group import RankGroup
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.rank.trial import Trial
 from tests.conftest import until
-from tests.process.agent.test_supervisor import SECONDS, Gang, gang, is_refused, reserve
+from tests.process.agent.test_agent import SECONDS, Gang, gang, is_refused, reserve
 from tests.unit.rank_functions import all_reduced
 
 __all__ = ["gang"]
@@ -215,7 +215,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
     async def act() -> bool:
         async with asyncio.TaskGroup() as tasks:
             fields = {"run_id": "r", "attempt": 0, "run_url": "file:///nowhere", "ranks": [{}]}
-            attempt = Attempt(cast("Channel", Silent()), tasks, Message("run", fields, b""))
+            attempt = RankGroup(cast("Channel", Silent()), tasks, Message("run", fields, b""))
             attempt._directory.mkdir(parents=True)
             if is_over:
                 attempt._ended.add(0)

@@ -286,7 +286,7 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
     code = (
         "import sys, traceback, hopsgpu.rank.entry\n"
-        "import hopsgpu.agent.process_daemon, hopsgpu.agent.supervisor\n"
+        "import hopsgpu.agent.process_daemon, hopsgpu.agent.agent\n"
         "ours = [m for n, m in sys.modules.items() if n.partition('.')[0] == 'hopsgpu']\n"
         "print(*(m.__file__ for m in ours))\n"
         "try:\n  hopsgpu.rank.entry.run(None)\n"

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import serve
-from tests.process.agent.test_supervisor import Gang
+from tests.process.agent.test_agent import Gang
 
 DISK = 8 * 2**20
 
@@ -34,7 +34,7 @@ Path.touch = full
 """
 AGENT = """
 import pickle, sys
-from hopsgpu.agent.supervisor import run_agent
+from hopsgpu.agent.agent import run_agent
 run_agent(pickle.load(sys.stdin.buffer))
 """
 
@@ -58,7 +58,9 @@ def gang(tmp_path: Path, before: str) -> Iterator[Gang]:
             [*command, sys.executable, before + AGENT], cwd=tmp_path, stdin=subprocess.PIPE
         )
         assert process.stdin is not None
-        process.stdin.write(pickle.dumps(Driver("127.0.0.1", server.port, server._secret, None)))
+        process.stdin.write(
+            pickle.dumps(DriverEndpoint("127.0.0.1", server.port, server._secret, None))
+        )
         process.stdin.close()
         try:
             yield Gang(server, process, tmp_path / "lake")

@@ -264,7 +264,7 @@ def test_a_process_without_gpu_is_told_so() -> None:
         ("Container killed by YARN for exceeding physical memory limits. 2.0 GB of 2 GB", None),
         ("Container killed by YARN for exceeding virtual memory limits.", None),
         ("Container from a bad node: container_1 on host: node1. Exit status: 134.", "node1"),
-        ("no sign of life for 30 s", "node1"),
+        ("no heartbeat for 30 s", "node1"),
     ],
 )
 def test_the_node_of_a_lost_executor_is_not_always_suspect(

@@ -21,7 +21,7 @@ import pytest
 from hopsgpu.agent.rank_logs import follow
 from hopsgpu.attempts.rank_output import Logs, Outputs, OutputSpool, RankOutput
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver, connect_to_driver
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import serve
 from hopsgpu.core.gang import Container, World, assign_ranks
 from hopsgpu.core.gpu_usage import GpuSample
@@ -143,12 +143,12 @@ def test_a_lost_executors_log_says_so_in_its_last_line(lake: LakePath) -> None:
     out = io.StringIO()
     with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
         outputs.take(1, b"step 1\nstep 2, and th")
-        outputs.lost(1, "no sign of life for 30 s")
+        outputs.lost(1, "no heartbeat for 30 s")
         outputs.lost(0, "")
         logs = outputs.take_over()
     bring(logs, lake)
     said = (
-        "hopsgpu: the executor of rank 1 on node2 was lost (no sign of life for 30 s);"
+        "hopsgpu: the executor of rank 1 on node2 was lost (no heartbeat for 30 s);"
         " the end of its output may be missing"
     )
     assert kept(lake)["rank-1.log"].decode() == f"step 1\nstep 2, and th\n{said}\n"
@@ -289,7 +289,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
 ) -> None:
     log = tmp_path / "log"
 
-    async def agent(driver: Driver) -> None:
+    async def agent(driver: DriverEndpoint) -> None:
         channel = await connect_to_driver(driver)
         ended = asyncio.Event()
         with log.open("ab") as file:
@@ -309,7 +309,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
         serve(secret, "127.0.0.1") as server,
         Outputs(world("node1"), RunLines(out=out)) as outputs,
     ):
-        driver = Driver("127.0.0.1", server.port, secret, None)
+        driver = DriverEndpoint("127.0.0.1", server.port, secret, None)
         talking = threading.Thread(target=lambda: asyncio.run(agent(driver)))
         talking.start()
         kind = ""

@@ -18,7 +18,7 @@ from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.gang import Container
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
 from hopsgpu.yarn.gpu_holders import GpuFacts
@@ -137,7 +137,7 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
     profile: Any = SimpleNamespace(id=1)
     return PlaceholderJob(
         request,
-        Executors(application, profile, server, Driver("", 0, b"", None)),
+        Executors(application, profile, server, DriverEndpoint("", 0, b"", None)),
         cluster.start,
         cluster.clock,
         turn,

@@ -16,7 +16,7 @@ from a bad node: container_1 on host: node2. Exit status: 137.
 PYTHON = """An error occurred while calling o1.collect.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed
 Traceback (most recent call last):
-  File "holder.py", line 3, in run_holder
+  File "holder.py", line 3, in run_placeholder
 ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 41000)
 
 \tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:581)

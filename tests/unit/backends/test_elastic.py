@@ -20,7 +20,7 @@ from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
@@ -177,7 +177,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         request = plans.request(Watcher(), 4, timeout)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
-        resources = Executors(site, profile, server, Driver("", 0, b"", None))
+        resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None))
         lease = YarnElasticLease(request, resources)
         lease.start()
         leases.append(lease)
@@ -303,7 +303,7 @@ def test_the_executor_of_an_agent_that_is_gone_is_replaced_though_spark_has_not_
     if not reachable:
         site.running[site.jobs[0].tag] = ("7",)
     assert not until(lambda: len(site.jobs) == 2, 0.2)
-    lease.take(Event(0, None, "no sign of life for 30 s"))
+    lease.take(Event(0, None, "no heartbeat for 30 s"))
     assert until(lambda: len(site.jobs) == 2, SECONDS)
     assert site.jobs[0].ended.is_set(), "it has the only GPU"
     assert not lease.here

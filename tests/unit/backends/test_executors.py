@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from hopsgpu.backends.spark import executors as executors_module
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 
 PROFILE = 3
 
@@ -85,7 +85,7 @@ def executors_of(manager: Any) -> Executors:
     application: Any = SimpleNamespace(jvm=Jvm(context))
     profile: Any = SimpleNamespace(id=PROFILE)
     server: Any = None
-    return Executors(application, profile, server, Driver("", 0, b"", None))
+    return Executors(application, profile, server, DriverEndpoint("", 0, b"", None))
 
 
 def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
@@ -199,7 +199,7 @@ def killed_by(jvm: Any, busy: Sequence[str]) -> list[str]:
     profile: Any = SimpleNamespace(id=PROFILE)
     server: Any = None
     application: Any = SimpleNamespace(jvm=jvm)
-    Executors(application, profile, server, Driver("", 0, b"", None)).kill_idle(busy)
+    Executors(application, profile, server, DriverEndpoint("", 0, b"", None)).kill_idle(busy)
     return list(jvm.told)
 
 

@@ -20,7 +20,7 @@ from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_on_machine, usab
 from hopsgpu.backends.local.machine_gpus import machine_gpus
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.session import default_master
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.devcluster.node_gpus import Gpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
@@ -123,7 +123,7 @@ def test_gpus_to_be_avoided_are_no_choice() -> None:
 
 
 def test_what_a_container_is_asked_for_survives_its_way_there() -> None:
-    driver = Driver("127.0.0.1", 4711, b"\x00secret", None, job="j")
+    driver = DriverEndpoint("127.0.0.1", 4711, b"\x00secret", None, job="j")
     wanted = ContainerRequest(driver, 2, "A100", ("GPU-a",), 42)
     assert ContainerRequest.load(wanted.dump()) == wanted
     assert wanted.dump().count(b"\n") == 1
@@ -182,7 +182,7 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
     own.mkdir()
     monkeypatch.setenv("HOPSGPU_NVIDIA_SMI", str(smi))
     monkeypatch.setenv("HOPSGPU_LEASE_DIR", str(tmp_path / "leases"))
-    driver = Driver("127.0.0.1", 1, b"secret", None)
+    driver = DriverEndpoint("127.0.0.1", 1, b"secret", None)
     with Leases(lease_directory(os.environ)) as leases:
         assert leases.take(gpu)
         job = ContainerJob(ContainerRequest(driver, 1, None, (), os.getpid()), own, pytest.fail)

@@ -1,4 +1,4 @@
-"""Signs of life: who is lost is told in time, and nobody else is."""
+"""Heartbeats: a lost peer is reported in time, and no other peer is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.control.channel import Channel, new_secret
 from hopsgpu.control.handshake import connect
-from hopsgpu.control.heartbeat import HeartbeatCheck, SignsOfLife, check_heartbeat
+from hopsgpu.control.heartbeat import HeartbeatCheck, HeartbeatState, check_heartbeat
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.streams import Inbox
 from tests.unit.peers import SECONDS, process
@@ -26,32 +26,36 @@ SECRET = new_secret()
     ("signs", "now", "seen"),
     [
         # Nothing is due: look again when the next sign is.
-        (SignsOfLife(sent=100, heard=100), 105, HeartbeatCheck(False, False, False, 110)),
+        (HeartbeatState(sent=100, heard=100), 105, HeartbeatCheck(False, False, False, 110)),
         # The other end is the next to be due.
-        (SignsOfLife(sent=100, heard=75), 102, HeartbeatCheck(False, False, False, 105)),
-        (SignsOfLife(sent=90, heard=99), 101, HeartbeatCheck(False, True, False, 111)),
+        (HeartbeatState(sent=100, heard=75), 102, HeartbeatCheck(False, False, False, 105)),
+        (HeartbeatState(sent=90, heard=99), 101, HeartbeatCheck(False, True, False, 111)),
         # Silence, seen once, then twice, then not any more.
-        (SignsOfLife(sent=100, heard=70), 100, HeartbeatCheck(False, False, True, 101)),
-        (SignsOfLife(sent=100, heard=70, missed=True), 101, HeartbeatCheck(True, False, True, 102)),
+        (HeartbeatState(sent=100, heard=70), 100, HeartbeatCheck(False, False, True, 101)),
         (
-            SignsOfLife(sent=100, heard=101, missed=True),
+            HeartbeatState(sent=100, heard=70, missed=True),
+            101,
+            HeartbeatCheck(True, False, True, 102),
+        ),
+        (
+            HeartbeatState(sent=100, heard=101, missed=True),
             101,
             HeartbeatCheck(False, False, False, 110),
         ),
         # Whoever does not listen judges nobody.
         (
-            SignsOfLife(sent=100, heard=0, listening=False),
+            HeartbeatState(sent=100, heard=0, listening=False),
             101,
             HeartbeatCheck(False, False, False, 110),
         ),
         (
-            SignsOfLife(sent=0, heard=0, listening=False, missed=True),
+            HeartbeatState(sent=0, heard=0, listening=False, missed=True),
             101,
             HeartbeatCheck(False, True, False, 111),
         ),
     ],
 )
-def test_what_a_look_sees(signs: SignsOfLife, now: float, seen: HeartbeatCheck) -> None:
+def test_what_a_look_sees(signs: HeartbeatState, now: float, seen: HeartbeatCheck) -> None:
     assert check_heartbeat(signs, heartbeat=30, now=now) == seen
 
 
@@ -59,7 +63,9 @@ def test_a_look_is_never_in_the_past() -> None:
     for heard in (0.0, 70.0, 71.0, 100.0):
         for sent in (0.0, 95.0, 100.0):
             for listening in (True, False):
-                seen = check_heartbeat(SignsOfLife(sent, heard, listening), heartbeat=30, now=100)
+                seen = check_heartbeat(
+                    HeartbeatState(sent, heard, listening), heartbeat=30, now=100
+                )
                 assert 100 < seen.again < math.inf
 
 
@@ -116,7 +122,7 @@ def test_one_that_is_stuck_in_sending_notices_that_nobody_is_there() -> None:
     with process("driver", SECRET, 30) as driver:
         assert driver.stdout is not None
         port = int(driver.stdout.readline())
-        assert asyncio.run(stuck(port, driver.pid)) == "no sign of life for 1 s"
+        assert asyncio.run(stuck(port, driver.pid)) == "no heartbeat for 1 s"
 
 
 def hello(server: ControlServer) -> int:
@@ -142,7 +148,7 @@ def test_a_stopped_agent_is_lost_within_the_bound() -> None:
         os.kill(agent.pid, signal.SIGSTOP)
         event = server.next_event(SECONDS)
         assert event is not None
-        assert (event.peer, event.message, event.reason) == (peer, None, "no sign of life for 4 s")
+        assert (event.peer, event.message, event.reason) == (peer, None, "no heartbeat for 4 s")
         assert 2 < time.monotonic() - stopped < 9
         assert server.send(peer, "say") is False
 
@@ -159,7 +165,7 @@ def test_a_stopped_driver_is_lost_within_the_bound() -> None:
         assert driver.stdout is not None
         port = int(driver.stdout.readline())
         seconds, message, reason = asyncio.run(lost(port, driver.pid))
-    assert (message, reason) == (None, "no sign of life for 4 s")
+    assert (message, reason) == (None, "no heartbeat for 4 s")
     assert 2 < seconds < 9
 
 
@@ -197,7 +203,7 @@ def test_a_frame_that_takes_long_is_a_sign_of_life() -> None:
         assert event.message.payload == bytes(90_000)
         # And then it is silent.
         end = server.next_event(SECONDS)
-        assert end is not None and end.reason == "no sign of life for 4 s"
+        assert end is not None and end.reason == "no heartbeat for 4 s"
         channel.abort()
         loop.run_until_complete(asyncio.sleep(0))
         loop.close()

@@ -14,7 +14,7 @@ import pytest
 from hopsgpu.control import handshake
 from hopsgpu.control.channel import ChannelError, new_secret
 from hopsgpu.control.handshake import connect
-from hopsgpu.control.peer import Driver, connect_to_driver
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import network_is_encrypted, new_identity
 from hopsgpu.errors import ConfigError
@@ -105,7 +105,9 @@ def test_it_is_tls_1_3_and_the_secret_is_proved_within(
     monkeypatch.setattr(handshake, "_PAUSES", ())
 
     async def version() -> object:
-        driver = Driver("127.0.0.1", server.port, SECRET, None, certificate=server.certificate)
+        driver = DriverEndpoint(
+            "127.0.0.1", server.port, SECRET, None, certificate=server.certificate
+        )
         channel = await connect_to_driver(driver)
         spoken = channel._writer.get_extra_info("ssl_object").version()
         await channel.close()
@@ -189,5 +191,5 @@ def test_what_it_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_driver_shows_neither_secret_nor_certificate() -> None:
-    shown = repr(Driver("127.0.0.1", 1, b"hush-hush", None, certificate=b"long"))
+    shown = repr(DriverEndpoint("127.0.0.1", 1, b"hush-hush", None, certificate=b"long"))
     assert "hush" not in shown and "long" not in shown

@@ -1,4 +1,4 @@
-"""A container's keeper has Python environments unpacked; the lake is a local directory."""
+"""A container's daemon has Python environments unpacked; the lake is a local directory."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ def test_an_environment_is_unpacked_once_whoever_waits(
     home = tmp_path / "disk/hopsgpu-environments" / env.digest
 
     async def scenario() -> None:
-        async with here.keeper() as keeper:
+        async with here.connect_daemon() as daemon:
             # A holder that is told to end while it waits.
-            waiting = asyncio.ensure_future(keeper.prepare(env, variables))
+            waiting = asyncio.ensure_future(daemon.prepare(env, variables))
             await asyncio.sleep(0)
             waiting.cancel()
-        async with here.keeper() as keeper, asyncio.timeout(SECONDS):
-            homes = await asyncio.gather(*(keeper.prepare(env, variables) for _ in range(2)))
+        async with here.connect_daemon() as daemon, asyncio.timeout(SECONDS):
+            homes = await asyncio.gather(*(daemon.prepare(env, variables) for _ in range(2)))
             assert [one.packages for one in homes] == [(str(home),)] * 2
             assert (home / "mine.py").exists()
             LakePath(env.url).remove()
             # The lake is not asked for what is here.
-            assert (await keeper.prepare(env, variables)).packages == (str(home),)
+            assert (await daemon.prepare(env, variables)).packages == (str(home),)
 
     asyncio.run(scenario())
 
 
 def test_why_an_environment_cannot_be_unpacked_is_told(here: Container, env: PythonEnv) -> None:
     async def scenario() -> None:
-        async with here.keeper() as keeper, asyncio.timeout(SECONDS):
+        async with here.connect_daemon() as daemon, asyncio.timeout(SECONDS):
             with pytest.raises(ConfigError, match="compiled for vax"):
-                await keeper.prepare(dataclasses.replace(env, machine="vax"), os.environ)
+                await daemon.prepare(dataclasses.replace(env, machine="vax"), os.environ)
             with pytest.raises(OSError, match="SHA-256 mismatch"):
-                await keeper.prepare(dataclasses.replace(env, digest="0" * 64), os.environ)
+                await daemon.prepare(dataclasses.replace(env, digest="0" * 64), os.environ)
             with pytest.raises(OSError, match="the process that unpacks .* ended with 1"):
-                await keeper.prepare(env, {"PYTHONHOME": "/nowhere"})
+                await daemon.prepare(env, {"PYTHONHOME": "/nowhere"})
 
     asyncio.run(scenario())

@@ -51,18 +51,18 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from hopsgpu.agent.addresses import held_ports, reach
+from hopsgpu.agent.attempt_slot import AttemptSlot
 from hopsgpu.agent.daemon_client import DaemonClient, connected
 from hopsgpu.agent.daemon_start import Starting
 from hopsgpu.agent.gpu_access import find_unopened
-from hopsgpu.agent.lake_trial import try_to_write
+from hopsgpu.agent.lake_write_check import try_to_write
 from hopsgpu.agent.model_upload import dump_model_files, dump_parts, read_model_dirs, upload_all
 from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.agent.rank_environment import ServerSpec
-from hopsgpu.agent.rank_group import Attempt, spec_of
+from hopsgpu.agent.rank_group import RankGroup, spec_of
 from hopsgpu.agent.sent_log import send_log
-from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, ChannelError, Message
-from hopsgpu.control.peer import Driver, connect_to_driver, device_fields, lake_environment
+from hopsgpu.control.peer import DriverEndpoint, connect_to_driver, device_fields, lake_environment
 from hopsgpu.core import own_log
 from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError, StoreError
@@ -78,7 +78,9 @@ _SIGN_SECONDS = 5.0
 _OF_LAUNCHES = 0
 
 
-def run_agent(driver: Driver, watched: int | None = None, starting: Starting | None = None) -> None:
+def run_agent(
+    driver: DriverEndpoint, watched: int | None = None, starting: Starting | None = None
+) -> None:
     """Serve the driver until it closes the connection or is gone; call it in the main thread.
 
     Args:
@@ -94,7 +96,7 @@ def run_agent(driver: Driver, watched: int | None = None, starting: Starting | N
         asyncio.run(_serve(driver, watched, starting))
 
 
-async def _serve(driver: Driver, watched: int | None, starting: Starting | None) -> None:
+async def _serve(driver: DriverEndpoint, watched: int | None, starting: Starting | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
     if driver.user is None:
@@ -128,7 +130,7 @@ async def _begun(starting: Starting | None) -> None:
             log.warning("%s", error)
 
 
-async def _look_after(attempt: Attempt, unpacked: UnpackedModules, attempts: int) -> None:
+async def _look_after(attempt: RankGroup, unpacked: UnpackedModules, attempts: int) -> None:
     """Check the modules once the ranks have ended, so that the next attempt need not wait."""
     await attempt.over.wait()
     await asyncio.to_thread(unpacked.look, attempts)
@@ -172,10 +174,10 @@ class Agent:
         self._watched = watched
         self._tasks = tasks
         self._keeping = contextlib.AsyncExitStack()
-        self._keeper: DaemonClient | None = None
-        # Slots that reserve at the same time are to have the same keeper.
+        self._daemon: DaemonClient | None = None
+        # Slots that reserve at the same time are to have the same daemon.
         self._connecting = asyncio.Lock()
-        self._slots: defaultdict[int, Slot] = defaultdict(Slot)
+        self._slots: defaultdict[int, AttemptSlot] = defaultdict(AttemptSlot)
         self._kept: tuple[str, bytes] = ("", b"")
         # Once for all launches on this container.
         gpus = [device["gpu"] for device in device_fields()]
@@ -245,7 +247,7 @@ class Agent:
                 self._try_lake(message["run_url"])
                 self._warming = self._warming or self._tasks.create_task(self._warm_up(message))
 
-    def _slots_of(self, message: Message) -> list[Slot]:
+    def _slots_of(self, message: Message) -> list[AttemptSlot]:
         """Return the slot with the attempt of a message's run; none if it has been replaced."""
         run_id = message["run_id"]
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
@@ -268,7 +270,7 @@ class Agent:
                 case decision:
                     attempt.decide(message["step"], committed=decision == "commit")
 
-    async def _reserve(self, message: Message, slot: Slot) -> None:
+    async def _reserve(self, message: Message, slot: AttemptSlot) -> None:
         slot.meeting.close()
         run_id, began = message["run_id"], time.monotonic()
         say = functools.partial(self._channel.tell, run_id=run_id)
@@ -277,7 +279,7 @@ class Agent:
         try:
             if closed := await asyncio.shield(self._opening):
                 log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
-                await send_log(say, self._daemon)
+                await send_log(say, self._daemon_pid)
                 await tell(unopened=closed)
                 return
             slot.home = await self._prepared(message)
@@ -293,7 +295,7 @@ class Agent:
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             log.info("%s: nothing reserved: %s", run_id, type(error).__name__)
-            await send_log(say, self._daemon)
+            await send_log(say, self._daemon_pid)
             await tell(problem=str(error) or repr(error), configured=configured)
             return
         log.info(
@@ -321,9 +323,9 @@ class Agent:
         return before
 
     @property
-    def _daemon(self) -> int | None:
+    def _daemon_pid(self) -> int | None:
         """The pid of this container's process daemon, where there is one."""
-        return None if self._keeper is None else self._keeper.pid
+        return None if self._daemon is None else self._daemon.pid
 
     async def _prepared(self, message: Message) -> RankPython:
         """Return the environment of the ranks once it is ready; tell the driver that it takes time.
@@ -335,9 +337,9 @@ class Agent:
         fields = message.fields.get("python_env")
         if fields is None:
             return RankPython()
-        keeper = await self._keeper_here()
+        daemon = await self._connect_daemon()
         env = PythonEnv.from_fields(fields)
-        preparing = asyncio.ensure_future(keeper.prepare(env, os.environ))
+        preparing = asyncio.ensure_future(daemon.prepare(env, os.environ))
         try:
             while not (await asyncio.wait([preparing], timeout=_SIGN_SECONDS))[0]:
                 log.debug("%s: waits for its Python environment", message["run_id"])
@@ -354,11 +356,11 @@ class Agent:
         """
         if not world_size:
             return None
-        keeper = await self._keeper_here()
-        store = await keeper.store(spec, world_size)
+        daemon = await self._connect_daemon()
+        store = await daemon.store(spec, world_size)
         if store is None:
             return None
-        meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
+        meeting.callback(daemon.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
 
     async def _warm_up(self, message: Message) -> None:
@@ -383,18 +385,18 @@ class Agent:
         """
         python = RankPython()
         if (fields := message["python_env"]) is not None:
-            keeper = await self._keeper_here()
-            python = await keeper.prepare(PythonEnv.from_fields(fields), os.environ)
+            daemon = await self._connect_daemon()
+            python = await daemon.prepare(PythonEnv.from_fields(fields), os.environ)
         await self._warm(spec_of(message, python))
 
     async def _warm(self, spec: ServerSpec) -> None:
         """Start the process daemon and a fork server while the user's modules arrive."""
         with contextlib.suppress(OSError):  # what wants them is told, and tells
-            await (await self._keeper_here()).warm(spec)
+            await (await self._connect_daemon()).warm(spec)
 
-    async def _run(self, message: Message, slot: Slot) -> None:
+    async def _run(self, message: Message, slot: AttemptSlot) -> None:
         before, slot.attempt = slot.attempt, None
-        attempt = Attempt(self._channel, self._tasks, message)
+        attempt = RankGroup(self._channel, self._tasks, message)
         if before is not None and before.is_trial:
             await before.give_way(attempt.begun)
         elif before is not None:
@@ -407,7 +409,7 @@ class Agent:
                 slot.ports.check()
             roots = await self._modules(message, slot.unpacked)
             self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.attempts))
-            await attempt.start(await self._keeper_here(), roots, slot.home)
+            await attempt.start(await self._connect_daemon(), roots, slot.home)
         except OSError as error:
             log.info("%s: cannot start the ranks: %s", attempt.run_id, error)
             await attempt.refuse(error)
@@ -433,14 +435,14 @@ class Agent:
             raise ChannelError("the driver named modules that it has not sent")
         return self._kept
 
-    async def _keeper_here(self) -> DaemonClient:
+    async def _connect_daemon(self) -> DaemonClient:
         """Return this container's process daemon; a new one if it has been killed."""
         async with self._connecting:
-            if self._keeper is None or self._keeper.lost:
-                keeper = connected(Path("hopsgpu"), self._watched)
-                self._keeper = await self._keeping.enter_async_context(keeper)
-                log.info("uses process daemon %d", self._keeper.pid)
-            return self._keeper
+            if self._daemon is None or self._daemon.lost:
+                daemon = connected(Path("hopsgpu"), self._watched)
+                self._daemon = await self._keeping.enter_async_context(daemon)
+                log.info("uses process daemon %d", self._daemon.pid)
+            return self._daemon
 
     async def _keep_tokens(self, message: Message) -> None:
         own = Path("hopsgpu").absolute()

@@ -25,7 +25,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.agent import supervisor as agent
+from hopsgpu.agent import agent
+from hopsgpu.agent.attempt_slot import AttemptSlot
 from hopsgpu.agent.model_upload import ModelFiles, load_model_files, load_parts
 from hopsgpu.agent.orphans import marked
 from hopsgpu.agent.rank_environment import (
@@ -34,12 +35,11 @@ from hopsgpu.agent.rank_environment import (
     rank_environment,
     server_spec,
 )
-from hopsgpu.agent.rank_group import Attempt
-from hopsgpu.agent.slot import Slot
+from hopsgpu.agent.rank_group import RankGroup
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.events import Event
-from hopsgpu.control.peer import Driver
+from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.gang import Container, assign_ranks
@@ -182,12 +182,12 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
     (tmp_path / "container").mkdir()
     (tmp_path / "lake" / "runs" / "r" / "logs").mkdir(parents=True)
     with serve(new_secret(), "127.0.0.1") as server:
-        driver = Driver("127.0.0.1", server.port, server._secret, None)
+        driver = DriverEndpoint("127.0.0.1", server.port, server._secret, None)
         environment = {**os.environ, "CONTAINER_ID": "container_7", "NM_HOST": "nodeX"}
         environment |= {"RANK": "99", "TF_CONFIG": "stale", "CUDA_VISIBLE_DEVICES": "stale"}
         environment.pop(TOKEN_FILE, None)
         code = (
-            "import pickle, sys; from hopsgpu.agent.supervisor import run_agent;"
+            "import pickle, sys; from hopsgpu.agent.agent import run_agent;"
             "run_agent(pickle.load(sys.stdin.buffer))"
         )
         process = subprocess.Popen(
@@ -601,12 +601,12 @@ def test_a_rank_and_its_children_die_with_its_agent(gang: Gang, waiting: list[in
     assert until(lambda: all(map(gone, waiting)), SECONDS)
 
 
-def test_a_keeper_that_is_killed_takes_its_ranks_along_and_another_comes(
+def test_a_daemon_that_is_killed_takes_its_ranks_along_and_another_comes(
     gang: Gang, waiting: list[int], tmp_path: Path
 ) -> None:
-    (token,) = (tmp_path / "container").glob("hopsgpu/keeper-*/token")
-    (keeper,) = {parent_of(parent_of(waiting[0]))}
-    os.kill(keeper, signal.SIGKILL)
+    (token,) = (tmp_path / "container").glob("hopsgpu/process-daemon-*/token")
+    (daemon,) = {parent_of(parent_of(waiting[0]))}
+    os.kill(daemon, signal.SIGKILL)
     ended = gang.wait_for("ended")
     assert (ended["signal"], ended["stopped"]) == ("SIGKILL", False)
     assert all(map(gone, waiting)) and not marked(token.read_text())
@@ -651,7 +651,7 @@ def test_a_native_abort_shows_its_reason_and_no_frames_of_hopsgpu(gang: Gang) ->
             "Current thread (most recent call first):",
         ]
         (frame,) = ended["log_tail"][4:]
-        assert re.fullmatch(r'  File ".*test_supervisor.py", line \d+ in aborts', frame)
+        assert re.fullmatch(r'  File ".*test_agent.py", line \d+ in aborts', frame)
         # Nor has the log, but for threads of the user's.
         log = gang.output().decode()
         assert why in log and "in aborts" in log and "Thread 0x" in log
@@ -932,7 +932,7 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
     async def act() -> None:
         async with asyncio.TaskGroup() as tasks:
             its = agent.Agent(cast("Channel", Silent()), tasks)
-            its._slots[0] = Slot(attempt=cast("Attempt", Ended()))
+            its._slots[0] = AttemptSlot(attempt=cast("RankGroup", Ended()))
             publish = {"run_id": "r", "ranks": [], "staging_url": "file:///nowhere"}
             await its._answer(Message("publish", publish, b""))
             await its._answer(
@@ -1287,7 +1287,7 @@ def test_tasks_of_one_executor_share_fork_servers() -> None:
     executor = {"PATH": "/bin", "LD_LIBRARY_PATH": "/cuda", "OMP_NUM_THREADS": "1"}
     executor |= {"RANK": "99", "PYTHONPATH": "/spark"}
     holder = executor | {"SPARK_BUFFER_SIZE": "1", "PYTHON_WORKER_FACTORY_PORT": "1", "HOME": "/a"}
-    agent = executor | {"PYSPARK_TASK": "2", "HOME": "/b", "HOPSGPU_KEEPER": "token"}
+    agent = executor | {"PYSPARK_TASK": "2", "HOME": "/b", "HOPSGPU_PROCESS_DAEMON": "token"}
     shared = {"OMP_NUM_THREADS": "4"}
     spec = server_spec(holder, shared, ["torch"], RankPython("python"))
     assert spec == server_spec(agent, shared, ["torch"], RankPython("python"))
@@ -1305,7 +1305,7 @@ def test_tasks_of_one_executor_share_fork_servers() -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    driver = Driver("127.0.0.1", 1, b"hush-hush", None)
+    driver = DriverEndpoint("127.0.0.1", 1, b"hush-hush", None)
     assert "hush" not in repr(driver)
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from hopsgpu.agent.addresses import HeldPorts
 from hopsgpu.agent.module_unpacker import UnpackedModules
-from hopsgpu.agent.rank_group import Attempt
+from hopsgpu.agent.rank_group import RankGroup
 from hopsgpu.packaging.python_env.environment import RankPython
 
 
 @dataclass
-class Slot:
+class AttemptSlot:
     """A slot of an agent. A launch uses slot 0; each of the trials that share its GPUs has one.
 
     Attributes:
@@ -32,7 +32,7 @@ class Slot:
     ports: HeldPorts | None = None
     reserving: asyncio.Task[None] | None = None
     home: RankPython = field(default_factory=RankPython)
-    attempt: Attempt | None = None
+    attempt: RankGroup | None = None
     unwanted: threading.Event = field(default_factory=threading.Event)
     unpacked: UnpackedModules = field(default_factory=UnpackedModules)
     unpacking: asyncio.Task[None] | None = None
