@@ -185,7 +185,7 @@ class Agent:
         self._warming: asyncio.Task[None] | None = None
         self._beginning = tasks.create_task(_begun(starting))
         # Directory of runs → what keeps this container from writing there.
-        self._lake_trials: dict[str, asyncio.Task[str]] = {}
+        self._lake_write_checks: dict[str, asyncio.Task[str]] = {}
 
     async def serve(self) -> None:
         """Answer requests until the driver closes the connection; then no rank is left."""
@@ -244,7 +244,7 @@ class Agent:
                         slot.unpacking = self._tasks.create_task(_unpack(slot.unpacked, self._kept))
             case "warm":
                 # The reservation finds its answer, and the larger world does not wait for it.
-                self._try_lake(message["run_url"])
+                self._check_lake_writable(message["run_url"])
                 self._warming = self._warming or self._tasks.create_task(self._warm_up(message))
 
     def _slots_of(self, message: Message) -> list[AttemptSlot]:
@@ -275,7 +275,7 @@ class Agent:
         run_id, began = message["run_id"], time.monotonic()
         say = functools.partial(self._channel.tell, run_id=run_id)
         tell = functools.partial(say, "reserved")
-        trying = self._try_lake(message["run_url"])
+        trying = self._check_lake_writable(message["run_url"])
         try:
             if closed := await asyncio.shield(self._opening):
                 log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
@@ -314,12 +314,12 @@ class Agent:
             lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
         )
 
-    def _try_lake(self, run_url: str) -> asyncio.Task[str]:
-        """Return the trial of the lake; one that found no problem counts for all runs there."""
+    def _check_lake_writable(self, run_url: str) -> asyncio.Task[str]:
+        """Return the check of the lake; a check without a problem counts for all runs there."""
         root = run_url.rpartition("/")[0]
-        before = self._lake_trials.get(root)
+        before = self._lake_write_checks.get(root)
         if before is None or (before.done() and before.result()):
-            before = self._lake_trials[root] = self._tasks.create_task(try_to_write(run_url))
+            before = self._lake_write_checks[root] = self._tasks.create_task(try_to_write(run_url))
         return before
 
     @property

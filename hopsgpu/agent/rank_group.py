@@ -30,7 +30,7 @@ from hopsgpu.agent.rank_process import RankProcess, RankProcessExit
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.unsaved_results import unsaved_results
 from hopsgpu.agent.uploader import RankUploads
-from hopsgpu.artifacts.checkpoints import Saved
+from hopsgpu.artifacts.checkpoints import SaveResult
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
 from hopsgpu.core.gpu_losses import RankLosses
@@ -456,9 +456,9 @@ class RankGroup:
     async def _warn(self, text: str) -> None:
         await self._tell("warning", text=text)
 
-    async def _tell_saved(self, rank: int, saved: Saved) -> None:
+    async def _tell_saved(self, rank: int, saved: SaveResult) -> None:
         """Report that a rank's part of a checkpoint is on the lake."""
-        whole, agreed = saved.complete, saved.agreed
+        whole, agreed = saved.is_complete, saved.agreed
         await self._tell("saved", rank=rank, step=saved.step, complete=whole, agreed=agreed)
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:

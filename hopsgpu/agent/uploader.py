@@ -16,7 +16,7 @@ from typing import Any
 
 from hopsgpu.artifacts import log_dir_upload
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
-from hopsgpu.artifacts.checkpoints import Checkpoints, Saved
+from hopsgpu.artifacts.checkpoints import Checkpoints, SaveResult
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.rank.context import Context
 from hopsgpu.storage.lake import LakePath
@@ -38,7 +38,7 @@ _LOOK_SECONDS = 0.1
 _ROUND_SECONDS = 3.0
 
 _Tell = Callable[[str], Awaitable[None]]
-_TellSaved = Callable[[Saved], Awaitable[None]]
+_TellSaved = Callable[[SaveResult], Awaitable[None]]
 
 
 @dataclass(eq=False)

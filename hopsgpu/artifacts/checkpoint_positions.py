@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hopsgpu.artifacts.checkpoints import Checkpoints, complete
+from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def latest_positions(places: Sequence[Checkpoints]) -> list[Mapping[str, Any]]:
     """Return the positions at the latest complete step, of each rank that saved it, in their order.
 
-    Call it between two attempts, while no rank saves: then it is the step from which all ranks of
-    the next attempt continue. Each position has what earlier worlds trained of the epoch, so no
+    Call this function between two attempts, while no rank saves: then all ranks of the next attempt
+    continue from this step. Each position includes what earlier worlds trained of the epoch, so no
     other step needs to be read.
 
     Args:
@@ -32,19 +32,20 @@ def latest_positions(places: Sequence[Checkpoints]) -> list[Mapping[str, Any]]:
         StoreError: the lake refused the operation, or a record is damaged.
     """
     for place in places:
-        whole = complete(place.parts(), place.announced())
-        if not whole:
+        complete = complete_shards(place.shards(), place.announced_ranks())
+        if not complete:
             continue
-        step = max(whole)
+        step = max(complete)
         home = place.root / str(step)
-        found = []
-        for part in sorted(whole[step], key=lambda part: part.rank):
-            record = home / part.record
+        positions = []
+        for shard in sorted(complete[step], key=lambda shard: shard.rank):
+            record = home / shard.record
             try:
-                found.append(json.loads(record.read()).get("position"))
+                position = json.loads(record.read()).get("position")
             except ODD_JSON as error:
                 raise StoreError(f"{record.url} is damaged: {error!r}", DAMAGED) from error
-        positions = [position for position in found if position is not None]
+            if position is not None:
+                positions.append(position)
         log.info("step %d in %s has %d positions in the data", step, home.url, len(positions))
         return positions
     return []

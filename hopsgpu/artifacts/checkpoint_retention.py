@@ -10,14 +10,14 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError
 
-# As for the steps of `report`; a step is the name of a directory.
-MOST_STEP = 2**63 - 1
+# The bound of the steps of `report` too. A step is the name of a directory.
+MAX_STEP = 2**63 - 1
 _SIGNS = {"min": -1.0, "max": 1.0}
 
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """The description that a checkpoint is saved with; `check_options` checks it.
+    """How a checkpoint is saved; `check_options` checks the values.
 
     Attributes:
         step: 0 or more.
@@ -25,7 +25,7 @@ class CheckpointOptions:
         metric: a finite number, or None.
         best: "min" if the smallest metric is the best, "max" if the largest is.
         position: the position in the launch's data, for its record; None without data.
-        agreed: the last step at which the rank was told that all ranks save, or None.
+        agreed: the last step at which `should_checkpoint` told the rank to save, or None.
     """
 
     step: int
@@ -37,7 +37,7 @@ class CheckpointOptions:
 
 
 def check_options(step: object, keep: object, metric: object, best: object) -> CheckpointOptions:
-    """Return the description of a checkpoint that a user's arguments give.
+    """Check a user's arguments.
 
     Args:
         step: an int in [0, 2**63), including NumPy's and torch's.
@@ -54,65 +54,62 @@ def check_options(step: object, keep: object, metric: object, best: object) -> C
     number = None if metric is None else _number(metric)
     if number is not None and not math.isfinite(number):
         number = None
-    return CheckpointOptions(check_step(step), _whole("keep", keep, 1), number, best)
+    return CheckpointOptions(check_step(step), _integer("keep", keep, 1), number, best)
 
 
 def check_step(step: object) -> int:
-    """Return a step that a user's argument gives.
-
-    Args:
-        step: an int in [0, 2**63), including NumPy's and torch's.
+    """Return a step as an int in [0, 2**63); it may be one of NumPy's or torch's.
 
     Raises:
-        ConfigError: it has another value.
+        ConfigError: the step is something else.
     """
-    return _whole("step", step, 0)
+    return _integer("step", step, 0)
 
 
-def superseded(
-    there: Collection[int], scores: Mapping[int, tuple[float | None, str]], keep: int
+def steps_to_remove(
+    existing: Collection[int], scores: Mapping[int, tuple[float | None, str]], keep: int
 ) -> frozenset[int]:
     """Return the steps to remove after a save.
 
-    A step that is not complete is removed too once `keep` later steps are complete: nobody will
-    complete it any more.
+    An incomplete step is removed too once `keep` later steps are complete: no rank will complete
+    it.
 
     Args:
-        there: all steps of which anything exists.
+        existing: all steps of which anything exists.
         scores: for each complete step its metric, or None, and "min" or "max" for which metric is
-            the best; the newest of these counts. The best step is kept as well.
+            the best; the newest direction counts. The best step is kept as well.
         keep: number of complete steps to keep.
     """
     if len(scores) <= keep:
         return frozenset()
     oldest = sorted(scores)[-keep]
-    sign = newest_direction([score for _, score in sorted(scores.items())])
+    sign = newest_direction([scores[step] for step in sorted(scores)])
     scored = [(sign * metric, step) for step, (metric, _) in scores.items() if metric is not None]
     kept = {step for _, step in [max(scored)]} if scored else set()
-    return frozenset(step for step in there if step < oldest) - kept
+    return frozenset(step for step in existing if step < oldest) - kept
 
 
 def newest_direction(scores: Sequence[tuple[float | None, str]]) -> float:
-    """Return 1 if the largest metric is the best, -1 if the smallest is, as the newest one says.
+    """Return 1 if the largest metric is the best, -1 if the smallest is or if there is no metric.
 
     Args:
-        scores: metrics, or None, each with "min" or "max", the newest last. An entry without a
-            metric does not count; without any metric the result is -1.
+        scores: metrics, or None, each with "min" or "max", the newest last. The last entry with a
+            metric decides.
     """
     return next((_SIGNS[best] for metric, best in reversed(scores) if metric is not None), -1.0)
 
 
-def _whole(name: str, value: Any, least: int) -> int:
+def _integer(name: str, value: Any, minimum: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or not least <= number <= MOST_STEP:
+        number = minimum - 1
+    if isinstance(value, bool) or not minimum <= number <= MAX_STEP:
         try:
             shown = f"{value!r:.99}"
         except ValueError:  # an int with more digits than Python converts to text
             shown = "a number too long to be shown"
-        raise ConfigError(f"{name}={shown}: must be an integer ≥ {least} and < 2**63")
+        raise ConfigError(f"{name}={shown}: must be an integer ≥ {minimum} and < 2**63")
     return number
 
 

@@ -1,8 +1,8 @@
 """Checkpoints on their way to the lake: a rank hands them over, its container's agent uploads them.
 
 A rank hands over a directory in `saves/` in the rank's directory: `saving.json`, and a copy of the
-files in `files/`. It gets its name there by one rename, so it is complete, and it survives if the
-rank is killed. The agent uploads the oldest first, and removes it. If an upload fails,
+files in `files/`. One rename makes the directory visible, so it is complete, and it survives if the
+rank is killed. The agent uploads and removes the oldest directory first. If an upload fails,
 `saves/problem.json` says why, and the rank's next save raises that error.
 """
 
@@ -22,56 +22,47 @@ from dataclasses import asdict
 from pathlib import Path
 
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
-from hopsgpu.artifacts.checkpoints import Checkpoints, Saved, files_of
+from hopsgpu.artifacts.checkpoints import Checkpoints, SaveResult, files_of
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.local_tree import files_below
 
 log = logging.getLogger(__name__)
 
-# Per rank, on the node's disk: the checkpoint that is being uploaded, and the next.
-MOST_PENDING = 2
-_LOOK_SECONDS = 0.1
-# A longer wait for an upload is logged.
-_LONG_SECONDS = 5.0
-_HANDED = re.compile(r"\d{20}-[0-9a-f]{32}")
+# Checkpoints of a rank on the node's disk: the one that is being uploaded, and the next one.
+MAX_PENDING = 2
+_POLL_SECONDS = 0.1
+_LOG_WAIT_SECONDS = 5.0
+_PENDING_NAME = re.compile(r"\d{20}-[0-9a-f]{32}")
 
 
 class PendingCheckpoints:
-    """The checkpoints that a rank has handed over and that are not on the lake yet.
+    """The checkpoints that a rank has handed over and that are not on the lake yet."""
 
-    Args:
-        directory: directory of the rank.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory / "saves"
+    def __init__(self, rank_directory: Path) -> None:
+        self._directory = rank_directory / "saves"
         self._problem = self._directory / "problem.json"
-        self._warned_stalled = False
+        self._has_warned = False
 
     @property
-    def begun(self) -> bool:
-        """Return whether the rank has saved anything in this attempt."""
+    def has_saved(self) -> bool:
+        """Whether the rank has saved anything in this attempt."""
         return self._directory.is_dir()
 
-    def hand_over(self, path: Path, saving: CheckpointOptions) -> None:
+    def hand_over(self, path: Path, options: CheckpointOptions) -> None:
         """Copy a file or directory, for the agent to upload.
 
-        The rank calls this, in any thread. The call waits while two earlier checkpoints of this
-        rank are still to be uploaded.
-
-        Args:
-            path: path of the file or directory.
-            saving: description of the checkpoint.
+        The rank calls this method, in any thread. The call waits while two earlier checkpoints of
+        this rank are still to be uploaded.
 
         Raises:
-            ConfigError: nothing exists there, or it contains something that cannot be saved; no
+            ConfigError: the path does not exist, or contains something that cannot be saved; no
                 copy is kept.
             StoreError: an earlier checkpoint did not reach the lake; this one is not handed over.
             OSError: the node's disk is full; no copy is kept.
         """
         files = files_of(path)
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        self._wait_for_room()
+        self._wait_until_uploaded()
         self._raise_problem()
         draft = self._directory / f"draft-{uuid.uuid4().hex}"
         try:
@@ -80,63 +71,63 @@ class PendingCheckpoints:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 # Not a hard link: the rank may overwrite the original in place.
                 shutil.copyfile(file, copy)
-            (draft / "saving.json").write_text(json.dumps(asdict(saving)))
-            # All processes of this machine share this clock, and it never goes back.
+            (draft / "saving.json").write_text(json.dumps(asdict(options)))
+            # The name gives the order: all processes share this clock, which never goes back.
             draft.rename(self._directory / f"{time.monotonic_ns():020}-{uuid.uuid4().hex}")
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
-    def _wait_for_room(self) -> None:
-        log_at = time.monotonic() + _LONG_SECONDS
-        while len(self.pending()) >= MOST_PENDING:
+    def _wait_until_uploaded(self) -> None:
+        log_at = time.monotonic() + _LOG_WAIT_SECONDS
+        while len(self.pending()) >= MAX_PENDING:
             if time.monotonic() > log_at:
                 log.info("a save waits: two earlier checkpoints of this rank are being uploaded")
                 log_at = math.inf
-            time.sleep(_LOOK_SECONDS)  # the agent is another process and sends no signal
+            time.sleep(_POLL_SECONDS)  # the agent is another process and sends no signal
 
     def pending(self) -> list[Path]:
         """Return the directories that are still to be uploaded, the oldest first."""
         try:
-            there = sorted(self._directory.iterdir())
+            paths = sorted(self._directory.iterdir())
         except FileNotFoundError:
             return []
-        return [path for path in there if _HANDED.fullmatch(path.name)]
+        return [path for path in paths if _PENDING_NAME.fullmatch(path.name)]
 
     def upload(
         self, handed: Path, checkpoints: Checkpoints, stop: threading.Event
-    ) -> tuple[Saved | None, str | None]:
-        """Upload one of `pending`, and remove it here.
+    ) -> tuple[SaveResult | None, str | None]:
+        """Upload one of the `pending` directories, and remove it here.
 
         If `stop` is set, the upload is abandoned and the directory stays.
 
         Returns:
-            What was saved, or None; and why the checkpoint did not reach the lake, or, only once,
-            another warning for people, or None.
+            The result, or None; and a warning for people, or None: why the checkpoint did not reach
+            the lake, or the result's own warning the first time.
         """
         if not handed.is_dir():
-            return None, None  # it was refused meanwhile
+            return None, None  # `refuse` has removed the directory meanwhile
         try:
-            saving = CheckpointOptions(**json.loads((handed / "saving.json").read_text()))
-            saved = checkpoints.save(files_below(handed / "files"), saving, stop)
+            options = CheckpointOptions(**json.loads((handed / "saving.json").read_text()))
+            result = checkpoints.save(files_below(handed / "files"), options, stop)
         except BaseException as error:  # noqa: BLE001 - clients in Rust panic with one
             return None, None if stop.is_set() else self.refuse(handed, checkpoints.rank, error)
         shutil.rmtree(handed, ignore_errors=True)
-        if saved.warning is None or self._warned_stalled:
-            return saved, None
-        self._warned_stalled = True
-        return saved, saved.warning
+        if result.warning is None or self._has_warned:
+            return result, None
+        self._has_warned = True
+        return result, result.warning
 
     def refuse(self, handed: Path, rank: int, error: BaseException) -> str:
-        """Remove one of `pending` that cannot be uploaded; return why.
+        """Remove a `pending` directory that cannot be uploaded; return why.
 
-        The rank's next save raises the same problem.
+        The rank's next save raises the same error.
         """
-        expected = isinstance(error, (HopsGpuError, OSError))
-        why = str(error) if expected else f"{error!r:.500}"
+        is_expected = isinstance(error, (HopsGpuError, OSError))
+        why = str(error) if is_expected else f"{error!r:.500}"
         problem = f"rank {rank}'s checkpoint at {_step(handed)} did not reach the lake: {why}"
         log.info("%s", problem)
-        self._leave(problem, getattr(error, "kind", ""))
+        self._write_problem(problem, getattr(error, "kind", ""))
         shutil.rmtree(handed, ignore_errors=True)
         return problem
 
@@ -150,9 +141,9 @@ class PendingCheckpoints:
                         total += Path(parent, name).stat().st_size
         return total
 
-    def _leave(self, problem: str, kind: str) -> None:
+    def _write_problem(self, problem: str, kind: str) -> None:
         draft = self._problem.with_suffix(".draft")
-        with contextlib.suppress(OSError):  # the disk is full; the driver learns of it in any case
+        with contextlib.suppress(OSError):  # the disk is full; the agent reports the problem too
             draft.write_text(json.dumps({"problem": problem, "kind": kind}))
             draft.rename(self._problem)
 
@@ -162,10 +153,10 @@ class PendingCheckpoints:
             self._problem.rename(taken)
         except FileNotFoundError:
             return
-        left = json.loads(taken.read_text())
+        content = json.loads(taken.read_text())
         raise StoreError(
-            f"{left['problem']}. The present checkpoint is not saved; the call may be repeated",
-            left["kind"],
+            f"{content['problem']}. The present checkpoint is not saved; the call may be repeated",
+            content["kind"],
         )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from hopsgpu.artifacts import manifest, stale_uploads
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.tags import put_tag
-from hopsgpu.artifacts.version_commit import Merged, commit_of
+from hopsgpu.artifacts.version_commit import MergePlan, commit_of
 from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.version import __version__
 from hopsgpu.errors import StoreError
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _ABOUT_A_PROCESS = frozenset({"trainer_state.json", "training_args.bin"})
 
 
-def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
+def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> MergePlan:
     """Merge parts; a path that several of them have with the same content is one file.
 
     Of files about the process that wrote them, one is taken.
@@ -70,7 +70,7 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
                 )
     # The part with most files stays in place: to move a file costs the same whatever its size.
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
-    return Merged(
+    return MergePlan(
         # A file of the part that stays in place is the version's.
         files={path: parts[base].get(path, parts[rank][path]) for path, rank in whose.items()},
         base=base,

@@ -43,7 +43,7 @@ _RENAMES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergePlan:
     """How the parts of several ranks become one directory.
 
     Attributes:
@@ -72,7 +72,7 @@ class VersionCommit(Protocol):
     def commit(
         self,
         staging: LakePath,
-        merged: Merged,
+        plan: MergePlan,
         written: Callable[[int], bytes],
         close: Callable[[], None],
     ) -> int:
@@ -80,7 +80,7 @@ class VersionCommit(Protocol):
 
         Args:
             staging: place of the upload.
-            merged: its files.
+            plan: its files.
             written: returns the content of the manifest for a number.
             close: returns once all files are uploaded.
 
@@ -175,12 +175,12 @@ class _ByRename:
     def commit(
         self,
         staging: LakePath,
-        merged: Merged,
+        plan: MergePlan,
         written: Callable[[int], bytes],
         close: Callable[[], None],
     ) -> int:
-        home, base = self.home(staging), self.part(staging, merged.base)
-        self._gather(staging, base, merged.moves)
+        home, base = self.home(staging), self.part(staging, plan.base)
+        self._gather(staging, base, plan.moves)
         while True:
             number = claim(home)
             content = written(number)
@@ -263,7 +263,7 @@ class _ByManifest:
     def commit(
         self,
         staging: LakePath,
-        merged: Merged,
+        plan: MergePlan,
         written: Callable[[int], bytes],
         close: Callable[[], None],
     ) -> int:
@@ -271,7 +271,7 @@ class _ByManifest:
         content = written(number)
         close()
         # A sweep may have removed them, if this process has slept for a day.
-        _check_whole(staging, merged.files)
+        _check_whole(staging, plan.files)
         file = staging / manifest.FILE
         if not file.create(content) and not _is_ours(staging, content):
             raise StoreError(

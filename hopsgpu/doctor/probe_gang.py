@@ -36,7 +36,7 @@ _SNAPSHOT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class ProbeResult:
     """The result of the gang.
 
     Attributes:
@@ -57,7 +57,7 @@ class Trial:
     seconds: float = 0.0
 
 
-def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
+def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> ProbeResult:
     """Inspect nodes from containers on them.
 
     Args:
@@ -79,7 +79,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
             **_SHAPE,
         )
     except Exception as error:  # noqa: BLE001 - Spark's own too: they are the result
-        return Trial(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
+        return ProbeResult(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
     watched = _Watched(hosts, logs)
     with _ended(run):
         while not run.wait(_LOOK_SECONDS):
@@ -94,7 +94,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     left = sorted(set(hosts) - {node.host for node in facts})
     allowed = f"queue and user limit allow {workers} of {counted(len(hosts), 'container')} at once"
     line = result.timeline
-    return Trial(
+    return ProbeResult(
         facts=facts,
         skipped=dict.fromkeys(left, allowed),
         seconds=(line.granted or 0.0) - (line.requested or 0.0),
@@ -162,7 +162,7 @@ class _Watched:
         """Whether the outcome on each node is known, and some failed."""
         return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
 
-    def unfinished(self, error: Exception) -> Trial:
+    def unfinished(self, error: Exception) -> ProbeResult:
         """Return the result of a gang that did not become whole, or whose ranks failed."""
         self._read_logs()
         for host, (container, why) in sorted(self._unread.items()):
@@ -177,7 +177,7 @@ class _Watched:
             # from starting.
             left = hosts
         came = {host: f"its container started, but others did not: {why}" for host in self.came}
-        return Trial(
+        return ProbeResult(
             failed=self.failed,
             skipped={host: missing for host in hosts if host not in left},
             uninspected={host: came.get(host, why) for host in left},

@@ -10,7 +10,7 @@ from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import node_checks
 from hopsgpu.doctor.container_logs import Logs
 from hopsgpu.doctor.machine_checks import Machine
-from hopsgpu.doctor.probe_gang import Trial, try_nodes
+from hopsgpu.doctor.probe_gang import ProbeResult, try_nodes
 from hopsgpu.doctor.probe_session import NoSessionError, started
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import Yarn, to_look_at
@@ -63,62 +63,62 @@ class Sessions:
         excludes these nodes, inspects the others.
         """
         free, skipped = to_look_at(self._yarn, self._label)
-        trial = yield from self._first(free)
-        if trial is None:
+        result = yield from self._first(free)
+        if result is None:
             return
         for _ in range(_MORE):
-            if trial.uninspected:
-                trial = self._again(trial)
-        yield check_gang(trial)
+            if result.uninspected:
+                result = self._again(result)
+        yield check_gang(result)
         yield from node_checks.check_nodes(
-            trial.facts,
-            trial.failed,
-            {**skipped, **trial.skipped, **trial.uninspected},
-            str(trial.error or ""),
+            result.facts,
+            result.failed,
+            {**skipped, **result.skipped, **result.uninspected},
+            str(result.error or ""),
             python=self._machine.python,
             spark=self._machine.spark or "",
             totals={node.host: node.total for node in self._yarn.gpus.nodes},
         )
 
-    def _first(self, hosts: Sequence[str]) -> Generator[Check, None, Trial | None]:
-        """Yield the first application's checks, and return its trial, None if it did not start."""
+    def _first(self, hosts: Sequence[str]) -> Generator[Check, None, ProbeResult | None]:
+        """Yield the first application's checks, and return its result, None if it did not start."""
         try:
             with started(self._conf, self._manager, _SESSION_SECONDS) as session:
                 yield ok("session", f"{session.sparkContext.applicationId} has started")
-                return try_nodes(hosts, self._logs, self._seconds) if hosts else Trial()
+                return try_nodes(hosts, self._logs, self._seconds) if hosts else ProbeResult()
         except NoSessionError as error:
             yield wrong("session", str(error), error.fix, [f"Spark's log: {error.log}"])
         yield from (unknown(name, "no session") for name in (_GANG, *node_checks.NAMES))
         return None
 
-    def _again(self, earlier: Trial) -> Trial:
-        """Try the nodes that are left, without the others; return the trial with all results."""
+    def _again(self, earlier: ProbeResult) -> ProbeResult:
+        """Try the nodes that are left, without the others; return the result with all results."""
         hosts = tuple(earlier.uninspected)
         excluded = filter(None, (self._conf.get(_EXCLUDED), *earlier.failed, *earlier.skipped))
         try:
             with started(
                 {**self._conf, _EXCLUDED: ",".join(excluded)}, self._manager, _SESSION_SECONDS
             ):
-                trial = try_nodes(hosts, self._logs, self._seconds)
+                result = try_nodes(hosts, self._logs, self._seconds)
         except NoSessionError as error:
-            trial = Trial(skipped=dict.fromkeys(hosts, str(error)), error=error)
+            result = ProbeResult(skipped=dict.fromkeys(hosts, str(error)), error=error)
         return replace(
-            trial,
-            failed={**earlier.failed, **trial.failed},
-            skipped={**earlier.skipped, **trial.skipped},
+            result,
+            failed={**earlier.failed, **result.failed},
+            skipped={**earlier.skipped, **result.skipped},
         )
 
 
-def check_gang(trial: Trial) -> Check:
+def check_gang(result: ProbeResult) -> Check:
     """Check whether all executors started and reached the driver by the control channel. Pure."""
-    if trial.facts:
-        came = counted(len(trial.facts), "executor")
-        return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after the request")
-    error = trial.error
+    if result.facts:
+        came = counted(len(result.facts), "executor")
+        return ok(_GANG, f"{came} reached the driver {result.seconds:.0f} s after the request")
+    error = result.error
     if error is None:
         return unknown(_GANG, "no node has a free GPU")
-    if trial.failed:
-        return unknown(_GANG, f"executors failed on {join_names(sorted(trial.failed))}")
+    if result.failed:
+        return unknown(_GANG, f"executors failed on {join_names(sorted(result.failed))}")
     if isinstance(error, GangTimeout | Cancelled):
         return unknown(
             _GANG, f"not all executors started: {error}", "run hopsgpu doctor --seconds 180"

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hopsgpu.artifacts.checkpoints import Checkpoints, complete
+from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.runs import RECORD, began
 from hopsgpu.backends.backend import Site
 from hopsgpu.core.spec import GangSpec, LaunchPlan
@@ -192,7 +192,7 @@ def _run_there(runs: LakePath, run_id: str) -> str:
 
 def _has_checkpoint(run: LakePath) -> bool:
     checkpoints = Checkpoints(run / "checkpoints", rank=0)
-    return bool(complete(checkpoints.parts(), checkpoints.announced()))
+    return bool(complete_shards(checkpoints.shards(), checkpoints.announced_ranks()))
 
 
 def _resumed_by(run: LakePath) -> str | None:

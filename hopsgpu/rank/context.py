@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from hopsgpu.artifacts import checkpoint_restore
-from hopsgpu.artifacts.checkpoint_retention import MOST_STEP, check_options, check_step
+from hopsgpu.artifacts.checkpoint_retention import MAX_STEP, check_options, check_step
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.artifacts.log_dir_upload import DIRECTORY as LOGS
@@ -209,7 +209,7 @@ class Context:
         Raises:
             ConfigError: the step is invalid.
         """
-        if type(step) is not int or not 0 <= step <= MOST_STEP:
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = check_step(step)
         file = os.environ.get(VARIABLE)
         return file is not None and _agreement(file).is_agreed(step)
@@ -292,12 +292,12 @@ class Context:
         """
         file = os.environ.get(VARIABLE)
         with _in_checkpoint_call():
-            return checkpoint_restore.latest(
+            return checkpoint_restore.download_latest(
                 self._places,
                 _copies(),
                 all_ranks=all_ranks,
                 world_size=self.world_size,
-                begun=file is None or PendingCheckpoints(Path(file).parent).begun,
+                has_saved=file is None or PendingCheckpoints(Path(file).parent).has_saved,
             )
 
     @public
@@ -317,7 +317,7 @@ class Context:
             ConfigError, StoreError: as `latest_checkpoint`.
         """
         with _in_checkpoint_call():
-            return checkpoint_restore.best(self._places, _copies(), all_ranks=all_ranks)
+            return checkpoint_restore.download_best(self._places, _copies(), all_ranks=all_ranks)
 
     @property
     @public

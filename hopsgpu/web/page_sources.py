@@ -310,7 +310,7 @@ class Sources:
             StoreError: the lake refused.
         """
         saved = Checkpoints(root.store.directory(run_id) / _CHECKPOINTS, rank=0)
-        return checkpoint_rows(saved.parts(), saved.announced())
+        return checkpoint_rows(saved.shards(), saved.announced_ranks())
 
     def log(
         self,

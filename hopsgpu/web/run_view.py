@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.artifacts.checkpoint_savers import Saver
-from hopsgpu.artifacts.checkpoints import Part, complete, score
+from hopsgpu.artifacts.checkpoints import CheckpointShard, complete_shards, metric_shard
 from hopsgpu.artifacts.run_logs import Log, log_of
 from hopsgpu.artifacts.runs import RunRecord, StoredRun
+from hopsgpu.artifacts.saving_ranks import SavingRank
 from hopsgpu.core.formats import duration, local_time
 from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.run_values import GpuSeconds, WorldReport
@@ -287,19 +287,19 @@ class CheckpointRow:
 
 
 def checkpoint_rows(
-    parts: Mapping[int, frozenset[Part]], announced: frozenset[Saver]
+    shards: Mapping[int, frozenset[CheckpointShard]], announced: frozenset[SavingRank]
 ) -> Sequence[CheckpointRow]:
     """Return the latest steps of a run's checkpoints, the latest first.
 
     Args:
-        parts: the complete parts by step.
+        shards: the complete shards by step.
         announced: the ranks that announced that they save.
     """
-    whole = complete(parts, announced)
+    whole = complete_shards(shards, announced)
     rows = []
-    for step in sorted(parts, reverse=True)[:_MOST_STEPS]:
-        there = whole.get(step) or parts[step]
-        metric = score(there).metric if there else None
+    for step in sorted(shards, reverse=True)[:_MOST_STEPS]:
+        there = whole.get(step) or shards[step]
+        metric = metric_shard(there).metric if there else None
         rows.append(CheckpointRow(step, step in whole, len({p.rank for p in there}), metric))
     return rows
 

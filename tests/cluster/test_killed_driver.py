@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.artifacts import stale_uploads
-from hopsgpu.artifacts.checkpoints import Checkpoints, complete
+from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import Log, log_sizes
 from hopsgpu.artifacts.runs import RunStore
@@ -127,7 +127,9 @@ def killed(
         assert until(lambda: steps_of(found[0]) == 1, LOG_SECONDS)
         assert until(lambda: len(list(trials.iterdir())) == 3, SECONDS), list(trials.iterdir())
         there = Checkpoints(store.directory("resumed") / "trials" / "2" / "checkpoints", rank=0)
-        assert until(lambda: bool(complete(there.parts(), there.announced())), SECONDS)
+        assert until(
+            lambda: bool(complete_shards(there.shards(), there.announced_ranks())), SECONDS
+        )
         assert driver.stdin is not None
         driver.stdin.write("\n")
         driver.stdin.close()

@@ -310,7 +310,7 @@ def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_check
         progress="off",
     )
     saved = Checkpoints(root / "runs" / run.run_id / "checkpoints", rank=0)
-    assert until(lambda: 0 < len(saved.parts().get(7, ())) == run.status().granted, 90)
+    assert until(lambda: 0 < len(saved.shards().get(7, ())) == run.status().granted, 90)
     staging = root / "models" / "net" / "_staging"
     rank = int(Path(f"{go}-0").read_text())
     executor = executor_of_a_gang(manager, spark.sparkContext.applicationId, rank)

@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 
 from hopsgpu.artifacts import checkpoint_restore, checkpoints
-from hopsgpu.artifacts.checkpoint_restore import best, latest
-from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions, check_options, superseded
-from hopsgpu.artifacts.checkpoint_savers import Saver
+from hopsgpu.artifacts.checkpoint_restore import download_best, download_latest
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions, check_options, steps_to_remove
 from hopsgpu.artifacts.checkpoints import (
     Checkpoints,
-    Part,
-    Saved,
-    complete,
+    CheckpointShard,
+    SaveResult,
+    complete_shards,
     files_of,
-    stalled,
+    stall_warning,
 )
+from hopsgpu.artifacts.saving_ranks import SavingRank
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage import transfer
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import files_below
 
 
-def save(place: Checkpoints, path: Path, step: int, **said: Any) -> Saved:
+def save(place: Checkpoints, path: Path, step: int, **said: Any) -> SaveResult:
     return place.save(files_of(path), CheckpointOptions(step, **said))
 
 
@@ -44,12 +44,12 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_latest_comes_back_as_it_was_saved(lake: LakePath, file: Path, tmp_path: Path) -> None:
     root = lake / "checkpoints"
-    assert latest([Checkpoints(root, 0)], tmp_path / "none") is None
+    assert download_latest([Checkpoints(root, 0)], tmp_path / "none") is None
     for step in (1, 9, 10):
         file.write_bytes(b"step %d" % step)
         save(Checkpoints(root, 0), file, step)
     for rank in (0, 3):  # rank 3 saves none of its own
-        found = latest([Checkpoints(root, rank)], tmp_path / f"rank-{rank}")
+        found = download_latest([Checkpoints(root, rank)], tmp_path / f"rank-{rank}")
         assert found is not None and (found.name, found.read_bytes()) == ("state.pt", b"step 10")
     assert root.names() == ("1", "10", "9", "_ranks", "_staging")
     assert (root / "_staging").names() == ()
@@ -65,7 +65,7 @@ def test_directories_and_parts_of_ranks(lake: LakePath, tmp_path: Path) -> None:
     # Rank 1 has not come so far: step 6 is nobody's latest.
     save(Checkpoints(lake, 0), shard, 6)
     for rank in range(2):
-        found = latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}")
+        found = download_latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}")
         assert found is not None and found.name == "shard"
         assert (found / "layers" / "w").read_text() == f"of rank {rank}"
         assert (found / "meta").read_text() == "m"
@@ -81,7 +81,7 @@ def saved(place: Checkpoints, text: str, here: Path, step: int = 1) -> None:
 
 def found(place: Checkpoints, into: Path) -> str | None:
     """What the latest says, which must be of one save."""
-    saved_last = latest([place], into)
+    saved_last = download_latest([place], into)
     if saved_last is None:
         return None
     (said,) = {(saved_last / name).read_text() for name in ("a", "b")}
@@ -241,7 +241,7 @@ def test_which_steps_are_superseded() -> None:
         metrics: dict[int, float | None], *others: int, keep: int = 3, best: str = "min"
     ) -> set[int]:
         scores = {step: (metric, best) for step, metric in metrics.items()}
-        return set(superseded([*metrics, *others], scores, keep))
+        return set(steps_to_remove([*metrics, *others], scores, keep))
 
     none = dict.fromkeys(range(1, 6))
     assert of({}, 1, 2) == of({1: None}, keep=1) == of(none, keep=5) == set()
@@ -254,7 +254,7 @@ def test_which_steps_are_superseded() -> None:
     assert of({1: 0.1, 2: 0.1, 3: None, 4: None}, keep=1) == {1, 3}
     # What is saved without a metric says nothing of what is the best.
     scores = {1: (0.9, "max"), 2: (0.5, "max"), 3: (None, "min"), 4: (None, "min")}
-    assert superseded(scores, scores, 1) == {2, 3}
+    assert steps_to_remove(scores, scores, 1) == {2, 3}
 
 
 def steps(lake: LakePath) -> list[int]:
@@ -275,9 +275,9 @@ def test_the_last_and_the_best_are_kept(lake: LakePath, file: Path, tmp_path: Pa
     assert "rank-0.0.0.min=1e-07.complete" in (lake / "5").names()
     assert (lake / "_staging").names() == ()
     for rank in range(2):
-        found = best([Checkpoints(lake, rank)], tmp_path / f"best-{rank}")
+        found = download_best([Checkpoints(lake, rank)], tmp_path / f"best-{rank}")
         assert found is not None and found.read_bytes() == b"5 of %d" % rank
-        found = latest([Checkpoints(lake, rank)], tmp_path / f"best-{rank}")
+        found = download_latest([Checkpoints(lake, rank)], tmp_path / f"best-{rank}")
         assert found is not None and found.read_bytes() == b"7 of %d" % rank
 
 
@@ -297,13 +297,15 @@ def test_of_several_runs_the_latest_is_the_own_and_the_best_is_that_of_all(
     lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     own, other = Checkpoints(lake / "own", 0), Checkpoints(lake / "other", 0)
-    assert best([own, other], tmp_path / "got") is None
+    assert download_best([own, other], tmp_path / "got") is None
     for step, accuracy in ((8, 0.9), (9, 0.8)):
         file.write_bytes(b"other %d" % step)
         save(other, file, step, metric=accuracy, best="max")
 
     def both() -> list[bytes | None]:
-        found = [choose([own, other], tmp_path / "got") for choose in (latest, best)]
+        found = [
+            choose([own, other], tmp_path / "got") for choose in (download_latest, download_best)
+        ]
         return [path and path.read_bytes() for path in found]
 
     assert both() == [b"other 9", b"other 8"]
@@ -325,7 +327,7 @@ def test_what_all_ranks_saved_comes_into_one_directory(lake: LakePath, tmp_path:
         (shard / ".metadata").write_text("all") if rank == 0 else None
         save(Checkpoints(lake, rank), shard, 1)
     for rank in range(2):
-        found = latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}", all_ranks=True)
+        found = download_latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}", all_ranks=True)
         assert found is not None
         there = {name: path.read_text() for name, path in files_below(found).items()}
         shards = {f"deep/of-{rank}": f"shard {rank}" for rank in range(3)}
@@ -334,7 +336,7 @@ def test_what_all_ranks_saved_comes_into_one_directory(lake: LakePath, tmp_path:
         (tmp_path / "state").write_text(str(rank % 2))
         save(Checkpoints(lake, rank), tmp_path / "state", 2)
     with pytest.raises(ConfigError, match="ranks 0 and 1 saved different files named 'state'"):
-        latest([Checkpoints(lake, 0)], tmp_path / "got-0", all_ranks=True)
+        download_latest([Checkpoints(lake, 0)], tmp_path / "got-0", all_ranks=True)
 
 
 def test_what_cannot_be_read_is_not_left_out(
@@ -363,13 +365,13 @@ def test_a_damaged_file_is_named(lake: LakePath, file: Path, tmp_path: Path) -> 
     for damage in (b"step 2", b"step", b"step 1 and more"):
         part.write(damage)
         with pytest.raises(StoreError, match=r"state\.pt") as damaged:
-            latest([mine], tmp_path / "got")
+            download_latest([mine], tmp_path / "got")
         assert damaged.value.kind == "damaged"
     part.remove()
     with pytest.raises(StoreError, match=r"state\.pt"):
-        latest([mine], tmp_path / "got")
+        download_latest([mine], tmp_path / "got")
     part.write(b"step 1")
-    found = latest([mine], tmp_path / "got")
+    found = download_latest([mine], tmp_path / "got")
     assert found is not None and found.read_bytes() == b"step 1"
     assert [path.name for path in (tmp_path / "got").iterdir()] == [found.parent.name]
 
@@ -382,18 +384,18 @@ def test_of_a_damaged_checkpoint_it_is_told_how_to_go_on_without_it(
         save(mine, file, step)
     (lake / "2" / "rank-0.0.0" / "state.pt").write(b"step")
     with pytest.raises(StoreError) as damaged:
-        latest([mine], tmp_path / "got")
+        download_latest([mine], tmp_path / "got")
     assert damaged.value.kind == "damaged"
     assert str(damaged.value).endswith(
         f"remove the directory {(lake / '2').url}: training then resumes from step 1, in"
         f" {(lake / '1').url}"
     )
     (lake / "2").remove()
-    found = latest([mine], tmp_path / "got")
+    found = download_latest([mine], tmp_path / "got")
     assert found is not None and found.read_bytes() == b"step 1"
     (lake / "1" / "rank-0.0.0.complete").write(b"{")
     with pytest.raises(StoreError, match="training then has no checkpoint to resume from$"):
-        latest([mine], tmp_path / "other")
+        download_latest([mine], tmp_path / "other")
 
 
 def test_ranks_that_retire_the_same_steps_do_not_mind_each_other(
@@ -420,9 +422,9 @@ def test_a_step_waits_for_a_rank_that_has_begun_to_save(
         patch.setattr(checkpoints, "upload_files", killed)
         save(Checkpoints(lake, 1), file, 1)
     save(Checkpoints(lake, 0), file, 1)
-    assert latest([Checkpoints(lake, 0, 1)], tmp_path / "got") is None
+    assert download_latest([Checkpoints(lake, 0, 1)], tmp_path / "got") is None
     save(Checkpoints(lake, 1), file, 1)
-    assert latest([Checkpoints(lake, 0, 1)], tmp_path / "got") is not None
+    assert download_latest([Checkpoints(lake, 0, 1)], tmp_path / "got") is not None
 
 
 def test_all_ranks_go_on_from_the_same_step_of_the_run_that_they_resume(
@@ -432,7 +434,7 @@ def test_all_ranks_go_on_from_the_same_step_of_the_run_that_they_resume(
         return [Checkpoints(lake / run, rank, attempt, 2) for run in ("own", "other")]
 
     def seen(rank: int, attempt: int = 0, world_size: int = 2) -> bytes | None:
-        found = latest(places(rank, attempt), tmp_path / "got", world_size=world_size)
+        found = download_latest(places(rank, attempt), tmp_path / "got", world_size=world_size)
         return found and found.read_bytes()
 
     for rank in range(2):
@@ -452,39 +454,41 @@ def test_all_ranks_go_on_from_the_same_step_of_the_run_that_they_resume(
 def test_a_rank_that_begins_late_begins_with_what_the_others_began_with(
     lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
-    def seen(rank: int, attempt: int, *, begun: bool) -> bytes | None:
+    def seen(rank: int, attempt: int, *, has_saved: bool) -> bytes | None:
         place = Checkpoints(lake, rank, attempt)
-        found = latest([place], tmp_path / "got", world_size=2, begun=begun)
+        found = download_latest([place], tmp_path / "got", world_size=2, has_saved=has_saved)
         return found and found.read_bytes()
 
     # Nobody knows yet that rank 0 saves too.
     file.write_bytes(b"attempt 0, of 1")
     save(Checkpoints(lake, 1), file, 1)
-    assert seen(0, 0, begun=False) is None and seen(1, 0, begun=True) == b"attempt 0, of 1"
+    assert seen(0, 0, has_saved=False) is None and seen(1, 0, has_saved=True) == b"attempt 0, of 1"
     file.write_bytes(b"attempt 0, of 0")
     save(Checkpoints(lake, 0), file, 1)
-    assert seen(0, 0, begun=True) == b"attempt 0, of 0"
+    assert seen(0, 0, has_saved=True) == b"attempt 0, of 0"
     for rank in range(2):
         file.write_bytes(b"attempt 1, of %d" % rank)
         save(Checkpoints(lake, rank, 1), file, 2)
-        assert seen(0, 1, begun=False) == b"attempt 0, of 0"
-    assert seen(0, 1, begun=True) == b"attempt 1, of 0"
-    assert seen(0, 2, begun=False) == b"attempt 1, of 0"
+        assert seen(0, 1, has_saved=False) == b"attempt 0, of 0"
+    assert seen(0, 1, has_saved=True) == b"attempt 1, of 0"
+    assert seen(0, 2, has_saved=False) == b"attempt 1, of 0"
 
 
 def test_a_rank_that_saves_on_alone_is_noticed() -> None:
-    def steps(mine: int, others: int, attempt: int = 0) -> dict[int, frozenset[Part]]:
-        of_others = {step: Part(0, 0, 1) for step in range(others)}
+    def steps(mine: int, others: int, attempt: int = 0) -> dict[int, frozenset[CheckpointShard]]:
+        of_others = {step: CheckpointShard(0, 0, 1) for step in range(others)}
         return {
-            step: frozenset({Part(attempt, 0, 0)} | ({of_others[step]} if step < others else set()))
+            step: frozenset(
+                {CheckpointShard(attempt, 0, 0)} | ({of_others[step]} if step < others else set())
+            )
             for step in range(mine)
         }
 
-    def both(attempt: int) -> set[Saver]:
-        return {Saver(attempt, rank, 2) for rank in range(2)}
+    def both(attempt: int) -> set[SavingRank]:
+        return {SavingRank(attempt, rank, 2) for rank in range(2)}
 
     def told(mine: int, others: int, keep: int) -> str:
-        return stalled(steps(mine, others), both(0), Part(0, 0, 0), keep) or ""
+        return stall_warning(steps(mine, others), both(0), CheckpointShard(0, 0, 0), keep) or ""
 
     # So many may be on their way.
     assert told(4, 1, keep=1) == told(8, 8, keep=1) == told(6, 1, keep=5) == ""
@@ -492,25 +496,25 @@ def test_a_rank_that_saves_on_alone_is_noticed() -> None:
     assert "have not saved step 1: 1; step 0 is the latest complete step" in told(7, 1, keep=5)
     assert ": 1; no step is complete" in told(4, 0, keep=1)
     # What an earlier attempt has left does not count.
-    assert stalled(steps(9, 1), both(0) | both(1), Part(1, 0, 0), 1) is None
+    assert stall_warning(steps(9, 1), both(0) | both(1), CheckpointShard(1, 0, 0), 1) is None
 
 
 def test_which_parts_belong_together() -> None:
-    def parts(*ranks: int, attempt: int = 0, number: int = 0) -> frozenset[Part]:
-        return frozenset(Part(attempt, number, rank) for rank in ranks)
+    def shards(*ranks: int, attempt: int = 0, number: int = 0) -> frozenset[CheckpointShard]:
+        return frozenset(CheckpointShard(attempt, number, rank) for rank in ranks)
 
-    both = parts(0, 1)
-    assert complete({}) == complete({3: parts()}) == {}
-    assert complete({1: parts(0), 2: parts(0)}) == {1: parts(0), 2: parts(0)}
-    assert complete({1: both, 2: parts(0)}) == {1: both}
-    assert complete({1: parts(0), 2: parts(1)}) == {}
-    assert complete({1: both}, [Saver(0, 1, 2)]) == {1: both}
-    assert complete({1: both}, [Saver(0, 2, 3)]) == {}
-    again = parts(0, 1, number=1)
-    assert complete({1: both | again}) == {1: again}
-    assert complete({1: both | parts(1, number=1)}) == {1: both}
-    assert complete({1: both | parts(0, attempt=1) | parts(1, attempt=2)}) == {1: both}
-    assert complete({1: again | parts(0, 1, attempt=1)}) == {1: parts(0, 1, attempt=1)}
+    both = shards(0, 1)
+    assert complete_shards({}) == complete_shards({3: shards()}) == {}
+    assert complete_shards({1: shards(0), 2: shards(0)}) == {1: shards(0), 2: shards(0)}
+    assert complete_shards({1: both, 2: shards(0)}) == {1: both}
+    assert complete_shards({1: shards(0), 2: shards(1)}) == {}
+    assert complete_shards({1: both}, [SavingRank(0, 1, 2)]) == {1: both}
+    assert complete_shards({1: both}, [SavingRank(0, 2, 3)]) == {}
+    again = shards(0, 1, number=1)
+    assert complete_shards({1: both | again}) == {1: again}
+    assert complete_shards({1: both | shards(1, number=1)}) == {1: both}
+    assert complete_shards({1: both | shards(0, attempt=1) | shards(1, attempt=2)}) == {1: both}
+    assert complete_shards({1: again | shards(0, 1, attempt=1)}) == {1: shards(0, 1, attempt=1)}
 
 
 def test_each_step_is_judged_by_the_ranks_of_its_own_world(
@@ -521,12 +525,12 @@ def test_each_step_is_judged_by_the_ranks_of_its_own_world(
 
     def saves(place: Checkpoints, step: int) -> bool:
         file.write_text(f"step {step}, of {place.rank}")
-        return save(place, file, step, keep=2).complete
+        return save(place, file, step, keep=2).is_complete
 
     def begins(attempt: int, world_size: int) -> list[str | None]:
         """What each rank begins with, as long as it has not saved."""
         found = [
-            latest([one], tmp_path / "got", world_size=world_size, begun=False)
+            download_latest([one], tmp_path / "got", world_size=world_size, has_saved=False)
             for one in ranks(attempt, world_size)
         ]
         return [path and path.read_text() for path in found]
@@ -558,7 +562,7 @@ def test_each_step_is_judged_by_the_ranks_of_its_own_world(
 def test_a_save_of_a_step_again_is_complete_with_its_last_part(lake: LakePath, file: Path) -> None:
     for attempt in range(2):
         for _ in range(2):
-            complete = [save(Checkpoints(lake, r, attempt, 2), file, 1).complete for r in (0, 1)]
+            complete = [save(Checkpoints(lake, r, attempt, 2), file, 1).is_complete for r in (0, 1)]
     assert complete == [False, True]
 
 
@@ -588,8 +592,8 @@ def test_a_world_of_another_size_gets_the_parts_of_all_ranks_that_there_were(
             places = [Checkpoints(lake / run, rank, 0, world_size) for run in ("own", "other")]
             # In a next attempt of the same run, and in a run that resumes it.
             for among in (places, [Checkpoints(lake / "other", rank, 5, world_size)]):
-                found = latest(
-                    among, tmp_path / "got", all_ranks=True, world_size=world_size, begun=False
+                found = download_latest(
+                    among, tmp_path / "got", all_ranks=True, world_size=world_size, has_saved=False
                 )
                 assert found is not None
                 assert sorted(files_below(found)) == ["of-0", "of-1", "of-2"]
@@ -599,7 +603,7 @@ def test_what_others_announce_meanwhile_changes_nothing_for_a_late_rank(
     lake: LakePath, file: Path, tmp_path: Path
 ) -> None:
     def seen(rank: int) -> bytes | None:
-        found = latest([Checkpoints(lake, rank, 1, 2)], tmp_path / "got", begun=False)
+        found = download_latest([Checkpoints(lake, rank, 1, 2)], tmp_path / "got", has_saved=False)
         return found and found.read_bytes()
 
     # Rank 1 did not save in the first attempt, so nobody knows that it would have.

@@ -328,13 +328,15 @@ class _Sessions:
         self.excluded.append(conf.get("spark.yarn.exclude.nodes"))
         yield types.SimpleNamespace(sparkContext=types.SimpleNamespace(applicationId="app"))
 
-    def try_nodes(self, hosts: Sequence[str], *_: object) -> probe_gang.Trial:
+    def try_nodes(self, hosts: Sequence[str], *_: object) -> probe_gang.ProbeResult:
         slow = next((host for host in self.slow if host in hosts), None)
         if slow is not None:
             left = {host: "others did not come" for host in hosts if host != slow}
             error = GangTimeout("late", granted=len(left), wanted=len(hosts))
-            return probe_gang.Trial(skipped={slow: "slow"}, uninspected=left, error=error)
-        return probe_gang.Trial(tuple(replace(NODE, host=host) for host in hosts), seconds=1.0)
+            return probe_gang.ProbeResult(skipped={slow: "slow"}, uninspected=left, error=error)
+        return probe_gang.ProbeResult(
+            tuple(replace(NODE, host=host) for host in hosts), seconds=1.0
+        )
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ import hopsgpu
 from hopsgpu.agent import uploader
 from hopsgpu.agent.uploader import RankUploads
 from hopsgpu.artifacts import checkpoint_upload
-from hopsgpu.artifacts.checkpoint_restore import latest
+from hopsgpu.artifacts.checkpoint_restore import download_latest
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
-from hopsgpu.artifacts.checkpoints import Checkpoints, Saved, files_of
+from hopsgpu.artifacts.checkpoints import Checkpoints, SaveResult, files_of
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.rank import context as worker_context
 from hopsgpu.rank.blocked_time import BlockedTime
@@ -58,16 +58,16 @@ def bring_all(rank: Path, lake: LakePath) -> list[str | None]:
 
 
 def read(lake: LakePath, into: Path) -> str | None:
-    found = latest([Checkpoints(lake, 0)], into)
+    found = download_latest([Checkpoints(lake, 0)], into)
     return None if found is None else found.read_text()
 
 
 def test_what_is_handed_over_is_a_copy(
     rank: Path, file: Path, lake: LakePath, tmp_path: Path
 ) -> None:
-    assert not PendingCheckpoints(rank).begun
+    assert not PendingCheckpoints(rank).has_saved
     PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
-    assert PendingCheckpoints(rank).begun
+    assert PendingCheckpoints(rank).has_saved
     file.write_text("written anew in its place")
     assert bring_all(rank, lake) == [None]
     assert read(lake, tmp_path / "got") == "first"
@@ -85,7 +85,7 @@ def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
         with pytest.raises(TimeoutError):
             third.result(0.3)
         uploaded = saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event())
-        assert uploaded == (Saved(2, complete=True), None)
+        assert uploaded == (SaveResult(2, is_complete=True), None)
         assert "2" in lake.names() and "1" not in lake.names()
         third.result(60)
     assert len(saves.pending()) == 2
@@ -118,11 +118,11 @@ def test_linked_directories_are_saved_and_dangling_links_refused(
     (tmp_path / "state" / "nowhere").symlink_to(tmp_path / "absent")
     with pytest.raises(ConfigError, match="cannot upload .*state/nowhere"):
         PendingCheckpoints(rank).hand_over(tmp_path / "state", CheckpointOptions(1))
-    assert not PendingCheckpoints(rank).begun
+    assert not PendingCheckpoints(rank).has_saved
     (tmp_path / "state" / "nowhere").unlink()
     PendingCheckpoints(rank).hand_over(tmp_path / "state", CheckpointOptions(1))
     assert bring_all(rank, lake) == [None]
-    found = latest([Checkpoints(lake, 0)], tmp_path / "got")
+    found = download_latest([Checkpoints(lake, 0)], tmp_path / "got")
     assert found is not None and (found / "shards" / "shard").read_text() == "linked"
 
 
@@ -273,8 +273,8 @@ class Told:
         self.signs = 0
         self.saves: list[tuple[int, bool]] = []
 
-    async def saved(self, saved: Saved) -> None:
-        self.saves.append((saved.step, saved.complete))
+    async def saved(self, saved: SaveResult) -> None:
+        self.saves.append((saved.step, saved.is_complete))
 
     async def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -294,7 +294,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         files: Mapping[str, Path],
         said: CheckpointOptions,
         stop: threading.Event,
-    ) -> Saved:
+    ) -> SaveResult:
         while not go.wait(0.01):
             if stop.is_set():
                 raise Cancelled("stopped")
@@ -459,4 +459,4 @@ def test_saves_are_brought_while_the_rank_goes_on(
     assert told.warnings == []
     assert told.saves == [(step, True) for step in range(4)]
     assert read(lake, tmp_path / "got") == "step 3"
-    assert checkpoint_upload.MOST_PENDING == 2 and PendingCheckpoints(rank).pending() == []
+    assert checkpoint_upload.MAX_PENDING == 2 and PendingCheckpoints(rank).pending() == []

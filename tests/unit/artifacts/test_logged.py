@@ -87,7 +87,7 @@ def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
     checkpoints = Checkpoints(lake, 0)
     for step in (1, 2):
         checkpoints.save(files_of(files), CheckpointOptions(step, keep=1))
-    checkpoint_restore.latest([checkpoints], tmp_path / "copies")
+    checkpoint_restore.download_latest([checkpoints], tmp_path / "copies")
     saved, saved_too, removed, restored = said.messages
     assert saved.startswith(f"rank 0 saved step 1 in {lake.url}/1, ")
     assert saved_too.startswith("rank 0 saved step 2 in ")

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from hopsgpu.artifacts.checkpoint_savers import Saver, Savers, announced_savers
+from hopsgpu.artifacts.saving_ranks import SavingRank, SavingRanks, parse_announcements
 
 World = tuple[int, Sequence[int]]
 
 
-def savers(*worlds: World) -> Savers:
+def savers(*worlds: World) -> SavingRanks:
     """Worlds in the order of their attempts, each with its size and the ranks that announced."""
-    return Savers(
+    return SavingRanks(
         [
-            Saver(attempt, rank, size)
+            SavingRank(attempt, rank, size)
             for attempt, (size, ranks) in enumerate(worlds)
             for rank in ranks
         ]
@@ -23,9 +23,9 @@ def savers(*worlds: World) -> Savers:
 
 
 def test_names_of_the_files_are_read_back() -> None:
-    both = {Saver(0, 3, 4), Saver(12, 0, 1)}
-    assert announced_savers([saver.name for saver in both]) == both
-    assert announced_savers(["3", "x.1.2", "1.2", ".1.2.3.draft"]) == frozenset()
+    both = {SavingRank(0, 3, 4), SavingRank(12, 0, 1)}
+    assert parse_announcements([saver.name for saver in both]) == both
+    assert parse_announcements(["3", "x.1.2", "1.2", ".1.2.3.draft"]) == frozenset()
 
 
 def test_ranks_of_other_attempts_of_the_same_size_must_save_too() -> None:

@@ -1,0 +1,101 @@
+"""Which ranks must have saved a step for it to be complete, also when the number of ranks changes.
+
+A run's attempts may have different numbers of ranks: each attempt is a world of its own size. Ranks
+announce that they save before their first save; nothing else shows which ranks save. A rank may be
+killed before it announces itself, or start late. What other ranks have saved by then must not count
+as complete. Therefore the ranks that must have saved a step of an attempt are:
+
+1. the ranks that announced themselves in this attempt or in another attempt of the same world size,
+   and
+2. those carried over from the world before the first attempt of this size. If all ranks of that
+   world saved, all ranks of this world must save. Otherwise, the saving ranks of that world must
+   save, as far as they exist here. A world of one rank does not show whether all ranks save or only
+   rank 0. The last larger world decides; if there is none, rank 0 is carried over.
+
+So each step is judged by its own world: a shrunk world does not wait for ranks that no longer
+exist, and the steps of a smaller world stay complete in a larger world. A function in which some
+but not all ranks save must choose the same ranks in worlds of every size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+_NAME = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class SavingRank:
+    """A rank that saves in an attempt.
+
+    Attributes:
+        attempt: number of the attempt.
+        rank: rank in the attempt's world.
+        world_size: number of ranks in the attempt; 0 if it is unknown.
+    """
+
+    attempt: int
+    rank: int
+    world_size: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the file that announces the rank."""
+        return f"{self.rank}.{self.attempt}.{self.world_size}"
+
+
+def parse_announcements(names: Collection[str]) -> frozenset[SavingRank]:
+    """Return the ranks that files of these names announce; other names are ignored."""
+    matches = [match for match in map(_NAME.fullmatch, names) if match is not None]
+    return frozenset(SavingRank(int(m[2]), int(m[1]), int(m[3])) for m in matches)
+
+
+class SavingRanks:
+    """The ranks that must have saved a step, by the attempt that saved it.
+
+    Args:
+        known: the known saving ranks, of all attempts.
+    """
+
+    def __init__(self, known: Collection[SavingRank]) -> None:
+        self._sizes = {attempt: size for attempt, size, _ in _attempts(known)}
+        self._by_size: dict[int, frozenset[int]] = {}
+        self._last_size: int | None = None
+        # Of the last world with several ranks.
+        self._do_all_save = False
+        for _, size, ranks in _attempts(known):
+            before = self._by_size[size] if size in self._by_size else self.carried_over(size)
+            self._by_size[size] = before | ranks
+            self._last_size = size
+            if size > 1:
+                self._do_all_save = self._by_size[size].issuperset(range(size))
+
+    def of(self, attempt: int) -> frozenset[int]:
+        """Return the ranks that must have saved a step of an attempt; none if nobody saves."""
+        return self._by_size.get(self._sizes.get(attempt, -1), frozenset())
+
+    def carried_over(self, world_size: int | None) -> frozenset[int]:
+        """Return the ranks that must save in the next world, as the last world shows.
+
+        Args:
+            world_size: number of ranks in the next world; None for as many as in the last world.
+        """
+        last_size = self._last_size
+        if last_size is None:
+            return frozenset()
+        ranks = self._by_size[last_size]
+        if world_size is None or world_size == last_size:
+            return ranks
+        if self._do_all_save and (last_size == 1 or ranks.issuperset(range(last_size))):
+            return frozenset(range(world_size))
+        return frozenset(rank for rank in ranks if rank < world_size)
+
+
+def _attempts(known: Collection[SavingRank]) -> Iterator[tuple[int, int, frozenset[int]]]:
+    """Yield each attempt's number, world size and known saving ranks, in order."""
+    for attempt in sorted({saver.attempt for saver in known}):
+        savers = [saver for saver in known if saver.attempt == attempt]
+        size = max(saver.world_size for saver in savers)
+        yield attempt, size, frozenset(saver.rank for saver in savers)
