@@ -15,7 +15,7 @@ import hopsgpu
 from benchmarks.bare import bare_stage, floor_of_release, idle_release, release_bare
 from benchmarks.table import heading, row
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 WORKERS = 2
 LAUNCHES = 10
@@ -36,7 +36,7 @@ def release(spark: SparkSession) -> Mapping[str, object]:
         "Spark's idle timeout, default": [idle_release(spark, WORKERS)],
     }
     for workers, those in steps.items():
-        heading(f"{LAUNCHES} cold launches of {counted(workers, 'rank')}, seconds")
+        heading(f"{LAUNCHES} cold launches of {count_of(workers, 'rank')}, seconds")
         for name, seconds in those.items():
             row(name, seconds)
     heading("for comparison, seconds")

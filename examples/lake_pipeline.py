@@ -360,7 +360,7 @@ def instant(told: str) -> float:
     return datetime.fromisoformat(told.replace("GMT", "+00:00")).timestamp()
 
 
-def counted(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[str, list[int]]:
+def count_of(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[str, list[int]]:
     """Return what was in use at each count."""
     found = {"GPUs in use": [used for _, used in gpus]}
     try:
@@ -429,7 +429,7 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
                 said[name] = STEPS[name](spark, places)
                 spans.append((name, begin, time.time()))
                 print(f"{name}: {said[name]} ({time.time() - begin:.1f} s)", flush=True)
-        counts = counted(gpus, spark.sparkContext)
+        counts = count_of(gpus, spark.sparkContext)
     finally:
         spark.stop()
     times = [at for at, _ in gpus]

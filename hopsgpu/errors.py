@@ -34,9 +34,9 @@ class HopsGpuError(Exception):
         Raises:
             AttributeError: hopsgpu's own frames are to be shown, which IPython does itself.
         """
-        if tracebacks.shows_all():
+        if tracebacks.should_show_all():
             raise AttributeError("_render_traceback_")
-        return functools.partial(tracebacks.in_notebook, self)
+        return functools.partial(tracebacks.notebook_lines, self)
 
 
 class ConfigError(HopsGpuError):

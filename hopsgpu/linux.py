@@ -35,7 +35,7 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def rename(command: str) -> None:
+def set_process_name(command: str) -> None:
     """Change this process's command, its `comm` (prctl(2)); call this in the main thread.
 
     Args:
@@ -68,7 +68,7 @@ def flush_c() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def default_signals() -> None:
+def reset_signals() -> None:
     """Set all signals as in a fresh interpreter: default actions, none blocked."""
     handlers: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
@@ -103,7 +103,7 @@ def _noted(number: int, frame: object) -> None:
     """Do nothing: Python reports a signal on the descriptor only if the signal has a handler."""
 
 
-def handles(pid: int, number: signal.Signals) -> bool:
+def has_unhandled_signal(pid: int, number: signal.Signals) -> bool:
     """Return whether a process still has to handle a signal, or a thread is in its handler.
 
     A thread blocks the signal while it runs the handler.

@@ -25,17 +25,17 @@ _PYSPARK = ("pyspark", "py4j")
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def shows_all(environ: Mapping[str, str] = os.environ) -> bool:
+def should_show_all(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether tracebacks show hopsgpu's own frames too, by a process's variables."""
     return environ.get(VARIABLE, "").strip().lower() == _DEBUG
 
 
-def inherited() -> dict[str, str]:
+def inherited_variables() -> dict[str, str]:
     """Return HOPSGPU_LOG for the ranks if it is "debug" here, else no variable."""
-    return {VARIABLE: _DEBUG} if shows_all() else {}
+    return {VARIABLE: _DEBUG} if should_show_all() else {}
 
 
-def homes() -> tuple[str, ...]:
+def own_file_prefixes() -> tuple[str, ...]:
     """Return how the names of hopsgpu's source files begin, in all processes of this machine.
 
     File names in bytecode that travels to the nodes are relative to its archive.
@@ -56,7 +56,7 @@ def trim(error: BaseException, *, on_purpose: bool = False) -> None:
         on_purpose: whether hopsgpu raised it on purpose; always true of an error that
             `_hides_library_frames`.
     """
-    if not shows_all():
+    if not should_show_all():
         _trim(error, on_purpose, set(), within=False)
 
 
@@ -77,10 +77,10 @@ def text_of(error: BaseException) -> str:
 
 def strip_own_frames(text: str) -> str:
     """Return a text without the frames of hopsgpu in it, as Python's `traceback` writes them."""
-    if shows_all():
+    if should_show_all():
         return text
     # Python draws a border to the left of the exceptions of a group.
-    names = "|".join(map(re.escape, homes()))
+    names = "|".join(map(re.escape, own_file_prefixes()))
     own = rf'^([ |+]*)  File "(?:{names})[^"\n]*", line \d+, in .*\n(?:\1    .*\n)*'
     return re.sub(own, "", text, flags=re.MULTILINE)
 
@@ -154,7 +154,7 @@ def _outside(entries: Sequence[TracebackType]) -> Iterator[TracebackType]:
 
 def _is_own(frame: FrameType) -> bool:
     # The generated methods of a dataclass have no file, but they have a module.
-    return _package(frame) == _PACKAGE or frame.f_code.co_filename.startswith(homes())
+    return _package(frame) == _PACKAGE or frame.f_code.co_filename.startswith(own_file_prefixes())
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -169,7 +169,7 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def in_notebook(error: BaseException) -> list[str]:
+def notebook_lines(error: BaseException) -> list[str]:
     """Return the lines that IPython shows: places in the cell and what it called, then the error.
 
     Args:

@@ -90,7 +90,7 @@ def parse_memory(value: object, name: str) -> int:
     return size
 
 
-def counted(number: int, noun: str, several: str = "") -> str:
+def count_of(number: int, noun: str, several: str = "") -> str:
     """Return a number of things as text: "1 file" or "2 files".
 
     Args:

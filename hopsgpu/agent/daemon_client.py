@@ -124,7 +124,7 @@ class DaemonClient:
         answer = await self._ask("prepare", env=env.as_fields(), variables=variables)
         if "problem" in answer:
             raise (ConfigError if answer["configured"] else OSError)(answer["problem"])
-        return env.at(Path(answer["home"]))
+        return env.rank_python_in(Path(answer["home"]))
 
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]

@@ -280,7 +280,7 @@ def _keep_exits_to_itself() -> None:
 def main(descriptor: int, daemon: int, modules: Sequence[str]) -> None:
     """Import the modules and serve."""
     linux.die_with(daemon)
-    linux.default_signals()
+    linux.reset_signals()
     linux.become_subreaper()
     birth = forked_child.ServerState.now()
     with socket.socket(fileno=descriptor) as connection:

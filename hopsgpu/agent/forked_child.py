@@ -51,7 +51,7 @@ def detach_child(server: int, keep: Sequence[int] = ()) -> None:
     """
     os.setsid()
     linux.die_with(server)
-    linux.default_signals()
+    linux.reset_signals()
     low = 3
     for descriptor in sorted(keep):
         os.closerange(low, descriptor)

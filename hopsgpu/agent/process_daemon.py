@@ -309,7 +309,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
             # Its starter waits for this process; the daemon is nobody's child.
             os._exit(0)
         os.close(lock)
-        linux.default_signals()
+        linux.reset_signals()
         linux.become_subreaper()
         # Not in the directory that goes with this process.
         file = own_log.directory(directory.parent) / own_log.daemon_file(os.getpid())

@@ -18,11 +18,11 @@ from hopsgpu.agent.daemon_client import DaemonClient, StartedRank
 from hopsgpu.agent.memory import MemoryWatch
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.stack_filter import context_of_failure, end_of, last_lines
-from hopsgpu.linux import handles
+from hopsgpu.linux import has_unhandled_signal
 from hopsgpu.rank import files
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.rank.entry import WELL, entry_time
-from hopsgpu.tracebacks import shows_all
+from hopsgpu.tracebacks import should_show_all
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class RankProcess:
     @property
     def shows_all_frames(self) -> bool:
         """Whether stacks in its output keep hopsgpu's own frames."""
-        return shows_all({**self._spec.environment, **self._environment})
+        return should_show_all({**self._spec.environment, **self._environment})
 
     @property
     def _pid(self) -> int | None:
@@ -283,7 +283,7 @@ class RankProcess:
             async with asyncio.timeout(_DUMP_SECONDS):
                 # The next signal would end the process before the handler does; it tells nobody.
                 while not self._gone.is_set() and (
-                    not self._dumped(before) or handles(pid, signal.SIGUSR1)
+                    not self._dumped(before) or has_unhandled_signal(pid, signal.SIGUSR1)
                 ):
                     await asyncio.sleep(_LOOK_SECONDS)
 

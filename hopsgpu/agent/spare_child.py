@@ -101,7 +101,7 @@ def fork(begin: Callable[[], None], become: Become) -> SpareChild | None:
 def _wait(server: int, connection: int, begin: Callable[[], None], become: Become) -> int:
     begin()
     name = linux.comm(os.getpid())
-    linux.rename(NAME)
+    linux.set_process_name(NAME)
     forked_child.detach_child(server, [connection])
     request = fork_protocol.read_all(connection)
     if not request:
@@ -112,7 +112,7 @@ def _wait(server: int, connection: int, begin: Callable[[], None], become: Becom
     directory = Path(fields["directory"])
 
     def prepare() -> None:
-        linux.rename(name)
+        linux.set_process_name(name)
         become(directory, fields["environment"])
 
     return fork_protocol.set_up(prepare, lambda: rank.run(directory), connection)

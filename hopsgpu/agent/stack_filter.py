@@ -52,7 +52,7 @@ class OwnFrames:
     """
 
     def __init__(self, *, keep: bool = False) -> None:
-        self._begins = tuple(f'  File "{home}'.encode() for home in tracebacks.homes())
+        self._begins = tuple(f'  File "{home}'.encode() for home in tracebacks.own_file_prefixes())
         self._longest = max(map(len, self._begins))
         self._keep = keep
         self._rest = b""
@@ -125,7 +125,7 @@ def is_own(file: str, *, after_own: bool) -> bool:
         file: file of its code.
         after_own: whether the frame that it called is hopsgpu's.
     """
-    return file.startswith(tracebacks.homes()) or (after_own and file == _RUNPY)
+    return file.startswith(tracebacks.own_file_prefixes()) or (after_own and file == _RUNPY)
 
 
 def as_shown(line: str) -> str:

@@ -26,7 +26,7 @@ from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, SUCCEEDED
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
 from hopsgpu.storage.lake import LakePath, Status, is_draft
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -303,7 +303,7 @@ class UsageFiles:
             except ODD_JSON as error:
                 bad.append(f"line {number}: {type(error).__name__}: {error}")
         if bad:
-            more = f" (and {counted(len(bad) - 1, 'more line')})" if bad[1:] else ""
+            more = f" (and {count_of(len(bad) - 1, 'more line')})" if bad[1:] else ""
             yield StoreError(f"{file.url} has lines that are no runs: {bad[0]}{more}", "damaged")
 
 

@@ -25,13 +25,13 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving import export, model_signature
 from hopsgpu.serving.hand_over import Served
 from hopsgpu.serving.model_formats import (
-    STATE_DICT,
     ModelFormat,
     chosen,
     model_class,
     recognised,
 )
 from hopsgpu.serving.model_loading import check_loadable, check_trust, load_model
+from hopsgpu.serving.torch_files import STATE_DICT
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
 from hopsgpu.storage.lake import LakePath

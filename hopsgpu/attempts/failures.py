@@ -17,7 +17,7 @@ from hopsgpu.core.gpu_idle import IdleVerdict
 from hopsgpu.errors import GpusIdle, RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.node.health import HEALTHY
-from hopsgpu.packaging.sources import with_sources
+from hopsgpu.packaging.sources import add_source_lines
 from hopsgpu.rank.entry import WELL
 
 # A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
@@ -197,7 +197,7 @@ def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
     if traceback:
         if end.status == "exited" and end.log_tail:
             parts.append(_tail(end.log_tail[-_EXIT_LINES:]))
-        traceback = with_sources(traceback)
+        traceback = add_source_lines(traceback)
         parts.append(traceback)
     elif end.log_tail:
         parts.append(_tail(end.log_tail))
@@ -351,7 +351,7 @@ def _tail(lines: Sequence[str]) -> str:
 
 def _below(heading: str, *lines: str) -> str:
     return "\n".join(
-        [heading, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())]
+        [heading, *(f"  {line}" for line in add_source_lines("\n".join(lines)).splitlines())]
     )
 
 

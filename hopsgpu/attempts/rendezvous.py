@@ -15,7 +15,7 @@ from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, RankPlace, World
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
-from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _check_modules(host: str, answer: Message, call: Call) -> None:
     """Raise ConfigError if the Python of a host's ranks lacks modules to unpickle the call."""
     if lacks := answer.fields.get("lacks"):
         env = None if call.python_env is None else call.python_env.name
-        raise lacking_error(lacks, f"the ranks' Python on {host}", env)
+        raise missing_modules_error(lacks, f"the ranks' Python on {host}", env)
 
 
 def _failure(place: RankPlace, why: str) -> RankFailed:

@@ -10,8 +10,8 @@ from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Container, Device
 from hopsgpu.core.rank_requirements import LAKE
 from hopsgpu.errors import ConfigError, DiscoveryError
-from hopsgpu.packaging.python_env.missing_modules import lacking_error
-from hopsgpu.units import counted
+from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
+from hopsgpu.units import count_of
 
 
 def is_hello(message: Message, job: str) -> bool:
@@ -32,7 +32,7 @@ def register_container(event: Event, hello: Message, request: Request) -> Contai
     """
     gpus = request.plan.shape.gpus
     if len(hello["devices"]) != gpus:
-        reported = counted(len(hello["devices"]), "GPU")
+        reported = count_of(len(hello["devices"]), "GPU")
         raise DiscoveryError(
             f"{hello['container']} on {hello['host']} reports {reported} instead of the requested"
             f" {gpus}: hopsgpu's discovery script must assign them (does"
@@ -58,7 +58,7 @@ def register_container(event: Event, hello: Message, request: Request) -> Contai
     if lacks := [name for name in request.imports if name in container.lacks]:
         env = request.python_env
         where = f"the executors' Python on {container.host}"
-        raise lacking_error(lacks, where, None if env is None else env.name)
+        raise missing_modules_error(lacks, where, None if env is None else env.name)
     return container
 
 

@@ -17,7 +17,7 @@ from hopsgpu.control.events import Event
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, Exclusions
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class ElasticLease(ABC):
         self.request.watcher.warn(f"an executor got no rank: {reason}")
         if len(self._aside) > _MOST_ASIDE:
             raise HopsGpuError(
-                f"{counted(len(self._aside), 'executor')} started that get no rank, the last"
+                f"{count_of(len(self._aside), 'executor')} started that get no rank, the last"
                 f" because {reason}"
             )
 

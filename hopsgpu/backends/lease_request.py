@@ -23,7 +23,7 @@ from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import ExecutorShape, LaunchPlan
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.demand import Demand, container_of
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class AcquisitionClock:
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {counted(plan.executors, 'executor')} arrived within"
+                f"{grants.connected} of {count_of(plan.executors, 'executor')} arrived within"
                 f" {plan.spec.acquire_timeout:g} s; all were released. The gang waited for:"
                 f" {self._why}. Wait longer (acquire_timeout), request fewer workers, or see who"
                 " holds the others (hopsgpu gpus)",

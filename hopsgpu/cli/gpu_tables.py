@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.cli.tables import Cell, Layout, Row, aligned, headers
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -100,14 +100,14 @@ def _shortened(cluster: ClusterGpus) -> ClusterGpus:
 
 def _summary(cluster: ClusterGpus) -> Iterator[Cell]:
     if not cluster.nodes:
-        running = counted(cluster.nodes_without, "node") + " running"
+        running = count_of(cluster.nodes_without, "node") + " running"
         text = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
         yield f"{text} yarn.nodemanager.resource-plugins=yarn.io/gpu", _CARE
         return
     broken = f", {cluster.unhealthy} unhealthy" if cluster.unhealthy else ""
     when = time.strftime("%H:%M:%S", time.localtime(cluster.time))
     yield (
-        f"{cluster.free} of {counted(cluster.total, 'GPU')} free, {cluster.used} used{broken}"
+        f"{cluster.free} of {count_of(cluster.total, 'GPU')} free, {cluster.used} used{broken}"
         f" ({when})",
         _GOOD if cluster.free else _CARE,
     )

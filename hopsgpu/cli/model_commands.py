@@ -19,7 +19,7 @@ from hopsgpu.core.formats import local_time_of, size
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.export import SERVERS, next_steps
 from hopsgpu.storage.root import join_url
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelStore
@@ -299,7 +299,7 @@ def verify(name: str, version: str, as_json: bool) -> None:
         outcome = {"name": found.name, "version": found.version, "url": found.url}
         click.echo(json.dumps({**outcome, "files": len(files), "bytes": total}, indent=2))
         return
-    whole = f"{counted(len(files), 'file')}, {size(total)}"
+    whole = f"{count_of(len(files), 'file')}, {size(total)}"
     click.echo(f"{found.name} {found.version} is intact: {whole}")
 
 

@@ -13,7 +13,7 @@ from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import show
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.runs import RunRecord, RunStore, StoredRun
@@ -145,7 +145,7 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
     if as_json:
         click.echo(json.dumps(gone, indent=2))
     done = "would be removed" if dry_run else "removed"
-    click.echo(f"{counted(len(gone), 'run')} {done}", err=True)
+    click.echo(f"{count_of(len(gone), 'run')} {done}", err=True)
     if problems:
         raise StoreError("\n".join(problems))
 

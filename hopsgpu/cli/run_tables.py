@@ -12,7 +12,7 @@ from hopsgpu.cli.tables import Fact, Layout, Row, headers
 from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.display import phrases, record_phrases
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.runs import RunRecord, StoredRun
@@ -67,7 +67,7 @@ def _rows(runs: Sequence[StoredRun], now: float) -> Iterator[Row]:
             yield [(f"{run.run_id}: {run.problem}", "red")]
     # The same of all of them.
     if others:
-        more = f" (the same for {counted(len(others) - 1, 'more run')})" if others[1:] else ""
+        more = f" (the same for {count_of(len(others) - 1, 'more run')})" if others[1:] else ""
         yield [(f"{others[0].run_id}: {others[0].problem}{more}", "red")]
 
 

@@ -11,7 +11,7 @@ from hopsgpu.core.formats import duration
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
 from hopsgpu.display.search_phrases import gpus, measure, number, shortened
 from hopsgpu.storage.error_messages import ODD_JSON
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _COLOURS = {COMPLETE: "green", FAILED: "red", PRUNED: "yellow", RUNNING: "bold"}
 _MOST_TRIALS = 50
@@ -41,7 +41,7 @@ def _heads(search: Any, trials: Sequence[TrialReport]) -> Iterator[Fact]:
     metric = f"{search['direction']} {search['metric'] or 'the value'}"
     yield Fact("search", f"{metric}, by {search['sampler']} and {search['pruner']}")
     yield Fact("trials", f"{search['trials_wanted']} requested: {ended}")
-    most, of_each = search["max_concurrent"], counted(search["workers_per_trial"], "rank")
+    most, of_each = search["max_concurrent"], count_of(search["workers_per_trial"], "rank")
     yield Fact("at a time", f"at most {most}, each of {of_each} with {_gpus(search)}")
     if best := search["best"]:
         value, params = number(best["value"]), shortened(best["params"], _LONGEST)
@@ -50,7 +50,7 @@ def _heads(search: Any, trials: Sequence[TrialReport]) -> Iterator[Fact]:
 
 def _gpus(search: Any) -> str:
     each = search["gpus_per_trial"]
-    return counted(each, "GPU") if each == int(each) else f"{each:g} of a GPU"
+    return count_of(each, "GPU") if each == int(each) else f"{each:g} of a GPU"
 
 
 def _table(trials: Sequence[TrialReport], interrupted: str, now: float) -> Iterator[Row]:
@@ -79,5 +79,8 @@ def _table(trials: Sequence[TrialReport], interrupted: str, now: float) -> Itera
             yield [(f"trial {trial.number}: {measure(trial)}", "red")]
     if len(trials) > len(shown):
         yield [
-            (f"and {counted(len(trials) - len(shown), 'trial')} earlier; --json shows all", "dim")
+            (
+                f"and {count_of(len(trials) - len(shown), 'trial')} earlier; --json shows all",
+                "dim",
+            )
         ]

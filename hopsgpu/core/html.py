@@ -36,7 +36,7 @@ def plain(text: str, longest: int = _LONGEST) -> str:
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
-def escaped(value: object) -> Html:
+def escape(value: object) -> Html:
     """Return a value as HTML; a text of several lines keeps them."""
     if isinstance(value, Html):
         return value
@@ -47,7 +47,7 @@ def escaped(value: object) -> Html:
 def element(tag: str, *children: object, **attributes: str) -> Html:
     """Return an element; underscores at the end of an attribute's name are left out."""
     written = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
-    return Html(f"<{tag}{written}>{''.join(escaped(child) for child in children)}</{tag}>")
+    return Html(f"<{tag}{written}>{''.join(escape(child) for child in children)}</{tag}>")
 
 
 def box(*children: object) -> Html:
@@ -91,7 +91,7 @@ def collapsible(summary: object, *children: object, **attributes: str) -> Html:
 
 def preformatted(text: str) -> Html:
     """Return lines in a font of fixed width."""
-    return element("pre", Html("\n".join(escaped(line) for line in text.split("\n"))), style=_MONO)
+    return element("pre", Html("\n".join(escape(line) for line in text.split("\n"))), style=_MONO)
 
 
 def image(source: str, width: int, height: int, words: str) -> Html:

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 4.0
@@ -479,11 +479,11 @@ def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> 
     ahead = line.ahead_of(own.ticket)
     blocking = (pair for pair in ahead if not _may_pass(own, *pair, node_gpus))
     if (pair := next(blocking, None)) is not None:
-        first, user = pair
+        (first, user), count = pair, count_of(len(ahead), "gang")
         return Turn(
             False,
-            f"another gang's turn: {counted(len(ahead), 'gang')} ahead of this one; the first is of"
-            f" {first.application} of {user} ({first.executors} x {counted(first.gpus, 'GPU')})",
+            f"another gang's turn: {count} ahead of this one; the first is of"
+            f" {first.application} of {user} ({first.executors} x {count_of(first.gpus, 'GPU')})",
             is_behind=True,
         )
     return Turn(own.ticket.bound is Bound.NONE or probe)
@@ -618,7 +618,7 @@ def _would_help(ticket: Ticket, owner: str, user: str, queues: Sequence[str]) ->
 def coming(line: Line) -> str:
     """Return what elastic gangs are about to give back, in words; "" if nothing."""
     return "; ".join(
-        f"{counted(offer.giving * offer.gpus, 'GPU')} come{'s' * (offer.giving * offer.gpus == 1)}"
+        f"{count_of(offer.giving * offer.gpus, 'GPU')} come{'s' * (offer.giving * offer.gpus == 1)}"
         f" from {owner}'s {offer.run!r} at its next checkpoint"
         for offer, owner in line.offers
         if offer.giving

@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 CONTEXT_VARIABLE = "HOPSGPU_CONTEXT"
 # The file's name in the rank's directory.
 FILE = "warnings.jsonl"
-MOST_WARNINGS = 50
+MAX_WARNINGS = 50
 _LONGEST = 2000
 # Bytes of the file that are read. A character takes up to 12 bytes in JSON.
-_MOST_BYTES = MOST_WARNINGS * _LONGEST * 12
+_MOST_BYTES = MAX_WARNINGS * _LONGEST * 12
 
 
 def warn_run(text: str) -> None:
@@ -47,7 +47,7 @@ def _append(file: Path, line: bytes) -> None:
 
 
 def read_warnings(directory: Path) -> list[str]:
-    """Return the first warnings that a rank has left, at most `MOST_WARNINGS`.
+    """Return the first warnings that a rank has left, at most `MAX_WARNINGS`.
 
     Args:
         directory: the rank's.
@@ -60,7 +60,7 @@ def read_warnings(directory: Path) -> list[str]:
             *lines, _unfinished = file.read(_MOST_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
-    return [text[:_LONGEST] for line in lines[:MOST_WARNINGS] if (text := _text(line))]
+    return [text[:_LONGEST] for line in lines[:MAX_WARNINGS] if (text := _text(line))]
 
 
 def _text(line: bytes) -> str:

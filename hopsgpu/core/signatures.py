@@ -2,8 +2,8 @@
 
 A field of the dataclass is an argument: its type, its default, and its entry under "Attributes:"
 are the argument's. Functions share arguments by inheritance. mypy and editors read the signature
-from the dataclass's constructor; `signature_of` and `with_arguments` make `inspect.signature` and
-`help` show the same.
+from the dataclass's constructor. `signature_of` and `add_arguments_section` make
+`inspect.signature` and `help` show the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ENTRIES = "Attributes:"
 _LATER = ("Returns:", "Raises:")
 
 
-def placed(default: T, *after: str) -> T:
+def placed_field(default: T, *after: str) -> T:
     """Return a dataclass field with a default, and with a place in the signature.
 
     An inherited option that is declared again with a place moves there.
@@ -41,9 +41,8 @@ def placed(default: T, *after: str) -> T:
 def signature_of(options: type) -> inspect.Signature:
     """Return the signature of a function that takes these options.
 
-    Positional arguments have the dataclass's order. Of the keyword-only ones, those that a class
-    adds stand before those of its bases, unless they are `placed` elsewhere, and those that it
-    declares in a row stand in a row.
+    Positional arguments have the dataclass's order. The keyword-only options of a class come before
+    those of its bases, in the order of their declaration, except for each `placed_field`.
     """
     fields = {field.name: field for field in dataclasses.fields(options)}
     positional = [name for name, field in fields.items() if not field.kw_only]
@@ -85,7 +84,7 @@ def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-def with_arguments(doc: str | None, options: type) -> str | None:
+def add_arguments_section(doc: str | None, options: type) -> str | None:
     """Return a function's docstring with a section about its arguments, the options.
 
     Args:
@@ -104,11 +103,11 @@ def with_arguments(doc: str | None, options: type) -> str | None:
     return "\n".join([*"\n".join(before).rstrip().splitlines(), "", "Args:", *told, *after])
 
 
-def documented_by(options: type) -> Callable[[F], F]:
+def document_arguments(options: type) -> Callable[[F], F]:
     """Give a function that passes its arguments on the section about these options."""
 
     def decorate(function: F) -> F:
-        function.__doc__ = with_arguments(function.__doc__, options)
+        function.__doc__ = add_arguments_section(function.__doc__, options)
         return function
 
     return decorate

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from hopsgpu.core import html
 from hopsgpu.core.boundary import public_class
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import MIB, counted
+from hopsgpu.units import MIB, count_of
 
 # hopsgpu sets these in every rank, so a user's env_vars may not.
 RESERVED_VARIABLES = frozenset(
@@ -416,7 +416,10 @@ class LaunchPlan:
 
     def __str__(self) -> str:
         s, servers = self.shape, self.spec.parameter_servers
-        ranks, executors = counted(self.spec.workers, "rank"), counted(self.executors, "executor")
+        ranks, executors = (
+            count_of(self.spec.workers, "rank"),
+            count_of(self.executors, "executor"),
+        )
         if self.spec.is_elastic:
             ranks = f"{self.spec.least} to {ranks}"
             executors = f"{self.least_executors} to {executors}"
@@ -424,13 +427,13 @@ class LaunchPlan:
         heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
         lines = [
             f"{self.spec.name}: {ranks} in {executors} of {self.ranks_per_executor}, {where}",
-            *([f"  {counted(servers, 'parameter server')} beside them"] if servers else []),
+            *([f"  {count_of(servers, 'parameter server')} beside them"] if servers else []),
             *(
                 [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]
                 if self.hosts
                 else []
             ),
-            f"  each executor: {counted(s.gpus, 'GPU')}, {counted(s.cores, 'core')},"
+            f"  each executor: {count_of(s.gpus, 'GPU')}, {count_of(s.cores, 'core')},"
             f" {heap}{s.overhead_mib} MiB{' overhead' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",
             *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),

@@ -11,7 +11,7 @@ from typing import Literal, overload
 from hopsgpu.core import html
 from hopsgpu.core.gpu_use import GpuUse, Points, use_between
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import counted, parse_duration
+from hopsgpu.units import count_of, parse_duration
 
 Grouping = Literal["user", "queue", "run", "day"]
 USER, QUEUE, RUN, DAY = GROUPINGS = ("user", "queue", "run", "day")
@@ -219,7 +219,7 @@ class Usage(Sequence[UsageRow]):
     def __repr__(self) -> str:
         total, unread = self.total, len(self.problems)
         return (
-            f"Usage({counted(len(self.rows), 'row')} by {self.by}, {self.period}:"
+            f"Usage({count_of(len(self.rows), 'row')} by {self.by}, {self.period}:"
             f" {total.gpu_hours_held:.2f} GPU hours held, {total.gpu_hours_training:.2f} training,"
             f" {total.gpu_hours_idle:.2f} idle, {total.gpu_hours_waited:.2f} waited"
             f"{f'; {unread} not read' if unread else ''})"
@@ -367,18 +367,18 @@ def _notes(runs: Sequence[RunUse], by: str, began: float) -> Iterator[str]:
     lost = [run.run_id for run in runs if run.state == LOST]
     if active:
         yield (
-            f"{counted(len(active), 'run')} not ended, counted until the last record, some seconds"
+            f"{count_of(len(active), 'run')} not ended, counted until the last record, some seconds"
             f" ago: {_some(active)}"
         )
     if lost:
         yield (
-            f"{counted(len(lost), 'run')} lost, counted until the last record of the driver;"
+            f"{count_of(len(lost), 'run')} lost, counted until the last record of the driver;"
             f" what YARN held after that is unknown: {_some(lost)}"
         )
     spread = [run.run_id for run in runs if run.estimated and (by == DAY or run.began < began)]
     if spread:
         yield (
-            f"{counted(len(spread), 'run')} of an older hopsgpu, which recorded sums only: spread"
+            f"{count_of(len(spread), 'run')} of an older hopsgpu, which recorded sums only: spread"
             f" evenly over the time from grant to release: {_some(spread)}"
         )
 

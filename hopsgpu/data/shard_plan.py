@@ -12,7 +12,7 @@ from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.shuffle import cut, first_rows, window_rows
 from hopsgpu.data.source import Source
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 REMAINDERS = ("drop", "pad", "keep")
 # Places in the data that a rank's rows come from: with far fewer, sorted data would bias the rank.
@@ -63,7 +63,7 @@ def plan_slices(
     total = sum(map(sum, groups))
     if total < ranks:
         raise ConfigError(
-            f"{counted(total, 'row')} for {counted(ranks, 'rank')}: each rank needs at least one"
+            f"{count_of(total, 'row')} for {count_of(ranks, 'rank')}: each rank needs at least one"
             " row; use fewer workers"
         )
     return _dealt(_whole(groups), ranks, remainder, random.Random(seed))

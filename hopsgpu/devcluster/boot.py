@@ -55,7 +55,7 @@ from hopsgpu.devcluster.site_files import GPU_PLUGIN
 from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import State, save
 from hopsgpu.errors import ClusterError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -329,7 +329,7 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
             if time.monotonic() > deadline:
                 nodes = ask.nodes() or ()
                 states = ", ".join(
-                    f"{n.name} {n.state} with {counted(n.gpus, 'GPU')}" for n in nodes
+                    f"{n.name} {n.state} with {count_of(n.gpus, 'GPU')}" for n in nodes
                 )
                 raise ClusterError(
                     f"{what} is not ready after {_READY_S:.0f} s (nodes: {states or 'none'}); "

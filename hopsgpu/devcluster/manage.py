@@ -33,7 +33,7 @@ from hopsgpu.devcluster.realm import (
 )
 from hopsgpu.devcluster.state import State, load, locked, save
 from hopsgpu.errors import ClusterError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 Say = Callable[[str], object]
 _SWEEPS = 5
@@ -234,7 +234,7 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
         if state:
             save(layout, replace(state, processes={}))
     say(
-        f"down: {counted(ended, 'process', 'processes')} ended"
+        f"down: {count_of(ended, 'process', 'processes')} ended"
         if ended
         else f"no cluster runs in {layout.root}"
     )
@@ -305,7 +305,7 @@ def _same(spec: ClusterSpec, settings: Mapping[str, object], layout: Layout) -> 
     if different:
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
-            f" it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
+            f" it has {count_of(spec.nodes, 'node')} of {count_of(spec.gpus_per_node, 'GPU')}"
             f"{', Kerberos' if spec.kerberos else ''}{', HTTPS' if spec.https else ''} and Hadoop"
             f" {spec.hadoop}): "
             "`hopsgpu cluster down` first, or use another --dir"

@@ -125,7 +125,7 @@ def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -
     """
     mark = _MARKS.get(status.state, "▶")
     sign = html.element("span", mark, style=f"color:{_COLOURS[mark]}")
-    kind = Html(sign + html.escaped(f" {status.run_id}"))
+    kind = Html(sign + html.escape(f" {status.run_id}"))
     told = " · ".join(part for part in about if part)
     line = html.title(kind, phase, f"· {told}" if told else "")
     return Html(line + html.element("div", below)) if below else line

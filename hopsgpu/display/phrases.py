@@ -10,7 +10,7 @@ from hopsgpu.core.run_values import GpuSeconds, RunStatus, Timeline, WorldReport
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
 from hopsgpu.display.picture import Gpu, Picture, Plot, Row
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _GIB = 2**30
 _UUID = 12
@@ -37,7 +37,7 @@ def attempt(status: RunStatus) -> str:
 def sizes(bounds: tuple[int, int]) -> str:
     """Return the smallest and the largest world size of an elastic gang: "2 to 4 ranks"."""
     least, most = bounds
-    return f"{least} to {counted(most, 'rank')}"
+    return f"{least} to {count_of(most, 'rank')}"
 
 
 def state(name: str) -> str:
@@ -79,8 +79,8 @@ def gang(status: RunStatus) -> str:
     if status.sizes is not None:
         missing = status.wanted - status.granted
         asked = f", {missing:,} more asked for" if missing > 0 else ""
-        return f"{counted(status.granted, 'executor')}{on}{asked}"
-    return f"{status.granted} of {counted(status.wanted, 'executor')}{on}"
+        return f"{count_of(status.granted, 'executor')}{on}{asked}"
+    return f"{status.granted} of {count_of(status.wanted, 'executor')}{on}"
 
 
 def seconds(elapsed: float) -> str:
@@ -105,7 +105,7 @@ def world_lines(
     """
     shown = worlds[-most:]
     before = len(worlds) - len(shown)
-    lines = [f"{counted(before, 'world')} before"] if before else []
+    lines = [f"{count_of(before, 'world')} before"] if before else []
     for world in shown:
         cells = world_cells(world, requested)
         number, ranks, begin, end, how, cost, spent = cells
@@ -113,7 +113,7 @@ def world_lines(
         used = f"{spent} GPU seconds" if spent else ""
         parts = [f"{begin} to {end}", resize, used, how]
         said = ", ".join(part for part in parts if part)
-        lines.append(f"world {number}: {counted(int(ranks), 'rank')}, {said}")
+        lines.append(f"world {number}: {count_of(int(ranks), 'rank')}, {said}")
     return lines
 
 

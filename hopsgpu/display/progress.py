@@ -12,7 +12,7 @@ from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display import phrases
 from hopsgpu.display.base import Display, NoDisplay, PlainLines, Shield, display_of
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 __all__ = [
     "RunLines",
@@ -113,9 +113,9 @@ def describe(status: RunStatus) -> str:
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         if status.sizes is not None:
             verb = "is" if status.granted == 1 else "are"
-            here = f"{counted(status.granted, 'executor')} {verb} here{hosts}"
+            here = f"{count_of(status.granted, 'executor')} {verb} here{hosts}"
             return f"waiting for {phrases.sizes(status.sizes)}: {here}{why}"
-        gang = f"{counted(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
+        gang = f"{count_of(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
         return f"waiting: {status.granted} of {gang} here{hosts}{why}"
     if status.state == "preparing":
         return status.waiting_for
@@ -124,7 +124,7 @@ def describe(status: RunStatus) -> str:
     if status.state in ("granted", "ready"):
         hosts = ", ".join(status.granted_hosts)
         executors = status.wanted if status.sizes is None else status.granted
-        return f"{status.state}: {counted(executors, 'executor')} on {hosts}{again}"
+        return f"{status.state}: {count_of(executors, 'executor')} on {hosts}{again}"
     if status.state == "starting":
         return f"starting ranks{again}{f': {status.waiting_for}' if status.waiting_for else ''}"
     if status.state == "running":

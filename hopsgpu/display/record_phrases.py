@@ -10,7 +10,7 @@ from hopsgpu.artifacts.runs import LOST, RunRecord
 from hopsgpu.core.formats import size
 from hopsgpu.core.run_values import GpuSeconds, Timeline, WorldReport
 from hopsgpu.display import phrases
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 
 def world_sizes(spec: Any) -> str:
@@ -22,9 +22,9 @@ def world_sizes(spec: Any) -> str:
 def gang(record: RunRecord) -> str:
     """Return the ranks and the GPUs of a gang."""
     spec = record.content["spec"]
-    gpus = counted(record.gpus, "GPU")
+    gpus = count_of(record.gpus, "GPU")
     if spec.get("least_workers") is None:
-        return f"{counted(spec['workers'], 'rank')}, {gpus}"
+        return f"{count_of(spec['workers'], 'rank')}, {gpus}"
     return f"{phrases.sizes((spec['least_workers'], spec['workers']))}, at most {gpus}"
 
 
@@ -82,7 +82,7 @@ def data(described: Any) -> Iterator[tuple[str, str]]:
     """Yield the data that the ranks read, one line each."""
     for name, facts in described.items() if isinstance(described, dict) else ():
         if isinstance(facts, dict) and isinstance(facts.get("bytes"), int):
-            rows = counted(facts.get("rows", 0), "row")
+            rows = count_of(facts.get("rows", 0), "row")
             many = f"{rows}, {size(facts['bytes'])}"
             gone = "" if facts.get("kept") else ", removed at the end of the run"
             yield (

@@ -8,7 +8,7 @@ from typing import Any
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.display.phrases import loss, seconds, state
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _REPEAT_SECONDS = 10.0
 # Reasons to wait contain numbers, which change more often than a person can read.
@@ -37,12 +37,12 @@ def left(status: ScoreStatus) -> str:
 
 def held(status: ScoreStatus) -> str:
     """Return how many of the allowed executors are here."""
-    return f"{status.executors} of at most {counted(status.most, 'executor')}"
+    return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
 def failed(status: ScoreStatus) -> str:
     """Return how many parts were left out; "" for none."""
-    return f"{counted(status.failed, 'part')} left out" if status.failed else ""
+    return f"{count_of(status.failed, 'part')} left out" if status.failed else ""
 
 
 def summary(status: ScoreStatus) -> str:
@@ -73,12 +73,12 @@ def recorded(score: Mapping[str, Any], *, goes_on: bool) -> Iterator[tuple[str, 
     yield "rows", "; ".join(filter(None, (rows, speed, left)))
     yield "parts", f"{score['done']:,} of {score['parts']:,}"
     if score["failed_parts"]:
-        yield "failed", counted(len(score["failed_parts"]), "part")
+        yield "failed", count_of(len(score["failed_parts"]), "part")
     if score["model"] is not None:
         yield "scored with", str(score["model"])
     most, gpus = score["max_concurrent"], score["gpus_per_worker"]
-    each = counted(gpus, "GPU") if gpus else "CPUs"
-    yield "at a time", f"at most {counted(most, 'executor')}, each with {each}"
+    each = count_of(gpus, "GPU") if gpus else "CPUs"
+    yield "at a time", f"at most {count_of(most, 'executor')}, each with {each}"
     kept = f"; parts are in {score['kept_in']}" if score["kept_in"] else ""
     there = "" if score["is_complete"] else f" is not there yet{kept}"
     yield "output", f"{score['output']}{there}"

@@ -18,7 +18,7 @@ from hopsgpu.display.cell import below, folded_log, heading
 from hopsgpu.display.picture import Log
 from hopsgpu.display.status_scene import StatusScene
 from hopsgpu.display.terminal import head, packed, shown_in, tail, wrapped
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -110,7 +110,7 @@ def score_card(result: ScoreOutcome) -> str:
         "output": result.url,
         "rows": f"{result.rows:,}",
         "columns": columns,
-        "left out": counted(len(result.failed_parts), "part") if result.failed_parts else "",
+        "left out": count_of(len(result.failed_parts), "part") if result.failed_parts else "",
         "time": timeline(result.timeline),
         "GPU seconds": " · ".join(phrases.spent(result.gpu_seconds))
         if result.gpu_seconds.held

@@ -94,7 +94,7 @@ def _running(picture: SearchPicture) -> Html:
     ]
     left = len(picture.status.running) - len(rows)
     more = html.element("div", f"and {left:,} more running") if left else ""
-    return Html(html.table(headers, rows) + html.escaped(more))
+    return Html(html.table(headers, rows) + html.escape(more))
 
 
 def _ended(picture: SearchPicture) -> Html:

@@ -54,7 +54,7 @@ def _figure(plot: OptunaPlot) -> Html:
         return Html(title + html.element("div", f"not drawn: {plot.missing}"))
     # As an image, so that ids of different plots do not clash, and no script in them runs.
     source = f"data:image/svg+xml;base64,{base64.b64encode(plot.svg).decode()}"
-    image = Html(f'<img src="{source}" alt="{html.escaped(plot.title)}">')
+    image = Html(f'<img src="{source}" alt="{html.escape(plot.title)}">')
     return Html(title + html.element("figure", image))
 
 

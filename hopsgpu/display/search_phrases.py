@@ -19,7 +19,7 @@ from hopsgpu.core.trials import (
     Writer,
 )
 from hopsgpu.display.phrases import loss, seconds, state, uuid
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _REPEAT_SECONDS = 10.0
 # Reasons to wait contain numbers, which change more often than a person can read.
@@ -108,7 +108,7 @@ def states_of(status: SearchStatus) -> Mapping[str, int]:
 
 def held(status: SearchStatus) -> str:
     """Return how many of the allowed executors are here."""
-    return f"{status.executors} of at most {counted(status.most, 'executor')}"
+    return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
 def held_gpus(status: SearchStatus) -> str:
@@ -118,7 +118,7 @@ def held_gpus(status: SearchStatus) -> str:
     if not status.gpus:
         return held(status)
     return (
-        f"{status.executors * status.gpus} of at most {counted(status.most * status.gpus, 'GPU')}"
+        f"{status.executors * status.gpus} of at most {count_of(status.most * status.gpus, 'GPU')}"
     )
 
 
@@ -184,7 +184,7 @@ class SearchFormatter:
             return []
         # More trials may have ended than a status can list.
         missed = status.ended - before - len(news)
-        lines = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
+        lines = [f"{count_of(missed, 'more trial')} ended"] if missed > 0 else []
         return lines + [end_of(trial, status.best) for trial in news]
 
     def label(self, writer: Writer, host: str) -> str:

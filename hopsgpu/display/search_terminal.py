@@ -11,7 +11,7 @@ from hopsgpu.display.charts import sparkline
 from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
 from hopsgpu.display.terminal import head, levels_of, packed, plot_width, shown_in, tail, wrapped
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -56,7 +56,7 @@ def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
     drawn: list[tuple[str, Sequence[Point], Bounds | None, str]] = []
     if len(picture.curve) > 1:
         first, last = picture.curve[0][1], picture.curve[-1][1]
-        after = counted(picture.status.ended, "trial")
+        after = count_of(picture.status.ended, "trial")
         text = f"{first:.4g} to {last:.4g} after {after}"
         drawn.append(("best value", picture.curve, None, text))
     if len(picture.held) > 1:

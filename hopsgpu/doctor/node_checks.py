@@ -9,7 +9,7 @@ from hopsgpu.doctor.node_probe import Framework, NodeFacts
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
 from hopsgpu.gpu.node.health import BAD, HEALTHY
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 NAMES = (
     "discovery",
@@ -87,7 +87,7 @@ def check_discovery(
     broken = [f"{host}: {why}" for host, why in sorted({**failed, **nothing}.items())]
     well = [node for node in facts if node.gpus]
     where = join_names(node.host for node in well)
-    seen = f"ran on {counted(len(well), 'node')} ({where})" if well else "ran nowhere"
+    seen = f"ran on {count_of(len(well), 'node')} ({where})" if well else "ran nowhere"
     if broken:
         return wrong(
             name,
@@ -155,7 +155,7 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
     if broken:
         return wrong(
             name,
-            f"not all users can use the lease directory on {counted(len(broken), 'node')}",
+            f"not all users can use the lease directory on {count_of(len(broken), 'node')}",
             "create it as root, mode 1777; or name another one for all containers with"
             " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR on the nodes",
             broken,
@@ -219,7 +219,8 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     if problems:
         return wrong(
             name,
-            f"frameworks of the executors cannot use the GPUs, in {counted(len(problems), 'case')}",
+            "frameworks of the executors cannot use the GPUs, in"
+            f" {count_of(len(problems), 'case')}",
             "install a newer NVIDIA driver on these nodes, or a framework built with an older CUDA"
             " in the executors' Python",
             problems,

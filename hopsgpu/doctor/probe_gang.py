@@ -21,7 +21,7 @@ from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, H
 from hopsgpu.launcher.api import plan, submit
 from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.capacity import check_possible
 
 _SHAPE: Mapping[str, Any] = {
@@ -92,7 +92,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> ProbeResult:
             return watched.unfinished(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     left = sorted(set(hosts) - {node.host for node in facts})
-    allowed = f"queue and user limit allow {workers} of {counted(len(hosts), 'container')} at once"
+    allowed = f"queue and user limit allow {workers} of {count_of(len(hosts), 'container')} at once"
     line = result.timeline
     return ProbeResult(
         facts=facts,

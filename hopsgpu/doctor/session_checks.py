@@ -15,7 +15,7 @@ from hopsgpu.doctor.probe_session import NoSessionError, started
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import Yarn, to_look_at
 from hopsgpu.errors import Cancelled, GangTimeout
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 
@@ -112,7 +112,7 @@ class Sessions:
 def check_gang(result: ProbeResult) -> Check:
     """Check whether all executors started and reached the driver by the control channel. Pure."""
     if result.facts:
-        came = counted(len(result.facts), "executor")
+        came = count_of(len(result.facts), "executor")
         return ok(_GANG, f"{came} reached the driver {result.seconds:.0f} s after the request")
     error = result.error
     if error is None:

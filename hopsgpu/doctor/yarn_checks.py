@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hopsgpu.core.spec import AGENT_MIB, HEAP_MIB
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.errors import CapacityError, HopsGpuError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
 from hopsgpu.yarn.queues import chain_of, check_queue
 from hopsgpu.yarn.resources import GPU, Amount
@@ -89,12 +89,12 @@ def check_gpus(yarn: Yarn) -> Check:
         others = sum(node.state == "RUNNING" for node in yarn.nodes)
         return wrong(
             name,
-            f"no node has {GPU} ({counted(others, 'node')} running)",
+            f"no node has {GPU} ({count_of(others, 'node')} running)",
             "set yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
             " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there",
         )
     where = join_names(f"{node.host} {node.total}" for node in running)
-    nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
+    nodes = f"{count_of(len(running), 'node')} ({where or 'none'})"
     seen = f"{sum(node.total for node in running)} on {nodes}"
     # A node that was taken out of service on purpose is not a fault.
     ill = [node for node in found.nodes if node.unhealthy]
@@ -141,7 +141,7 @@ def check_submission(yarn: Yarn, name: str) -> Check:
         return unknown("queue", f"{name} is not among the queues yet; the scheduler may create it")
     gpus = min(queue.maximum.gpus for queue in chain)
     own = chain[0]
-    guaranteed = counted(own.guaranteed.gpus, "GPU")
+    guaranteed = count_of(own.guaranteed.gpus, "GPU")
     seen = f"{own.path}: {guaranteed} guaranteed, at most {gpus}, {own.used.gpus} used"
     if gpus == 0 and yarn.gpus.total:
         return wrong("queue", seen, f"give it a share of GPUs, or {another}")

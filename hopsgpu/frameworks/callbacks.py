@@ -10,7 +10,7 @@ from hopsgpu.core.metrics import recordable
 from hopsgpu.core.rank_warnings import warn_run
 
 
-class Gang(Protocol):
+class CallbackContext(Protocol):
     """The part of `hopsgpu.context()` that callbacks use."""
 
     def report(self, step: int, /, **metrics: SupportsFloat) -> None:
@@ -27,19 +27,19 @@ class MetricReporter:
     each kind becomes a warning of the run.
 
     Args:
-        gang: receives the reports.
+        context: receives the reports.
         library: name of the library, for the warnings.
     """
 
-    def __init__(self, gang: Gang, library: str) -> None:
-        self._gang = gang
+    def __init__(self, context: CallbackContext, library: str) -> None:
+        self._context = context
         self._library = library
         self._warned: set[str] = set()
 
     def report(self, step: int, values: Mapping[str, Any] | None) -> None:
         """Report the values that can be recorded; None stands for no values."""
         metrics, problems = recordable(values or {})
-        self._gang.report(step, **metrics)
+        self._context.report(step, **metrics)
         for kind, problem in problems.items():
             if kind not in self._warned:
                 self._warned.add(kind)

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.core.gang import World
-from hopsgpu.frameworks.callbacks import Gang, MetricReporter
+from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 # Each sets the default of an argument of the Trainer.
-VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")
+DEVICES, NUM_NODES = VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")
 
 
 def environment(world: World) -> dict[str, str]:
@@ -29,27 +29,27 @@ def environment(world: World) -> dict[str, str]:
     if world.size == 1:
         return {}
     return {
-        "PL_TRAINER_DEVICES": str(world.ranks_per_container),
-        "PL_TRAINER_NUM_NODES": str(world.size // world.ranks_per_container),
+        DEVICES: str(world.ranks_per_container),
+        NUM_NODES: str(world.size // world.ranks_per_container),
     }
 
 
-def gang_callback(gang: Gang) -> Any:
+def gang_callback(context: CallbackContext) -> Any:
     """Return a Callback that reports metrics and saves checkpoints to the lake.
 
     It reports metrics to the driver at each epoch's end, and saves each checkpoint. Resume with
-    `trainer.fit(..., ckpt_path=gang.latest_checkpoint())`. Checkpoints of weights alone and FSDP's
-    sharded checkpoints are not saved to the lake.
+    `trainer.fit(..., ckpt_path=context.latest_checkpoint())`. Checkpoints of weights alone and the
+    sharded checkpoints of FSDP are not saved to the lake.
 
     Args:
-        gang: `hopsgpu.context()`.
+        context: `hopsgpu.context()`.
     """
     # Lightning has two packages with separate classes: use the one that the function imported.
     old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     package = "pytorch_lightning" if old else "lightning.pytorch"
     lightning = importlib.import_module(package)
-    to_the_lake = _to_the_lake(package, gang)
-    reporter = MetricReporter(gang, "Lightning")
+    to_the_lake = _to_the_lake(package, context)
+    reporter = MetricReporter(context, "Lightning")
 
     class GangCallback(lightning.Callback):  # type: ignore[name-defined,misc]
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -66,7 +66,7 @@ def gang_callback(gang: Gang) -> Any:
     return GangCallback()
 
 
-def _to_the_lake(package: str, gang: Gang) -> Any:
+def _to_the_lake(package: str, context: CallbackContext) -> Any:
     """Return a CheckpointIO class that saves with another CheckpointIO, and then to the lake."""
     plugins = importlib.import_module(f"{package}.plugins")
 
@@ -78,7 +78,7 @@ def _to_the_lake(package: str, gang: Gang) -> Any:
             self._own.save_checkpoint(checkpoint, path, storage_options)
             # A checkpoint of weights alone is a model: no training resumes from it.
             if "optimizer_states" in checkpoint:
-                gang.save_checkpoint(Path(path), checkpoint["global_step"])
+                context.save_checkpoint(Path(path), checkpoint["global_step"])
 
         def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             return self._own.load_checkpoint(*args, **kwargs)

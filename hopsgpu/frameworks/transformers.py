@@ -14,26 +14,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.frameworks.callbacks import Gang, MetricReporter
+from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 _RANDOM_STATE = re.compile(r"rng_state_(\d+)\.pth")
 # Values of accelerate's DistributedType for which each rank saves shards of its own.
 _SHARDED = frozenset({"FSDP", "DEEPSPEED", "MEGATRON_LM"})
 
 
-def gang_callback(gang: Gang) -> Any:
+def gang_callback(context: CallbackContext) -> Any:
     """Return a TrainerCallback that reports metrics and saves checkpoints to the lake.
 
     It reports metrics to the driver, and saves each checkpoint. Each rank saves the files that it
     alone has (the state of its random numbers, its shard), and rank 0 those that several ranks
     have, as with `save_on_each_node=True`. So resume with
-    `trainer.train(resume_from_checkpoint=gang.latest_checkpoint(all_ranks=True))`.
+    `trainer.train(resume_from_checkpoint=context.latest_checkpoint(all_ranks=True))`.
 
     Args:
-        gang: `hopsgpu.context()`.
+        context: `hopsgpu.context()`.
     """
     transformers = importlib.import_module("transformers")
-    reporter = MetricReporter(gang, "Transformers")
+    reporter = MetricReporter(context, "Transformers")
 
     class GangCallback(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
         def on_log(
@@ -49,7 +49,7 @@ def gang_callback(gang: Gang) -> Any:
                 own = _names_of_no_lower_rank(names, args.process_index, args.world_size)
             # With save_only_model=True only rank 0 has files.
             if own:
-                _save(gang, saved, own, state.global_step)
+                _save(context, saved, own, state.global_step)
 
     return GangCallback()
 
@@ -100,7 +100,7 @@ def _names_below(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in files)
 
 
-def _save(gang: Gang, directory: Path, names: Iterable[str], step: int) -> None:
+def _save(context: CallbackContext, directory: Path, names: Iterable[str], step: int) -> None:
     """Save some files of a directory as a directory of the same name."""
     with tempfile.TemporaryDirectory(prefix="hopsgpu-checkpoint-") as temporary:
         chosen = Path(temporary, directory.name)
@@ -108,4 +108,4 @@ def _save(gang: Gang, directory: Path, names: Iterable[str], step: int) -> None:
             link = chosen / name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(directory / name)
-        gang.save_checkpoint(chosen, step)
+        context.save_checkpoint(chosen, step)

@@ -22,13 +22,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.core.rank_warnings import warn_run
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import counted
+from hopsgpu.frameworks import lightning
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -64,36 +64,21 @@ _ONE_NODE = (1, "1")
 _TORCH_NAMES = ("torch.distributed", "torch.distributed.device_mesh")
 
 
-@dataclass(frozen=True)
-class GangShape:
-    """The sizes of a gang of several ranks.
-
-    Attributes:
-        world_size: number of ranks.
-        ranks_per_container: Lightning's number of devices.
-        containers: Lightning's number of nodes.
-    """
-
-    world_size: int
-    ranks_per_container: int
-    containers: int
-
-
 class WorldChecks:
     """The checks of one rank.
 
     Args:
-        gang: the sizes that frameworks should report.
+        world_size: number of ranks of the gang, which frameworks should report.
     """
 
-    def __init__(self, gang: GangShape) -> None:
-        self._gang = gang
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
         self._pid = os.getpid()
         self._has_stepped = False
 
     def by_module(self) -> Mapping[str, Callable[[Any], None]]:
         """Return functions that install the checks in a module, by the module's name."""
-        lightning = {
+        lightning_checks = {
             name: install
             for package, fabric in (
                 ("lightning.pytorch", "lightning.fabric"),
@@ -126,7 +111,7 @@ class WorldChecks:
             "tf_keras.src.engine.training": functools.partial(
                 self._check_keras, "Model", "tensorflow"
             ),
-            **lightning,
+            **lightning_checks,
             **keras,
         }
         return {
@@ -137,10 +122,10 @@ class WorldChecks:
         return os.getpid() == self._pid
 
     def _compare(self, reported: int, framework: str, remedy: str) -> None:
-        if reported != (size := self._gang.world_size) and self._is_rank():
+        if reported != self._world_size and self._is_rank():
             raise ConfigError(
-                f"{framework} would train with {counted(reported, 'rank')}, but the gang has"
-                f" {size}: {remedy}. If each rank should train by itself, {_OPTION}"
+                f"{framework} would train with {count_of(reported, 'rank')}, but the gang has"
+                f" {self._world_size}: {remedy}. If each rank should train by itself, {_OPTION}"
             )
 
     def _check_group(self, c10d: Any) -> None:
@@ -176,7 +161,7 @@ class WorldChecks:
 
     def _warn(self, event: str, remedy: str) -> None:
         warn_run(
-            f"each rank trains by itself: {event}, but the {self._gang.world_size} ranks of the"
+            f"each rank trains by itself: {event}, but the {self._world_size} ranks of the"
             f" gang are not connected. {remedy}; if each rank should train by itself, {_OPTION}"
         )
 
@@ -234,13 +219,14 @@ class WorldChecks:
 
         @functools.wraps(original)
         def initialize(*args: Any, **kwargs: Any) -> None:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            if given.arguments["devices"] in _ALL_DEVICES and self._is_rank():
-                given.arguments["devices"] = self._gang.ranks_per_container
-                if given.arguments["num_nodes"] in _ONE_NODE:
-                    given.arguments["num_nodes"] = self._gang.containers
-            original(*given.args, **given.kwargs)
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            if call.arguments["devices"] in _ALL_DEVICES and self._is_rank():
+                # `lightning.environment` has computed both for this rank.
+                call.arguments["devices"] = int(os.environ[lightning.DEVICES])
+                if call.arguments["num_nodes"] in _ONE_NODE:
+                    call.arguments["num_nodes"] = int(os.environ[lightning.NUM_NODES])
+            original(*call.args, **call.kwargs)
 
         connector.__init__ = initialize
 

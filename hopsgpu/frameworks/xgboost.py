@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hopsgpu.frameworks.callbacks import Gang, MetricReporter
+from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 log = logging.getLogger(__name__)
 
@@ -69,16 +69,16 @@ def communicator() -> Iterator[None]:
         collective.finalize()
 
 
-def gang_callback(gang: Gang) -> Any:
+def gang_callback(context: CallbackContext) -> Any:
     """Return a TrainingCallback that reports each round's metrics to the driver.
 
     It is for the argument `callbacks=` of `xgboost.train`.
 
     Args:
-        gang: `hopsgpu.context()`.
+        context: `hopsgpu.context()`.
     """
     xgboost = importlib.import_module("xgboost")
-    reporter = MetricReporter(gang, "XGBoost")
+    reporter = MetricReporter(context, "XGBoost")
 
     class GangCallback(xgboost.callback.TrainingCallback):  # type: ignore[name-defined,misc]
         def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:

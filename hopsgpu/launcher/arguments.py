@@ -30,10 +30,10 @@ from hopsgpu.launcher.options import (
     RunOptions,
     check_idle_timeout,
 )
-from hopsgpu.packaging.code_variables import carried
-from hopsgpu.packaging.preload import likely_preloads
+from hopsgpu.packaging.code_variables import carried_variables
+from hopsgpu.packaging.preload import likely_imports
 from hopsgpu.packaging.provenance import Provenance, provenance_of
-from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
+from hopsgpu.packaging.python_env.builder import RequestedEnv, warnings_of
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.tracking.mlflow import Tracking, tracking_to
@@ -52,7 +52,7 @@ class GangArguments:
 
     spec: GangSpec
     application: Site
-    python_env: Wanted | None = None
+    python_env: RequestedEnv | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class GangArguments:
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables that the ranks get besides the user's `env_vars`, which override them."""
-        return carried(os.environ)
+        return carried_variables(os.environ)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,14 +199,14 @@ def held_arguments(options: HoldOptions) -> HeldArguments:
     _tracking(application)
     gang = gang_in(application, spec, python_env)
     return HeldArguments(
-        **vars(gang), idle_timeout=idle, frameworks=likely_preloads(), progress=progress
+        **vars(gang), idle_timeout=idle, frameworks=likely_imports(), progress=progress
     )
 
 
 def gang_in(
     application: Site,
     spec: GangSpec,
-    python_env: Wanted | None,
+    python_env: RequestedEnv | None,
     idle_timeout: Duration = None,
 ) -> GangArguments:
     """Return a gang with the requested Python environment and idle_timeout, else the application's.

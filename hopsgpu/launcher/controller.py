@@ -41,7 +41,7 @@ from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class OnBoard(AttemptListener):
             self._board.mark("started", entered.at)
             self._board.state(GangState.RUNNING)
         else:
-            why = f"{entered.ranks} of {counted(entered.of, 'rank')} run"
+            why = f"{entered.ranks} of {count_of(entered.of, 'rank')} run"
             self._board.state(GangState.STARTING, why=why)
 
     def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
@@ -218,8 +218,8 @@ class Execution(ABC):
                 "%s: attempt %d starts %s on %s",
                 self._board.run_id,
                 self._board.attempt,
-                counted(len(world.processes), "rank"),
-                counted(len(lease.containers), "executor"),
+                count_of(len(world.processes), "rank"),
+                count_of(len(lease.containers), "executor"),
             )
             self._board.state(GangState.STARTING)
             try:

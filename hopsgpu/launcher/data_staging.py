@@ -23,7 +23,7 @@ from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.runs.status_board import Board, StatusBoard
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.units import MIB, counted
+from hopsgpu.units import MIB, count_of
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class StagedSources:
             if self._cancelled.is_set():
                 raise Cancelled(cancellation)
             if done % _REPORT_FILES == 0:
-                self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
+                self._tell(f"reading the footers of {label}: {done} of {count_of(files, 'file')}")
 
         self._tell(f"reading the footers of {label}")
         log.debug("%s: reads the footers of %s", self._board.run_id, label)
@@ -311,8 +311,8 @@ def serialized_shards(
         if size > MOST_SHARD_BYTES:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)
             raise ConfigError(
-                f"data has {counted(groups, 'row group')}, whose shard plan for"
-                f" {counted(ranks, 'rank')} is larger than {MOST_SHARD_BYTES // MIB} MiB:"
+                f"data has {count_of(groups, 'row group')}, whose shard plan for"
+                f" {count_of(ranks, 'rank')} is larger than {MOST_SHARD_BYTES // MIB} MiB:"
                 " rewrite the data with fewer row groups, of about 8 MB each"
             )
     return tuple(serialized)

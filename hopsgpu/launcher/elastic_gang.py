@@ -45,7 +45,7 @@ from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_end import run_to_end
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +286,9 @@ class ElasticExecution(Execution):
         lease.want(decision.wanted, decision.at_once, least=self._terms.least)
         if decision.release:
             log.info(
-                "%s: gives back %s", self._board.run_id, counted(len(decision.release), "executor")
+                "%s: gives back %s",
+                self._board.run_id,
+                count_of(len(decision.release), "executor"),
             )
             lease.let_go(decision.release)
         if decision.start:
@@ -303,7 +305,7 @@ class ElasticExecution(Execution):
             log.info(
                 "%s: the world of %s %s: stops it at a checkpoint",
                 self._board.run_id,
-                counted(len(world.keys), "executor"),
+                count_of(len(world.keys), "executor"),
                 "gives way" if decision.stop is WorldEnd.GAVE_WAY else "grows",
             )
             self._elastic.stops()
@@ -322,7 +324,7 @@ class ElasticExecution(Execution):
             "%s: world %d: %s on %s",
             self._board.run_id,
             self._board.attempt,
-            counted(ranks, "rank"),
+            count_of(ranks, "rank"),
             ", ".join(sorted(set(hosts))),
         )
         thread = threading.Thread(

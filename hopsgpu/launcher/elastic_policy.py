@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hopsgpu.core.gang import PART_SECONDS, backoff_seconds
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 # A first world waits so long for further executors, after the last one arrived.
 SETTLE_SECONDS = 3.0
@@ -529,17 +529,19 @@ def outlook(policy: ElasticPolicy, wanted: int, gpus: int, why: str) -> str:
         if wanted == 0:
             return "gave its executors back, because the others did not arrive; asks again soon"
         if not why and policy.warming:
-            return f"{counted(policy.warming, 'executor')} cannot start ranks yet: frameworks load"
+            return f"{count_of(policy.warming, 'executor')} cannot start ranks yet: frameworks load"
         return why
     missing, parts = wanted - policy.here, list[str]()
     if policy.stopping is not None:
         grows = policy.stopping is WorldEnd.GREW
         parts.append(f"the ranks start again as a {'larger' if grows else 'smaller'} world")
     elif policy.giving:
-        given = counted(policy.giving * gpus, "GPU") if gpus else counted(policy.giving, "executor")
+        given = (
+            count_of(policy.giving * gpus, "GPU") if gpus else count_of(policy.giving, "executor")
+        )
         parts.append(f"gives {given} to waiting gangs at its next checkpoint")
     elif policy.growing:
-        parts.append(f"grows by {counted(policy.growing, 'executor')} at its next checkpoint")
+        parts.append(f"grows by {count_of(policy.growing, 'executor')} at its next checkpoint")
     if missing > 0:
         more = f"waits for {missing} more {'executor' if missing == 1 else 'executors'}"
         parts.append(f"{more}: {why}" if why else more)

@@ -18,9 +18,9 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.interrupts import interruption
 from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.load_risks import LoadRisks
-from hopsgpu.packaging.module_finder import MAINS, THERE
-from hopsgpu.packaging.modules import PackedModules, roots_of
-from hopsgpu.packaging.pickling import name_of, pickle_call, refused_by_load
+from hopsgpu.packaging.module_finder import MAIN_MODULES, PROVIDED_MODULES
+from hopsgpu.packaging.modules import PackedModules, import_roots
+from hopsgpu.packaging.pickling import name_of, pickle_call, unloadable_call_error
 from hopsgpu.packaging.preload import scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
@@ -169,14 +169,14 @@ def packed(
 
     packer, call, imported = application.packer, given.call, given.imported
     pickle_one = functools.partial(_call_with, repr)
-    with application.load_checks.beside(
+    with application.load_checks.run_during(
         call, given.risks, env_vars, pickle_one, end_if_interrupted
     ) as failures:
-        modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
+        modules = packer.pack(import_roots(train_fn, imported, application.added, packer.sources))
         _check_size(len(call), len(modules.archive))
         foreseen = scan_function(train_fn, modules)
     for failure in failures:
-        raise refused_by_load(given.function, given.args, given.kwargs, failure)
+        raise unloadable_call_error(given.function, given.args, given.kwargs, failure)
     return PackedFunction(call, modules, foreseen, needs_of(imported, modules))
 
 
@@ -190,7 +190,9 @@ def needs_of(imported: ImportedModules, modules: PackedModules) -> tuple[str, ..
     Optional imports of the function are not among them.
     """
     tops = {name.partition(".")[0] for name in imported.needed}
-    return tuple(sorted(tops - THERE - MAINS - modules.names - sys.stdlib_module_names))
+    return tuple(
+        sorted(tops - PROVIDED_MODULES - MAIN_MODULES - modules.names - sys.stdlib_module_names)
+    )
 
 
 def _check_size(call: int, modules: int) -> None:

@@ -19,7 +19,7 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import Exclusions, GangState
-from hopsgpu.core.signatures import check_call, documented_by, signature_of
+from hopsgpu.core.signatures import check_call, document_arguments, signature_of
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher.arguments import HeldArguments, launch_on
@@ -355,7 +355,7 @@ class Gang:
             raise interruption(self._how_closed)
 
     @public
-    @documented_by(HeldRunOptions)
+    @document_arguments(HeldRunOptions)
     def launch(self, *args: Any, **kwargs: Any) -> GangResult:
         """Train on the held gang, as `hopsgpu.launch` does, and keep the GPUs.
 

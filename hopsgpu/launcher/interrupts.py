@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar, cast
 
 from hopsgpu import tracebacks
 from hopsgpu.core.boundary import public
-from hopsgpu.core.signatures import check_call, documented_by, signature_of
+from hopsgpu.core.signatures import check_call, document_arguments, signature_of
 from hopsgpu.runs.run import Handle, Run
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def interruption(words: str) -> KeyboardInterrupt:
         words: its message: what became of the interrupted work.
     """
     raised = KeyboardInterrupt(words)
-    if not tracebacks.shows_all():
+    if not tracebacks.should_show_all():
         # The class must be KeyboardInterrupt itself, or Python would not exit as on an interrupt.
         vars(raised)["_render_traceback_"] = functools.partial(tracebacks.format_error, raised)
     return raised
@@ -137,6 +137,6 @@ def takes(
         call.__signature__ = shown  # type: ignore[attr-defined]
         arguments = {name: p.annotation for name, p in shown.parameters.items()}
         call.__annotations__ = {**arguments, "return": returns}
-        return documented_by(of_options)(call) if documented else call
+        return document_arguments(of_options)(call) if documented else call
 
     return decorate

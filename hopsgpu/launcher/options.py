@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.core.signatures import placed
+from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import check_callable, default_name
-from hopsgpu.packaging.python_env.builder import Wanted
+from hopsgpu.packaging.python_env.builder import RequestedEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.names import file_name, model_name
 from hopsgpu.units import OFF, parse_duration, parse_duration_or_off, parse_memory
@@ -66,11 +66,11 @@ class ExecutorOptions(CommonOptions):
     memory_per_worker: str | int = "4g"
     gpu_type: str | None = None
     visible: str | None = None
-    acquire_timeout: Duration = placed("10m", "name")
+    acquire_timeout: Duration = placed_field("10m", "name")
     python_env: Any = None
-    spark: SparkSession | None = placed(None, "progress")
+    spark: SparkSession | None = placed_field(None, "progress")
 
-    def recipe(self) -> Wanted | None:
+    def recipe(self) -> RequestedEnv | None:
         """Return the Python environment that `python_env` means, or None.
 
         Raises:
@@ -118,7 +118,7 @@ class GangOptions(ExecutorOptions):
 
     workers: int | tuple[int, int]
     gpus_per_worker: float = 1
-    parameter_servers: int = placed(0, "memory_per_worker")
+    parameter_servers: int = placed_field(0, "memory_per_worker")
     placement: str | None = None
 
     @property
@@ -164,7 +164,7 @@ class HoldOptions(GangOptions):
     """
 
     workers: int
-    idle_timeout: Duration = placed("10m", "acquire_timeout")
+    idle_timeout: Duration = placed_field("10m", "acquire_timeout")
 
     def gang_of(self, **others: Any) -> GangSpec:
         if isinstance(self.workers, tuple | list):
@@ -209,7 +209,7 @@ class FunctionOptions(CommonOptions):
     """
 
     train_fn: Callable[..., Any] = field(kw_only=False)
-    env_vars: Mapping[str, str] | None = placed(None, "python_env", "name")
+    env_vars: Mapping[str, str] | None = placed_field(None, "python_env", "name")
     independent_ranks: bool = False
 
     @property
@@ -250,9 +250,9 @@ class RunOptions(FunctionOptions):
 
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] | None = None
-    data: Any = placed(None, "visible", "kwargs")
+    data: Any = placed_field(None, "visible", "kwargs")
     model: str | None = None
-    run_timeout: Duration = placed(None, "acquire_timeout", "name")
+    run_timeout: Duration = placed_field(None, "acquire_timeout", "name")
     idle_timeout: Duration = None
     retries: int = 0
     resume: str | None = None

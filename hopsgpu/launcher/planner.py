@@ -20,7 +20,7 @@ from hopsgpu.launcher.arguments import Arguments, GangArguments
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
-from hopsgpu.tracebacks import inherited
+from hopsgpu.tracebacks import inherited_variables
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _environment(
     cores = containers.shape.cores // containers.ranks_per_executor
     # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
     of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
-    return {**of_cores, **_OF_MEMORY, **inherited(), **variables, **spec.env_vars}
+    return {**of_cores, **_OF_MEMORY, **inherited_variables(), **variables, **spec.env_vars}
 
 
 def _root(url: str) -> str:

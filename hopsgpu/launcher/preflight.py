@@ -9,20 +9,20 @@ from hopsgpu.backends.backend import Site
 from hopsgpu.backends.lease_request import Watcher
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.builder import Wanted, ready
+from hopsgpu.packaging.python_env.builder import RequestedEnv, ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.object_store import library_of
 
 
 def python_of(
-    python_env: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
+    python_env: RequestedEnv | None, root: str, board: Watcher, cancelled: threading.Event
 ) -> PythonEnv | None:
     """Return the Python environment of the ranks, once it is on the lake; build it if needed.
 
     Raises:
-        ConfigError, StoreError, Cancelled: as `python_env.builder.ready`.
+        ConfigError, StoreError, Cancelled: as `python_env.builder.ensure_built`.
     """
     if python_env is None or isinstance(python_env, PythonEnv):
         return python_env
@@ -30,7 +30,7 @@ def python_of(
         f"preparing the Python environment ({python_env.name}), which is built if the lake lacks it"
     )
     board.state(GangState.PREPARING, (), why)
-    return ready(python_env, LakePath(root), cancelled)
+    return ensure_built(python_env, LakePath(root), cancelled)
 
 
 def modules_to_check(
@@ -56,13 +56,13 @@ def modules_to_check(
         )
     if env is not None and env.modules is None:
         return ()
-    left = tuple(needs) if env is None else env.lacks(needs)
+    left = tuple(needs) if env is None else env.missing_modules(needs)
     name = None if env is None else env.name
     if env is not None and env.interpreter is not None:
         if left:
-            raise lacking_error(left, f"python_env={name}", name)
+            raise missing_modules_error(left, f"python_env={name}", name)
         return ()
     missing = () if application is None else application.lacking(left)
     if missing:
-        raise lacking_error(missing, "the executors' Python", name)
+        raise missing_modules_error(missing, "the executors' Python", name)
     return left

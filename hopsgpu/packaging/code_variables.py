@@ -52,7 +52,7 @@ def environment(settings: Iterable[Setting]) -> Mapping[str, str]:
     return _LATE if read_at_import(settings) else {}
 
 
-def carried(environ: Mapping[str, str]) -> dict[str, str]:
+def carried_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the driver's variables that ranks get although the user does not pass them."""
     return {name: environ[name] for name in _CARRIED if name in environ}
 

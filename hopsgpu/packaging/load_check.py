@@ -69,7 +69,7 @@ class LoadChecks:
         self._checked: weakref.WeakSet[type] = weakref.WeakSet()
 
     @contextlib.contextmanager
-    def beside(
+    def run_during(
         self,
         call: bytes,
         risks: Mapping[type, object],

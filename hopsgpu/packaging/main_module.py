@@ -41,7 +41,7 @@ def _namespace() -> dict[str, Any]:
     return vars(sys.modules[_MAIN])
 
 
-def described_main(main: Mapping[str, Any]) -> dict[str, str | None]:
+def describe_main(main: Mapping[str, Any]) -> dict[str, str | None]:
     """Return a description of a `__main__`, without what is defined in it.
 
     Args:
@@ -82,7 +82,7 @@ def load(call: Path) -> LoadedCall:
     function: Callable[..., Any] | None = None
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
-    for part in _parts(call, vars(main)):
+    for part in _call_parts(call, vars(main)):
         names |= part.bind()
         called, positional, named = part.load()
         names |= part.bind()
@@ -111,9 +111,9 @@ def restore(namespace: dict[str, Any]) -> None:
     namespace.update(kept)
     before, sys.modules[_MAIN] = sys.modules[_MAIN], running
     try:
-        for part in _parts(Path(os.environ[VARIABLE]), namespace):
+        for part in _call_parts(Path(os.environ[VARIABLE]), namespace):
             part.bind()
-            if part.late:
+            if part.has_late_names:
                 part.load()
                 part.bind()
             else:
@@ -124,11 +124,11 @@ def restore(namespace: dict[str, Any]) -> None:
     _have_spawned_restore()
 
 
-class _Part:
+class _CallPart:
     """A part of a call, which is loaded step by step."""
 
     def __init__(self, head: Mapping[str, Any], stream: Any, main: dict[str, Any]) -> None:
-        self.late = bool(head["late"])
+        self.has_late_names = bool(head["late"])
         self._size = int(head["size"])
         self._stream = stream
         self._unpickler = pickle.Unpickler(stream)
@@ -151,7 +151,7 @@ class _Part:
         return bound
 
 
-def _parts(call: Path, main: dict[str, Any]) -> Iterator[_Part]:
+def _call_parts(call: Path, main: dict[str, Any]) -> Iterator[_CallPart]:
     """Yield the parts of a call; each must be loaded before the next one is requested."""
     described = False
     with call.open("rb") as stream:
@@ -164,7 +164,7 @@ def _parts(call: Path, main: dict[str, Any]) -> Iterator[_Part]:
             add_sources(sources, script is not None)
             if script in sources:
                 main["__loader__"] = ScriptLoader(sources[script])
-            yield _Part(head, stream, main)
+            yield _CallPart(head, stream, main)
 
 
 def _describe(main: dict[str, Any], driver: Mapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
-from hopsgpu.packaging.module_finder import THERE
+from hopsgpu.packaging.module_finder import PROVIDED_MODULES
 
 # hopsgpu reaches the ranks by itself: a checkout of it beside a script is not the user's module.
 _HOPSGPU = Path(__file__).resolve().parents[1]
@@ -205,7 +205,7 @@ def _in_zip(path: Path, name: str, inside: str) -> Iterator[File]:
         if inside and entry != inside and not entry.startswith(f"{inside}/"):
             continue
         called = name + entry.removeprefix(inside) if inside else entry
-        if called.partition("/")[0] not in THERE and not _is_hidden(called):
+        if called.partition("/")[0] not in PROVIDED_MODULES and not _is_hidden(called):
             yield File(called, path, entry, bool(mode & _MAY_RUN), size, (path, entry, *state))
 
 

@@ -23,15 +23,15 @@ from typing import Any
 from hopsgpu.packaging.import_scan import Import, imports_of_source
 
 # These reach the ranks by themselves, or are present wherever executors run.
-THERE = frozenset({"hopsgpu", "cloudpickle", "pyspark", "py4j"})
-MAINS = frozenset({"__main__", "__mp_main__"})
+PROVIDED_MODULES = frozenset({"hopsgpu", "cloudpickle", "pyspark", "py4j"})
+MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 _INIT = "__init__.py"
 _SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES)
 
 
 @dataclass(frozen=True)
-class Part:
+class ModuleSource:
     """A module or package of the user's, or a portion of a namespace package.
 
     Attributes:
@@ -52,7 +52,7 @@ class Part:
         return self.path.parent if self.path.name == self.name else None
 
 
-def is_environment(path: Path) -> bool:
+def is_in_environment(path: Path) -> bool:
     """Return whether a directory or file belongs to the Python environment itself."""
     if not _PACKAGES.isdisjoint(path.parts):
         return True
@@ -68,7 +68,7 @@ def _environment() -> tuple[Path, ...]:
     return tuple(dict.fromkeys([*own, *(path.resolve() for path in own)]))
 
 
-def on_path() -> dict[Path, int]:
+def user_path_entries() -> dict[Path, int]:
     """Return the resolved entries of `sys.path` before the standard library, and their positions.
 
     The modules of later entries (those of a `.pth` file, or those that a notebook appends) come
@@ -85,12 +85,12 @@ def on_path() -> dict[Path, int]:
                 continue
             if path == library:
                 break
-            if not is_environment(path):
+            if not is_in_environment(path):
                 found.setdefault(path, place)
     return found
 
 
-def parts_of(name: str, beside: Path | None = None) -> tuple[Part, ...]:
+def module_sources(name: str, beside: Path | None = None) -> tuple[ModuleSource, ...]:
     """Return the user's parts that a top-level module is imported from; none for other modules.
 
     A namespace package may have several.
@@ -100,16 +100,16 @@ def parts_of(name: str, beside: Path | None = None) -> tuple[Part, ...]:
         beside: a directory that comes before all of `sys.path`, or None.
     """
     if beside is not None and (spec := PathFinder.find_spec(name, [str(beside)])) is not None:
-        return _parts_of(name, spec)
-    if name in MAINS or name in THERE or not name:
+        return _sources_of_spec(name, spec)
+    if name in MAIN_MODULES or name in PROVIDED_MODULES or not name:
         return ()
     if name not in sys.modules and name in sys.stdlib_module_names:
         return ()
     spec = _spec_of(name)
-    return () if spec is None else _parts_of(name, spec)
+    return () if spec is None else _sources_of_spec(name, spec)
 
 
-def _parts_of(name: str, spec: ModuleSpec) -> tuple[Part, ...]:
+def _sources_of_spec(name: str, spec: ModuleSpec) -> tuple[ModuleSource, ...]:
     places = spec.submodule_search_locations
     # A path of `zipimport` continues below the zip's path.
     if places is not None:
@@ -119,10 +119,10 @@ def _parts_of(name: str, spec: ModuleSpec) -> tuple[Part, ...]:
         found = [_part(name + _suffix(origin.name), origin)]
     else:
         found = []
-    return tuple(part for part in found if part is not None and not is_environment(part.path))
+    return tuple(part for part in found if part is not None and not is_in_environment(part.path))
 
 
-def loaded_parts(name: str) -> tuple[Part, ...]:
+def loaded_source(name: str) -> tuple[ModuleSource, ...]:
     """Return the file of a loaded module, as a part that has the module's full dotted name.
 
     It serves a module whose package is found nowhere: pytest imports a test module like this with
@@ -130,13 +130,13 @@ def loaded_parts(name: str) -> tuple[Part, ...]:
     """
     module = sys.modules.get(name)
     file = None if module is None else vars(module).get("__file__")
-    if not isinstance(file, str) or name in MAINS:
+    if not isinstance(file, str) or name in MAIN_MODULES:
         return ()
     path = Path(file).absolute()
-    if not path.is_file() or is_environment(path):
+    if not path.is_file() or is_in_environment(path):
         return ()
     package = "/__init__" * (path.name == _INIT)
-    return (Part(_file_name(name) + package + _suffix(path.name), path),)
+    return (ModuleSource(_file_name(name) + package + _suffix(path.name), path),)
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
@@ -161,13 +161,13 @@ def _spec_of(name: str) -> ModuleSpec | None:
     return spec
 
 
-def _part(name: str, path: Path) -> Part | None:
+def _part(name: str, path: Path) -> ModuleSource | None:
     """Return the part at a path, which may continue inside a zip; None if nothing is there."""
     if path.exists():
-        return Part(name, path)
+        return ModuleSource(name, path)
     for above in path.parents:
         if above.is_file():
-            return Part(name, above, path.relative_to(above).as_posix())
+            return ModuleSource(name, above, path.relative_to(above).as_posix())
         if above.exists():
             return None
     return None
@@ -179,12 +179,12 @@ def _suffix(file: str) -> str:
 
 
 @dataclass
-class Sources:
+class ImportReader:
     """The imports of modules, read again only if the module's file has changed."""
 
     _known: dict[tuple[Path, str], tuple[object, tuple[Import, ...]]] = field(default_factory=dict)
 
-    def imports(self, part: Part, name: str) -> tuple[Import, ...]:
+    def imports(self, part: ModuleSource, name: str) -> tuple[Import, ...]:
         """Return the imports of a module of a part; none if the part has no source of it."""
         stem = "/".join(name.split(".")[1:])
         if part.name.endswith(_INIT) and part.name.removesuffix(f"/{_INIT}") == _file_name(name):
@@ -200,7 +200,9 @@ class Sources:
                 return found
         return ()
 
-    def _read(self, part: Part, inner: str, name: str, package: bool) -> tuple[Import, ...] | None:
+    def _read(
+        self, part: ModuleSource, inner: str, name: str, package: bool
+    ) -> tuple[Import, ...] | None:
         file = part.path if part.inside or not inner else part.path / inner
         inside = "/".join(filter(None, (part.inside, inner))) if part.inside else ""
         try:
@@ -233,19 +235,19 @@ def _content(file: Path, inside: str) -> bytes | None:
         return None  # packing, or the rank, reports what cannot be read
 
 
-def users_parts(
-    names: Iterable[str], sources: Sources, beside: Path | None = None
-) -> tuple[Part, ...]:
+def users_module_sources(
+    names: Iterable[str], sources: ImportReader, beside: Path | None = None
+) -> tuple[ModuleSource, ...]:
     """Return the user's parts that modules are imported from, and those that they import in turn.
 
     Args:
         names: dotted names of what is imported first.
         sources: reads the imports of modules on the way.
-        beside: as in `parts_of`.
+        beside: as in `module_sources`.
     """
     pending, met = list(names), set[str]()
-    tops: dict[str, tuple[Part, ...]] = {}
-    alone: dict[str, tuple[Part, ...]] = {}
+    tops: dict[str, tuple[ModuleSource, ...]] = {}
+    alone: dict[str, tuple[ModuleSource, ...]] = {}
     while pending:
         name = pending.pop()
         if name in met:
@@ -253,13 +255,13 @@ def users_parts(
         met.add(name)
         top, _, below = name.partition(".")
         if top not in tops:
-            tops[top] = parts_of(top, beside)
+            tops[top] = module_sources(top, beside)
         if below:
             pending.append(name.rpartition(".")[0])
         for part in tops[top]:
             pending += [found.name for found in sources.imports(part, name)]
         if below and not tops[top] and name in sys.modules and _is_made_up(top):
-            alone[name] = loaded_parts(name)
+            alone[name] = loaded_source(name)
             for part in alone[name]:
                 pending += [i.name for i in sources.imports(part, name)]
     found = itertools.chain.from_iterable((*tops.values(), *alone.values()))
@@ -272,7 +274,7 @@ def _is_made_up(top: str) -> bool:
     return spec is None or (spec.origin is None and not spec.submodule_search_locations)
 
 
-def bound_in_main() -> Iterator[str]:
+def modules_bound_in_main() -> Iterator[str]:
     """Yield the modules from which the script or notebook imported something, under any name."""
     for value in list(vars(sys.modules["__main__"]).values()):
         # Not isinstance, which asks the object for its class: a proxy may refuse to answer.

@@ -24,25 +24,25 @@ from hopsgpu.packaging.module_files import (
     printable,
 )
 from hopsgpu.packaging.module_finder import (
-    Part,
-    Sources,
-    bound_in_main,
-    is_environment,
-    on_path,
-    users_parts,
+    ImportReader,
+    ModuleSource,
+    is_in_environment,
+    modules_bound_in_main,
+    user_path_entries,
+    users_module_sources,
 )
 
 # A directory beyond these limits is no project of modules (a home directory, /tmp): only modules at
 # its top level are taken, and parts that are named.
-MOST_ENTRIES = 5_000
+MAX_ENTRIES = 5_000
 MOST_BYTES = 20 * 2**20
 # The directory of a container in which YARN unpacks the modules that `hopsgpu submit` ships.
-SHIPPED = "hopsgpu-modules"
+SHIPPED_MODULES_DIR = "hopsgpu-modules"
 _BRING = "pass it with python_env= if the ranks' Python lacks it"
 # A launch waits for it: the best compression takes 50 % longer, for a tenth of the bytes.
 _LEVEL = 1
 # Largest number of files of a package with data that is still searched for its modules.
-_MOST_LOOKED_AT = 20 * MOST_ENTRIES
+_MOST_LOOKED_AT = 20 * MAX_ENTRIES
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,15 @@ class ImportRoot:
     """
 
     path: Path | None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ModuleSource, ...] = ()
     expected: bool = True
 
 
-def roots_of(
+def import_roots(
     function: Callable[..., Any],
     imported: ImportedModules = ImportedModules(),  # noqa: B008 - frozen
     added: Path | None = None,
-    sources: Sources | None = None,
+    sources: ImportReader | None = None,
 ) -> tuple[ImportRoot, ...]:
     """Return where the ranks of a function import the user's modules from, in `sys.path` order.
 
@@ -105,33 +105,33 @@ def roots_of(
             driver.
         sources: reads the imports of modules on the way.
     """
-    named = {*imported.needed, *imported.likely, _module_of(function), *bound_in_main()}
-    parts = users_parts(sorted(named), sources or Sources())
-    places = on_path()
+    named = {*imported.needed, *imported.likely, _module_of(function), *modules_bound_in_main()}
+    parts = users_module_sources(sorted(named), sources or ImportReader())
+    places = user_path_entries()
     main = sys.modules.get("__main__")
     first = [] if main is None else [_root_of_main(main)]
     entries = [Path(entry) for entry in sys.path if isinstance(entry, str)]
-    first += [path.resolve() for path in entries if path.parent.name == SHIPPED]
-    whole = [path for path in first if path is not None and not is_environment(path)]
+    first += [path.resolve() for path in entries if path.parent.name == SHIPPED_MODULES_DIR]
+    whole = [path for path in first if path is not None and not is_in_environment(path)]
     later = {p.root for p in parts if p.root is not None and p.root.resolve() in places}
     brought = [] if added is None else [added, *_zips_in(added, places)]
     ordered = sorted(
-        (path for path in later.union(brought) if not is_environment(path)),
+        (path for path in later.union(brought) if not is_in_environment(path)),
         key=lambda path: places.get(path.resolve(), len(places)),
     )
     return _with_parts([*whole, *ordered], [*whole, *brought], parts)
 
 
 def _with_parts(
-    paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[Part]
+    paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[ModuleSource]
 ) -> tuple[ImportRoot, ...]:
     """Return each root once, with its parts; parts that belong to no root come last."""
-    own: dict[Path, list[Part]] = {}
+    own: dict[Path, list[ModuleSource]] = {}
     written: dict[Path, Path] = {}
     for path in paths:
         own.setdefault(path.resolve(), [])
         written.setdefault(path.resolve(), path)
-    rest: list[Part] = []
+    rest: list[ModuleSource] = []
     for part in parts:
         root = None if part.root is None else part.root.resolve()
         (rest if root is None or root not in own else own[root]).append(part)
@@ -164,8 +164,8 @@ def root_of_script(script: Path) -> ImportRoot:
     except OSError:  # packing reports it
         source = ""
     names = [found.name for found in imports_of_source("__main__", source, package=False)]
-    own = None if is_environment(beside) else beside
-    parts = users_parts(names, Sources(), own)
+    own = None if is_in_environment(beside) else beside
+    parts = users_module_sources(names, ImportReader(), own)
     return ImportRoot(own, tuple(part for part in parts if part.root != own))
 
 
@@ -190,10 +190,10 @@ class Packer:
     Several threads may use it.
 
     Attributes:
-        sources: the imports of the modules, for `roots_of`.
+        sources: the imports of the modules, for `import_roots`.
     """
 
-    sources: Sources = field(default_factory=Sources)
+    sources: ImportReader = field(default_factory=ImportReader)
     _last: tuple[object, PackedModules] | None = None
 
     def pack(self, roots: Sequence[ImportRoot | Path]) -> PackedModules:
@@ -248,7 +248,7 @@ def _found(root: ImportRoot) -> _PackableFiles:
 
 def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
     """Return a root's modules with the files of its packages; fewer if the root is too large."""
-    found = files_below(path, "", most=MOST_ENTRIES)
+    found = files_below(path, "", most=MAX_ENTRIES)
     if found is not None:
         packages = {file.name.rpartition("/")[0] for file in found if is_package(file)}
         packages.discard("")
@@ -272,7 +272,7 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
     return [file for file in files_in(path) if file.is_module]
 
 
-def _of_part(part: Part, warnings: list[str]) -> list[File]:
+def _of_part(part: ModuleSource, warnings: list[str]) -> list[File]:
     """Return all files of a part; only its modules if the files are too many, or nothing."""
     found = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
     if found is not None and _is_small(found):
@@ -294,7 +294,7 @@ def _of_part(part: Part, warnings: list[str]) -> list[File]:
 
 
 def _is_small(files: Sequence[File]) -> bool:
-    return len(files) <= MOST_ENTRIES and _size(files) <= MOST_BYTES
+    return len(files) <= MAX_ENTRIES and _size(files) <= MOST_BYTES
 
 
 def _size(files: Sequence[File]) -> int:

@@ -28,7 +28,7 @@ from hopsgpu.packaging.config_pickling import ConfigReducer, is_config
 from hopsgpu.packaging.import_scan import ImportRecorder
 from hopsgpu.packaging.load_check import LoadFailure
 from hopsgpu.packaging.load_risks import LoadRisks
-from hopsgpu.packaging.main_module import Namespace, described_main
+from hopsgpu.packaging.main_module import Namespace, describe_main
 from hopsgpu.packaging.reducers import (
     MAIN,
     DigestPickler,
@@ -189,7 +189,7 @@ def pickle_call(
     except Exception as error:
         raise _refused(function, args, kwargs, main, error) from error
     head = {
-        "main": described_main(main),
+        "main": describe_main(main),
         "sources": sources_of(pickler.files, pickler.classes, main),
         "late": late,
         "size": body.tell() - begin,
@@ -328,7 +328,7 @@ class _Finder(_CallPickler):
         return super().reducer_override(obj)
 
 
-def refused_by_load(
+def unloadable_call_error(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],

@@ -100,7 +100,7 @@ class StaticFindings(NamedTuple):
         Args:
             driver: the driver's own variables.
         """
-        return {**code_variables.carried(driver), **code_variables.environment(self.sets)}
+        return {**code_variables.carried_variables(driver), **code_variables.environment(self.sets)}
 
 
 def scan_function(function: Callable[..., Any], modules: PackedModules) -> StaticFindings:
@@ -170,7 +170,7 @@ def _preloads(reached: _Reached) -> tuple[str, ...]:
     return (*packages, *sorted(below))
 
 
-def likely_preloads() -> tuple[str, ...]:
+def likely_imports() -> tuple[str, ...]:
     """Return what a function that is not known yet will probably import.
 
     These are the frameworks that this process has imported, else the first one that is installed

@@ -131,7 +131,7 @@ def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
     return None
 
 
-def with_sources(traceback: str) -> str:
+def add_source_lines(traceback: str) -> str:
     """Return a traceback with the source lines that it lacks, as far as they are known here.
 
     A node has neither the script nor the notebook, so a rank cannot show their lines. They are

@@ -6,7 +6,7 @@ import json
 import os
 
 from hopsgpu.core.gang import WORKER
-from hopsgpu.frameworks.world_checks import GangShape, WorldChecks
+from hopsgpu.frameworks.world_checks import WorldChecks
 from hopsgpu.rank.context import VARIABLE, context
 from hopsgpu.rank.import_hook import call_when_imported
 
@@ -23,5 +23,4 @@ def check_world() -> None:
     has_servers = "ps" in json.loads(os.environ.get("TF_CONFIG", "{}")).get("cluster", {})
     if gang.world_size == 1 or gang.role != WORKER or gang.independent_ranks or has_servers:
         return
-    local, containers = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
-    call_when_imported(WorldChecks(GangShape(gang.world_size, local, containers)).by_module())
+    call_when_imported(WorldChecks(gang.world_size).by_module())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.run_values import RunOutcome
 from hopsgpu.display.cards import result_card
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelVersion
@@ -56,8 +56,8 @@ class GangResult(RunOutcome):
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
         if self.worlds:
             sizes = reprlib.repr([world.ranks for world in self.worlds])
-            parts.append(f"{counted(len(self.worlds), 'world')} of {sizes} ranks")
-        parts += [counted(len(self.ranks), "rank"), str(self.timeline), str(self.gpu_seconds)]
+            parts.append(f"{count_of(len(self.worlds), 'world')} of {sizes} ranks")
+        parts += [count_of(len(self.ranks), "rank"), str(self.timeline), str(self.gpu_seconds)]
         return f"GangResult({', '.join(parts)})"
 
     def _repr_html_(self) -> str:

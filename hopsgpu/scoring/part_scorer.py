@@ -50,7 +50,7 @@ from hopsgpu.scoring.parts import Part, parts_of, shard_of, smallest_batch
 from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import shared_directories, whole_copy
-from hopsgpu.units import MIB, counted
+from hopsgpu.units import MIB, count_of
 
 # Record batches that are read ahead, of 8 MiB at most.
 _AHEAD = 6
@@ -317,15 +317,17 @@ class _Scorer:
                 found = self._predictor(dict(few))
             except Exception as error:  # noqa: BLE001 - the second call raises what remains
                 log.info(
-                    "predict failed with %s: %r; it is called again", counted(rows, "row"), error
+                    "predict failed with %s: %r; it is called again",
+                    count_of(rows, "row"),
+                    error,
                 )
                 found = self._predictor(few)
             with_schema(predicted(found, rows, self._task.keep), self._schema)
         except Exception as error:
             self._tell(PartReport(part.number, UNFIT))
             raise ConfigError(
-                f"predict takes a batch of {counted(size, 'row')}, but not the first"
-                f" {counted(rows, 'row')} of it alone: {type(error).__name__}: {error}; the last"
+                f"predict takes a batch of {count_of(size, 'row')}, but not the first"
+                f" {count_of(rows, 'row')} of it alone: {type(error).__name__}: {error}; the last"
                 f" batch of a part has fewer rows than batch_size, here as few as {rows}: have"
                 " predict accept any number of rows (pad the batch, and return only its rows; write"
                 " squeeze(-1) and not squeeze()), or choose another batch_size"

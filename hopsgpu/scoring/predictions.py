@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _ACCEPTED = (
     "return a dict of arrays by name, a list of dicts (one for each row), a pandas DataFrame, or a"
@@ -262,8 +262,8 @@ def _check_rows(name: str, shape: tuple[int, ...], rows: int) -> None:
     if not shape or shape[0] != rows:
         squeezed = "; squeeze() removes that of one row too: use squeeze(-1)" if rows == 1 else ""
         raise ConfigError(
-            f"predict returned {name!r} of shape {shape} for a batch of {counted(rows, 'row')}: the"
-            f" first dimension must be the batch's{squeezed}"
+            f"predict returned {name!r} of shape {shape} for a batch of {count_of(rows, 'row')}:"
+            f" the first dimension must be the batch's{squeezed}"
         )
 
 

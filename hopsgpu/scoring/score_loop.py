@@ -25,7 +25,7 @@ from hopsgpu.scoring.table_output import TableOutput
 from hopsgpu.tuning.scheduler import Placement, Start, TrialEnd
 from hopsgpu.tuning.slot_run import SlotRun
 from hopsgpu.tuning.trial_loop import TrialLoop
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class Scoring(TrialLoop[_News]):
             worker.number,
             worker.hosts,
             outcome.how.value,
-            f", with {counted(len(worker.parts), 'part')}" if worker.parts else "",
+            f", with {count_of(len(worker.parts), 'part')}" if worker.parts else "",
         )
         if self._workers.get(worker.executor) is worker:
             del self._workers[worker.executor]

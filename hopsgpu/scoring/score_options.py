@@ -14,7 +14,7 @@ from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
-from hopsgpu.core.signatures import placed
+from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
 from hopsgpu.display.progress import ShieldedScore, score_progress_of
@@ -87,8 +87,8 @@ class ScoreOptions(ExecutorOptions):
     gpus_per_worker: int = 1
     on_error: Literal["raise", "skip"] = "raise"
     score_timeout: Duration = None
-    env_vars: Mapping[str, str] | None = placed(None, "python_env")
-    resume: str | None = placed(None, "name")
+    env_vars: Mapping[str, str] | None = placed_field(None, "python_env")
+    resume: str | None = placed_field(None, "name")
 
 
 @dataclass(frozen=True, kw_only=True)

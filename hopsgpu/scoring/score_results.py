@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.scores import ScoreOutcome
 from hopsgpu.display.score_screens import score_card
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,11 +49,11 @@ class ScoreResult(ScoreOutcome):
         return largest_loss(self.gpu_seconds)
 
     def __repr__(self) -> str:
-        parts = [f"run_id={self.run_id!r}", f"url={self.url!r}", counted(self.rows, "row")]
+        parts = [f"run_id={self.run_id!r}", f"url={self.url!r}", count_of(self.rows, "row")]
         if self.schema is not None:
             parts.append(f"columns={self.schema.names!r}")
         if self.failed_parts:
-            parts.append(f"{counted(len(self.failed_parts), 'failed part')}")
+            parts.append(f"{count_of(len(self.failed_parts), 'failed part')}")
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
         parts += [str(self.timeline), str(self.gpu_seconds)]
         return f"ScoreResult({', '.join(parts)})"

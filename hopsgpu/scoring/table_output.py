@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import EXISTS
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class TableOutput:
         missing = sorted(set(parts) - self.kept())
         if missing:
             raise StoreError(
-                f"{counted(len(missing), 'part')} of the output, the first of them"
+                f"{count_of(len(missing), 'part')} of the output, the first of them"
                 f" {self.part(missing[0]).url}, were removed during the score: resume the score"
             )
         if not self._parts.rename(self.target):

@@ -15,22 +15,23 @@ from typing import Any
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving import kserve, mlserver, tensorflow_serving, triton
 from hopsgpu.serving.hand_over import Layout, Served
+from hopsgpu.serving.model_directories import TRANSFORMERS, is_training_state
 from hopsgpu.serving.model_formats import (
     ONNX,
-    PICKLE,
-    PICKLED_MODULE,
     SAVED_MODEL,
     SKOPS,
-    STATE_DICT,
-    TORCHSCRIPT,
-    TRANSFORMERS,
     XGBOOST,
     ModelFormat,
     is_saved_model_part,
-    is_training_state,
 )
 from hopsgpu.serving.model_loading import Trust, accepted_types
 from hopsgpu.serving.model_signature import Signature, Tensor
+from hopsgpu.serving.torch_files import (
+    PICKLE,
+    PICKLED_MODULE,
+    STATE_DICT,
+    TORCHSCRIPT,
+)
 
 log = logging.getLogger(__name__)
 

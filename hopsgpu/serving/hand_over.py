@@ -13,14 +13,10 @@ from pathlib import PurePosixPath
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving import server_files
-from hopsgpu.serving.model_formats import (
-    SAVED_MODEL,
-    STATE_DICT,
-    TRANSFORMERS,
-    ModelClass,
-    ModelFormat,
-)
+from hopsgpu.serving.model_directories import TRANSFORMERS
+from hopsgpu.serving.model_formats import SAVED_MODEL, ModelClass, ModelFormat
 from hopsgpu.serving.model_signature import Signature, Tensor
+from hopsgpu.serving.torch_files import STATE_DICT
 
 ABOUT = "about.json"
 _SERVED_MODEL = "served_model.py"

@@ -17,16 +17,18 @@ from urllib.parse import urlsplit
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving.hand_over import Layout, Served, own_code, server_file
+from hopsgpu.serving.model_directories import TRANSFORMERS
 from hopsgpu.serving.model_formats import (
     ONNX,
-    PICKLE,
-    PICKLED_MODULE,
     SAVED_MODEL,
     SKOPS,
+    XGBOOST,
+)
+from hopsgpu.serving.torch_files import (
+    PICKLE,
+    PICKLED_MODULE,
     STATE_DICT,
     TORCHSCRIPT,
-    TRANSFORMERS,
-    XGBOOST,
 )
 from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
 

@@ -9,7 +9,8 @@ import json
 from typing import Any
 
 from hopsgpu.serving.hand_over import Layout, Served, metadata, own_code, renamed, server_file
-from hopsgpu.serving.model_formats import PICKLE, XGBOOST
+from hopsgpu.serving.model_formats import XGBOOST
+from hopsgpu.serving.torch_files import PICKLE
 
 _RUNTIMES = {
     PICKLE: "mlserver_sklearn.SKLearnModel",

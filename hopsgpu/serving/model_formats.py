@@ -19,10 +19,8 @@ from hopsgpu.serving.model_directories import (
     PEFT,
     SAFETENSORS,
     SENTENCE_TRANSFORMERS,
-    TRANSFORMERS,
     Opener,
     directories,
-    is_training_state,
     pickled_weights,
 )
 from hopsgpu.serving.torch_files import (
@@ -33,40 +31,10 @@ from hopsgpu.serving.torch_files import (
     PICKLED_MODULE,
     STATE_DICT,
     TORCH_EXPORT,
-    TORCHSCRIPT,
     is_keras_archive,
     torch_format,
 )
 from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON
-
-__all__ = [
-    "CHECKPOINT",
-    "CLASS_FILE",
-    "DIFFUSERS",
-    "KERAS",
-    "LIGHTNING",
-    "ONNX",
-    "PEFT",
-    "PICKLE",
-    "PICKLED_MODULE",
-    "SAFETENSORS",
-    "SAVED_MODEL",
-    "SENTENCE_TRANSFORMERS",
-    "SKOPS",
-    "STATE_DICT",
-    "TORCHSCRIPT",
-    "TORCH_EXPORT",
-    "TRANSFORMERS",
-    "XGBOOST",
-    "ModelClass",
-    "ModelFormat",
-    "chosen",
-    "is_saved_model_part",
-    "is_training_state",
-    "model_class",
-    "pickle_warning",
-    "recognised",
-]
 
 SAVED_MODEL = "SavedModel"
 ONNX = "ONNX"

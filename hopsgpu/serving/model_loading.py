@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.serving.model_directories import shard_names
+from hopsgpu.serving.model_directories import SAFETENSORS, TRANSFORMERS, shard_names
 from hopsgpu.serving.model_formats import (
-    CHECKPOINT,
-    KERAS,
-    LIGHTNING,
     ONNX,
-    PICKLE,
-    PICKLED_MODULE,
-    SAFETENSORS,
     SAVED_MODEL,
     SKOPS,
-    STATE_DICT,
-    TORCH_EXPORT,
-    TORCHSCRIPT,
-    TRANSFORMERS,
     XGBOOST,
     ModelFormat,
     advice,
+)
+from hopsgpu.serving.torch_files import (
+    CHECKPOINT,
+    KERAS,
+    LIGHTNING,
+    PICKLE,
+    PICKLED_MODULE,
+    STATE_DICT,
+    TORCH_EXPORT,
+    TORCHSCRIPT,
 )
 
 log = logging.getLogger(__name__)

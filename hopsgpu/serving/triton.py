@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving.hand_over import Layout, Served, own_code, renamed, server_file
-from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL, TORCHSCRIPT
+from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL
 from hopsgpu.serving.model_signature import Tensor
+from hopsgpu.serving.torch_files import TORCHSCRIPT
 
 # The backend of a format, and the name that the model has for it.
 _BACKENDS = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.core.signatures import placed
+from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import check_count
 from hopsgpu.core.trials import COMPLETE, FAILED, AblationRow, TrialReport
 from hopsgpu.errors import ConfigError
@@ -48,8 +48,8 @@ class AblateOptions(TrialOptions):
 
     components: Mapping[str, Mapping[str, Any]] = field(kw_only=False)
     seeds: int = 1
-    metric: str | None = placed(None, "seeds")
-    direction: Direction = placed("minimize", "metric")
+    metric: str | None = placed_field(None, "seeds")
+    direction: Direction = placed_field("minimize", "metric")
 
 
 @dataclass(frozen=True)

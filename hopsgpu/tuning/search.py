@@ -29,7 +29,7 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments
 from hopsgpu.tuning.search_results import SearchResult
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     import optuna
@@ -176,7 +176,7 @@ class _Search:
         if ended and (is_other or arguments.named):
             other = ", whose code or modules were different" if is_other else ""
             self._board.warn(
-                f"the search {self._board.run_id!r} resumes after {counted(ended, 'ended trial')}"
+                f"the search {self._board.run_id!r} resumes after {count_of(ended, 'ended trial')}"
                 f"{other}; use another name= for a new search"
             )
         sampler_thread = SamplerThread(study, arguments.options.space, lambda: searching.wake())

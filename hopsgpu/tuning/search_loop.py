@@ -32,7 +32,7 @@ from hopsgpu.tuning.search_options import SearchArguments
 from hopsgpu.tuning.slot_run import SlotRun
 from hopsgpu.tuning.trial_loop import TrialLoop
 from hopsgpu.tuning.trial_run import Begun, RendezvousCache, Reported, TrialRun, TrialSetting
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class Searching(TrialLoop[_News]):
         )
         self._board.left(number, len(running.slots), report, losses)
         if self._placement.has_failed:
-            failed = counted(self._placement.failures, "trial")
+            failed = count_of(self._placement.failures, "trial")
             bound = terms.max_failures
             self._fail(
                 HopsGpuError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.core.signatures import placed
+from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.display.progress import ShieldedSearch, search_progress_of
 from hopsgpu.errors import ConfigError
@@ -84,7 +84,7 @@ class TrialOptions(FunctionOptions, ExecutorOptions):
     trial_timeout: Duration = None
     idle_timeout: Duration = None
     max_failures: int | None = None
-    name: str | None = placed(None, "max_failures")
+    name: str | None = placed_field(None, "max_failures")
     resume: str | None = None
     kwargs: Mapping[str, Any] | None = None
     spark: Any = None
@@ -107,7 +107,7 @@ class SearchOptions(TrialOptions):
 
     space: Space = field(kw_only=False)
     trials: int
-    sampler: Any = placed(None, "metric")
+    sampler: Any = placed_field(None, "metric")
     pruner: Any = None
     seed: int | None = None
 

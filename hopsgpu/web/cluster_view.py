@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.core.queue_policy import MOST_PASSES, Bound, Line, Ticket, coming, queue_tag
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.web.run_rows import RunRow
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuUser
 
@@ -231,13 +231,13 @@ def _waiting(
     mine = tuple(row for row in runs if _waits(row) or (ticket.grows and row.waiting_for))
     # A record has numbers, and a ticket only a word.
     why = next((row.waiting_for for row in mine if row.waiting_for), _WHY[ticket.bound])
-    each = counted(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
+    each = count_of(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
     return Waiting(
         place=place,
         user=owner,
         application=ticket.application,
         name=names.get(ticket.application, ""),
-        wants=f"{counted(ticket.executors, 'executor')} with {each} each",
+        wants=f"{count_of(ticket.executors, 'executor')} with {each} each",
         since=ticket.filed / 1000,
         why=why,
         grows=ticket.grows,

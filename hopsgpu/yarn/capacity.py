@@ -8,7 +8,7 @@ grants the container that exceeds the limit.
 from __future__ import annotations
 
 from hopsgpu.errors import CapacityError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.demand import Demand, places_on, user_room
 from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
@@ -55,7 +55,7 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
     room, text, advice = min(bounds, key=lambda bound: bound[0])
     if room < wanted:
         raise CapacityError(
-            f"{counted(wanted, 'executor')} of {container} can never fit: {text}"
+            f"{count_of(wanted, 'executor')} of {container} can never fit: {text}"
             + (f"; together they need {container * wanted}. " if wanted > 1 else ". ")
             + (f"Request at most {room} of them" if room else advice)
         )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hopsgpu.core import html
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 
 @dataclass(frozen=True)
@@ -206,11 +206,11 @@ class ClusterGpus:
         obtainable = self.obtainable
         could = "" if obtainable is None else f", {self.user} could get {obtainable} now"
         kinds = ", ".join(f"{each.count} × {each.name}" for each in self.types)
-        nodes = counted(len(self.nodes), "node") + (f" ({kinds})" if kinds else "")
+        nodes = count_of(len(self.nodes), "node") + (f" ({kinds})" if kinds else "")
         return (
-            f"ClusterGpus({self.free} of {counted(self.total, 'GPU')} free, {self.used} used,"
+            f"ClusterGpus({self.free} of {count_of(self.total, 'GPU')} free, {self.used} used,"
             f" {self.unhealthy} unhealthy; {nodes},"
-            f" {counted(len(self.users), 'user')}{could})"
+            f" {count_of(len(self.users), 'user')}{could})"
         )
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.resources import Amount, total
 from hopsgpu.yarn.snapshot import App, Snapshot
@@ -75,7 +75,7 @@ def waiting_facts(
 def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
     if with_gpus:
         return f"{max(free.gpus, 0)} of {whole.gpus}"
-    cores = f"{max(free.cores, 0)} of {counted(whole.cores, 'core')}"
+    cores = f"{max(free.cores, 0)} of {count_of(whole.cores, 'core')}"
     return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
 
 
@@ -119,7 +119,7 @@ def _holder(app: App, own_id: str, with_gpus: bool) -> str:
 
 def _size(amount: Amount, with_gpus: bool) -> str:
     return (
-        counted(amount.gpus, "GPU")
+        count_of(amount.gpus, "GPU")
         if with_gpus
-        else f"{counted(amount.cores, 'core')}, {amount.memory_mib} MiB"
+        else f"{count_of(amount.cores, 'core')}, {amount.memory_mib} MiB"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 GPU, CORES, MEMORY = "yarn.io/gpu", "vcores", "memory-mb"
 
@@ -28,7 +28,9 @@ class Amount:
     memory_mib: int
 
     def __str__(self) -> str:
-        return f"{counted(self.gpus, 'GPU')}, {counted(self.cores, 'core')}, {self.memory_mib} MiB"
+        return (
+            f"{count_of(self.gpus, 'GPU')}, {count_of(self.cores, 'core')}, {self.memory_mib} MiB"
+        )
 
     def __add__(self, other: Amount) -> Amount:
         return Amount(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hopsgpu.core.queue_policy import Bound
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.demand import Demand, places_on, user_room
 from hopsgpu.yarn.resources import Amount, total
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
@@ -111,7 +111,9 @@ def _user(
     user, path = snapshot.user, snapshot.queues[0].path
     room = user_room(snapshot, user.used, container, wanted)
     if room:
-        text = f"user {user.name} gets {room} more of {counted(wanted, 'executor')} in queue {path}"
+        text = (
+            f"user {user.name} gets {room} more of {count_of(wanted, 'executor')} in queue {path}"
+        )
     else:
         text = f"user {user.name} is at the user limit in queue {path}"
     text = f"{text} (has {user.used}, limit {user.limit})"
@@ -138,7 +140,7 @@ def _nodes(
                 by_gpus=by_gpus,
             )
     if demand.spread and sum(places.values()) < wanted:
-        nodes = f"{sum(places.values())} of {counted(wanted, 'node')} needed"
+        nodes = f"{sum(places.values())} of {count_of(wanted, 'node')} needed"
         verb = "has" if wanted == 1 else "have"
         return Shortage(
             Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, container)})"
@@ -147,7 +149,7 @@ def _nodes(
         return Shortage(Bound.NODES, _scattered(free, container, wanted))
     if container.gpus:
         starved = [
-            f"{node.host} has {counted(amount.gpus, 'GPU')} free but only"
+            f"{node.host} has {count_of(amount.gpus, 'GPU')} free but only"
             f" {_lacking(node, amount, container)}"
             for node, amount in free.items()
             if places[node] < amount.gpus // container.gpus
@@ -159,12 +161,12 @@ def _nodes(
 def _scattered(free: dict[Node, Amount], container: Amount, wanted: int) -> str:
     if container.gpus:
         room = sum(amount.gpus // container.gpus for amount in free.values())
-        what = counted(container.gpus, "GPU")
+        what = count_of(container.gpus, "GPU")
     else:
         room = sum(amount.room_for(container) for amount in free.values())
-        what = f"{counted(container.cores, 'core')} and {container.memory_mib} MiB"
+        what = f"{count_of(container.cores, 'core')} and {container.memory_mib} MiB"
     if room:
-        executors = counted(wanted, "executor")
+        executors = count_of(wanted, "executor")
         return f"room for {room} of {executors} with {what} each ({_each(free, container)})"
     return f"no node with {what} free ({_each(free, container)})"
 
@@ -175,7 +177,7 @@ def _each(free: dict[Node, Amount], container: Amount) -> str:
         parts = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
     else:
         parts = [
-            f"{n.host} {a.cores} of {counted(n.total.cores, 'core')}, {a.memory_mib} of"
+            f"{n.host} {a.cores} of {count_of(n.total.cores, 'core')}, {a.memory_mib} of"
             f" {n.total.memory_mib} MiB"
             for n, a in free.items()
         ]
@@ -183,7 +185,7 @@ def _each(free: dict[Node, Amount], container: Amount) -> str:
 
 
 def _counted(number: int, name: str) -> str:
-    return f"{number} MiB" if name == "MiB" else counted(number, name)
+    return f"{number} MiB" if name == "MiB" else count_of(number, name)
 
 
 def _are(number: int) -> str:

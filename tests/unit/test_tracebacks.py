@@ -25,7 +25,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import Cancelled, StoreError
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
-from hopsgpu.packaging.sources import with_sources
+from hopsgpu.packaging.sources import add_source_lines
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.status_board import Board
@@ -149,7 +149,7 @@ def test_a_call_that_does_not_fit_is_pythons_own_type_error() -> None:
 def test_debug_shows_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPSGPU_LOG", "debug")
     assert str(OWN) in shown(lambda: public(FAILS["refuse"])("no such model"))
-    assert tracebacks.inherited() == {"HOPSGPU_LOG": "debug"}
+    assert tracebacks.inherited_variables() == {"HOPSGPU_LOG": "debug"}
     # IPython then shows it as it shows any.
     assert not hasattr(StoreError("x"), "_render_traceback_")
 
@@ -402,7 +402,7 @@ def test_a_plain_script_ends_with_its_own_frames_and_the_error(tmp_path: Path, d
 def test_sources_are_shown_of_both_sorts_of_frames() -> None:
     here = f'  File "{__file__}", line 1'
     for frame in (f"{here}, in f", f"{here} in f"):
-        assert with_sources(frame).splitlines() == [
+        assert add_source_lines(frame).splitlines() == [
             frame,
             '    """What a person is shown of an error: frames of the own code, and the error."""',
         ]

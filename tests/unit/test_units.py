@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import counted, parse_duration, parse_duration_or_off, parse_memory
+from hopsgpu.units import count_of, parse_duration, parse_duration_or_off, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_wrong_memory_is_named(given: object) -> None:
 
 
 def test_one_thing_is_no_several() -> None:
-    assert [counted(n, "GPU") for n in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
-    assert [counted(n, "process", "processes") for n in (1, 3)] == ["1 process", "3 processes"]
+    assert [count_of(n, "GPU") for n in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert [count_of(n, "process", "processes") for n in (1, 3)] == ["1 process", "3 processes"]

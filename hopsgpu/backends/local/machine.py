@@ -11,7 +11,7 @@ from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.gpu.node.devices import Device, DriverError, NoDriverError, list_devices
 from hopsgpu.gpu.node.health import BAD
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _MIB = 2**20
 NO_GPU = "this machine has no GPU, so the ranks run on its CPUs"
@@ -33,8 +33,8 @@ class Machine:
 
     def __str__(self) -> str:
         names = sorted({gpu.name or "GPU" for gpu in self.gpus})
-        gpus = f"{counted(len(self.gpus), 'GPU')} ({', '.join(names)})" if self.gpus else "no GPU"
-        return f"{counted(self.cores, 'core')}, {self.memory_mib / 1024:.0f} GiB, {gpus}"
+        gpus = f"{count_of(len(self.gpus), 'GPU')} ({', '.join(names)})" if self.gpus else "no GPU"
+        return f"{count_of(self.cores, 'core')}, {self.memory_mib / 1024:.0f} GiB, {gpus}"
 
 
 def this_machine(*, gpus: bool = True) -> Machine:
@@ -107,8 +107,8 @@ def check_gpus(
     ]
     why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
     raise CapacityError(
-        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {available} that it can use"
-        f"{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"
+        f"the gang needs {count_of(wanted, 'GPU')}, and this machine has {available} that it can"
+        f" use{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"
         " machine: request fewer workers, gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs),"
         " or run it on a cluster"
     )
@@ -139,7 +139,7 @@ def fit_on_machine(
     memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
     if spec.cores_per_worker is not None and cores > machine.cores:
         warnings.append(
-            f"the ranks request {counted(cores, 'core')}, but share the {machine.cores} that this"
+            f"the ranks request {count_of(cores, 'core')}, but share the {machine.cores} that this"
             " machine has"
         )
     if memory > machine.memory_mib:

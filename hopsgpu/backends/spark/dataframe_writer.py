@@ -19,7 +19,7 @@ from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.units import MIB, counted
+from hopsgpu.units import MIB, count_of
 
 # Small row groups, because a rank whose rows begin inside a row group decodes its head in vain.
 _OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
@@ -44,7 +44,7 @@ class WriteProgress:
     tasks: int
 
     def __str__(self) -> str:
-        progress = f"{self.done} of {counted(self.tasks, 'task')}"
+        progress = f"{self.done} of {count_of(self.tasks, 'task')}"
         if self.done == self.tasks:
             return progress if self.tasks else "Spark is planning it"
         remark = "" if self.running else "; none runs: Spark waits for executors"

@@ -20,7 +20,7 @@ from hopsgpu.backends.spark.control_server import control_channel
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 from hopsgpu.yarn.resource_manager import PriorityContainers
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Executors:
         return GangJob(
             self.application,
             tag=tag,
-            description=f"hopsgpu {request.run_id}: {role} on {counted(tasks, 'executor')}",
+            description=f"hopsgpu {request.run_id}: {role} on {count_of(tasks, 'executor')}",
             tasks=tasks,
             hosts=hosts,
             profile=self.profile,

@@ -33,7 +33,7 @@ from hopsgpu.backends.spark.release import (
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.core.gang import Container, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class GpuLease(Owner):
                         self._lease = lease
                         log.info(
                             "gang granted: %s on %s after %.1f s",
-                            counted(len(lease.containers), "executor"),
+                            count_of(len(lease.containers), "executor"),
                             ", ".join(sorted({c.host for c in lease.containers})),
                             time.monotonic() - began,
                         )
@@ -276,7 +276,7 @@ class GpuLease(Owner):
         """Implement `Lease.let_go`."""
         lease = self._lease
         assert lease is not None, "only a whole gang releases executors"
-        log.info("%s released early: they have nothing to publish", counted(len(keys), "executor"))
+        log.info("%s released early: they have nothing to publish", count_of(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
         release = release_part(
             self._executors,

@@ -17,7 +17,7 @@ from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm import Jvm, wait_until
 from hopsgpu.core.gang import Container
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class _ReleaseWatch:
         except HopsGpuError as error:
             self._shown = str(error)
             return False
-        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} requested"
+        self._shown = f"{count_of(len(held.containers), 'container')}, {held.pending} requested"
         return not held.containers and not held.pending
 
     def _confirmed(self) -> bool:

@@ -12,7 +12,7 @@ from hopsgpu.backends.spark.shell_safety import shell_findings
 from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
-from hopsgpu.units import counted
+from hopsgpu.units import count_of
 
 _DYNAMIC = "spark.dynamicAllocation."
 _PLUGIN = "spark.resources.discoveryPlugin"
@@ -140,7 +140,7 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
     # Spark's default (2^31 - 1) is no limit.
     if most is not None and _number(most, executors) < executors:
         raise ConfigError(
-            f"{_DYNAMIC}maxExecutors={most} is below the {counted(executors, 'executor')} of this"
+            f"{_DYNAMIC}maxExecutors={most} is below the {count_of(executors, 'executor')} of this"
             " gang; raise it, or request fewer workers"
         )
 

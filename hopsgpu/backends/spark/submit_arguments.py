@@ -33,7 +33,7 @@ from hopsgpu.backends.spark.shell_safety import check_line
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
-from hopsgpu.packaging.modules import SHIPPED as MODULES
+from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR as MODULES
 from hopsgpu.packaging.modules import PackedModules, pack_modules, root_of_script
 
 # The Python paths of the driver in cluster mode, and of executors.

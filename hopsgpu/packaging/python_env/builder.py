@@ -30,10 +30,10 @@ from hopsgpu.storage.lake import LakePath
 log = logging.getLogger(__name__)
 
 # What a launch wants; the environment of a held gang is on the lake already.
-Wanted = Recipe | StoredArchive | PythonEnv
+RequestedEnv = Recipe | StoredArchive | PythonEnv
 
 
-def ready(wanted: Wanted, root: LakePath, stop: threading.Event) -> PythonEnv:
+def ensure_built(wanted: RequestedEnv, root: LakePath, stop: threading.Event) -> PythonEnv:
     """Return an environment on the lake; build it if it is not there.
 
     Args:
@@ -65,10 +65,10 @@ def put_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
         stop: is set when the environment is no longer wanted.
 
     Raises:
-        ConfigError, StoreError, Cancelled: as in `ready`; ConfigError also if `python_env` is of
-            no accepted kind.
+        ConfigError, StoreError, Cancelled: as in `ensure_built`; ConfigError also if `python_env`
+            is of no accepted kind.
     """
-    return ready(recipe_for(python_env), root, stop).url.rpartition("/")[0]
+    return ensure_built(recipe_for(python_env), root, stop).url.rpartition("/")[0]
 
 
 def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> str:
@@ -86,10 +86,10 @@ def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
     wanted = recipe_for(python_env)
     if isinstance(wanted, StoredArchive):
         return f"{wanted.root}/{python_environments.DIRECTORY}/{wanted.key}"
-    return (root / python_environments.DIRECTORY / wanted.key(this_python(), stop)).url
+    return (root / python_environments.DIRECTORY / wanted.key(driver_python(), stop)).url
 
 
-def warnings_of(wanted: Wanted | None) -> tuple[str, ...]:
+def warnings_of(wanted: RequestedEnv | None) -> tuple[str, ...]:
     """Return warnings for the user about an environment that is to be built."""
     if wanted is None or isinstance(wanted, PythonEnv):
         return ()
@@ -104,7 +104,7 @@ def _stored(wanted: StoredArchive) -> PythonEnv:
             f"python_env={wanted.name!r}: there is no such environment (hopsgpu removes an"
             " environment that has not been used for a month): pass what it was built from"
         )
-    env, driver = _read(description, root, wanted.key), this_python()
+    env, driver = _read(description, root, wanted.key), driver_python()
     if env.python not in (None, driver.python):
         raise other_python(f"python_env={wanted.name}", f"Python {env.python}", driver.python)
     log.info("Python environment %s: reused from its URL, %d bytes", wanted.key, env.bytes)
@@ -112,7 +112,7 @@ def _stored(wanted: StoredArchive) -> PythonEnv:
 
 
 def _built(recipe: Recipe, root: LakePath, stop: threading.Event) -> PythonEnv:
-    driver, began = this_python(), time.monotonic()
+    driver, began = driver_python(), time.monotonic()
     key = recipe.key(driver, stop)
     description = python_environments.find(root, key)
     if description is None:
@@ -162,7 +162,7 @@ def _read(description: python_environments.Description, root: LakePath, key: str
 _FIELDS = frozenset(field.name for field in dataclasses.fields(PythonEnv)) - {"url"}
 
 
-def this_python() -> DriverPython:
+def driver_python() -> DriverPython:
     """Return the driver's Python."""
     major, minor = sys.version_info[:2]
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 # The driver's own copies of these travel already; other versions could not talk to the driver.
-OURS = ("hopsgpu", "cloudpickle")
+DRIVER_PACKAGES = ("hopsgpu", "cloudpickle")
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class PythonEnv:
         modules = fields.get("modules")
         return cls(**{**fields, "modules": None if modules is None else tuple(modules)})
 
-    def lacks(self, names: Iterable[str]) -> tuple[str, ...]:
+    def missing_modules(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those of some top-level modules that it does not have, as far as that is known."""
         return tuple(n for n in names if self.modules is not None and n not in self.modules)
 
-    def at(self, home: Path) -> RankPython:
+    def rank_python_in(self, home: Path) -> RankPython:
         """Return what ranks run with if it is unpacked in a directory."""
         if self.interpreter is None:
             return RankPython(packages=(str(home),))

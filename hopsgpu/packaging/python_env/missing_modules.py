@@ -8,7 +8,7 @@ from importlib import metadata
 from hopsgpu.errors import ConfigError
 
 
-def lacking_error(names: Sequence[str], where: str, env: str | None = None) -> ConfigError:
+def missing_modules_error(names: Sequence[str], where: str, env: str | None = None) -> ConfigError:
     """Return the error for a function whose modules are missing.
 
     Args:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hopsgpu.errors import Cancelled, ConfigError
-from hopsgpu.packaging.python_env.environment import OURS
+from hopsgpu.packaging.python_env.environment import DRIVER_PACKAGES
 
 ARCHIVE = "environment.tar.gz"
 # A directory with more files was given by mistake, a home directory for example: PyTorch has some
@@ -56,13 +56,13 @@ def _below(root: Path, directory: Path, above: frozenset[Path]) -> Iterator[tupl
         if path.is_dir():
             if not _left_out(path, root):
                 yield from _below(root, path, above | {real})
-        elif path.is_file() and not (path.parent == root and path.stem in OURS):
+        elif path.is_file() and not (path.parent == root and path.stem in DRIVER_PACKAGES):
             yield path.relative_to(root).as_posix(), path
 
 
 def _left_out(directory: Path, root: Path) -> bool:
     name = directory.name
-    ours = directory.parent == root and name in OURS
+    ours = directory.parent == root and name in DRIVER_PACKAGES
     return ours or name.startswith(".") or name in _NOT_CODE or _is_venv(directory)
 
 

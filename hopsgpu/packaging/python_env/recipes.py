@@ -15,7 +15,7 @@ from typing import Protocol
 from hopsgpu.artifacts.python_environments import DIRECTORY
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands, requirements
-from hopsgpu.packaging.python_env.environment import OURS
+from hopsgpu.packaging.python_env.environment import DRIVER_PACKAGES
 from hopsgpu.packaging.python_env.inspection import DriverPython
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, digest_of_file, files_of, pack
 from hopsgpu.storage.lake import LakePath
@@ -184,7 +184,7 @@ def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path
     if not files:
         raise ConfigError(
             f"python_env={name}: it contains nothing for ranks to import"
-            f" (hopsgpu sends {' and '.join(OURS)} to the ranks anyway)"
+            f" (hopsgpu sends {' and '.join(DRIVER_PACKAGES)} to the ranks anyway)"
         )
     pack(files, archive, stop)
     return archive

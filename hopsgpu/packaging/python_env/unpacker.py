@@ -21,7 +21,7 @@ from pathlib import Path
 from hopsgpu import linux
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.packaging.python_env import archives
-from hopsgpu.packaging.python_env.environment import OURS, PythonEnv
+from hopsgpu.packaging.python_env.environment import DRIVER_PACKAGES, PythonEnv
 from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import whole_copy
@@ -51,7 +51,7 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
                 f" {platform.machine()}: build it on a machine like the nodes"
             )
         with _fetched(env, home.parent) as archive:
-            archives.unpack(archive, env.below, home, OURS)
+            archives.unpack(archive, env.below, home, DRIVER_PACKAGES)
         if env.interpreter is not None:
             _settle(env, home)
 

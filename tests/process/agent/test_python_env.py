@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.backends.spark.package_archive import pack_package
-from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.builder import ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.lake import LakePath
@@ -29,7 +29,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_lake(given: Path, tmp_path: Path) -> PythonEnv:
-    return ready(recipe_for(given), LakePath(f"file://{tmp_path}/lake"), threading.Event())
+    return ensure_built(recipe_for(given), LakePath(f"file://{tmp_path}/lake"), threading.Event())
 
 
 def test_ranks_run_in_an_interpreter_of_their_own(

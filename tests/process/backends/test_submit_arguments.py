@@ -31,8 +31,8 @@ from hopsgpu.backends.spark.yarn_driver import settings_inside
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS
-from hopsgpu.packaging.modules import SHIPPED, pack_modules, roots_of
-from hopsgpu.packaging.python_env.builder import ready, this_python
+from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR, import_roots, pack_modules
+from hopsgpu.packaging.python_env.builder import driver_python, ensure_built
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.recipes import Packages
 from hopsgpu.storage.lake import LakePath
@@ -176,12 +176,12 @@ def test_modules_go_first_on_the_python_path_of_driver_and_executors() -> None:
     shipped = Shipped(Path("/s/d.tar.gz"), Path("/s/h.zip"), Path("/s/m.zip"))
     mine = "spark.executorEnv.PYTHONPATH=/mine"
     found = conf_of(submit_arguments(["--conf", mine, "a.py"], {}, shipped))
-    assert found[ARCHIVES].split(",")[-1] == f"file:///s/m.zip#{SHIPPED}"
-    ours = f"{{{{PWD}}}}/{SHIPPED}/0"
+    assert found[ARCHIVES].split(",")[-1] == f"file:///s/m.zip#{SHIPPED_MODULES_DIR}"
+    ours = f"{{{{PWD}}}}/{SHIPPED_MODULES_DIR}/0"
     assert found["spark.executorEnv.PYTHONPATH"] == f"{ours}:/mine"
     assert found["spark.yarn.appMasterEnv.PYTHONPATH"] == ours
     without = conf_of(submit_arguments(["a.py"], {}, replace(shipped, modules=None)))
-    assert SHIPPED not in without[ARCHIVES]
+    assert SHIPPED_MODULES_DIR not in without[ARCHIVES]
     assert "spark.executorEnv.PYTHONPATH" not in without
 
 
@@ -236,7 +236,7 @@ def test_what_a_script_imports_from_elsewhere_goes_along_with_it(
 def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     """It has hopsgpu in the zip that it is to ship on, and the modules beside its script."""
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
-    modules = tmp_path / "unpacked" / SHIPPED / "0"
+    modules = tmp_path / "unpacked" / SHIPPED_MODULES_DIR / "0"
     modules.mkdir(parents=True)
     code = (
         "import sys; from pathlib import Path;"
@@ -309,8 +309,8 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
 
 
 def test_modules_are_those_of_the_script_where_nothing_was_shipped() -> None:
-    roots = [root.path for root in roots_of(conf_of) if root.path is not None]
-    assert roots and not any(root.parent.name == SHIPPED for root in roots)
+    roots = [root.path for root in import_roots(conf_of) if root.path is not None]
+    assert roots and not any(root.parent.name == SHIPPED_MODULES_DIR for root in roots)
     assert pack_modules([]).roots == 0
 
 
@@ -473,7 +473,7 @@ def test_packages_are_named_by_the_option(
     url = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
     wanted = recipe_for(name.split(", "))
     assert isinstance(wanted, Packages)
-    assert url == f"{lake}/environments/{wanted.key(this_python(), threading.Event())}"
+    assert url == f"{lake}/environments/{wanted.key(driver_python(), threading.Event())}"
     assert f"--dry-run does not create the Python environment ({name})" in ran.stderr
     assert url in ran.stderr
 
@@ -524,7 +524,7 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     assert environ["PYSPARK_ARCHIVES_PATH"].startswith(f"file://{tmp_path}/cache/hopsgpu/pyspark/")
     url = conf_of(command)[PYTHON_ENV]
     assert url.startswith(f"{lake}/environments/") and url == said
-    env = ready(recipe_for(url), LakePath("file:///elsewhere"), threading.Event())
+    env = ensure_built(recipe_for(url), LakePath("file:///elsewhere"), threading.Event())
     assert LakePath(env.url).stat().size == env.bytes
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from hopsgpu.packaging import modules
 from hopsgpu.packaging.import_scan import ImportedModules
-from hopsgpu.packaging.module_finder import Part
-from hopsgpu.packaging.modules import ImportRoot, Packer, pack_modules, roots_of
+from hopsgpu.packaging.module_finder import ModuleSource
+from hopsgpu.packaging.modules import ImportRoot, Packer, import_roots, pack_modules
 
 
 def names(packed: modules.PackedModules) -> list[str]:
@@ -22,11 +22,11 @@ def names(packed: modules.PackedModules) -> list[str]:
 
 
 def test_the_root_of_a_function_is_where_its_module_is_imported_from() -> None:
-    assert Path(__file__).parents[3] in [root.path for root in roots_of(names)]
+    assert Path(__file__).parents[3] in [root.path for root in import_roots(names)]
 
 
 def test_the_environment_itself_is_not_packed() -> None:
-    found = [path for root in roots_of(pytest.raises) for path in (root.path, *root.parts)]
+    found = [path for root in import_roots(pytest.raises) for path in (root.path, *root.parts)]
     assert not any("site-packages" in str(path) for path in found)
 
 
@@ -112,7 +112,7 @@ def test_all_files_of_a_package_however_deep_and_of_whatever_kind(tmp_path: Path
     ]
     assert packed.names == {"fast", "old", "pkg", "plain"}
     # What is named is taken with all that is in it, a namespace package too.
-    named = pack_modules([ImportRoot(tmp_path, (Part("plain", tmp_path / "plain"),))])
+    named = pack_modules([ImportRoot(tmp_path, (ModuleSource("plain", tmp_path / "plain"),))])
     assert set(names(named)) - set(names(packed)) == {"0/plain/data.csv"}
 
 
@@ -121,7 +121,7 @@ def test_what_is_named_in_a_root_that_is_too_large(
 ) -> None:
     monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
     write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json", *(f"data/{n}.csv" for n in range(4)))
-    part = Part("pkg", tmp_path / "pkg")
+    part = ModuleSource("pkg", tmp_path / "pkg")
     packed = pack_modules([ImportRoot(tmp_path, (part,))])
     assert names(packed) == ["0/pkg/__init__.py", "0/pkg/t.json", "0/top.py"]
     assert "is too large" in packed.warnings[0]
@@ -136,15 +136,15 @@ def test_files_beside_modules_give_way_to_them(
     monkeypatch.setattr(modules, "MOST_BYTES", 100)
     write(tmp_path, "a/__init__.py", "b/__init__.py")
     write(tmp_path, "a/weights.bin", "b/other.bin", content="x" * 90)
-    packed = pack_modules([ImportRoot(tmp_path, (Part("a", tmp_path / "a"),))])
+    packed = pack_modules([ImportRoot(tmp_path, (ModuleSource("a", tmp_path / "a"),))])
     assert names(packed) == ["0/a/__init__.py", "0/a/weights.bin", "0/b/__init__.py"]
     assert "only modules are sent" in packed.warnings[0]
     write(tmp_path, "a/weights.bin", content="x" * 101)
-    packed = pack_modules([ImportRoot(None, (Part("a", tmp_path / "a"),))])
+    packed = pack_modules([ImportRoot(None, (ModuleSource("a", tmp_path / "a"),))])
     assert names(packed) == ["0/a/__init__.py"]
     assert "only its modules are sent" in packed.warnings[0]
     write(tmp_path, "a/__init__.py", content="x" * 101)
-    packed = pack_modules([ImportRoot(None, (Part("a", tmp_path / "a"),))])
+    packed = pack_modules([ImportRoot(None, (ModuleSource("a", tmp_path / "a"),))])
     assert (names(packed), packed.names) == ([], set())
     assert "a is too large to send" in packed.warnings[0]
 
@@ -154,7 +154,7 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
 ) -> None:
     """Without its data it would be in the way of one that the ranks' Python has."""
     write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
-    part = Part("a", tmp_path / "a")
+    part = ModuleSource("a", tmp_path / "a")
     assert names(pack_modules([ImportRoot(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
     monkeypatch.setattr(modules, "MOST_BYTES", 100)
     write(tmp_path, "a/weights.bin", content="x" * 101)
@@ -166,7 +166,10 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
 
 def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:
     write(tmp_path, "lib/__init__.py", "lib/m.py", "file_v2.py")
-    parts = (Part("pkg", tmp_path / "lib"), Part("file.py", tmp_path / "file_v2.py"))
+    parts = (
+        ModuleSource("pkg", tmp_path / "lib"),
+        ModuleSource("file.py", tmp_path / "file_v2.py"),
+    )
     packed = pack_modules([ImportRoot(None, parts)])
     assert names(packed) == ["0/file.py", "0/pkg/__init__.py", "0/pkg/m.py"]
     assert packed.names == {"file", "pkg"}
@@ -210,7 +213,7 @@ def test_links(tmp_path: Path) -> None:
         (root / name).symlink_to(elsewhere / target)
     (root / "pkg" / "round").symlink_to(root / "pkg")
     assert names(pack_modules([root])) == ["0/file.py", "0/pkg/__init__.py"]
-    parts = tuple(Part(name, root / name) for name in ("pkg", "linked"))
+    parts = tuple(ModuleSource(name, root / name) for name in ("pkg", "linked"))
     assert names(pack_modules([ImportRoot(root, parts)])) == [
         *("0/file.py", "0/linked/__init__.py", "0/linked/m.py", "0/pkg/__init__.py"),
         *("0/pkg/inner/__init__.py", "0/pkg/inner/m.py"),
@@ -224,9 +227,9 @@ def test_a_zip_and_what_is_in_one(tmp_path: Path) -> None:
             archive.writestr(name, "x")
     whole = ["0/pkg/__init__.py", "0/pkg/t.json", "0/single.py"]
     assert names(pack_modules([file])) == whole
-    assert names(pack_modules([ImportRoot(None, (Part("pkg", file, "pkg"),))])) == whole[:2]
+    assert names(pack_modules([ImportRoot(None, (ModuleSource("pkg", file, "pkg"),))])) == whole[:2]
     assert (
-        names(pack_modules([ImportRoot(None, (Part("single.py", file, "single.py"),))]))
+        names(pack_modules([ImportRoot(None, (ModuleSource("single.py", file, "single.py"),))]))
         == whole[2:]
     )
     file.write_bytes(b"no zip")
@@ -321,7 +324,7 @@ def test_directories_behind_the_environment_give_what_is_named_alone(
     )
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # Python passes it over
     imported = ImportedModules(likely=frozenset({"early_named", "late_named"}))
-    found = pack_modules(roots_of(pytest.raises, imported)).names
+    found = pack_modules(import_roots(pytest.raises, imported)).names
     assert found >= {"early_named", "early_other", "late_named"}
     assert "late_other" not in found
 
@@ -332,7 +335,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend("")
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert pack_modules(roots_of(pytest.raises)).warnings == ()
+    assert pack_modules(import_roots(pytest.raises)).warnings == ()
 
 
 def test_what_spark_was_given_comes_along_unnamed(
@@ -343,7 +346,7 @@ def test_what_spark_was_given_comes_along_unnamed(
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(f"{module}/__init__.py", "")
         monkeypatch.syspath_prepend(tmp_path / name)
-    packed = pack_modules(roots_of(pytest.raises, added=tmp_path))
+    packed = pack_modules(import_roots(pytest.raises, added=tmp_path))
     assert packed.names >= {"added", "zipped"}
     assert "hopsgpu" not in packed.names
     assert not [name for name in names(packed) if name.endswith(("csv", ".zip"))]

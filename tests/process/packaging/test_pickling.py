@@ -23,7 +23,7 @@ from pyspark.sql.udf import UserDefinedFunction
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.pickling import name_of, pickle_call
-from hopsgpu.packaging.sources import with_sources
+from hopsgpu.packaging.sources import add_source_lines
 from hopsgpu.packaging.unpicklable import article
 from tests.unit.script_ranks import run
 
@@ -156,7 +156,7 @@ def test_lines_of_source_come_from_where_the_sources_are(tmp_path: Path) -> None
         '  File "/nowhere/y.py", line 3, in h\n'
         "KeyError: 'nope'\n"
     )
-    assert with_sources(told).splitlines() == [
+    assert add_source_lines(told).splitlines() == [
         "Traceback (most recent call last):",
         f'  File "{script}", line 2, in f',
         "    return {}['nope']",

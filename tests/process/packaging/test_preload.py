@@ -22,7 +22,7 @@ from hopsgpu.agent.fork_servers import ForkServerProcess, serving
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.packaging.modules import PackedModules, pack_modules
-from hopsgpu.packaging.preload import PRELOADABLE, likely_preloads, scan_function
+from hopsgpu.packaging.preload import PRELOADABLE, likely_imports, scan_function
 
 NONE = pack_modules([])
 
@@ -281,10 +281,10 @@ def test_a_gang_that_is_held_for_torch_has_its_compiler_too(
     for name in ("torch", "tensorflow", "jax"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    assert likely_preloads() == ("torch", "torch._dynamo")
+    assert likely_imports() == ("torch", "torch._dynamo")
     monkeypatch.setitem(sys.modules, "jax", ModuleType("jax"))
     monkeypatch.delitem(sys.modules, "torch")
-    assert likely_preloads() == ("jax",)
+    assert likely_imports() == ("jax",)
 
 
 def test_variables_that_are_set_are_found_where_imports_are(project: Project) -> None:

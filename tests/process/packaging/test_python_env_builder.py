@@ -23,7 +23,7 @@ import pytest
 from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.packaging.python_env import commands, conda, unpacker
-from hopsgpu.packaging.python_env.builder import put_on_lake, ready, this_python
+from hopsgpu.packaging.python_env.builder import driver_python, ensure_built, put_on_lake
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.requirements import pip_variables
@@ -63,14 +63,14 @@ def names_of(home: Path) -> list[str]:
 
 
 def test_packages_are_installed_once(root: LakePath, index: list[str], tmp_path: Path) -> None:
-    env = ready(recipe_for([*index, "travelled"]), root, NEVER)
+    env = ensure_built(recipe_for([*index, "travelled"]), root, NEVER)
     assert (env.name, env.interpreter, env.machine) == ("travelled", None, None)
     assert env.bytes == LakePath(env.url).stat().size
     before = LakePath(env.url).stat().modified
-    assert ready(recipe_for([*index, "travelled"]), root, NEVER) == env
+    assert ensure_built(recipe_for([*index, "travelled"]), root, NEVER) == env
     assert LakePath(env.url).stat().modified == before
     home = unpacker.prepared(env, [tmp_path / "node"])
-    assert env.at(home).packages == (str(home),)
+    assert env.rank_python_in(home).packages == (str(home),)
     code = "import travelled; print(travelled.VALUE)"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(home)}, stdout=-1
@@ -78,12 +78,12 @@ def test_packages_are_installed_once(root: LakePath, index: list[str], tmp_path:
     assert done.stdout == b"from the wheel\n"
     file = tmp_path / "requirements.txt"
     file.write_text("\n".join([*index, "travelled"]))
-    other = ready(recipe_for(file), root, NEVER)
+    other = ensure_built(recipe_for(file), root, NEVER)
     assert other.name == str(file)
     url = put_on_lake(file, root, NEVER)
-    assert ready(recipe_for(url), root, NEVER).digest == other.digest
+    assert ensure_built(recipe_for(url), root, NEVER).digest == other.digest
     with pytest.raises(ConfigError, match="there is no such environment"):
-        ready(recipe_for(f"{url}0"), root, NEVER)
+        ensure_built(recipe_for(f"{url}0"), root, NEVER)
 
 
 def test_what_is_built_or_reused_is_logged(
@@ -91,18 +91,18 @@ def test_what_is_built_or_reused_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO, "hopsgpu")
     directory = modules(tmp_path / "own", mine="VALUE = 1\n")
-    env = ready(recipe_for(str(directory)), root, NEVER)
+    env = ensure_built(recipe_for(str(directory)), root, NEVER)
     key = env.url.split("/")[-2]
     begun, built, uploaded = caplog.messages
     assert begun == f"Python environment {key} ({directory}): built, as the lake has none"
     assert re.fullmatch(rf"Python environment {key}: built in \d+\.\d s, {env.bytes} bytes", built)
     assert uploaded == f"put the Python environment {env.url.rpartition('/')[0]} on the lake"
     caplog.clear()
-    assert ready(recipe_for(str(directory)), root, NEVER) == env
+    assert ensure_built(recipe_for(str(directory)), root, NEVER) == env
     (reused,) = caplog.messages
     assert reused.startswith(f"Python environment {key} ({directory}): reused, as what it is built")
     caplog.clear()
-    ready(recipe_for(env.url.rpartition("/")[0]), root, NEVER)
+    ensure_built(recipe_for(env.url.rpartition("/")[0]), root, NEVER)
     assert caplog.messages == [f"Python environment {key}: reused from its URL, {env.bytes} bytes"]
 
 
@@ -110,14 +110,14 @@ def test_a_password_is_not_logged(root: LakePath, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.DEBUG, "hopsgpu")
     line = "--index-url http://me:s3cret@127.0.0.1:1/simple"
     with pytest.raises(ConfigError, match="pip install failed"):
-        ready(recipe_for([line, "--retries 0", "nonsuch"]), root, NEVER)
+        ensure_built(recipe_for([line, "--retries 0", "nonsuch"]), root, NEVER)
     assert any("pip install: exit code 1 after" in said for said in caplog.messages)
     assert "s3cret" not in caplog.text
 
 
 def test_what_pip_cannot_install(root: LakePath, index: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):
-        ready(recipe_for([*index, "nonsuch"]), root, NEVER)
+        ensure_built(recipe_for([*index, "nonsuch"]), root, NEVER)
     assert not (root / "environments").exists()
 
 
@@ -144,7 +144,7 @@ def test_where_a_users_pip_installs_is_no_matter(
     (tmp_path / "pip.conf").write_text(settings)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.chdir(tmp_path)
-    env = ready(recipe_for(["travelled"]), root, NEVER)
+    env = ensure_built(recipe_for(["travelled"]), root, NEVER)
     names = names_of(unpacker.prepared(env, [tmp_path / "node"]))
     assert {"travelled-1.0.dist-info", "travelled.py"} <= set(names)
     assert not (tmp_path / "elsewhere").exists()
@@ -171,31 +171,31 @@ def test_a_cancelled_run_ends_what_makes_its_environment(tmp_path: Path) -> None
 def test_without_pip(root: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="has no pip to install packages with"):
-        ready(recipe_for(["travelled"]), root, NEVER)
+        ensure_built(recipe_for(["travelled"]), root, NEVER)
 
 
 def test_a_directory_and_an_archive(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n", other="")
     (given / "hopsgpu").mkdir()
     (given / "hopsgpu" / "__init__.py").write_text("raise ImportError\n")
-    env = ready(recipe_for(given), root, NEVER)
+    env = ensure_built(recipe_for(given), root, NEVER)
     home = unpacker.prepared(env, [tmp_path / "node"])
     assert names_of(home) == ["mine.py", "other.py"]
     assert int((home / "mine.py").stat().st_mtime) == int((given / "mine.py").stat().st_mtime)
     with tarfile.open(tmp_path / "packed.tgz", "w:gz") as tar:
         tar.add(given, "")
-    env = ready(recipe_for(tmp_path / "packed.tgz"), root, NEVER)
+    env = ensure_built(recipe_for(tmp_path / "packed.tgz"), root, NEVER)
     assert env.url.endswith("/archive.tgz")
     assert names_of(unpacker.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match="it contains nothing for ranks to import"):
-        ready(recipe_for(tmp_path / "nothing"), root, NEVER)
+        ensure_built(recipe_for(tmp_path / "nothing"), root, NEVER)
 
 
 def test_two_builders_at_once(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: ready(recipe_for(given), root, NEVER), range(4)))
+        made = list(pool.map(lambda _: ensure_built(recipe_for(given), root, NEVER), range(4)))
     assert len({env.digest for env in made}) == 1
     assert len((root / "environments").names()) == 2  # with _staging, which is empty
     assert (root / "environments/_staging").names() == ()
@@ -213,14 +213,14 @@ def test_of_two_the_one_whose_claim_was_taken_over_has_the_others(
 
 
 def test_what_somebody_had_a_hand_in_is_made_anew(root: LakePath, tmp_path: Path) -> None:
-    env = ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
+    env = ensure_built(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
     LakePath(env.url).write(b"less")
-    again = ready(recipe_for(tmp_path / "mine"), root, NEVER)
+    again = ensure_built(recipe_for(tmp_path / "mine"), root, NEVER)
     assert LakePath(again.url).stat().size == again.bytes == env.bytes
 
 
 def test_environments_are_swept_by_their_last_use(root: LakePath, tmp_path: Path) -> None:
-    env = ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
+    env = ensure_built(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
     home, day = root / "environments", 24 * 3600
     now = int(time.time() * 1000)
     old = tmp_path / "lake/environments" / env.url.split("/")[-2]
@@ -231,7 +231,7 @@ def test_environments_are_swept_by_their_last_use(root: LakePath, tmp_path: Path
 
     age(20)
     assert python_environments.sweep(home, now) == []
-    ready(recipe_for(tmp_path / "mine"), root, NEVER)
+    ensure_built(recipe_for(tmp_path / "mine"), root, NEVER)
     assert (old / "used").stat().st_mtime > time.time() - 60
     age(31)
     assert python_environments.sweep(home, now) == [old.name]
@@ -240,17 +240,17 @@ def test_environments_are_swept_by_their_last_use(root: LakePath, tmp_path: Path
 
 def test_what_is_no_environment_on_the_lake(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
-    env = ready(recipe_for(given), root, NEVER)
+    env = ensure_built(recipe_for(given), root, NEVER)
     described = LakePath(env.url.rpartition("/")[0]) / "environment.json"
     for content, words in ((b"{", "is not JSON"), (b'{"schema": 9}', "has a schema that")):
         described.write(content)
         with pytest.raises(StoreError, match=words):
-            ready(recipe_for(given), root, NEVER)
+            ensure_built(recipe_for(given), root, NEVER)
 
 
 @pytest.fixture
 def env(root: LakePath, tmp_path: Path) -> PythonEnv:
-    return ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
+    return ensure_built(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
 
 
 def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Path) -> None:
@@ -311,10 +311,12 @@ def whole(at: Path, python: str) -> Path:
 
 
 def test_an_interpreter_is_tried_and_settled(root: LakePath, tmp_path: Path) -> None:
-    says = f'if [ "$1" = -I ]; then echo {this_python().python}; else echo "$1" > "$0.settled"; fi'
-    env = ready(recipe_for(whole(tmp_path / "env", says)), root, NEVER)
+    says = (
+        f'if [ "$1" = -I ]; then echo {driver_python().python}; else echo "$1" > "$0.settled"; fi'
+    )
+    env = ensure_built(recipe_for(whole(tmp_path / "env", says)), root, NEVER)
     home = unpacker.prepared(env, [tmp_path / "node"])
-    assert env.at(home).executable == str(home / "bin" / PYTHON)
+    assert env.rank_python_in(home).executable == str(home / "bin" / PYTHON)
     assert (home / f"bin/{PYTHON}.settled").read_text() == f"{home}/bin/conda-unpack\n"
 
 
@@ -328,7 +330,7 @@ def test_an_interpreter_is_tried_and_settled(root: LakePath, tmp_path: Path) -> 
 def test_an_interpreter_that_cannot_run(
     root: LakePath, tmp_path: Path, python: str, words: str
 ) -> None:
-    env = ready(recipe_for(whole(tmp_path / "env", python)), root, NEVER)
+    env = ensure_built(recipe_for(whole(tmp_path / "env", python)), root, NEVER)
     with pytest.raises(ConfigError, match=words):
         unpacker.prepared(env, [tmp_path / "node"])
 
@@ -348,9 +350,9 @@ def conda_environment(at: Path) -> Path:
 
 
 def test_a_conda_environment_is_packed(root: LakePath, tmp_path: Path) -> None:
-    env = ready(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
+    env = ensure_built(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
     assert (env.interpreter, env.below) == (f"bin/{PYTHON}", "")
-    assert env.machine == this_python().machine
+    assert env.machine == driver_python().machine
     with tarfile.open(env.url.removeprefix("file://")) as tar:
         assert "bin/conda-unpack" in tar.getnames()
 
@@ -360,7 +362,7 @@ def test_without_conda_pack(
 ) -> None:
     monkeypatch.setattr(conda.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'hopsgpu\[conda\]'"):
-        ready(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
+        ensure_built(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
 
 
 def test_the_process_on_a_node(env: PythonEnv, tmp_path: Path) -> None:

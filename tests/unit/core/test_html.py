@@ -10,7 +10,7 @@ SAFE = "&lt;script&gt;alert(&#x27;&amp;&#x27;)&lt;/script&gt;"
 
 def test_every_way_into_html_escapes() -> None:
     pages = (
-        html.escaped(NASTY),
+        html.escape(NASTY),
         html.element("div", NASTY, title=NASTY),
         html.box(NASTY),
         html.title(NASTY, NASTY, NASTY),
@@ -33,5 +33,5 @@ def test_lines_lose_what_steers_terminals_and_what_is_too_much() -> None:
     assert html.plain("a\x00b\x9b") == "a?b?"
     assert html.plain("über ✓") == "über ✓"
     assert html.plain("x" * 10_000_000) == "x" * 299 + "…"
-    assert len(html.escaped("<" * 10_000_000)) < 2_000
+    assert len(html.escape("<" * 10_000_000)) < 2_000
     assert len(html.preformatted("<\n" * 1_000)) > 4_000

@@ -12,7 +12,7 @@ from hopsgpu.agent.rank_logs import follow_warnings
 from hopsgpu.core.rank_warnings import (
     CONTEXT_VARIABLE,
     FILE,
-    MOST_WARNINGS,
+    MAX_WARNINGS,
     read_warnings,
     warn_run,
 )
@@ -47,7 +47,7 @@ def test_outside_a_rank_a_warning_is_only_logged(
 def test_what_the_users_code_writes_there_is_bounded(directory: Path) -> None:
     deep = b"[" * 100_000
     (directory / FILE).write_bytes(b"\xff\n{}\n" + deep + b"\n" + b'"x"\n' * 1000 + b'"unfini')
-    assert read_warnings(directory) == ["x"] * (MOST_WARNINGS - 3)
+    assert read_warnings(directory) == ["x"] * (MAX_WARNINGS - 3)
     (directory / FILE).write_bytes(b'"' + b"x" * 10_000_000 + b'"\n')
     assert read_warnings(directory) == []
     (directory / FILE).write_bytes(b'"' + b"x" * 10_000 + b'"\n')

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.signatures import check_call, documented_by, placed, signature_of, with_arguments
+from hopsgpu.core.signatures import (
+    add_arguments_section,
+    check_call,
+    document_arguments,
+    placed_field,
+    signature_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,7 @@ class Timed(Shown):
     """
 
     size: int
-    timeout: float = placed(1.0, "name")
+    timeout: float = placed_field(1.0, "name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +53,7 @@ class Running(Shown):
     """
 
     function: Callable[[], Any] = field(kw_only=False)
-    retries: int = placed(0, "timeout", "name")
+    retries: int = placed_field(0, "timeout", "name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class Both(Running, Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class Moved(Timed):
-    name: str | None = placed(None, "timeout")
+    name: str | None = placed_field(None, "timeout")
 
 
 @pytest.mark.parametrize(
@@ -96,17 +102,17 @@ def test_a_constructor_takes_what_the_signature_says() -> None:
 
 
 def test_the_arguments_stand_before_what_comes_back() -> None:
-    told = with_arguments("Do it.\n\n    More.\n\n    Returns:\n        It.\n    ", Both)
+    told = add_arguments_section("Do it.\n\n    More.\n\n    Returns:\n        It.\n    ", Both)
     assert told == (
         "Do it.\n\nMore.\n\nArgs:\n    function: the function.\n    size: its size.\n"
         "    name: another name.\n    timeout: the time.\n"
         "    retries: how often it is tried again.\n\nReturns:\n    It."
     )
-    assert with_arguments(None, Both) is None
+    assert add_arguments_section(None, Both) is None
 
 
 def test_a_function_that_passes_its_arguments_on_is_documented() -> None:
-    @documented_by(Shown)
+    @document_arguments(Shown)
     def call(*args: Any, **kwargs: Any) -> None:
         """Do it."""
 

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.frameworks.world_checks import GangShape, WorldChecks, _requested_size
-
-# Two containers of two ranks.
-SHAPE = GangShape(world_size=4, ranks_per_container=2, containers=2)
+from hopsgpu.frameworks.world_checks import WorldChecks, _requested_size
 
 
 def installed(name: str, **members: Any) -> Any:
     """A stand-in for a framework's module, with the checks in it."""
     module = ModuleType(name)
     vars(module).update(members)
-    WorldChecks(SHAPE).by_module()[name](module)
+    WorldChecks(world_size=4).by_module()[name](module)
     return module
 
 
@@ -55,8 +52,14 @@ class Connector:
     ],
 )
 def test_lightnings_defaults_become_those_of_the_gang(
-    name: str, member: str, given: dict[str, Any], found: tuple[Any, Any]
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    member: str,
+    given: dict[str, Any],
+    found: tuple[Any, Any],
 ) -> None:
+    monkeypatch.setenv("PL_TRAINER_DEVICES", "2")
+    monkeypatch.setenv("PL_TRAINER_NUM_NODES", "2")
     kind = type("Own", (Connector,), {"__init__": Connector.__init__})
     connector = vars(installed(name, **{member: kind}))[member]
     assert connector(**given, strategy="ddp").found == (*found, "ddp")

@@ -18,10 +18,10 @@ from hopsgpu.launcher.preflight import modules_to_check
 from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.python_env import missing_modules as lacking
-from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.builder import ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
-from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
 from hopsgpu.storage.lake import LakePath
 from tests.travelling import make_wheel
 
@@ -39,11 +39,11 @@ class Site:
     """A Site whose executors are known to lack something."""
 
     def __init__(self, *lacks: str, root: str = "hdfs:///user/ann/hopsgpu") -> None:
-        self.lacks = lacks
+        self.missing_modules = lacks
         self.root = root
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
-        return tuple(name for name in modules if name in self.lacks)
+        return tuple(name for name in modules if name in self.missing_modules)
 
 
 def asked(modules: tuple[str, ...], env: PythonEnv | None, *lacks: str) -> tuple[str, ...]:
@@ -84,11 +84,11 @@ def test_what_an_environment_has_is_known_once_it_is_on_the_lake(tmp_path: Path)
     wheel = make_wheel(tmp_path, "travelled", "1.0", "")
     root, stop = LakePath(f"file://{tmp_path}/lake"), threading.Event()
     for _ in range(2):  # made, and found
-        env = ready(recipe_for([str(wheel)]), root, stop)
+        env = ensure_built(recipe_for([str(wheel)]), root, stop)
         assert env.modules == ("travelled",)
-        assert env.lacks(["travelled", "other"]) == ("other",)
+        assert env.missing_modules(["travelled", "other"]) == ("other",)
         assert "modules" not in env.as_fields()
-    assert PythonEnv.from_fields(env.as_fields()).lacks(["other"]) == ()
+    assert PythonEnv.from_fields(env.as_fields()).missing_modules(["other"]) == ()
 
 
 def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,11 +96,13 @@ def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(lacking.metadata, "packages_distributions", lambda: distributions)
     monkeypatch.setattr(lacking.metadata, "version", lambda name: "6.0")
     assert "pass python_env=['PyYAML==6.0'], or install it there" in str(
-        lacking_error(["yaml"], "it")
+        missing_modules_error(["yaml"], "it")
     )
-    both = str(lacking_error(["yaml", "mine"], "it"))
+    both = str(missing_modules_error(["yaml", "mine"], "it"))
     assert "pass python_env=[...], or install them there" in both
-    assert "add it (PyYAML==6.0) to python_env=env" in str(lacking_error(["yaml"], "it", "env"))
+    assert "add it (PyYAML==6.0) to python_env=env" in str(
+        missing_modules_error(["yaml"], "it", "env")
+    )
 
 
 def test_a_module_that_was_made_without_a_spec_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from hopsgpu.agent.environment_unpacker import places_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.builder import ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.lake import LakePath
@@ -30,7 +30,7 @@ def here(tmp_path: Path) -> Iterator[Container]:
 def env(tmp_path: Path) -> PythonEnv:
     (tmp_path / "given").mkdir()
     (tmp_path / "given/mine.py").write_text("A = 1\n")
-    return ready(
+    return ensure_built(
         recipe_for(tmp_path / "given"), LakePath(f"file://{tmp_path}/lake"), threading.Event()
     )
 

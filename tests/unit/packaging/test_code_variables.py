@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.packaging.code_variables import Setting, carried, of_code, of_nodes
+from hopsgpu.packaging.code_variables import Setting, carried_variables, of_code, of_nodes
 from hopsgpu.packaging.preload import StaticFindings
 
 
@@ -88,4 +88,8 @@ def test_who_sets_what_hopsgpu_sets_is_told(names: list[str], words: list[str]) 
 
 def test_what_decides_which_code_runs_comes_from_the_driver() -> None:
     driver = {"KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "7", "PATH": "/bin"}
-    assert carried(driver) == {"KERAS_BACKEND": "jax"} == StaticFindings().environment(driver)
+    assert (
+        carried_variables(driver)
+        == {"KERAS_BACKEND": "jax"}
+        == StaticFindings().environment(driver)
+    )

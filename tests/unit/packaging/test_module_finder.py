@@ -17,12 +17,12 @@ import numpy
 import pytest
 
 from hopsgpu.packaging.module_finder import (
-    Part,
-    Sources,
-    bound_in_main,
-    is_environment,
-    parts_of,
-    users_parts,
+    ImportReader,
+    ModuleSource,
+    is_in_environment,
+    module_sources,
+    modules_bound_in_main,
+    users_module_sources,
 )
 from tests import in_ranks
 
@@ -52,7 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def named(*names: str) -> dict[str, Path]:
-    return {part.name: part.path for part in users_parts(names, Sources())}
+    return {part.name: part.path for part in users_module_sources(names, ImportReader())}
 
 
 def test_modules_and_packages_of_the_user(project: Write) -> None:
@@ -60,18 +60,18 @@ def test_modules_and_packages_of_the_user(project: Write) -> None:
     assert named("u_pkg.train", "u_mod") == {"u_pkg": src / "u_pkg", "u_mod.py": src / "u_mod.py"}
     assert "u_pkg" not in sys.modules
     importlib.import_module("u_pkg.train")
-    assert parts_of("u_pkg") == (Part("u_pkg", src / "u_pkg"),)
-    assert parts_of("u_pkg")[0].root == src
+    assert module_sources("u_pkg") == (ModuleSource("u_pkg", src / "u_pkg"),)
+    assert module_sources("u_pkg")[0].root == src
 
 
 def test_what_is_not_the_users() -> None:
     for name in ("json", "sys", "zlib", "numpy", "pytest", "hopsgpu", "__main__", "not_there"):
-        assert parts_of(name) == (), name
-    assert is_environment(Path(sysconfig.get_paths()["stdlib"], "json"))
-    assert is_environment(Path("/opt/conda/lib/python3.11/site-packages/x"))
-    assert is_environment(Path("/usr/lib/python3/dist-packages/x"))
-    assert is_environment(Path("/"))
-    assert not is_environment(Path("/home/me/site/packages"))
+        assert module_sources(name) == (), name
+    assert is_in_environment(Path(sysconfig.get_paths()["stdlib"], "json"))
+    assert is_in_environment(Path("/opt/conda/lib/python3.11/site-packages/x"))
+    assert is_in_environment(Path("/usr/lib/python3/dist-packages/x"))
+    assert is_in_environment(Path("/"))
+    assert not is_in_environment(Path("/home/me/site/packages"))
 
 
 def test_imports_are_followed_from_module_to_module(project: Write) -> None:
@@ -97,10 +97,10 @@ def test_relative_imports_are_followed(project: Write) -> None:
 
 def test_sources_are_read_again_where_they_have_changed(project: Write) -> None:
     project(u_a="import u_b", u_b="", u_c="")
-    sources = Sources()
-    assert len(users_parts(["u_a"], sources)) == 2
+    sources = ImportReader()
+    assert len(users_module_sources(["u_a"], sources)) == 2
     project(u_a="import u_b, u_c")
-    assert len(users_parts(["u_a"], sources)) == 3
+    assert len(users_module_sources(["u_a"], sources)) == 3
 
 
 def test_a_namespace_package_has_several_portions(
@@ -112,9 +112,9 @@ def test_a_namespace_package_has_several_portions(
         (root / "u_ns").mkdir(parents=True)
         (root / "u_ns" / "two.py").touch()
         monkeypatch.syspath_prepend(root)
-    assert {part.path for part in parts_of("u_ns")} == {src / "u_ns", other / "u_ns"}
+    assert {part.path for part in module_sources("u_ns")} == {src / "u_ns", other / "u_ns"}
     importlib.import_module("u_ns.one")
-    assert {part.path for part in parts_of("u_ns")} == {src / "u_ns", other / "u_ns"}
+    assert {part.path for part in module_sources("u_ns")} == {src / "u_ns", other / "u_ns"}
 
 
 def test_a_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +125,11 @@ def test_a_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         archive.writestr("lib/u_below.py", "")
     monkeypatch.syspath_prepend(file)
     monkeypatch.syspath_prepend(file / "lib")
-    parts = users_parts(["u_zip", "u_below"], Sources())
+    parts = users_module_sources(["u_zip", "u_below"], ImportReader())
     assert set(parts) == {
-        Part("u_zip", file, "u_zip"),
-        Part("u_single.py", file, "u_single.py"),
-        Part("u_below.py", file, "lib/u_below.py"),
+        ModuleSource("u_zip", file, "u_zip"),
+        ModuleSource("u_single.py", file, "u_single.py"),
+        ModuleSource("u_below.py", file, "lib/u_below.py"),
     }
     assert {part.root for part in parts} == {file, None}
 
@@ -157,11 +157,11 @@ def test_an_editable_installation(
         (tmp_path / name).touch()
     finder = Finder(u_edited=tmp_path / "lib", module=tmp_path / "module.py")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
-    (part,) = parts_of("u_edited")
-    assert (part, part.root) == (Part("u_edited", tmp_path / "lib"), None)
-    assert parts_of("module")[0].root == tmp_path
+    (part,) = module_sources("u_edited")
+    assert (part, part.root) == (ModuleSource("u_edited", tmp_path / "lib"), None)
+    assert module_sources("module")[0].root == tmp_path
     importlib.import_module("u_edited")
-    assert parts_of("u_edited") == (part,)
+    assert module_sources("u_edited") == (part,)
 
 
 def test_modules_that_were_loaded_by_hand(
@@ -205,15 +205,15 @@ def test_what_the_script_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("nobody is there")
 
     main = ModuleType("__main__")
-    vars(main).update(np=numpy, f=in_ranks.where, o=Path(), K=Part, proxy=Proxy(), one=1)
+    vars(main).update(np=numpy, f=in_ranks.where, o=Path(), K=ModuleSource, proxy=Proxy(), one=1)
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert {"numpy", "tests.in_ranks", "pathlib", "hopsgpu.packaging.module_finder"} <= set(
-        bound_in_main()
+        modules_bound_in_main()
     )
 
 
 def test_a_module_of_the_users_with_the_name_of_a_standard_one(project: Write) -> None:
     src = project(this="")
-    assert parts_of("this") == (), "not imported, so the standard one is meant"
+    assert module_sources("this") == (), "not imported, so the standard one is meant"
     importlib.import_module("this")
-    assert parts_of("this") == (Part("this.py", src / "this.py"),)
+    assert module_sources("this") == (ModuleSource("this.py", src / "this.py"),)

@@ -226,8 +226,8 @@ def test_an_archive_that_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_the_driver_knows_itself() -> None:
-    from hopsgpu.packaging.python_env.builder import this_python
+    from hopsgpu.packaging.python_env.builder import driver_python
 
-    here = this_python()
+    here = driver_python()
     assert here.python == ".".join(map(str, sys.version_info[:2]))
     assert here.suffixes[-1] == ".so"

@@ -15,7 +15,12 @@ from typing import Any, BinaryIO
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.serving.model_formats import ModelFormat, chosen, pickle_warning, recognised
+from hopsgpu.serving.model_formats import (
+    ModelFormat,
+    chosen,
+    pickle_warning,
+    recognised,
+)
 from hopsgpu.serving.model_loading import check_trust
 
 
