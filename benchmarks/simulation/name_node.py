@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hopsgpu.storage.filesystem import FileSystem, Status
+from hopsgpu.storage.filesystem import FileStatus, FileSystem
 from hopsgpu.storage.lake import LakePath
 
 # dfs.ls.limit: a listing of more files takes several calls.
@@ -28,7 +28,7 @@ class NameNode:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._files: dict[str, Status] = {}
+        self._files: dict[str, FileStatus] = {}
         self.operations: Counter[str] = Counter()
 
     @property
@@ -40,12 +40,12 @@ class NameNode:
         """Return the directory, for a user's client."""
         return _OfNameNode("hdfs://simulated/line", client=_Client(self, user))
 
-    def entries(self) -> tuple[Status, ...]:
+    def entries(self) -> tuple[FileStatus, ...]:
         """Return the status of all files."""
         self.operations["getListing"] += max(-(-len(self._files) // _FILES_OF_A_CALL), 1)
         return tuple(self._files.values())
 
-    def stat(self, name: str) -> Status:
+    def stat(self, name: str) -> FileStatus:
         """Return the status of a file."""
         self.operations["getFileInfo"] += 1
         return self._file(name)
@@ -56,7 +56,7 @@ class NameNode:
         if name in self._files and not replace:
             raise FileExistsError(name)
         self.operations["complete"] += 1
-        self._files[name] = Status(name, int(self._clock() * 1000), user, 0o644, False)
+        self._files[name] = FileStatus(name, int(self._clock() * 1000), user, 0o644, False)
 
     def rename(self, name: str, target: str, *, replace: bool) -> None:
         """Rename a file; it keeps the time at which it was written."""
@@ -65,14 +65,14 @@ class NameNode:
         if target in self._files and not replace:
             raise FileExistsError(target)
         del self._files[name]
-        self._files[target] = Status(target, status.modified, status.owner, status.mode, False)
+        self._files[target] = FileStatus(target, status.modified, status.owner, status.mode, False)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         self.operations["delete"] += 1
         self._files.pop(name, None)
 
-    def _file(self, name: str) -> Status:
+    def _file(self, name: str) -> FileStatus:
         if name not in self._files:
             raise FileNotFoundError(name)
         return self._files[name]
@@ -88,13 +88,13 @@ class _Client:
     def make(self, path: str) -> None:
         raise NotImplementedError
 
-    def share(self, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         raise NotImplementedError
 
-    def stat(self, path: str) -> Status:
+    def stat(self, path: str) -> FileStatus:
         return self._node.stat(_name(path))
 
-    def entries(self, path: str) -> tuple[Status, ...]:
+    def entries(self, path: str) -> tuple[FileStatus, ...]:
         return self._node.entries()
 
     def read(self, path: str) -> contextlib.AbstractContextManager[io.RawIOBase]:

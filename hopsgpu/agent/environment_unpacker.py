@@ -13,7 +13,7 @@ from typing import Any
 
 from hopsgpu.agent import fork_servers
 from hopsgpu.agent.reaper import ExitStatus, Reaper
-from hopsgpu.storage.node_copies import find_whole, shared_directories
+from hopsgpu.storage.node_copies import find_copy, shared_directories
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class EnvironmentUnpacking:
         """
         digest = str(env["digest"])
         places = places_of(variables, self._directory)
-        if (whole := find_whole(places, digest)) is not None:
+        if (whole := find_copy(places, digest)) is not None:
             reply(home=str(whole))
             return
         for prepares, replies in self._replies.values():

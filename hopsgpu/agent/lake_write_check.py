@@ -50,7 +50,7 @@ async def try_to_write(run_url: str, seconds: float = _SECONDS) -> str:
 
 def _write(run_url: str) -> str:
     try:
-        file = LakePath(run_url, quick=True) / f".write-check-{secrets.token_hex(6)}"
+        file = LakePath(run_url, should_fail_fast=True) / f".write-check-{secrets.token_hex(6)}"
         try:
             file.write(b"")
         finally:

@@ -96,7 +96,7 @@ class RankUploads:
         self._ended = asyncio.Event()
         self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
-        target = LakePath(context.log_dir_url, quick=True) / f"rank-{context.rank}"
+        target = LakePath(context.log_dir_url, should_fail_fast=True) / f"rank-{context.rank}"
         self._log_dir = LogDirUploader(
             directory / log_dir_upload.DIRECTORY, target, self._logging.stop
         )

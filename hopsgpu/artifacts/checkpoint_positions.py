@@ -9,7 +9,7 @@ from typing import Any
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON
+from hopsgpu.storage.error_messages import DAMAGED, JSON_ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def latest_positions(places: Sequence[Checkpoints]) -> list[Mapping[str, Any]]:
             record = home / shard.record
             try:
                 position = json.loads(record.read()).get("position")
-            except ODD_JSON as error:
+            except JSON_ERRORS as error:
                 raise StoreError(f"{record.url} is damaged: {error!r}", DAMAGED) from error
             if position is not None:
                 positions.append(position)

@@ -21,7 +21,7 @@ from hopsgpu.artifacts.checkpoints import (
 )
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
-from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.transfer import download_files
 
@@ -267,5 +267,5 @@ def _facts(record: LakePath) -> dict[str, FileFacts]:
     content = record.read()
     try:
         return read_facts(json.loads(content)["files"], DIGEST)
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(f"{record.url} is damaged: {error!r}", DAMAGED) from error

@@ -380,7 +380,7 @@ def _upload_with_record(
             is_read.set()
 
     with ThreadPoolExecutor(1, "hopsgpu-shard") as pool:
-        uploading = pool.submit(upload_files, files, staging / "shard", stop=stop, known=add)
+        uploading = pool.submit(upload_files, files, staging / "shard", stop=stop, on_facts=add)
         uploading.add_done_callback(lambda _: is_read.set())
         is_read.wait()
         early = dict(known)

@@ -32,7 +32,7 @@ from hopsgpu.core.formats import utc_time
 from hopsgpu.core.spec import check_name
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
-from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON, UNSUPPORTED
+from hopsgpu.storage.error_messages import DAMAGED, JSON_ERRORS, UNSUPPORTED
 
 SCHEMA = 1
 FILE = "manifest.json"
@@ -239,7 +239,7 @@ def parse(written: bytes, url: str) -> Manifest:
                 whose = f"{content['name']!r:.99} {content['version']!r:.99}"
                 raise ValueError(f"it belongs to {whose}, not to {name!r} {number}")
             return Manifest(read_facts(content["files"], "digest"), content)
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(f"{url} is damaged: it is not a manifest ({error!r})", DAMAGED) from error
     raise StoreError(
         f"{url} has schema {schema!r:.99} and digest {digest!r:.99}; this version of hopsgpu reads"
@@ -249,7 +249,7 @@ def parse(written: bytes, url: str) -> Manifest:
 
 
 def _check(content: Mapping[str, Any]) -> None:
-    """Raise one of ODD_JSON if a field of schema 1 is missing, or has an impossible value."""
+    """Raise one of JSON_ERRORS if a field of schema 1 is missing, or has an impossible value."""
     for field, kinds in _FIELDS.items():
         if not isinstance(content[field], kinds):
             raise TypeError(f"{field} is {content[field]!r:.99}")

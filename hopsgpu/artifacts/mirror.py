@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.lake import LakePath, Status, is_draft
+from hopsgpu.storage.lake import FileStatus, LakePath, is_draft
 
 _CHUNK = 4 * 2**20
 # Part of the names of TensorBoard's event files, which are only appended to.
@@ -68,14 +68,14 @@ class Mirror:
                 files += 1
         return files
 
-    def _read_anew(self, source: LakePath, status: Status, target: Path) -> None:
+    def _read_anew(self, source: LakePath, status: FileStatus, target: Path) -> None:
         changed = (status.size, status.modified)
         if self._read.get(source.url) != changed:
             source.download(target)
             self._read[source.url] = changed
 
 
-def _read_on(source: LakePath, status: Status, target: Path) -> None:
+def _read_on(source: LakePath, status: FileStatus, target: Path) -> None:
     at = target.stat().st_size if target.exists() else 0
     if at == status.size and target.exists():
         return

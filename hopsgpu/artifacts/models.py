@@ -25,7 +25,7 @@ from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.serving import model_signature
 from hopsgpu.serving.model_formats import ModelFormat, pickle_warning
-from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
+from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS, PERMISSION
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.names import is_model_name, local_path, model_name
 
@@ -382,7 +382,7 @@ def _signature(given: Any, files: Mapping[str, Path]) -> Any:
         return model_signature.inferred(given)
     try:
         return model_signature.load(file.read_bytes())
-    except (*ODD_JSON, OSError) as error:
+    except (*JSON_ERRORS, OSError) as error:
         raise ConfigError(f"{file} is not a signature in JSON: {error}") from error
 
 

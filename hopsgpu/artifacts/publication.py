@@ -172,7 +172,7 @@ def publish(
     def uploaded() -> dict[str, FileFacts]:
         try:
             return upload_files(
-                files, part, stop=stop, known=lambda path, facts: uploads.put((path, facts))
+                files, part, stop=stop, on_facts=lambda path, facts: uploads.put((path, facts))
             )
         finally:
             uploads.put(None)

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, SAFE_MODE, UNREACHABLE
-from hopsgpu.storage.filesystem import Status
+from hopsgpu.storage.filesystem import FileStatus
 from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class RunChanges(Generic[T]):
         unreadable = sum(not known.is_read for known in self._known.values())
         return Changes(read, removed, unreadable, problem)
 
-    def _directories(self, now: float) -> tuple[Sequence[Status], bool]:
+    def _directories(self, now: float) -> tuple[Sequence[FileStatus], bool]:
         """Return the status of all directories, or of those that may have changed; and which."""
         newest = self._store.modified()
         if newest and self._times == (newest, newest) and now < self._listed_at + _LISTING_SECONDS:
@@ -139,12 +139,12 @@ class RunChanges(Generic[T]):
         self._listed_at, self._times = now, (self._times[1], newest)
         return found, True
 
-    def _statuses(self, names: Collection[str]) -> list[Status]:
+    def _statuses(self, names: Collection[str]) -> list[FileStatus]:
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
             found = list(pool.map(self._status, names))
         return [status for status in found if status is not None]
 
-    def _status(self, name: str) -> Status | None:
+    def _status(self, name: str) -> FileStatus | None:
         try:
             return self._store.directory(name).stat()
         except StoreError as error:
@@ -154,7 +154,7 @@ class RunChanges(Generic[T]):
         except HopsGpuError:  # its name is that of no run, and a listing has its time
             return None
 
-    def _is_due(self, entry: Status, now: float) -> bool:
+    def _is_due(self, entry: FileStatus, now: float) -> bool:
         known = self._known.get(entry.name)
         if known is None or entry.modified != known.modified or now >= known.again_at:
             return True
@@ -166,7 +166,7 @@ class RunChanges(Generic[T]):
             del self._known[name]
         return gone
 
-    def _read(self, entries: Sequence[Status], now: float) -> tuple[dict[str, T], str]:
+    def _read(self, entries: Sequence[FileStatus], now: float) -> tuple[dict[str, T], str]:
         """Return what the digest gave, by id, and why the lake did not answer; note what is known.
 
         Once the lake does not answer, what is left is not read; the next look reads it.
@@ -187,7 +187,7 @@ class RunChanges(Generic[T]):
                 self._known[entry.name] = known
         return read, ""
 
-    def _digested(self, entry: Status) -> tuple[T, bool] | StoreError:
+    def _digested(self, entry: FileStatus) -> tuple[T, bool] | StoreError:
         stored = self._store.stored(entry.name)
         if stored.record is None:
             return StoreError(stored.problem, stored.kind)

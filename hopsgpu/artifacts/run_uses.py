@@ -24,8 +24,8 @@ from hopsgpu.core.gpu_use import Points, UsePoint, points_of_phases
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, SUCCEEDED, RunUse
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.storage.error_messages import ABSENT, ODD_JSON, PERMISSION
-from hopsgpu.storage.lake import LakePath, Status, is_draft
+from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS, PERMISSION
+from hopsgpu.storage.lake import LakePath, FileStatus, is_draft
 from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def use_of(record: RunRecord, now: float) -> RunUse:
             points=points,
             estimated=recorded is None,
         )
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(
             f"the record of {record.run_id} says nothing about its GPU seconds"
             f" ({type(error).__name__}: {error}); another version of hopsgpu may have written it",
@@ -183,9 +183,9 @@ class UsageFiles:
         self._directory.make()
         # Another user's driver may have made it meanwhile, and does this itself.
         with contextlib.suppress(StoreError):
-            self._directory.share((self._root / RUNS).stat().mode)
+            self._directory.set_mode((self._root / RUNS).stat().mode)
 
-    def held(self) -> tuple[Status, ...]:
+    def held(self) -> tuple[FileStatus, ...]:
         """Return the status of the file of each held gang.
 
         Raises:
@@ -278,7 +278,7 @@ class UsageFiles:
             if not moved:
                 return
 
-    def _entries(self) -> Sequence[Status]:
+    def _entries(self) -> Sequence[FileStatus]:
         """Return the status of each file of runs."""
         try:
             entries = self._directory.entries()
@@ -300,7 +300,7 @@ class UsageFiles:
         for number, line in enumerate(lines, 1):
             try:
                 yield _run_of(line)
-            except ODD_JSON as error:
+            except JSON_ERRORS as error:
                 bad.append(f"line {number}: {type(error).__name__}: {error}")
         if bad:
             more = f" (and {count_of(len(bad) - 1, 'more line')})" if bad[1:] else ""

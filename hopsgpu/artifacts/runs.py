@@ -17,8 +17,8 @@ from typing import Any
 from hopsgpu.core.formats import duration
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.error_messages import ABSENT, ODD_JSON
-from hopsgpu.storage.lake import LakePath, Status
+from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS
+from hopsgpu.storage.lake import FileStatus, LakePath
 from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
             logs={_text(name): int(size) for name, size in fields["logs"].items()},
         )
         _ = record.gpus, fields["spec"]["workers"]
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(
             f"{url} is not a record of a run ({type(error).__name__}: {error}); another version of"
             f" hopsgpu may have written it; {_LOGS}",
@@ -242,7 +242,7 @@ class StoredRun:
         return UNREADABLE if self.record is None else self.record.state_at(now)
 
 
-def began(entry: Status) -> float:
+def began(entry: FileStatus) -> float:
     """Return when a run began, in seconds since the epoch.
 
     The time is in the run's id; without it, it is the modification time of the directory.
@@ -304,7 +304,7 @@ class RunStore:
                 return None
             raise
 
-    def directories(self) -> tuple[Status, ...]:
+    def directories(self) -> tuple[FileStatus, ...]:
         """Return the status of each directory here; none before the first run."""
         entries = self._runs.entries() if self._runs.exists() else ()
         return tuple(entry for entry in entries if entry.is_directory)

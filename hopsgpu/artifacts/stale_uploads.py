@@ -10,7 +10,7 @@ from hopsgpu.artifacts.version_commit import commit_of
 from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, is_version, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
-from hopsgpu.storage.lake import UNFIT, LakePath, Status, is_draft
+from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath, is_draft
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ def sweep(home: LakePath, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     return removed
 
 
-def _leftovers(home: LakePath) -> list[tuple[LakePath, Status]]:
+def _leftovers(home: LakePath) -> list[tuple[LakePath, FileStatus]]:
     found = _entries(home / STAGING, lambda entry: True)
     found += _entries(home / TAGS, lambda entry: is_draft(entry.name))
-    for place in (home.above, home, home / CLAIMS):
+    for place in (home.parent, home, home / CLAIMS):
         found += _entries(place, lambda entry: entry.name.startswith(PROBE))
     if home.url.startswith("file:"):
         # On a local lake, renaming a directory takes two steps; a kill between them leaves an empty
@@ -66,7 +66,7 @@ def _leftovers(home: LakePath) -> list[tuple[LakePath, Status]]:
     return found
 
 
-def _uploads(home: LakePath) -> list[tuple[LakePath, Status]]:
+def _uploads(home: LakePath) -> list[tuple[LakePath, FileStatus]]:
     """Return the directories of an object store in which a publisher's files are, and no version.
 
     Others make directories with such names, but no claims.
@@ -87,7 +87,9 @@ def _uploads(home: LakePath) -> list[tuple[LakePath, Status]]:
         return [pair for pair, is_one in zip(places, found, strict=True) if is_one]
 
 
-def _entries(place: LakePath, wanted: Callable[[Status], bool]) -> list[tuple[LakePath, Status]]:
+def _entries(
+    place: LakePath, wanted: Callable[[FileStatus], bool]
+) -> list[tuple[LakePath, FileStatus]]:
     """Return the wanted entries of a directory; none if it is absent or may not be read."""
     try:
         entries = place.entries()
@@ -95,11 +97,11 @@ def _entries(place: LakePath, wanted: Callable[[Status], bool]) -> list[tuple[La
         if error.kind not in (ABSENT, PERMISSION):
             raise
         return []
-    fit = (entry for entry in entries if not UNFIT.search(entry.name))
+    fit = (entry for entry in entries if not UNSAFE_CHARACTERS.search(entry.name))
     return [(place / entry.name, entry) for entry in fit if wanted(entry)]
 
 
-def newest(place: LakePath, entry: Status) -> int:
+def newest(place: LakePath, entry: FileStatus) -> int:
     """Return when an entry or anything below it was last written to, in the lake's milliseconds."""
     if not entry.is_directory:
         return entry.modified

@@ -17,7 +17,7 @@ from typing import Any
 from hopsgpu.artifacts.versions import TAGS, is_version, numbers
 from hopsgpu.core.formats import utc_time
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS
 from hopsgpu.storage.lake import DRAFT, LakePath
 
 log = logging.getLogger(__name__)
@@ -225,10 +225,10 @@ def _read(file: LakePath) -> _Tag | None:
     try:
         content = json.loads(written)
         version = content["version"]
-        removed = version is None and file.above.url.endswith(f"/{_REMOVED}")
+        removed = version is None and file.parent.url.endswith(f"/{_REMOVED}")
         if not removed and not _is_number(version):
             raise ValueError(f"{version!r:.99} is not a version number")
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(
             f"{file.url} is damaged: it is not a tag; set the tag again", DAMAGED
         ) from error
@@ -241,7 +241,7 @@ def _changes_of(content: Mapping[str, Any]) -> tuple[TagChange, ...] | None:
         changes = tuple(TagChange(**entry) for entry in content.get("history", ()))
         if all(map(_is_whole, changes)):
             return changes
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         log.debug("changes of a tag cannot be read: %s", error)
     return None
 

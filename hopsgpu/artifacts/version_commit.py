@@ -167,7 +167,7 @@ class _ByRename:
         return staging, staging.stat().modified
 
     def home(self, staging: LakePath) -> LakePath:
-        return staging.above.above
+        return staging.parent.parent
 
     def part(self, staging: LakePath, rank: int) -> LakePath:
         return staging / str(rank)
@@ -253,7 +253,7 @@ class _ByManifest:
         return home / str(number), (home / CLAIMS / str(number)).stat().modified
 
     def home(self, staging: LakePath) -> LakePath:
-        return staging.above
+        return staging.parent
 
     def part(self, staging: LakePath, rank: int) -> LakePath:
         # All in one place, since nothing can be moved there later. `merge` refuses ranks that wrote

@@ -21,7 +21,7 @@ from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.serving import model_signature
 from hopsgpu.serving.model_formats import pickle_warning
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class Publisher:
             model_signature.check_size(parts[rank][file].bytes)
             signature = model_signature.load((publication.part_of(staging, rank) / file).read())
             return _Signed(replace(about, signature=signature))
-        except (*ODD_JSON, ConfigError) as error:
+        except (*JSON_ERRORS, ConfigError) as error:
             problem = (
                 f"the manifest of {self._name!r} has no signature: {file}, which rank {rank} left,"
                 f" is not valid JSON ({error})"

@@ -10,8 +10,8 @@ from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.identity import hadoop_user
-from hopsgpu.storage.lake import UNFIT, LakePath
-from hopsgpu.storage.root import root_on
+from hopsgpu.storage.lake import UNSAFE_CHARACTERS, LakePath
+from hopsgpu.storage.root import choose_root
 
 
 def default_root(environ: Mapping[str, str]) -> str:
@@ -27,12 +27,12 @@ def default_root(environ: Mapping[str, str]) -> str:
         ConfigError: the configuration of the cluster cannot be read.
     """
     if named := named_root(environ):
-        return root_on(named, None, "")
+        return choose_root(named, None, "")
     if not is_configured(environ):
-        return root_on(None, None, "")
+        return choose_root(None, None, "")
     try:
         hadoop = HadoopConf.load(environ).get
-        return root_on(None, hadoop("fs.defaultFS"), hadoop_user(hadoop, environ))
+        return choose_root(None, hadoop("fs.defaultFS"), hadoop_user(hadoop, environ))
     except ConfigError as error:
         raise ConfigError(
             "the root of runs and models is unknown: pass --root URL, or set HOPSGPU_ROOT"
@@ -63,14 +63,14 @@ def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[LakePath], Sequ
     own = LakePath(named or default_root(environ))
     if named or named_root(environ) or own.url.startswith("file:"):
         return [own], []
-    homes = own.above.above.with_client()
+    homes = own.parent.parent.with_client()
     name = own.url.rpartition("/")[2]
     try:
         users = homes.names(directories=True)
     except StoreError as error:
         return [own], [f"the directories of other users: {error}"]
     # Such a name can be no user's whose runs are on a lake.
-    fit = [user for user in users if not UNFIT.search(user)]
+    fit = [user for user in users if not UNSAFE_CHARACTERS.search(user)]
     roots = {root.url: root for root in [own, *(homes / f"{user}/{name}" for user in fit)]}
     return list(roots.values()), []
 

@@ -25,7 +25,7 @@ def lines_place(
     Raises:
         ConfigError: `locks` is not a valid directory, or the directory is on an object store.
     """
-    place = LakePath(locks or join_url(files or "file:///", "tmp"), quick=True)
+    place = LakePath(locks or join_url(files or "file:///", "tmp"), should_fail_fast=True)
     place.check_renames("queues of gangs", "spark.hopsgpu.locks (HOPSGPU_LOCKS)")
     return place, (cluster,) if locks else ("hopsgpu", "locks", cluster)
 

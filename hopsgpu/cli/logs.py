@@ -15,7 +15,7 @@ import click
 from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
 from hopsgpu.cli.lake_root import lake_root, root_option
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.runs import RunRecord, RunStore
@@ -224,7 +224,7 @@ class _Shown:
         if search is not None and self._trial is not None:
             try:
                 self._locate(search, self._trial)
-            except ODD_JSON as error:
+            except JSON_ERRORS as error:
                 click.echo(
                     f"hopsgpu: {self._run_id}: another version of hopsgpu wrote its trials"
                     f" ({error!r}), so their nodes are unknown",

@@ -7,7 +7,7 @@ from typing import Any
 
 from hopsgpu.cli.tables import Fact
 from hopsgpu.display.score_phrases import recorded
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 
 
 def score_facts(score: Any, *, goes_on: bool) -> list[Fact]:
@@ -19,7 +19,7 @@ def score_facts(score: Any, *, goes_on: bool) -> list[Fact]:
     """
     try:
         return list(_facts(score, goes_on))
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         odd = f"another version of hopsgpu wrote its parts ({error!r}); --json shows them"
         return [Fact("score", odd, "yellow")]
 

@@ -10,7 +10,7 @@ from hopsgpu.cli.tables import Fact, Row, headers
 from hopsgpu.core.formats import duration
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
 from hopsgpu.display.search_phrases import gpus, measure, number, shortened
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 from hopsgpu.units import count_of
 
 _COLOURS = {COMPLETE: "green", FAILED: "red", PRUNED: "yellow", RUNNING: "bold"}
@@ -30,7 +30,7 @@ def search_facts(search: Any, interrupted: str, now: float) -> list[Row | Fact]:
     try:
         trials = [TrialReport(**fields) for fields in search["trials"]]
         return [*_heads(search, trials), [("", "")], *_table(trials, interrupted, now)]
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         odd = f"another version of hopsgpu wrote its trials ({error!r}); --json shows them"
         return [Fact("search", odd, "yellow")]
 

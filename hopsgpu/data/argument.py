@@ -15,7 +15,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import LakePath
 
 # The name of data that the user gave without a name.
-ONLY = "data"
+DEFAULT_NAME = "data"
 _SHOWN = 99
 
 
@@ -52,11 +52,11 @@ class Datasets:
 
     Attributes:
         named: the data by name; data that was given without a name has the name "data".
-        single: whether the data was given without a name.
+        is_single: whether the data was given without a name.
     """
 
     named: Mapping[str, Data]
-    single: bool
+    is_single: bool
 
     @property
     def frames(self) -> Iterator[tuple[str, Any]]:
@@ -79,12 +79,12 @@ class Datasets:
             ConfigError: a path cannot be read in place, as for `url_of`.
         """
         places = {name: url_of(path, files) for name, path in self.paths}
-        places |= {name: f"{run_url}/{ONLY}/{name}" for name, _ in self.frames}
+        places |= {name: f"{run_url}/{DEFAULT_NAME}/{name}" for name, _ in self.frames}
         return {name: places[name] for name in self.named}
 
     def label(self, name: str) -> str:
         """Return what messages call the data of a name: `data`, or `data.` and the name."""
-        return ONLY if self.single else f"{ONLY}.{name}"
+        return DEFAULT_NAME if self.is_single else f"{DEFAULT_NAME}.{name}"
 
 
 def datasets_of(argument: object, is_frame: Callable[[object], bool]) -> Datasets | None:
@@ -100,16 +100,16 @@ def datasets_of(argument: object, is_frame: Callable[[object], bool]) -> Dataset
     if argument is None:
         return None
     if not isinstance(argument, Mapping):
-        return Datasets({ONLY: _data(argument, ONLY, is_frame)}, single=True)
+        return Datasets({DEFAULT_NAME: _data(argument, DEFAULT_NAME, is_frame)}, is_single=True)
     if not argument:
         raise ConfigError(
             "data={}: must name at least one DataFrame or path; pass None for no data"
         )
     named = {
-        check_name(name, "a name in data"): _data(value, f"{ONLY}[{name!r}]", is_frame)
+        check_name(name, "a name in data"): _data(value, f"{DEFAULT_NAME}[{name!r}]", is_frame)
         for name, value in argument.items()
     }
-    return Datasets(named, single=False)
+    return Datasets(named, is_single=False)
 
 
 def _data(value: object, label: str, is_frame: Callable[[object], bool]) -> Data:

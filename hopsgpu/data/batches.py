@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.cache import Chunk
-from hopsgpu.data.columns import Column, Kind
-from hopsgpu.data.shuffle import RUN, Mix, window_order
+from hopsgpu.data.columns import Column, ColumnKind
+from hopsgpu.data.shuffle import RUN_ROWS, WindowPart, window_order
 from hopsgpu.data.sizes import memory_of, split_batch
 from hopsgpu.units import MIB
 
@@ -53,7 +53,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Windows(Block):
+class ShuffledBlock(Block):
     """The rows of windows, which are put in order when a batch of them is made.
 
     Attributes:
@@ -78,7 +78,7 @@ class Windows(Block):
         return batch
 
 
-def converted(
+def convert_chunk(
     chunk: Chunk, columns: Sequence[Column], most: int, checked: set[Hashable]
 ) -> Iterator[Block]:
     """Yield a record batch's columns as arrays, without a copy if NumPy has the same layout.
@@ -112,7 +112,7 @@ def converted(
 def _memory(column: Column, array: Any) -> int:
     if column.is_view:
         return math.prod(column.shape) * column.dtype.itemsize * len(array)
-    is_one_array = column.shape and column.kind is not Kind.RAGGED
+    is_one_array = column.shape and column.kind is not ColumnKind.RAGGED
     return memory_of(array, each=0) if is_one_array else memory_of(array)
 
 
@@ -139,7 +139,7 @@ _STEP_BYTES = MIB
 Rows = list[Block]
 
 
-def shared_values(blocks: Iterable[Block], row_bytes: int) -> Iterator[Block]:
+def share_values(blocks: Iterable[Block], row_bytes: int) -> Iterator[Block]:
     """Yield the blocks; where rows are much larger than estimated, equal strings are one object.
 
     A file stores a string that repeats once, so the estimate counts it once. A window of so many
@@ -173,7 +173,7 @@ def _shared(array: Array, known: dict[Any, Any]) -> Array:
     return np.fromiter(values, object, len(array))
 
 
-def in_strips(blocks: Iterable[Block], rows: int) -> Iterator[Rows]:
+def split_into_strips(blocks: Iterable[Block], rows: int) -> Iterator[Rows]:
     """Yield the rows in strips of `rows` rows, of which the last one may be smaller."""
     held: Rows = []
     missing = rows
@@ -199,9 +199,9 @@ def _part(block: Block, first: int, last: int, release: Callable[[], None]) -> B
     return Block(block.part(first, last), last - first, size, release)
 
 
-def windows(
+def shuffle_windows(
     held: Iterable[Sequence[Rows]],
-    mixes: Callable[[Sequence[int]], Sequence[Mix]],
+    mixes: Callable[[Sequence[int]], Sequence[WindowPart]],
     size: int,
     is_late: bool,
     is_own: bool,
@@ -216,7 +216,7 @@ def windows(
             windows then, else whole batches, except at the end of a part of a window.
         is_own: whether arrays that no other batch reads may be changed.
     """
-    mixer, pool = _Mixer(), _Pool()
+    mixer, pool = _Mixer(), _ArrayPool()
     for group in _groups(held, _GROUP_BYTES if is_late else 0):
         sizes = [[sum(part.rows for part in rows) for rows in strips] for strips in group]
         parts = [mixes(of_window) for of_window in sizes]
@@ -240,7 +240,7 @@ def are_late(columns: Iterable[Column], size: int) -> bool:
 
 
 def block_bytes(columns: Sequence[Column], size: int, window: int, row_bytes: int) -> int:
-    """Return the most bytes of a block of `windows`.
+    """Return the most bytes of a block of `shuffle_windows`.
 
     Args:
         columns: columns of a batch.
@@ -258,7 +258,7 @@ def _array_bytes(columns: Iterable[Column]) -> int | None:
     """Return the bytes of a row as arrays, or None if there are objects, whose sizes differ."""
     each = 0
     for column in columns:
-        if column.kind is Kind.RAGGED or column.dtype == object:
+        if column.kind is ColumnKind.RAGGED or column.dtype == object:
             return None
         each += math.prod(column.shape) * column.dtype.itemsize
     return each
@@ -294,7 +294,7 @@ def _release_all(group: Sequence[Sequence[Rows]]) -> None:
 
 
 def _late(
-    group: Sequence[Sequence[Rows]], order: Array, each: int, pool: _Pool, is_own: bool
+    group: Sequence[Sequence[Rows]], order: Array, each: int, pool: _ArrayPool, is_own: bool
 ) -> Block:
     """Return the rows of windows, which the reader puts in order."""
     columns = {name: [part.arrays[name] for part in _flat(group)] for name in group[0][0][0].arrays}
@@ -309,13 +309,13 @@ def _late(
         return Block(arrays, rows, each * rows, done)
     # Not the dict's keys, which would keep its arrays.
     size = (each + _NUMBER_BYTES) * rows
-    return Windows(arrays, rows, size, done, order, frozenset(wide), is_own)
+    return ShuffledBlock(arrays, rows, size, done, order, frozenset(wide), is_own)
 
 
 def _in_parts(
     strips: Sequence[Rows],
     sizes: Sequence[int],
-    parts: Sequence[Mix],
+    parts: Sequence[WindowPart],
     step: int,
     each: int,
     mixer: _Mixer,
@@ -357,7 +357,7 @@ def _taken(arrays: Sequence[Array], order: Array) -> Array:
     return taken
 
 
-class _Pool:
+class _ArrayPool:
     """Memory for the rows of windows, which later windows use again.
 
     The kernel clears new pages first, which takes longer than to copy rows there.
@@ -403,7 +403,7 @@ class _Mixer:
     def __init__(self) -> None:
         self._mixed: dict[str, Array] = {}
 
-    def mixed(self, name: str, strips: Sequence[Array], mix: Mix) -> Array:
+    def mixed(self, name: str, strips: Sequence[Array], mix: WindowPart) -> Array:
         """Return a column's rows of a part of a window, in memory that the next part overwrites."""
         import numpy as np
 
@@ -413,14 +413,14 @@ class _Mixer:
             mixed = self._mixed[name] = np.empty((rows, *strips[0].shape[1:]), kind)
         at = 0
         for strip, runs in zip(strips, mix.runs, strict=True):
-            whole, end = len(strip) // RUN, at + len(runs) * RUN
-            shape = (-1, RUN, *strip.shape[1:])
+            whole, end = len(strip) // RUN_ROWS, at + len(runs) * RUN_ROWS
+            shape = (-1, RUN_ROWS, *strip.shape[1:])
             target = mixed[at:end].reshape(shape)
             # The numbers are in range, and "clip" needs no copy to undo a failure.
-            strip[: whole * RUN].reshape(shape).take(runs, axis=0, out=target, mode="clip")
+            strip[: whole * RUN_ROWS].reshape(shape).take(runs, axis=0, out=target, mode="clip")
             at = end
             if mix.has_tails:
-                tail = strip[whole * RUN :]
+                tail = strip[whole * RUN_ROWS :]
                 mixed[at : at + len(tail)] = tail
                 at += len(tail)
         return mixed[:rows]
@@ -431,8 +431,8 @@ def rebatch(
 ) -> Generator[dict[str, Array], None, None]:
     """Yield batches of `size` rows.
 
-    A batch within one block is a view of it; of `Windows`, the wide arrays are copied. All batches
-    are read-only, except those of blocks that are not.
+    A batch within one block is a view of the block; of a `ShuffledBlock`, wide arrays are copied.
+    All batches are read-only, except those of writeable blocks.
 
     Args:
         blocks: the blocks, with None after the last one of an epoch, whose last batch may be
@@ -463,7 +463,7 @@ def rebatch(
             if not held:
                 whole = first + (block.rows - first) // size * size
                 starts = range(first, whole, size)
-                if isinstance(block, Windows):
+                if isinstance(block, ShuffledBlock):
                     yield from (block.part(at, at + size) for at in starts)
                 else:
                     for at in starts:

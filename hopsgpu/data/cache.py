@@ -51,7 +51,7 @@ class Chunk:
     name: tuple[str, int] | None = None
 
 
-def in_memory(batch: Any) -> Chunk:
+def memory_chunk(batch: Any) -> Chunk:
     """Return a chunk of a record batch whose memory is freed with the last reference to it."""
     return Chunk(batch, lambda: None)
 
@@ -117,7 +117,7 @@ class Cache:
             self._stop_caching()
             yield lambda _: None
             return
-        writer = _Writer(draft, schema, self._room)
+        writer = _CacheFile(draft, schema, self._room)
         try:
             yield lambda batch: scribe.give(functools.partial(writer.write, batch))
             scribe.give(lambda: self._ended(writer, self._directory / key), key)
@@ -128,7 +128,7 @@ class Cache:
     def _room(self) -> int:
         return self._budget - self._used()
 
-    def _ended(self, writer: _Writer, target: Path) -> None:
+    def _ended(self, writer: _CacheFile, target: Path) -> None:
         if not writer.end(target):
             self._stop_caching()
 
@@ -211,7 +211,7 @@ class CacheWriter:
             self._keys.popleft()
 
 
-class _Writer:
+class _CacheFile:
     """The writer of a file of record batches; it gives up at the budget's end or on a full disk.
 
     Only the scribe's thread uses it.

@@ -204,7 +204,7 @@ def _refusal(url: str, column: str, kind: Any, reason: str) -> str:
     )
 
 
-def gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> Iterator[Any]:
+def to_gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> Iterator[Any]:
     """Return the record batches of a file with all dates and timestamps in Arrow's calendar.
 
     Args:

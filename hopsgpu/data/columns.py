@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _UNSUPPORTED = "which hopsgpu does not convert"
 
 
-class Kind(Enum):
+class ColumnKind(Enum):
     """The kind of a column's values, as frameworks distinguish them."""
 
     NUMBER = "numbers"
@@ -46,7 +46,7 @@ class Column:
     """
 
     name: str
-    kind: Kind
+    kind: ColumnKind
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     convert: Callable[[Any], Array]
@@ -54,7 +54,9 @@ class Column:
     check: Callable[[Any], None] | None = None
 
 
-def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]) -> list[Column]:
+def select_columns(
+    schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
+) -> list[Column]:
     """Return the columns that a rank asks for.
 
     Args:
@@ -65,7 +67,7 @@ def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
     Raises:
         ConfigError: a column does not exist, its type is not converted, or its shape does not fit.
     """
-    names = checked_names(schema, columns, shapes)
+    names = check_names(schema, columns, shapes)
     return [column(schema.field(name), shapes.get(name)) for name in names]
 
 
@@ -80,7 +82,7 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
         batch: the rows by column.
     """
     for one in columns:
-        is_numbers = one.kind is Kind.RAGGED and one.dtype.kind in "biuf"
+        is_numbers = one.kind is ColumnKind.RAGGED and one.dtype.kind in "biuf"
         lengths = {len(row) for row in batch[one.name]} if is_numbers else set()
         if len(lengths) != 1 or lengths == {0} or len(batch[one.name]) == 1:
             continue
@@ -93,7 +95,7 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
         )
 
 
-def checked_names(
+def check_names(
     schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = (), what: str = "columns"
 ) -> list[str]:
     """Return the names of the columns that a rank asks for.
@@ -137,19 +139,21 @@ def column(field: Any, shape: Any = None) -> Column:
         return _shaped(name, kind, _checked_shape(name, shape))
     if types.is_list(kind) or types.is_large_list(kind):
         inner = column(field.with_type(kind.value_type))
-        dtype = inner.dtype if inner.kind is not Kind.RAGGED else _object()
-        shape = inner.shape if inner.kind is not Kind.RAGGED else ()
-        return Column(name, Kind.RAGGED, dtype, shape, lambda array: _ragged(name, array, inner))
+        dtype = inner.dtype if inner.kind is not ColumnKind.RAGGED else _object()
+        shape = inner.shape if inner.kind is not ColumnKind.RAGGED else ()
+        return Column(
+            name, ColumnKind.RAGGED, dtype, shape, lambda array: _ragged(name, array, inner)
+        )
     if types.is_fixed_size_list(kind):
         return _fixed(name, kind, None)
     if _is_tensor(kind):
         return _fixed(name, kind.storage_type, tuple(kind.shape))
     if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
-        return Column(name, Kind.TEXT, _object(), (), _objects)
+        return Column(name, ColumnKind.TEXT, _object(), (), _objects)
     if types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view():
-        return Column(name, Kind.BYTES, _object(), (), _objects)
+        return Column(name, ColumnKind.BYTES, _object(), (), _objects)
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
-        return Column(name, Kind.BYTES, _object(), (), _objects)
+        return Column(name, ColumnKind.BYTES, _object(), (), _objects)
     return _single(name, kind)
 
 
@@ -175,7 +179,7 @@ def _single(name: str, kind: Any) -> Column:
         text, doubles = pa.string(), pa.float64()
         return Column(
             name,
-            Kind.NUMBER,
+            ColumnKind.NUMBER,
             np.dtype("f8"),
             (),
             lambda array: _flat(name, array.cast(text).cast(doubles)),
@@ -184,13 +188,15 @@ def _single(name: str, kind: Any) -> Column:
         # `to_pandas_dtype` of pyarrow 18 requires pandas.
         dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
         is_view = not types.is_boolean(kind)
-        return Column(name, Kind.NUMBER, dtype, (), lambda array: _flat(name, array), is_view)
+        return Column(name, ColumnKind.NUMBER, dtype, (), lambda array: _flat(name, array), is_view)
     if types.is_date(kind):
         dtype = np.dtype("M8[D]" if types.is_date32(kind) else "M8[ms]")
-        return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array))
+        return Column(name, ColumnKind.TIME, dtype, (), lambda array: _flat(name, array))
     if types.is_timestamp(kind) or types.is_duration(kind):
         dtype = np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
-        return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array), is_view=True)
+        return Column(
+            name, ColumnKind.TIME, dtype, (), lambda array: _flat(name, array), is_view=True
+        )
     raise ConfigError(f"column {name!r} has the type {kind}, {_advice(kind)}")
 
 
@@ -282,7 +288,7 @@ def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
     import pyarrow as pa
 
     inner = column(pa.field(name, kind.value_type))
-    if inner.kind not in (Kind.NUMBER, Kind.TIME):
+    if inner.kind not in (ColumnKind.NUMBER, ColumnKind.TIME):
         raise ConfigError(
             f"column {name!r} has the type {kind}, but lists of fixed length must contain numbers:"
             " leave it out of columns="
@@ -312,7 +318,7 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
             f" for the shape {shape}"
         )
     inner = column(pa.field(name, kind.value_type))
-    if inner.kind not in (Kind.NUMBER, Kind.TIME) or inner.shape:
+    if inner.kind not in (ColumnKind.NUMBER, ColumnKind.TIME) or inner.shape:
         raise ConfigError(
             f"shapes: column {name!r} has the type {kind}; only lists of numbers can have a shape"
         )

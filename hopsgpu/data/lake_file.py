@@ -26,10 +26,10 @@ class LakeFile:
         self._open = contextlib.ExitStack()
         self._raw: io.RawIOBase | None = None
         self._at = 0
-        self._patience = lake.patience()
+        self._retry = lake.retry_limits()
         self.closed = False
         # From the open file: one request, and the size is that of the file that is read.
-        self.size: int = self._patience(
+        self.size: int = self._retry(
             "read", lake.url, lambda _: self._opened().seek(0, os.SEEK_END)
         )
 
@@ -37,7 +37,7 @@ class LakeFile:
         """Return the next `size` bytes; all up to the end if there are fewer, or it is negative."""
         left = max(self.size - self._at, 0)
         wanted = left if size is None or size < 0 else min(size, left)
-        content: memoryview = self._patience(
+        content: memoryview = self._retry(
             "read", self._lake.url, lambda _: self._range(self._at, wanted)
         )
         self._at += len(content)
@@ -75,7 +75,7 @@ class LakeFile:
 
     def _opened(self) -> io.RawIOBase:
         if self._raw is None:
-            self._raw = self._open.enter_context(self._lake.files.read(self._lake.path))
+            self._raw = self._open.enter_context(self._lake.client.read(self._lake.path))
         return self._raw
 
     def _let_go(self) -> None:

@@ -110,7 +110,7 @@ def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
     }
 
 
-def repeating(
+def dictionary_columns(
     file: Callable[[Sequence[str]], Any], group: int, texts: Mapping[int, bool], longest: int
 ) -> list[str]:
     """Return the paths of columns to decode a few rows at a time, instead of as they are read.

@@ -103,7 +103,7 @@ class Position:
             ) from error
 
 
-def agreed(positions: Sequence[Position]) -> Position:
+def common_position(positions: Sequence[Position]) -> Position:
     """Return the position of a gang from those that its ranks saved at the same step.
 
     Ranks that read in step were handed equally many batches, except that a rank with fewer rows may

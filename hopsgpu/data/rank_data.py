@@ -23,13 +23,13 @@ from hopsgpu.data import torch_batches as torch
 from hopsgpu.data.batches import Block, block_bytes, rebatch
 from hopsgpu.data.cache import Cache, default_budget
 from hopsgpu.data.calendars import check_readable
-from hopsgpu.data.columns import Column, checked_names, select
+from hopsgpu.data.columns import Column, check_names, select_columns
 from hopsgpu.data.position import Leg, Pass, Tracker
 from hopsgpu.data.prefetch import NOT_COUNTED, PrefetchIterator
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import batch_count, reader_ends
-from hopsgpu.data.shuffle import cut, window_rows
-from hopsgpu.data.stream import Stream
+from hopsgpu.data.shuffle import cut_slices, window_rows
+from hopsgpu.data.stream import ShardStream
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB
 
@@ -67,7 +67,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class DataStart:
     """Where in the data a gang begins: after what earlier gangs of the run have trained.
 
     Attributes:
@@ -110,12 +110,12 @@ class RankData:
         shard: Shard,
         directory: Path | None = None,
         budget: int | None = None,
-        beginning: Beginning | None = None,
+        beginning: DataStart | None = None,
         waiting: AbstractContextManager[None] = NOT_COUNTED,
     ) -> None:
         self._shard = shard
         self._waiting = waiting
-        self._beginning = begins = Beginning() if beginning is None else beginning
+        self._beginning = begins = DataStart() if beginning is None else beginning
         self._continues = begins.rest is not None and not begins.legs[-1].numbered
         self._tracker = Tracker(begins.name, begins.legs, begins.epoch, begins.ranks)
         directory = Path(tempfile.gettempdir()) if directory is None else directory
@@ -347,9 +347,9 @@ class RankData:
         """
         import pyarrow as pa
 
-        names = checked_names(self.schema, columns)
+        names = check_names(self.schema, columns)
         check_readable(self._shard.refused, names)
-        with self._waiting, Stream(self._shard, self._cache, names, self.schema) as stream:
+        with self._waiting, ShardStream(self._shard, self._cache, names, self.schema) as stream:
             return pa.Table.from_batches([chunk.batch for chunk in stream.chunks()]).select(names)
 
     def _wanted(
@@ -362,7 +362,7 @@ class RankData:
         shapes: Mapping[str, Any] | None,
     ) -> _Wanted:
         size, seed = _whole(batch_size, "batch_size", 1), _whole(seed, "seed", 0)
-        chosen = select(self.schema, columns, shapes or {})
+        chosen = select_columns(self.schema, columns, shapes or {})
         check_readable(self._shard.refused, (column.name for column in chosen))
         return _Wanted(chosen, size, seed if shuffle else None, drop_remainder)
 
@@ -398,7 +398,7 @@ class RankData:
         """Return the batches of one of the processes that read a shard in turn."""
         shard = self._shard_of(one.is_rest)
         ends = reader_ends(shard.num_rows, wanted.size, one.leg.readers)
-        slices = tuple(cut(shard.slices, ends)[reader])
+        slices = tuple(cut_slices(shard.slices, ends)[reader])
         return self._read(wanted, [(one, dataclasses.replace(shard, slices=slices))])
 
     def _batches(
@@ -499,20 +499,20 @@ class _Turns:
                     yield from stream.blocks(wanted.columns)
                 else:
                     order = wanted.seed, one.leg.epoch
-                    yield from stream.shuffled(
+                    yield from stream.shuffled_blocks(
                         wanted.columns, *order, wanted.size, is_own=wanted.is_own
                     )
                 yield None
 
-    def _streams(self, stack: contextlib.ExitStack) -> Iterator[tuple[Pass, Stream]]:
+    def _streams(self, stack: contextlib.ExitStack) -> Iterator[tuple[Pass, ShardStream]]:
         """Yield the passes from the next one on, each with the stream that reads it."""
         names = [column.name for column in self._wanted.columns]
-        streams: dict[bool, Stream] = {}
+        streams: dict[bool, ShardStream] = {}
         while self._next:
             one, shard = self._next[0]
             if one.is_rest not in streams:
                 cache = None if one.is_rest else self._cache
-                stream = Stream(shard, cache, names, self._schema)
+                stream = ShardStream(shard, cache, names, self._schema)
                 streams[one.is_rest] = stack.enter_context(stream)
             yield one, streams[one.is_rest]
             self._next.popleft()

@@ -12,13 +12,13 @@ from pathlib import Path
 from hopsgpu.data.cache import default_budget
 from hopsgpu.data.position import Position
 from hopsgpu.data.prefetch import NOT_COUNTED
-from hopsgpu.data.rank_data import Beginning, RankData
+from hopsgpu.data.rank_data import DataStart, RankData
 from hopsgpu.data.shard import Shard
 from hopsgpu.errors import StoreError
 from hopsgpu.units import MIB
 
 # The most bytes of all ranks' shards, which the driver has in memory: some millions of row groups.
-MOST_SHARD_BYTES = 64 * MIB
+MAX_SHARD_BYTES = 64 * MIB
 # File names differ in little, so more effort saves little.
 _EFFORT = 1
 
@@ -29,7 +29,7 @@ class RankShards:
 
     Attributes:
         shards: the shards, by the name of the data.
-        single: whether the data was given without a name.
+        is_single: whether the data was given without a name.
         ranks: number of ranks of the gang.
         epochs: number of the present epoch, by name; 0 for others.
         rests: the rest of the present epoch, by name, of data of which a part is trained.
@@ -37,21 +37,21 @@ class RankShards:
     """
 
     shards: Mapping[str, Shard]
-    single: bool
+    is_single: bool
     ranks: int = 1
     epochs: Mapping[str, int] = field(default_factory=dict)
     rests: Mapping[str, Shard] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position({}))
 
-    def beginning(self, name: str) -> Beginning:
+    def beginning(self, name: str) -> DataStart:
         """Return where the gang begins in the data of a name."""
         legs = self.position.legs.get(name, ())
-        return Beginning(self.epochs.get(name, 0), self.rests.get(name), legs, self.ranks, name)
+        return DataStart(self.epochs.get(name, 0), self.rests.get(name), legs, self.ranks, name)
 
     def dump(self) -> bytes:
         """Return the shards as compressed JSON, which is sent to the rank."""
         content = {
-            "single": self.single,
+            "single": self.is_single,
             "ranks": self.ranks,
             "shards": {name: shard.dump().decode() for name, shard in self.shards.items()},
             "epochs": dict(self.epochs),
@@ -88,7 +88,7 @@ class RankShards:
             ) from error
 
 
-def parts(budget: int, sizes: Sequence[int]) -> list[int]:
+def split_budget(budget: int, sizes: Sequence[int]) -> list[int]:
     """Return the parts of a budget, in proportion to the sizes.
 
     So the parts suffice for all of the data, or each is too small for its own.
@@ -98,23 +98,23 @@ def parts(budget: int, sizes: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Opened:
+class RankDatasets:
     """A rank's data.
 
     Attributes:
         named: the data, by name.
-        single: whether the data was given without a name.
+        is_single: whether the data was given without a name.
         digests: digest of each dataset, as in `Position`.
     """
 
     named: dict[str, RankData]
-    single: bool
+    is_single: bool
     digests: Mapping[str, str]
 
     @property
     def view(self) -> RankData | dict[str, RankData]:
         """Return what `context().data` is."""
-        return next(iter(self.named.values())) if self.single else self.named
+        return next(iter(self.named.values())) if self.is_single else self.named
 
     @property
     def continued(self) -> dict[str, int]:
@@ -131,7 +131,7 @@ def opened(
     directory: Path,
     sharers: int,
     waiting: AbstractContextManager[None] = NOT_COUNTED,
-) -> Opened:
+) -> RankDatasets:
     """Return a rank's data, which is cached below a directory.
 
     Args:
@@ -142,9 +142,9 @@ def opened(
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     sizes = [shard.num_rows * shard.row_bytes for shard in dealt.shards.values()]
-    budgets = parts(default_budget(directory, sharers), sizes)
+    budgets = split_budget(default_budget(directory, sharers), sizes)
     found = {
         name: RankData(shard, directory, budget, dealt.beginning(name), waiting)
         for (name, shard), budget in zip(dealt.shards.items(), budgets, strict=True)
     }
-    return Opened(found, dealt.single, dealt.position.digests)
+    return RankDatasets(found, dealt.is_single, dealt.position.digests)

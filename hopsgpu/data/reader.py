@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from hopsgpu.data.calendars import gregorian
+from hopsgpu.data.calendars import to_gregorian
 from hopsgpu.data.lake_file import opened
-from hopsgpu.data.parquet import parquet_file, repeating, text_columns
+from hopsgpu.data.parquet import dictionary_columns, parquet_file, text_columns
 from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.sizes import fixed_bytes, leaf_types, memory_of, split_batch, stored_columns
@@ -145,10 +145,10 @@ class LakeReader:
                 handle, buffer = stack.enter_context(opened(fetched.lake))[0], _BUFFER_BYTES
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
-                encoded = repeating(file, group, self._texts, self._longest)
+                encoded = dictionary_columns(file, group, self._texts, self._longest)
                 rows = self._rows_of(fetched.footer.row_group(group))
                 batches = file(encoded).iter_batches(rows, [group], self._schema.names)
-            batches = gregorian(batches, fetched.footer, self._stored, fetched.lake.url)
+            batches = to_gregorian(batches, fetched.footer, self._stored, fetched.lake.url)
             for batch in _within(batches, run, fetched.lake):
                 yield from _bounded(batch, self._schema)
 

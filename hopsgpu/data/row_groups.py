@@ -32,7 +32,7 @@ class RowGroup:
 
     lake: LakePath
     footer: Any
-    content: PartFile | None
+    content: FileRange | None
 
 
 class Fetcher:
@@ -81,7 +81,7 @@ class Fetcher:
             if end - begin > self._most:
                 return RowGroup(lake, footer, None)
             file.seek(begin)
-            return RowGroup(lake, footer, PartFile(begin, file.read(end - begin)))
+            return RowGroup(lake, footer, FileRange(begin, file.read(end - begin)))
 
     def _footer(self, number: int, lake: LakePath, handle: Any) -> Any:
         with self._one:
@@ -108,7 +108,7 @@ class Fetcher:
         return min(begin for begin, _ in ranges), max(end for _, end in ranges)
 
 
-class PartFile:
+class FileRange:
     """A range of a file in memory, with the methods that pyarrow requires of a Python file.
 
     Offsets are those in the whole file.

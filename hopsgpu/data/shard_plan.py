@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from hopsgpu.data.position import Leg
 from hopsgpu.data.shard import Shard, ShardFile, Slice
-from hopsgpu.data.shuffle import cut, first_rows, window_rows
-from hopsgpu.data.source import Source
+from hopsgpu.data.shuffle import cut_slices, first_rows, window_rows
+from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import count_of
 
@@ -90,7 +90,7 @@ def _dealt(
         least, over = least + 1, 0
     longer = over if remainder == "keep" else 0
     ends = [rank * least + min(rank, longer) for rank in range(ranks + 1)]
-    return tuple(tuple(_gathered(share)) for share in cut(order, ends))
+    return tuple(tuple(_gathered(share)) for share in cut_slices(order, ends))
 
 
 def _rows(parts: Iterable[Slice]) -> int:
@@ -101,7 +101,9 @@ def _parts(whole: Bundle, parts: int) -> Iterator[Bundle]:
     """Yield the bundle in `parts` parts, but at most one for each row, and at least one."""
     rows = _rows(whole)
     parts = max(1, min(parts, rows))
-    yield from map(tuple, cut(whole, [number * rows // parts for number in range(parts + 1)]))
+    yield from map(
+        tuple, cut_slices(whole, [number * rows // parts for number in range(parts + 1)])
+    )
 
 
 def _gathered(share: Iterable[Slice]) -> Iterator[Slice]:
@@ -183,7 +185,7 @@ class EpochPlan:
 
 
 def plan_epoch(
-    source: Source,
+    source: ParquetSource,
     ranks: int,
     legs: Sequence[Leg] = (),
     *,
@@ -240,7 +242,7 @@ def _handed(
     order = None if leg.seed is None else (leg.seed, leg.epoch)
     rows: list[Slice] = []
     ends = reader_ends(_rows(share), leg.size, leg.readers)
-    for number, part in enumerate(cut(share, ends)):
+    for number, part in enumerate(cut_slices(share, ends)):
         batches = len(range(number, leg.batches, leg.readers))
         handed = min(batches * leg.size, whole_rows(_rows(part), leg.size, leg.drop_remainder))
         rows += first_rows(part, handed, row_bytes, window, order)
@@ -273,7 +275,7 @@ def batch_count(rows: int, size: int, drop_remainder: bool) -> int:
 
 
 def plan_shards(
-    source: Source, ranks: int, *, remainder: str = "drop", seed: int = 0
+    source: ParquetSource, ranks: int, *, remainder: str = "drop", seed: int = 0
 ) -> tuple[Shard, ...]:
     """Return the shard of each rank.
 
@@ -292,7 +294,7 @@ def plan_shards(
     return tuple(_shard(source, share) for share in shares)
 
 
-def _shard(source: Source, share: Sequence[Slice]) -> Shard:
+def _shard(source: ParquetSource, share: Sequence[Slice]) -> Shard:
     # A rank receives the names of its own files only.
     numbers = {number: place for place, number in enumerate(sorted({s.file for s in share}))}
     files = (source.files[number] for number in numbers)

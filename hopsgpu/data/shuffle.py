@@ -38,13 +38,13 @@ _WINDOW_ROWS_VARIABLE = 8_192
 # A window is shuffled in parts, which have random runs of consecutive rows of the window: so most
 # memory is read in order.
 _MIX_ROWS = 8_192
-RUN = 16
+RUN_ROWS = 16
 # Parts of so many rows in all share an order, each with other runs: to draw an order for each part
 # takes as long as to shuffle its rows.
 _SHARING_ROWS = 262_144
 
 
-def pieces_of(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...], ...]:
+def split_into_pieces(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...], ...]:
     """Return the slices bundled in their order, so that small row groups share a cache file.
 
     Consecutive slices of one row group stay in one piece, so that one pass reads them.
@@ -63,14 +63,14 @@ def pieces_of(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...
     return tuple(pieces)
 
 
-def shuffled(items: Sequence[T], seed: int, epoch: int) -> list[T]:
+def shuffle_items(items: Sequence[T], seed: int, epoch: int) -> list[T]:
     """Return the items in an order that seed and epoch determine."""
     order = list(items)
     random.Random(f"{seed} {epoch}").shuffle(order)
     return order
 
 
-def interleaved(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iterator[T]:
+def interleave(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iterator[T]:
     """Yield items of the streams in turn, from `width` streams at a time.
 
     One stream more is begun before its turn, so that it can fetch ahead. All are closed at the end.
@@ -120,14 +120,16 @@ def window_rows(schema: Any, row_bytes: int) -> int:
     return max(MIXED, min(most, _WINDOW_BYTES // max(1, row_bytes)))
 
 
-def strips_of(piece: int, rows: int, window: int) -> Iterator[Strip]:
+def split_piece(piece: int, rows: int, window: int) -> Iterator[Strip]:
     """Yield the strips of a piece, of which the last one may be smaller."""
     each = window // MIXED
     for first in range(0, rows, each):
         yield Strip(piece, first, min(each, rows - first))
 
 
-def in_windows(strips: Iterable[T], rows_of: Callable[[T], int], window: int) -> Iterator[list[T]]:
+def group_into_windows(
+    strips: Iterable[T], rows_of: Callable[[T], int], window: int
+) -> Iterator[list[T]]:
     """Yield the strips of each window."""
     held: list[T] = []
     rows = 0
@@ -143,12 +145,11 @@ def in_windows(strips: Iterable[T], rows_of: Callable[[T], int], window: int) ->
         yield held
 
 
-class Mix(NamedTuple):
+class WindowPart(NamedTuple):
     """A part of a window, whose rows are shuffled while they are in a CPU cache.
 
     Attributes:
-        runs: for each strip of the window the numbers of the runs, of `RUN` rows, that the part
-            has.
+        runs: for each strip of the window, the numbers of the part's runs of `RUN_ROWS` rows.
         has_tails: whether the part also has each strip's rows after the last whole run.
         order: order of the rows, which are counted by strip, the runs in their order first.
     """
@@ -158,7 +159,7 @@ class Mix(NamedTuple):
     order: Array
 
 
-class Mixes:
+class WindowShuffler:
     """The parts of an epoch's windows, the same in all versions of NumPy.
 
     Args:
@@ -174,7 +175,7 @@ class Mixes:
         self._windows = 0
         self._drawn: Array | None = None
 
-    def next(self, sizes: Sequence[int]) -> list[Mix]:
+    def next(self, sizes: Sequence[int]) -> list[WindowPart]:
         """Return the parts of the next window. Each has equally many random runs of each strip.
 
         Args:
@@ -185,18 +186,20 @@ class Mixes:
         self._windows += 1
         total = sum(sizes)
         parts = -(-total // _MIX_ROWS)
-        numbers = tuple([self._random.permutation(size // RUN) for size in sizes])
+        numbers = tuple([self._random.permutation(size // RUN_ROWS) for size in sizes])
         if parts == 1:
-            return [Mix(numbers, True, self._order(total))]
+            return [WindowPart(numbers, True, self._order(total))]
         shares = [
             tuple(n[len(n) * part // parts : len(n) * (part + 1) // parts] for n in numbers)
             for part in range(parts)
         ]
-        rows = [sum(len(n) * RUN for n in runs) for runs in shares]
-        rows[-1] += sum(size % RUN for size in sizes)
+        rows = [sum(len(n) * RUN_ROWS for n in runs) for runs in shares]
+        rows[-1] += sum(size % RUN_ROWS for size in sizes)
         order = self._order(max(rows))
         return [
-            Mix(runs, part == parts - 1, order if count == len(order) else order[order < count])
+            WindowPart(
+                runs, part == parts - 1, order if count == len(order) else order[order < count]
+            )
             for part, (runs, count) in enumerate(zip(shares, rows, strict=True))
         ]
 
@@ -215,7 +218,7 @@ def _random(*seeds: int) -> np.random.RandomState:
     return np.random.RandomState(np.random.PCG64(np.random.SeedSequence(seeds)))
 
 
-def window_order(sizes: Sequence[Sequence[int]], parts: Sequence[Sequence[Mix]]) -> Array:
+def window_order(sizes: Sequence[Sequence[int]], parts: Sequence[Sequence[WindowPart]]) -> Array:
     """Return the order of the rows of consecutive windows, which are counted from the first one on.
 
     Args:
@@ -225,23 +228,23 @@ def window_order(sizes: Sequence[Sequence[int]], parts: Sequence[Sequence[Mix]])
     import numpy as np
 
     order = np.empty(sum(map(sum, sizes)), np.intp)
-    within, begin, at = np.arange(RUN), 0, 0
+    within, begin, at = np.arange(RUN_ROWS), 0, 0
     # Of the mix before, whose order most mixes have.
     known, run_of, row_of = order, within, within
     for strips, mixes in zip(sizes, parts, strict=True):
         *begins, begin = itertools.accumulate(strips, initial=begin)
         for mix in mixes:
             end = at + len(mix.order)
-            firsts = [one + runs * RUN for one, runs in zip(begins, mix.runs, strict=True)]
-            if mix.has_tails and any(rows % RUN for rows in strips):
+            firsts = [one + runs * RUN_ROWS for one, runs in zip(begins, mix.runs, strict=True)]
+            if mix.has_tails and any(rows % RUN_ROWS for rows in strips):
                 rows = []
                 for first, one, size in zip(firsts, begins, strips, strict=True):
                     rows.append((first[:, None] + within).reshape(-1))
-                    rows.append(np.arange(one + size // RUN * RUN, one + size))
+                    rows.append(np.arange(one + size // RUN_ROWS * RUN_ROWS, one + size))
                 order[at:end] = np.concatenate(rows)[mix.order]
             else:
                 if known is not mix.order:
-                    known, run_of, row_of = mix.order, mix.order // RUN, mix.order % RUN
+                    known, run_of, row_of = mix.order, mix.order // RUN_ROWS, mix.order % RUN_ROWS
                 np.add(np.concatenate(firsts)[run_of], row_of, out=order[at:end])
             at = end
     return order
@@ -260,21 +263,21 @@ def first_rows(
         order: seed and epoch; None for the shard's order.
     """
     if order is None:
-        return cut(slices, [0, rows])[0]
-    pieces = pieces_of(slices, row_bytes)
+        return cut_slices(slices, [0, rows])[0]
+    pieces = split_into_pieces(slices, row_bytes)
     sizes = [sum(part.rows for part in piece) for piece in pieces]
-    numbers = shuffled(range(len(pieces)), *order)
-    strips = interleaved(
-        (functools.partial(strips_of, n, sizes[n], window) for n in numbers), MIXED
+    numbers = shuffle_items(range(len(pieces)), *order)
+    strips = interleave(
+        (functools.partial(split_piece, n, sizes[n], window) for n in numbers), MIXED
     )
-    mixes = Mixes(*order, window)
+    mixes = WindowShuffler(*order, window)
     found: list[Slice] = []
-    for held in in_windows(strips, lambda strip: strip.rows, window):
+    for held in group_into_windows(strips, lambda strip: strip.rows, window):
         if rows <= 0:
             break
         inside: list[Slice] = []
         for strip in held:
-            inside += cut(pieces[strip.piece], [strip.first, strip.first + strip.rows])[0]
+            inside += cut_slices(pieces[strip.piece], [strip.first, strip.first + strip.rows])[0]
         size = sum(part.rows for part in inside)
         lengths = [strip.rows for strip in held]
         mixed = mixes.next(lengths)
@@ -305,7 +308,7 @@ def _picked(slices: Sequence[Slice], numbers: Array) -> Iterator[Slice]:
         yield part._replace(first=part.first + first, rows=count)
 
 
-def cut(slices: Sequence[Slice], ends: Sequence[int]) -> list[list[Slice]]:
+def cut_slices(slices: Sequence[Slice], ends: Sequence[int]) -> list[list[Slice]]:
     """Return the rows from each end to the next; the ends count the rows of all slices."""
     begins = [0, *itertools.accumulate(part.rows for part in slices)]
     shares = []

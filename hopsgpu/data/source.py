@@ -24,7 +24,7 @@ from hopsgpu.data.table_logs import (
     search_table,
 )
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.lake import UNFIT, LakePath, Status
+from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class ParquetSource:
     """Parquet files with one schema.
 
     Attributes:
@@ -91,7 +91,7 @@ class Source:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 
-def order_digest(source: Source, remainder: str, seed: int) -> str:
+def order_digest(source: ParquetSource, remainder: str, seed: int) -> str:
     """Return a digest of what determines which rows a rank reads, and in which order.
 
     Args:
@@ -108,7 +108,7 @@ def _nobody(done: int, files: int) -> None:
     return
 
 
-def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) -> Source:
+def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) -> ParquetSource:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
     Files that Spark skips are skipped: those whose names begin with "_" or ".", empty files, and
@@ -127,7 +127,7 @@ def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) 
         StoreError: nothing exists at the URL, or the lake refused.
     """
     status = lake.stat()
-    directory = lake if status.is_directory else lake.above
+    directory = lake if status.is_directory else lake.parent
     search = search_table(directory)
     if search.table is not None:
         raise search.table.make_refusal(lake)
@@ -171,7 +171,7 @@ def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) 
     )
     if not rows:
         raise ConfigError(f"{lake.url} contains Parquet files, but no rows")
-    return Source(
+    return ParquetSource(
         url=lake.url,
         files=files,
         row_bytes=max(1, sum(footer.row_bytes for footer in footers) // rows),
@@ -183,7 +183,7 @@ def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) 
     )
 
 
-def _check_complete(lake: LakePath, status: Status) -> None:
+def _check_complete(lake: LakePath, status: FileStatus) -> None:
     if lake.url.endswith(_COPYING):
         raise ConfigError(f"{lake.url} is still being copied: wait until `hdfs dfs -put` ends")
     if not status.size:
@@ -199,7 +199,7 @@ def _files_below(lake: LakePath, prefix: str) -> Iterator[str]:
         is_empty = not entry.is_directory and not entry.size
         if is_empty or entry.name.startswith(("_", ".")) or entry.name.endswith(_COPYING):
             continue
-        if UNFIT.search(entry.name):
+        if UNSAFE_CHARACTERS.search(entry.name):
             raise ConfigError(
                 f"{lake.url} contains {prefix + entry.name!r}, but data with '#', '?', ';' or"
                 " control characters in its name cannot be read in place: rename it, or read it"
@@ -239,7 +239,7 @@ class _Footer:
         file: the file's name, size and row groups.
         schema: the file's columns.
         row_bytes: bytes of all its rows in memory.
-        refused, instants: as in `Source`.
+        refused, instants: as in `ParquetSource`.
     """
 
     file: SourceFile
@@ -255,7 +255,7 @@ def _footer(lake: LakePath, name: str) -> _Footer:
         footer = read_footer(file, handle)
         schema = schema_of(handle, footer)
     if ICEBERG_FOOTER_KEY in (footer.metadata or {}):
-        raise LoggedTable(ICEBERG, file.url, file.above.url).make_refusal(lake)
+        raise LoggedTable(ICEBERG, file.url, file.parent.url).make_refusal(lake)
     rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
     return _Footer(
         SourceFile(name, opened_file.size, rows),
@@ -266,7 +266,7 @@ def _footer(lake: LakePath, name: str) -> _Footer:
     )
 
 
-def columns_of(source: Source) -> dict[str, str]:
+def columns_of(source: ParquetSource) -> dict[str, str]:
     """Return the columns by name, with their types as Arrow writes them."""
     return {f.name: str(f.type) for f in source.arrow_schema}
 

@@ -13,22 +13,22 @@ from hopsgpu.data.batches import (
     Block,
     Rows,
     are_late,
-    converted,
-    in_strips,
-    shared_values,
-    windows,
+    convert_chunk,
+    share_values,
+    shuffle_windows,
+    split_into_strips,
 )
-from hopsgpu.data.cache import Cache, CacheWriter, Chunk, in_memory
+from hopsgpu.data.cache import Cache, CacheWriter, Chunk, memory_chunk
 from hopsgpu.data.columns import Column
 from hopsgpu.data.reader import FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shuffle import (
     MIXED,
-    Mixes,
-    in_windows,
-    interleaved,
-    pieces_of,
-    shuffled,
+    WindowShuffler,
+    group_into_windows,
+    interleave,
+    shuffle_items,
+    split_into_pieces,
     window_rows,
 )
 from hopsgpu.units import MIB
@@ -39,7 +39,7 @@ _BLOCK_BYTES = 8 * MIB
 _FETCHED_BYTES = 16 * MIB
 
 
-class Stream:
+class ShardStream:
     """Some columns of a shard, for use in the thread and the process that created it.
 
     A context manager: its exit ends the threads that read the lake and write the cache.
@@ -58,7 +58,7 @@ class Stream:
 
         self._shard = shard
         self._cache = cache
-        self._pieces = pieces_of(shard.slices, shard.row_bytes)
+        self._pieces = split_into_pieces(shard.slices, shard.row_bytes)
         # In the order of the files, so that the same columns are cached once.
         self._schema = pa.schema([field for field in schema if field.name in columns])
         # With the rows, since processes that each read a part of a shard have the same cache.
@@ -67,7 +67,7 @@ class Stream:
         self._open = contextlib.ExitStack()
         self._scribe = self._open.enter_context(CacheWriter())
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> ShardStream:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -99,38 +99,38 @@ class Stream:
             functools.partial(self._piece, n, FETCHES, touched=touched)
             for n in range(len(self._pieces))
         )
-        return interleaved(pieces, 1)
+        return interleave(pieces, 1)
 
     def blocks(self, columns: Sequence[Column], *, touched: bool = True) -> Iterator[Block]:
         """Return all rows, in the shard's order; `touched` as for `chunks`."""
         return self._converted(self.chunks(touched=touched), columns)
 
-    def shuffled(
+    def shuffled_blocks(
         self, columns: Sequence[Column], seed: int, epoch: int, size: int, *, is_own: bool = False
     ) -> Iterator[Block]:
         """Return all rows, in an order that seed and epoch determine.
 
         The order is that of `shuffle.first_rows`. The blocks are for batches of `size` rows, as
-        `windows` says. If `is_own`, arrays may be changed where they are writeable.
+        `shuffle_windows` says. If `is_own`, arrays may be changed where they are writeable.
         """
         window = window_rows(self._shard.arrow_schema, self._shard.row_bytes)
-        numbers = shuffled(range(len(self._pieces)), seed, epoch)
-        strips = interleaved(
+        numbers = shuffle_items(range(len(self._pieces)), seed, epoch)
+        strips = interleave(
             (functools.partial(self._strips, n, columns, window // MIXED) for n in numbers), MIXED
         )
-        held = in_windows(strips, lambda strip: sum(part.rows for part in strip), window)
-        mixes = Mixes(seed, epoch, window)
-        return windows(held, mixes.next, size, are_late(columns, size), is_own)
+        held = group_into_windows(strips, lambda strip: sum(part.rows for part in strip), window)
+        mixes = WindowShuffler(seed, epoch, window)
+        return shuffle_windows(held, mixes.next, size, are_late(columns, size), is_own)
 
     def _strips(self, number: int, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
         # Mixed pieces are fetched concurrently, so each of them fetches one row group less ahead.
         blocks = self._converted(self._piece(number, 1), columns)
-        return in_strips(shared_values(blocks, self._shard.row_bytes), rows)
+        return split_into_strips(share_values(blocks, self._shard.row_bytes), rows)
 
     def _converted(self, chunks: Iterable[Chunk], columns: Sequence[Column]) -> Iterator[Block]:
         checked = set() if self._cache is None else self._cache.checked
         for chunk in chunks:
-            yield from converted(chunk, columns, _BLOCK_BYTES, checked)
+            yield from convert_chunk(chunk, columns, _BLOCK_BYTES, checked)
             del chunk  # free it before the next one is made
 
     def _key_of(self, number: int) -> str:
@@ -139,7 +139,7 @@ class Stream:
     def _piece(self, number: int, ahead: int, *, touched: bool = True) -> Iterator[Chunk]:
         pieces = self._pieces[number]
         if self._cache is None:
-            return map(in_memory, self._lake.chunks(pieces, ahead))
+            return map(memory_chunk, self._lake.chunks(pieces, ahead))
         key = self._key_of(number)
         self._scribe.wait_for(key)
         kept = self._cache.read(key, touched=touched)
@@ -151,4 +151,4 @@ class Stream:
         with cache.keeping(key, self._schema, self._scribe) as keep:
             for batch in batches:
                 keep(batch)
-                yield in_memory(batch)
+                yield memory_chunk(batch)

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION, SAFE_MODE, UNREACHABLE
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.lake import UNFIT, LakePath, Status
+from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.storage.viewfs import resolve_mount
 
@@ -122,7 +122,7 @@ def _condition_of_name(name: str) -> str:
     return f"`{unquote(column)}` = '{quoted}'"
 
 
-def find_mark(directory: LakePath, entries: Iterable[Status]) -> LoggedTable | None:
+def find_mark(directory: LakePath, entries: Iterable[FileStatus]) -> LoggedTable | None:
     """Return the table that a directory shows by its entries, or None.
 
     Args:
@@ -139,7 +139,7 @@ def find_mark(directory: LakePath, entries: Iterable[Status]) -> LoggedTable | N
         if entry.is_directory and _HIVE_DIRECTORY.fullmatch(entry.name):
             return LoggedTable(HIVE, mark, directory.url, directory.url)
         if log is not None and not entry.is_directory and log[1].fullmatch(entry.name):
-            return LoggedTable(log[0], mark, directory.above.url, directory.above.url)
+            return LoggedTable(log[0], mark, directory.parent.url, directory.parent.url)
     return None
 
 
@@ -172,10 +172,12 @@ def search_table(directory: LakePath) -> TableSearch:
     directories = [directory.with_client()]
     unchecked: tuple[str, ...] = ()
     if (target := _target_of(directory)) is not None:
-        if UNFIT.search(target):
+        if UNSAFE_CHARACTERS.search(target):
             unchecked = (target,)
         else:
-            behind = LakePath(target, quick=directory.quick, stop=directory.stop)
+            behind = LakePath(
+                target, should_fail_fast=directory.should_fail_fast, stop=directory.stop
+            )
             directories.append(behind.with_client())
     tables = []
     for below in directories:
@@ -191,7 +193,7 @@ def _search_lineage(directory: LakePath) -> TableSearch:
     for place in lineage:
         pattern = _HIVE_DIRECTORY if place is directory else _PADDED_HIVE_DIRECTORY
         if pattern.fullmatch(_name_of(place)):
-            return TableSearch(LoggedTable(HIVE, place.url, directory.url, place.above.url))
+            return TableSearch(LoggedTable(HIVE, place.url, directory.url, place.parent.url))
     with ThreadPoolExecutor(_THREADS) as pool:
         searches = list(pool.map(_search_entries, lineage))
     table = _choose([search.table for search in searches if search.table is not None])
@@ -219,7 +221,7 @@ def _target_of(directory: LakePath) -> str | None:
 def _lineage_of(place: LakePath) -> Iterator[LakePath]:
     yield place
     while place.path != "/":
-        place = place.above
+        place = place.parent
         yield place
 
 
@@ -246,7 +248,7 @@ def _is_padded(name: str) -> bool:
     return _PADDED_HIVE_DIRECTORY.fullmatch(name) is not None
 
 
-def _find_entries(directory: LakePath) -> tuple[Sequence[Status], list[str]]:
+def _find_entries(directory: LakePath) -> tuple[Sequence[FileStatus], list[str]]:
     """Return the entries of a directory, and the URLs of those that could not be examined.
 
     The result has the entries whose names are known, if the directory cannot be listed, and on an

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.data.columns import Column, Kind, warn_of_missing_shapes
+from hopsgpu.data.columns import Column, ColumnKind, warn_of_missing_shapes
 from hopsgpu.data.position import Pass, Tracker
 from hopsgpu.errors import ConfigError
 
@@ -127,11 +127,11 @@ def _close(passes: Sequence[Pass]) -> None:
 
 
 def _spec(tf: Any, column: Column, rows: int | None) -> Any:
-    if column.kind is Kind.NUMBER:
+    if column.kind is ColumnKind.NUMBER:
         return tf.TensorSpec((rows, *column.shape), tf.as_dtype(column.dtype))
-    if column.kind in (Kind.TEXT, Kind.BYTES):
+    if column.kind in (ColumnKind.TEXT, ColumnKind.BYTES):
         return tf.TensorSpec((rows,), tf.string)
-    if column.kind is Kind.RAGGED and column.dtype != object and column.dtype.kind in "biuf":
+    if column.kind is ColumnKind.RAGGED and column.dtype != object and column.dtype.kind in "biuf":
         shape = (rows, None, *column.shape)
         return tf.RaggedTensorSpec(shape, tf.as_dtype(column.dtype), ragged_rank=1)
     raise ConfigError(
@@ -143,12 +143,12 @@ def _spec(tf: Any, column: Column, rows: int | None) -> Any:
 def _values(tf: Any, column: Column, array: Array) -> Any:
     import numpy as np
 
-    if column.kind in (Kind.TEXT, Kind.BYTES) and any(value is None for value in array):
+    if column.kind in (ColumnKind.TEXT, ColumnKind.BYTES) and any(value is None for value in array):
         raise ConfigError(
             f"column {column.name!r} contains nulls, which TensorFlow's strings do not have: fill"
             " or drop them in Spark (fillna, dropna)"
         )
-    if column.kind is not Kind.RAGGED:
+    if column.kind is not ColumnKind.RAGGED:
         return array
     lengths = np.fromiter(map(len, array), np.int64, len(array))
     return tf.RaggedTensor.from_row_lengths(np.concatenate(list(array)), lengths)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.data.columns import Column, Kind, warn_of_missing_shapes
+from hopsgpu.data.columns import Column, ColumnKind, warn_of_missing_shapes
 from hopsgpu.data.position import Pass
 from hopsgpu.errors import ConfigError
 
@@ -206,10 +206,10 @@ def _tensors(
         yield {c.name: _values(torch, c.kind, batch[c.name], pinned) for c in columns}
 
 
-def _values(torch: Any, kind: Kind, array: Array, pinned: bool) -> Any:
-    if kind is Kind.NUMBER:
+def _values(torch: Any, kind: ColumnKind, array: Array, pinned: bool) -> Any:
+    if kind is ColumnKind.NUMBER:
         return _tensor(torch, array, pinned)
-    if kind is Kind.RAGGED and all(row.dtype != object for row in array):
+    if kind is ColumnKind.RAGGED and all(row.dtype != object for row in array):
         return [_tensor(torch, row, pinned) for row in array]
     return array.tolist()
 

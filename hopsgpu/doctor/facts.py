@@ -26,7 +26,7 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_user
 from hopsgpu.storage.kerberos import keytab_of
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.storage.root import root_on
+from hopsgpu.storage.root import choose_root
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, requires_kerberos
@@ -145,7 +145,7 @@ def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: 
     """Return the root of runs and models, as a session finds it."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
     user = "" if named else hadoop_user(setting, environ)
-    return root_on(named, setting("fs.defaultFS"), user)
+    return choose_root(named, setting("fs.defaultFS"), user)
 
 
 def credentials(
@@ -182,7 +182,7 @@ def lake_facts(root: str) -> LakeFacts:
     began = time.monotonic()
     content = secrets.token_bytes(1024)
     try:
-        home = LakePath(root, quick=True)
+        home = LakePath(root, should_fail_fast=True)
         home.make()
         first, second = (home / f".doctor-{secrets.token_hex(6)}-{n}" for n in ("a", "b"))
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
-from hopsgpu.storage.kerberos import Ticket
+from hopsgpu.storage.kerberos import KerberosTicket
 
 _CIPHER = "dfs.encrypt.data.transfer.cipher.suites"
 _SOON_SECONDS = 3600.0
@@ -31,7 +31,7 @@ class Credentials:
 
     problem: str
     user: str
-    ticket: Ticket | None
+    ticket: KerberosTicket | None
     keytab: str
     spnego: Mapping[str, bool | None]
     has_client: bool

@@ -142,7 +142,9 @@ def _ended(run: Run) -> Iterator[None]:
         run.cancel()
         run.wait(_ENDING_SECONDS)
         with contextlib.suppress(HopsGpuError):  # the check of the lake reports it
-            (LakePath(application_of(None).root, quick=True) / "runs" / run.run_id).remove()
+            (
+                LakePath(application_of(None).root, should_fail_fast=True) / "runs" / run.run_id
+            ).remove()
 
 
 class _Watched:

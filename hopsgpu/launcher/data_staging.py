@@ -14,11 +14,11 @@ from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
-from hopsgpu.data.argument import ONLY, Data, Datasets
-from hopsgpu.data.position import Position, agreed
-from hopsgpu.data.rank_shards import MOST_SHARD_BYTES, RankShards
+from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
+from hopsgpu.data.position import Position, common_position
+from hopsgpu.data.rank_shards import MAX_SHARD_BYTES, RankShards
 from hopsgpu.data.shard_plan import EpochPlan, plan_epoch
-from hopsgpu.data.source import Source, columns_of, order_digest, read_source
+from hopsgpu.data.source import ParquetSource, columns_of, order_digest, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.runs.status_board import Board, StatusBoard
 from hopsgpu.storage.bounded_calls import BoundedCall
@@ -60,12 +60,12 @@ class StagedSources:
     ) -> None:
         self._datasets = datasets
         self._places = plan.paths
-        self._home = LakePath(plan.paths["run"], stop=cancelled) / ONLY
+        self._home = LakePath(plan.paths["run"], stop=cancelled) / DEFAULT_NAME
         self._application = application
         self._board = board
         self._cancelled = cancelled
         self._keeps = datasets is not None and application.keeps_data
-        self.sources: Mapping[str, Source] = {}
+        self.sources: Mapping[str, ParquetSource] = {}
         self.reference: Mapping[str, Any] | None = None
 
     @contextlib.contextmanager
@@ -111,7 +111,7 @@ class StagedSources:
             return
         try:
             self._home.make()
-            self._home.share(_OWNERS_ONLY)
+            self._home.set_mode(_OWNERS_ONLY)
             for name, frame in frames.items():
                 self._write(datasets.label(name), frame)
             yield
@@ -135,7 +135,7 @@ class StagedSources:
             report=report,
         )
 
-    def _read(self, datasets: Datasets, name: str) -> Source:
+    def _read(self, datasets: Datasets, name: str) -> ParquetSource:
         label = datasets.label(name)
 
         lake = LakePath(self._places[label], stop=self._cancelled)
@@ -173,7 +173,7 @@ class StagedSources:
 
     def _remove(self) -> None:
         # A cancelled run does not wait a minute for a lake that is unreachable.
-        home = LakePath(self._home.url, quick=self._cancelled.is_set())
+        home = LakePath(self._home.url, should_fail_fast=self._cancelled.is_set())
         try:
             home.remove()
         except StoreError as error:
@@ -181,7 +181,7 @@ class StagedSources:
                 f"the run's data stays on the lake until `hopsgpu runs prune` removes it: {error}"
             )
 
-    def _reference(self, data: Data, source: Source) -> dict[str, Any]:
+    def _reference(self, data: Data, source: ParquetSource) -> dict[str, Any]:
         written = source.url.startswith(f"{self._home.url}/")
         columns = columns_of(source)
         unnamed = len(columns) - _MOST_COLUMNS
@@ -250,7 +250,7 @@ class StagedData(StagedSources):
         if not positions and ranks == self._ranks:
             return self.parts
         known = [Position.from_fields(fields) for fields in positions]
-        position = agreed(known) if known else Position({})
+        position = common_position(known) if known else Position({})
         position, others = position.of_data(digests_of(self._datasets, self.sources))
         for name in others:
             self._board.warn(
@@ -261,7 +261,7 @@ class StagedData(StagedSources):
         return serialized_shards(self._datasets, self.sources, ranks, position)
 
 
-def digests_of(datasets: Datasets, sources: Mapping[str, Source]) -> dict[str, str]:
+def digests_of(datasets: Datasets, sources: Mapping[str, ParquetSource]) -> dict[str, str]:
     """Return the digest of each dataset, as `Position` has it."""
     return {
         name: order_digest(sources[name], data.remainder, data.seed)
@@ -271,7 +271,7 @@ def digests_of(datasets: Datasets, sources: Mapping[str, Source]) -> dict[str, s
 
 def serialized_shards(
     datasets: Datasets,
-    sources: Mapping[str, Source],
+    sources: Mapping[str, ParquetSource],
     ranks: int,
     position: Position | None = None,
 ) -> tuple[bytes, ...]:
@@ -300,7 +300,7 @@ def serialized_shards(
     for rank in range(ranks):
         mine = RankShards(
             {name: plan.shards[rank] for name, plan in plans.items()},
-            datasets.single,
+            datasets.is_single,
             ranks,
             {name: plan.epoch for name, plan in plans.items()},
             {name: plan.rests[rank] for name, plan in plans.items() if plan.rests},
@@ -308,11 +308,11 @@ def serialized_shards(
         )
         serialized.append(mine.dump())
         size += len(serialized[-1])
-        if size > MOST_SHARD_BYTES:
+        if size > MAX_SHARD_BYTES:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)
             raise ConfigError(
                 f"data has {count_of(groups, 'row group')}, whose shard plan for"
-                f" {count_of(ranks, 'rank')} is larger than {MOST_SHARD_BYTES // MIB} MiB:"
+                f" {count_of(ranks, 'rank')} is larger than {MAX_SHARD_BYTES // MIB} MiB:"
                 " rewrite the data with fewer row groups, of about 8 MB each"
             )
     return tuple(serialized)

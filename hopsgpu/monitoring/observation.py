@@ -16,7 +16,7 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.runs_reader import Roots, RunsReader, RunsView
 from hopsgpu.monitoring.timed_sources import Source
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.timed_reads import Answer
+from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
 from hopsgpu.yarn.gang_queue import LineReader
 from hopsgpu.yarn.node_manager import NodeAnswers
@@ -275,7 +275,7 @@ def _paths(overview: Overview) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))
 
 
-def _state(answer: Answer[Any]) -> SourceState:
+def _state(answer: ReadResult[Any]) -> SourceState:
     return SourceState(answer.value is not None, answer.seconds, answer.problem)
 
 

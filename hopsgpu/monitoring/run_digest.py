@@ -14,7 +14,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import GpuUse, UsePoint
 from hopsgpu.core.run_values import Timeline
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 
 # Who may write records may write any numbers: larger ones are no run's.
 _MOST_GPU_SECONDS = 1e12
@@ -129,7 +129,7 @@ def digest_of(record: RunRecord) -> RunDigest:
     """
     try:
         return _digest(record)
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(
             f"the record of {record.run_id} has odd values ({type(error).__name__}: {error})",
             kind="damaged",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from hopsgpu.storage.timed_reads import Answer, TimedRead
+from hopsgpu.storage.timed_reads import ReadResult, TimedRead
 
 T = TypeVar("T")
 
@@ -30,10 +30,10 @@ class Source(Generic[T]):
 
     def ask(self, look: Callable[[], T]) -> None:
         """Begin to ask; return at once."""
-        if self._question is None or self._question.is_over:
+        if self._question is None or self._question.is_done:
             self._question = TimedRead(self.name, look)
 
-    def answer(self, until: float) -> Answer[T]:
+    def answer(self, until: float) -> ReadResult[T]:
         """Wait for the answer to the last question.
 
         Args:
@@ -43,14 +43,14 @@ class Source(Generic[T]):
         answer = self._question.answer(until)
         if answer is None:
             # The same words each time: each change of them is reported.
-            answer = Answer(None, "no answer in time", seconds=self._question.waited)
+            answer = ReadResult(None, "no answer in time", seconds=self._question.seconds_waited)
         self._note(answer.problem)
         return answer
 
-    def no_answer(self, problem: str) -> Answer[T]:
+    def no_answer(self, problem: str) -> ReadResult[T]:
         """Note why the source is not even asked."""
         self._note(problem)
-        return Answer(None, problem)
+        return ReadResult(None, problem)
 
     def _note(self, problem: str) -> None:
         if problem == self._told:

@@ -37,7 +37,7 @@ from hopsgpu.storage.names import local_path
 
 if TYPE_CHECKING:
     from hopsgpu.data.rank_data import RankData
-    from hopsgpu.data.rank_shards import Opened
+    from hopsgpu.data.rank_shards import RankDatasets
 
 log = logging.getLogger(__name__)
 
@@ -381,7 +381,7 @@ def _described(file: str) -> Context:
 
 
 @functools.cache
-def _opened(described: str, sharers: int) -> Opened | None:
+def _opened(described: str, sharers: int) -> RankDatasets | None:
     shards = Path(described).with_name(DATA)
     if not shards.exists():
         return None

@@ -62,7 +62,7 @@ class Recording:
         self._details = details
         self._clock = clock
         self._directory = run.directory()
-        self._cancel_request = LakePath(self._directory.url, quick=True) / CANCEL
+        self._cancel_request = LakePath(self._directory.url, should_fail_fast=True) / CANCEL
         self._lock = threading.Lock()
         self._followed: LogSource | None = None
         self._logs: dict[str, int] = {}

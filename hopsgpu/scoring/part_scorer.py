@@ -26,12 +26,12 @@ from typing import Any
 
 from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core import metrics
-from hopsgpu.data.batches import Block, converted, rebatch
-from hopsgpu.data.cache import in_memory
-from hopsgpu.data.columns import Column, select
+from hopsgpu.data.batches import Block, convert_chunk, rebatch
+from hopsgpu.data.cache import memory_chunk
+from hopsgpu.data.columns import Column, select_columns
 from hopsgpu.data.prefetch import PrefetchIterator
 from hopsgpu.data.reader import FETCHES, LakeReader
-from hopsgpu.data.source import Source
+from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank import inbox
 from hopsgpu.rank.blocked_time import RankBlockedTime
@@ -49,7 +49,7 @@ from hopsgpu.scoring.part_reports import (
 from hopsgpu.scoring.parts import Part, parts_of, shard_of, smallest_batch
 from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.storage.node_copies import shared_directories, whole_copy
+from hopsgpu.storage.node_copies import shared_directories, ensure_copy
 from hopsgpu.units import MIB, count_of
 
 # Record batches that are read ahead, of 8 MiB at most.
@@ -96,7 +96,7 @@ class ScoreTask:
         drafts: URL of the directory for files of parts.
     """
 
-    source: Source
+    source: ParquetSource
     bounds: tuple[int, ...]
     columns: tuple[str, ...]
     shapes: Mapping[str, Any]
@@ -157,7 +157,7 @@ def _fetched(model: ModelVersion) -> Path:
     def fill(home: Path) -> None:
         model.download(home)
 
-    return whole_copy(places, digest, fill)
+    return ensure_copy(places, digest, fill)
 
 
 class _Reading:
@@ -252,7 +252,9 @@ class _Scorer:
     ) -> None:
         self._predictor = predictor
         self._task = task
-        self._columns: list[Column] = select(task.source.arrow_schema, task.columns, task.shapes)
+        self._columns: list[Column] = select_columns(
+            task.source.arrow_schema, task.columns, task.shapes
+        )
         self._reports = reports
         self._scratch = scratch
         self._pool = pool
@@ -344,7 +346,7 @@ class _Scorer:
         for chunk in chunks:
             if self._task.keep:
                 kept.append(kept_columns(chunk, self._task.keep, self._task.source.instants))
-            yield from converted(in_memory(chunk), self._columns, _BLOCK_BYTES, checked)
+            yield from convert_chunk(memory_chunk(chunk), self._columns, _BLOCK_BYTES, checked)
         yield None
 
     def _write(self, work: Callable[[], None]) -> None:
@@ -446,8 +448,8 @@ def kept_columns(chunk: Any, names: Sequence[str], instants: frozenset[str]) -> 
     Args:
         chunk: the record batch.
         names: names of the columns.
-        instants: as of a `Source`: the output says that these are points in time, or Spark would
-            take them for timestamps without a time zone.
+        instants: as of a `ParquetSource`: the output says that these are points in time; else Spark
+            would take them for timestamps without a time zone.
     """
     import pyarrow as pa
 

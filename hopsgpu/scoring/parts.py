@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.data.shard import Shard, ShardFile, Slice
-from hopsgpu.data.shuffle import cut
-from hopsgpu.data.source import Source
+from hopsgpu.data.shuffle import cut_slices
+from hopsgpu.data.source import ParquetSource
 from hopsgpu.units import MIB
 
 # The most bytes of a part in memory, and for how many parts an executor should have work: enough
@@ -34,7 +34,7 @@ class Part:
     slices: tuple[Slice, ...]
 
 
-def plan_bounds(source: Source, executors: int) -> tuple[int, ...]:
+def plan_bounds(source: ParquetSource, executors: int) -> tuple[int, ...]:
     """Return where to divide a table: the rows at which parts begin.
 
     Parts are whole row groups, except that a row group with more rows than each executor's share
@@ -62,17 +62,17 @@ def plan_bounds(source: Source, executors: int) -> tuple[int, ...]:
     return tuple(bounds) if bounds[-1] == total else (*bounds, total)
 
 
-def parts_of(source: Source, bounds: Sequence[int]) -> tuple[Part, ...]:
+def parts_of(source: ParquetSource, bounds: Sequence[int]) -> tuple[Part, ...]:
     """Return the parts of a table, divided as `plan_bounds` returned it."""
     groups = [one for one in _groups(source) if one.rows]
-    shares = zip(itertools.pairwise(bounds), cut(groups, bounds), strict=True)
+    shares = zip(itertools.pairwise(bounds), cut_slices(groups, bounds), strict=True)
     return tuple(
         Part(number, begin, end - begin, tuple(slices))
         for number, ((begin, end), slices) in enumerate(shares)
     )
 
 
-def _groups(source: Source) -> Iterator[Slice]:
+def _groups(source: ParquetSource) -> Iterator[Slice]:
     for number, file in enumerate(source.files):
         for group, rows in enumerate(file.groups):
             yield Slice(number, group, 0, rows)
@@ -89,13 +89,13 @@ def smallest_batch(bounds: Sequence[int], batch_size: int) -> int:
     return min(size % batch_size or batch_size for size in sizes)
 
 
-def shard_of(source: Source) -> Shard:
+def shard_of(source: ParquetSource) -> Shard:
     """Return a shard from which any part can be read."""
     files = tuple(ShardFile(file.name, file.size) for file in source.files)
     return Shard(source.url, files, (), source.row_bytes, source.schema, source.refused)
 
 
-def place_of(source: Source, part: Part) -> str:
+def place_of(source: ParquetSource, part: Part) -> str:
     """Return in words which rows a part has, and where they are on the lake."""
     rows = f"rows {part.first:,} to {part.first + part.rows - 1:,} of {source.url}"
     spans = []

@@ -13,10 +13,10 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
-from hopsgpu.data.argument import ONLY, Data, Datasets
+from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
 from hopsgpu.data.lake_file import opened
 from hopsgpu.data.parquet import read_footer
-from hopsgpu.data.source import Source
+from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher.data_staging import StagedSources
 from hopsgpu.launcher.interrupts import takes, wait_for
@@ -149,10 +149,10 @@ def _output(
 
 def _written_before(datasets: Datasets, run: LakePath) -> Datasets:
     """Return what an earlier run of the score has written of a DataFrame, if it is there."""
-    written = run / ONLY / ONLY
+    written = run / DEFAULT_NAME / DEFAULT_NAME
     if not any(datasets.frames) or not written.exists():
         return datasets
-    return Datasets({ONLY: Data(written.url)}, single=True)
+    return Datasets({DEFAULT_NAME: Data(written.url)}, is_single=True)
 
 
 class _Score:
@@ -193,20 +193,20 @@ class _Score:
         recording.put(GangState.REQUESTED.value)
         with recording.watching(), self._staged.ready():
             try:
-                self._score(self._staged.sources[ONLY])
+                self._score(self._staged.sources[DEFAULT_NAME])
             except BaseException:
                 # Written again, the rows might be in another order.
                 self._staged.keep()
                 self._give_up()
                 raise
         if self._datasets is not self._arguments.datasets and not self._application_keeps:
-            (self._directory / ONLY).remove()
+            (self._directory / DEFAULT_NAME).remove()
 
     @property
     def _application_keeps(self) -> bool:
         return self._active.application.keeps_data
 
-    def _score(self, source: Source) -> None:
+    def _score(self, source: ParquetSource) -> None:
         plan = self._plan = self._planned(source)
         # First: a run whose plan is there is one that can be resumed.
         plan.write(self._directory)
@@ -257,7 +257,7 @@ class _Score:
         except HopsGpuError as error:
             self._board.warn(f"what earlier scores have left beside the output stays: {error}")
 
-    def _planned(self, source: Source) -> ScorePlan:
+    def _planned(self, source: ParquetSource) -> ScorePlan:
         arguments, options = self._arguments, self._arguments.options
         model = None if arguments.model is None else arguments.model.url
         names = chosen_columns(source, options.columns, options.keep, options.shapes or {})

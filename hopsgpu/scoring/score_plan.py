@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.data.calendars import check_readable
-from hopsgpu.data.columns import checked_names, select
-from hopsgpu.data.source import Source, order_digest
+from hopsgpu.data.columns import check_names, select_columns
+from hopsgpu.data.source import ParquetSource, order_digest
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.scoring.parts import Part, parts_of, place_of, plan_bounds
 from hopsgpu.storage.error_messages import DAMAGED
@@ -33,7 +33,7 @@ class ScorePlan:
         schema: schema of the output, as Arrow serialises it; empty until it is known.
     """
 
-    source: Source
+    source: ParquetSource
     bounds: tuple[int, ...]
     columns: tuple[str, ...]
     keep: tuple[str, ...]
@@ -103,7 +103,7 @@ def _shown(schema: bytes) -> str:
 
 
 def chosen_columns(
-    source: Source,
+    source: ParquetSource,
     columns: Sequence[str] | None,
     keep: Sequence[str],
     shapes: Mapping[str, Any],
@@ -114,8 +114,8 @@ def chosen_columns(
         ConfigError: one does not exist, or cannot be read, converted or kept.
     """
     schema = source.arrow_schema
-    names = tuple(column.name for column in select(schema, columns, shapes))
-    kept = tuple(checked_names(schema, keep, what="keep")) if keep else ()
+    names = tuple(column.name for column in select_columns(schema, columns, shapes))
+    kept = tuple(check_names(schema, keep, what="keep")) if keep else ()
     check_readable(source.refused, (*names, *kept))
     folded = [name.casefold() for name in kept]
     if alike := [name for name in kept if folded.count(name.casefold()) > 1]:
@@ -135,7 +135,7 @@ def chosen_columns(
 
 
 def planned(
-    source: Source,
+    source: ParquetSource,
     names: tuple[tuple[str, ...], tuple[str, ...]],
     model: str | None,
     code: str,
@@ -179,7 +179,10 @@ class EarlierPlan:
             ) from error
 
     def resumed(
-        self, source: Source, names: tuple[tuple[str, ...], tuple[str, ...]], model: str | None
+        self,
+        source: ParquetSource,
+        names: tuple[tuple[str, ...], tuple[str, ...]],
+        model: str | None,
     ) -> ScorePlan:
         """Return the plan of the run that resumes it, with its own code.
 

@@ -36,7 +36,7 @@ class TableOutput:
     def __init__(self, target: LakePath, run_id: str) -> None:
         self.target = target
         self._prefix = f".{target.url.rpartition('/')[2]}-"
-        self._home = target.above / f"{self._prefix}{run_id}"
+        self._home = target.parent / f"{self._prefix}{run_id}"
         self._parts = self._home / _PARTS
         self.drafts = self._home / _DRAFTS
 
@@ -124,7 +124,7 @@ class TableOutput:
         Raises:
             StoreError: the lake refused.
         """
-        above = self.target.above
+        above = self.target.parent
         names = (n for n in above.names(directories=True) if n.startswith(self._prefix))
         return {name.removeprefix(self._prefix): (above / name).url for name in names}
 

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def shard_names(index: str, content: bytes) -> set[str]:
     try:
         names = set(json.loads(content)["weight_map"].values())
         outside = sorted(str(one) for one in names if PurePosixPath(one).name != one)
-    except (AttributeError, *ODD_JSON) as error:
+    except (AttributeError, *JSON_ERRORS) as error:
         raise ConfigError(f"{index} is not an index of weights: {error!r:.99}") from error
     if outside:
         raise ConfigError(
@@ -179,7 +179,7 @@ def _fields(path: str, opened: Opener) -> dict[str, Any]:
         content = file.read(_MOST_JSON)
     try:
         fields = json.loads(content)
-    except ODD_JSON:
+    except JSON_ERRORS:
         return {}
     return fields if isinstance(fields, dict) else {}
 

@@ -34,7 +34,7 @@ from hopsgpu.serving.torch_files import (
     is_keras_archive,
     torch_format,
 )
-from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON
+from hopsgpu.storage.error_messages import DAMAGED, JSON_ERRORS
 
 SAVED_MODEL = "SavedModel"
 ONNX = "ONNX"
@@ -216,7 +216,7 @@ def model_class(path: str, paths: Collection[str], opened: Opener) -> ModelClass
             raise ValueError(f"class is {name!r:.99}")
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments is {arguments!r:.99}")
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         raise StoreError(
             f'{place} must be like {{"class": "package.module:Class", "arguments": {{}}}}'
             f" ({error})",

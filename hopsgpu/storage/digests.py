@@ -46,7 +46,7 @@ def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
 
     Raises:
         ValueError: there are no files, a path is not inside the directory, or a size or digest is
-            invalid. Other content than expected may also raise the other errors of `ODD_JSON`.
+            invalid. Other content than expected may also raise the other errors of `JSON_ERRORS`.
     """
     files = {path: FileFacts(fields["bytes"], fields[digest]) for path, fields in content.items()}
     if not files:
@@ -92,14 +92,14 @@ class DigestingReader:
 
     Args:
         source: the file.
-        known: called with the file's facts once all of it was read; for a large file also once
+        on_facts: called with the file's facts once all of it was read; for a large file also once
             before, by a second reader of its last part. These earlier facts must be compared with
             `facts`, because the file may be changed meanwhile.
     """
 
-    def __init__(self, source: Path, known: Callable[[FileFacts], None] | None) -> None:
+    def __init__(self, source: Path, on_facts: Callable[[FileFacts], None] | None) -> None:
         self._source = source
-        self._known = known
+        self._on_facts = on_facts
         self._digest = Digest()
 
     @property
@@ -122,19 +122,19 @@ class DigestingReader:
             ahead_from = max(size - _AHEAD, 0) if size >= _LEAST_AHEAD else None
             done = 0
             while block := file.read(BLOCK):
-                if self._known is not None and ahead_from is not None and done >= ahead_from:
+                if self._on_facts is not None and ahead_from is not None and done >= ahead_from:
                     ahead_from = None
-                    stack.enter_context(_ahead(file.fileno(), done, self._digest, self._known))
+                    stack.enter_context(_ahead(file.fileno(), done, self._digest, self._on_facts))
                 self._digest.update(block)
                 done += len(block)
                 yield block
-        if self._known is not None:
-            self._known(self.facts)
+        if self._on_facts is not None:
+            self._on_facts(self.facts)
 
 
 @contextlib.contextmanager
 def _ahead(
-    file: int, begin: int, digest: Digest, known: Callable[[FileFacts], None]
+    file: int, begin: int, digest: Digest, on_facts: Callable[[FileFacts], None]
 ) -> Iterator[None]:
     """Have another thread read the rest of an open file and report its facts, during the block."""
     digest = digest.copy()
@@ -149,7 +149,7 @@ def _ahead(
             while not over.is_set():
                 size = os.preadv(file, [buffer], at)
                 if not size:
-                    known(digest.facts)
+                    on_facts(digest.facts)
                     return
                 digest.update(buffer[:size])
                 at += size

@@ -21,10 +21,10 @@ NO_CREDENTIALS, NO_KDC = "NoCredentials", "NoKdc"
 # The same for an object store that does not answer, or that refuses the user.
 NO_STORE, STORE_DENIED = "NoObjectStore", "ObjectStoreDenied"
 # What reading JSON raises if a text is not JSON, or has other content than expected.
-ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+JSON_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
-class Refused(Exception):
+class StoreRefusal(Exception):
     """A refusal by a NameNode or DataNode, as a client passed it on.
 
     Attributes:
@@ -39,7 +39,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Trouble:
+class ErrorMeaning:
     """The meaning of an error.
 
     Attributes:
@@ -178,33 +178,33 @@ def refusal(java: str, text: str) -> Exception:
         return FileNotFoundError(reason)
     if name == "FileAlreadyExistsException" or _OTHER_SORT.search(reason):
         return FileExistsError(reason)
-    return Refused(name, reason)
+    return StoreRefusal(name, reason)
 
 
-def explain(error: BaseException) -> Trouble:
+def explain(error: BaseException) -> ErrorMeaning:
     """Return the meaning of an error that a file system raised."""
     reason = _first_line(error)
     if _NO_DEFAULT in reason:
-        return Trouble("", _NO_DEFAULT, _NAME_NODE)
+        return ErrorMeaning("", _NO_DEFAULT, _NAME_NODE)
     if _ENCRYPTED.search(reason):
-        return Trouble(UNSUPPORTED, reason, _KEY_PROVIDER)
+        return ErrorMeaning(UNSUPPORTED, reason, _KEY_PROVIDER)
     if NO_MOUNT in reason:
-        return Trouble(ABSENT, _UNMOUNTED)
+        return ErrorMeaning(ABSENT, _UNMOUNTED)
     kind = _kind(error, reason)
     advice = _ADVICE.get(kind, "")
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         advice = _LOCAL_SPACE
     if isinstance(error, OSError) and error.errno == errno.EIO:
         advice = "the disk cannot be read or written"
-    if isinstance(error, Refused) and error.java in (NO_CREDENTIALS, NO_KDC):
+    if isinstance(error, StoreRefusal) and error.java in (NO_CREDENTIALS, NO_KDC):
         advice = ""  # the reason says it
-    if isinstance(error, Refused):
+    if isinstance(error, StoreRefusal):
         advice = _STORE_ADVICE.get(error.java, advice)
-    return Trouble(kind, reason, advice, kind in _RETRYABLE)
+    return ErrorMeaning(kind, reason, advice, kind in _RETRYABLE)
 
 
 def _kind(error: BaseException, reason: str) -> str:
-    if isinstance(error, Refused):
+    if isinstance(error, StoreRefusal):
         said = next((kind for pattern, kind in _SAID if pattern.search(reason)), "")
         return said if said == SAFE_MODE else _CLASSES.get(error.java, said)
     if isinstance(error, FileNotFoundError):

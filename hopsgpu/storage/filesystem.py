@@ -14,7 +14,7 @@ BLOCK = 2**20
 
 
 @dataclass(frozen=True)
-class Status:
+class FileStatus:
     """The status of a file or directory.
 
     Attributes:
@@ -44,13 +44,13 @@ class FileSystem(Protocol):
     def make(self, path: str) -> None:
         """Create a directory, and those above it; a directory that exists stays as it is."""
 
-    def share(self, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
 
-    def stat(self, path: str) -> Status:
+    def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
 
-    def entries(self, path: str) -> tuple[Status, ...]:
+    def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
 
     def read(self, path: str) -> contextlib.AbstractContextManager[io.RawIOBase]:

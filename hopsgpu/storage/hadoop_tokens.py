@@ -39,7 +39,7 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "HADOOP_TOKEN_FILE_LOCATION"
+TOKEN_FILE_VARIABLE = "HADOOP_TOKEN_FILE_LOCATION"
 # The container's own, where YARN gave none or it cannot be replaced.
 OWN = "tokens"
 _HDFS = b"HDFS_DELEGATION_TOKEN"
@@ -83,7 +83,7 @@ def name_tokens(
         environment: environment of this process, which ranks inherit; it names the file.
         resolve: returns the IP addresses of a host; asks DNS by default.
     """
-    file = environment.get(VARIABLE)
+    file = environment.get(TOKEN_FILE_VARIABLE)
     if file is None:
         return
     added = _named(_present(file), addresses, resolve or _addresses_of)
@@ -118,7 +118,7 @@ def name_configured_tokens(environment: MutableMapping[str, str]) -> None:
 def hdfs_services(environment: Mapping[str, str]) -> list[str]:
     """Return the services that the container's HDFS tokens are for."""
     try:
-        held = _Tokens.parse(_present(environment.get(VARIABLE))).tokens.values()
+        held = _Tokens.parse(_present(environment.get(TOKEN_FILE_VARIABLE))).tokens.values()
     except ValueError:
         return []
     return sorted({token[4].decode(errors="replace") for token in held if token[3] == _HDFS})
@@ -144,7 +144,9 @@ def web_token(
     try:
         tokens = [
             token
-            for token in _Tokens.parse(_present(environment.get(VARIABLE))).tokens.values()
+            for token in _Tokens.parse(
+                _present(environment.get(TOKEN_FILE_VARIABLE))
+            ).tokens.values()
             if token[3] == _HDFS
         ]
     except ValueError:
@@ -166,7 +168,7 @@ def web_token(
 def token_owner(environment: Mapping[str, str]) -> str | None:
     """Return the owner of the container's HDFS tokens, a principal or a user; None without any."""
     try:
-        tokens = _Tokens.parse(_present(environment.get(VARIABLE))).tokens.values()
+        tokens = _Tokens.parse(_present(environment.get(TOKEN_FILE_VARIABLE))).tokens.values()
         for token in tokens:
             if token[3] == _HDFS and token[1][:1] == b"\0":
                 length, at = _read_vint(token[1], 1)
@@ -247,7 +249,7 @@ def _update(
 
     The agent and the ranks take turns.
     """
-    file = environment.get(VARIABLE)
+    file = environment.get(TOKEN_FILE_VARIABLE)
     with _alone(None if file is None else Path(file).parent):
         content = change(_present(file))
         if file is not None:
@@ -259,7 +261,7 @@ def _update(
                     raise
         directory.mkdir(parents=True, mode=0o700, exist_ok=True)
         _replace(directory / OWN, content)
-        environment[VARIABLE] = str(directory / OWN)
+        environment[TOKEN_FILE_VARIABLE] = str(directory / OWN)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from hopsgpu.storage.bounded_calls import Steps, WorkerThreadPool
-from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_KDC, Refused, refusal
-from hopsgpu.storage.filesystem import Status
+from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_KDC, StoreRefusal, refusal
+from hopsgpu.storage.filesystem import FileStatus
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import hdfs_services, name_tokens
 from hopsgpu.storage.kerberos import NO_TICKET, has_tokens, meaning
@@ -68,20 +68,22 @@ class Hdfs:
 
     Args:
         url: URL of the file system, without a path.
-        quick: whether to give up on a NameNode after some seconds.
+        should_fail_fast: whether to give up on a NameNode after some seconds.
     """
 
-    def __init__(self, url: str, *, quick: bool) -> None:
+    def __init__(self, url: str, *, should_fail_fast: bool) -> None:
         from hdfs_native import Client
 
-        log.debug("HDFS client (hdfs-native) of %s, %s", url, "quick" if quick else "patient")
-        limits = _QUICK if quick else _PATIENT
+        log.debug(
+            "HDFS client (hdfs-native) of %s, %s", url, "quick" if should_fail_fast else "patient"
+        )
+        limits = _QUICK if should_fail_fast else _PATIENT
         # In a container, whose tokens know a NameNode by its IP address.
         name_tokens([urlsplit(url).netloc], os.environ)
         settings = HadoopConf.load_hdfs(os.environ).filled()
         settings |= _key_provider_of(settings) | complete_mount_table(url, settings)
         self._client = Client(url, {**settings, **limits})
-        self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
+        self._answer = _QUICK_ANSWER_SECONDS if should_fail_fast else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
         self._hands = WorkerThreadPool("hopsgpu-hdfs")
 
@@ -89,15 +91,15 @@ class Hdfs:
         """Create a directory, and those above it."""
         self._ask(lambda: self._client.mkdirs(path, 0o777 & ~self._mask, True))
 
-    def share(self, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
         self._ask(lambda: self._client.set_permission(path, mode))
 
-    def stat(self, path: str) -> Status:
+    def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
         return _status(self._ask(lambda: self._client.get_file_info(path)))
 
-    def entries(self, path: str) -> tuple[Status, ...]:
+    def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
         return tuple(map(_status, self._ask(lambda: list(self._client.list_status(path)))))
 
@@ -129,7 +131,7 @@ class Hdfs:
         """Append to a file that exists.
 
         If a writer that was killed, or whose answer was lost, holds the file open, this call has
-        HDFS close it, and raises Refused; a later call can succeed.
+        HDFS close it, and raises StoreRefusal; a later call can succeed.
         """
         try:
             writer = self._ask(lambda: self._client.append(path))
@@ -141,7 +143,7 @@ class Hdfs:
                 "closed" if closed else "not closed yet",
             )
             outcome = "; HDFS has closed it now" if closed else ""
-            raise Refused(
+            raise StoreRefusal(
                 "AlreadyBeingCreatedException",
                 f"another client has {path} open for writing{outcome}",
             ) from error
@@ -306,7 +308,7 @@ def _no_answer(seconds: float) -> OSError:
 def as_exception(text: str) -> Exception:
     """Return the exception that the text of an hdfs-native error stands for."""
     if not _RPC.search(text) and (told := meaning(text)) is not None:
-        return Refused(NO_KDC if "no KDC" in told else NO_CREDENTIALS, _without_token(told))
+        return StoreRefusal(NO_KDC if "no KDC" in told else NO_CREDENTIALS, _without_token(told))
     if found := _RPC.search(text):
         java, said = found.groups()
     elif found := _OWN.fullmatch(text.strip()):
@@ -331,8 +333,8 @@ def _without_token(told: str) -> str:
     )
 
 
-def _status(info: Any) -> Status:
-    return Status(
+def _status(info: Any) -> FileStatus:
+    return FileStatus(
         info.path.rstrip("/").rpartition("/")[2],
         info.modification_time,
         info.owner,

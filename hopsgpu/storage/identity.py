@@ -11,7 +11,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_tokens import token_owner
 from hopsgpu.storage.kerberos import (
     KEYTAB,
-    Ticket,
+    KerberosTicket,
     check_ticket,
     default_realm,
     forget_sign_in,
@@ -71,7 +71,7 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     return user_of(principal, hadoop("hadoop.security.auth_to_local"), realm)
 
 
-def current_ticket(environ: Mapping[str, str]) -> Ticket | None:
+def current_ticket(environ: Mapping[str, str]) -> KerberosTicket | None:
     """Return the ticket with which this process's clients sign in; None if it is not known.
 
     Raises:

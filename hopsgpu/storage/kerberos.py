@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.core.cache_directory import cache_directory
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.hadoop_tokens import VARIABLE as TOKEN_FILE
+from hopsgpu.storage.hadoop_tokens import TOKEN_FILE_VARIABLE as TOKEN_FILE
 
 if TYPE_CHECKING:
     from requests.auth import AuthBase
@@ -85,7 +85,7 @@ def _sentence(text: str, at: int) -> str:
 
 
 @dataclass(frozen=True)
-class Ticket:
+class KerberosTicket:
     """A ticket-granting ticket in a cache.
 
     Attributes:
@@ -104,7 +104,7 @@ def is_kerberized(setting: Callable[[str], str | None]) -> bool:
     return (setting("hadoop.security.authentication") or "").lower() == "kerberos"
 
 
-def read_ticket(environ: Mapping[str, str]) -> Ticket | None:
+def read_ticket(environ: Mapping[str, str]) -> KerberosTicket | None:
     """Return the ticket of the default cache, also an expired one; None if it is not known.
 
     It is not known if another Kerberos' klist lists it, or if the cache is of another kind.
@@ -122,13 +122,13 @@ def read_ticket(environ: Mapping[str, str]) -> Ticket | None:
     raise ConfigError(NO_TICKET if not said else f"{meaning(said) or said}".replace("\n", " "))
 
 
-def parse_tickets(text: str) -> Ticket | None:
+def parse_tickets(text: str) -> KerberosTicket | None:
     """Return the ticket-granting ticket that MIT's `klist` lists in the C locale."""
     owner = re.search(r"^Default principal: (\S+)$", text, re.MULTILINE)
     when = r"(\d\d/\d\d/\d\d(?:\d\d)? \d\d:\d\d:\d\d)"
     row = rf"^{when}  {when}  krbtgt/(\S+)$(?:\n\s+renew until {when})?"
     tickets = [
-        Ticket(owner[1], _time(expires), _time(renew) if renew else None)
+        KerberosTicket(owner[1], _time(expires), _time(renew) if renew else None)
         for _, expires, realm, renew in re.findall(row, text, re.MULTILINE)
         # Not those that lead to other realms.
         if owner is not None and realm.partition("@")[0] == realm.partition("@")[2]
@@ -222,7 +222,7 @@ def keytab_of(setting: Callable[[str], str | None]) -> tuple[str, str] | None:
 
 def check_ticket(
     environ: Mapping[str, str], seconds: float | None = None, clock: Callable[[], float] = time.time
-) -> Ticket | None:
+) -> KerberosTicket | None:
     """Check that there is a ticket that lasts, before anything uses it.
 
     Args:
@@ -339,7 +339,7 @@ def default_realm(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def spnego(address: str) -> AuthBase:
+def spnego_auth(address: str) -> AuthBase:
     """Return what signs a request with this process's ticket (RFC 4559).
 
     A new one for each request: it has a state for each host, and threads ask at once.
@@ -362,7 +362,7 @@ def spnego(address: str) -> AuthBase:
     return auth
 
 
-def deepest(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """Return the text of an error's first cause, which libraries wrap several times."""
     while (deeper := error.__cause__ or error.__context__) is not None:
         error = deeper

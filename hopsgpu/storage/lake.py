@@ -16,18 +16,18 @@ from typing import BinaryIO, TypeVar, cast
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, SAFE_MODE, UNREACHABLE, explain
-from hopsgpu.storage.filesystem import BLOCK, FileSystem, Status, empty
+from hopsgpu.storage.filesystem import BLOCK, FileStatus, FileSystem, empty
 from hopsgpu.storage.hdfs import Hdfs
 from hopsgpu.storage.identity import own_name
 from hopsgpu.storage.local import Local
-from hopsgpu.storage.names import UNFIT
+from hopsgpu.storage.names import UNSAFE_CHARACTERS
 from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
 from hopsgpu.storage.object_store import ObjectStore
-from hopsgpu.storage.retrying import RAISED, RetryLimits
-from hopsgpu.storage.root import join_url, trimmed
+from hopsgpu.storage.retrying import FILE_SYSTEM_ERRORS, RetryLimits
+from hopsgpu.storage.root import join_url, normalize_url
 from hopsgpu.storage.webhdfs import WebHdfs
 
-__all__ = ["UNFIT", "LakePath", "Status", "is_draft"]
+__all__ = ["UNSAFE_CHARACTERS", "LakePath", "FileStatus", "is_draft"]
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class LakePath:
 
     Attributes:
         url: URL with its scheme, without a slash at the end, except for a file system's root.
-        quick: whether calls give up on a NameNode after some seconds, instead of a minute.
+        should_fail_fast: whether calls give up on a NameNode after seconds instead of a minute.
         stop: set when nobody waits for the answers any more: calls that would try again, and calls
             that begin, then raise Cancelled.
 
@@ -63,14 +63,14 @@ class LakePath:
     """
 
     url: str
-    quick: bool = False
+    should_fail_fast: bool = False
     stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         scheme, _, path = self.url.partition("://")
         if scheme in OBJECT_STORES and path and "/" not in path:
             path = f"{path}/"  # the bucket itself
-        if scheme not in _SCHEMES or "/" not in path or UNFIT.search(path):
+        if scheme not in _SCHEMES or "/" not in path or UNSAFE_CHARACTERS.search(path):
             raise ConfigError(
                 f"{self.url!r} cannot hold runs and models: must be an absolute hdfs:// or file://"
                 " URL without '#', '?' and ';' (HOPSGPU_ROOT or spark.hopsgpu.root); viewfs,"
@@ -86,20 +86,20 @@ class LakePath:
             raise ConfigError(
                 f"{self.url!r} names no bucket: write {scheme}://bucket/{rest.lstrip('/')}"
             )
-        object.__setattr__(self, "url", trimmed(f"{scheme}://{path}"))
+        object.__setattr__(self, "url", normalize_url(f"{scheme}://{path}"))
 
     def __truediv__(self, name: str) -> LakePath:
         there = replace(self, url=join_url(self.url, name))
-        if "files" in self.__dict__:  # if there is a client, it serves both
-            there.__dict__["files"] = self.files
+        if "client" in self.__dict__:  # if there is a client, it serves both
+            there.__dict__["client"] = self.client
         return there
 
     @property
-    def above(self) -> LakePath:
+    def parent(self) -> LakePath:
         """Return the directory that this place is in."""
-        above = replace(self, url=f"{self.url.rpartition('/')[0]}/")
-        above.__dict__["files"] = self.files
-        return above
+        parent = replace(self, url=f"{self.url.rpartition('/')[0]}/")
+        parent.__dict__["client"] = self.client
+        return parent
 
     @property
     def is_local(self) -> bool:
@@ -140,11 +140,11 @@ class LakePath:
         This is for threads above all: hdfs-native's clients hand each other their connections to
         DataNodes, and a connection whose own client is gone answers nothing, for a minute.
         """
-        self.files  # noqa: B018
+        self.client  # noqa: B018
         return self
 
     @functools.cached_property
-    def files(self) -> FileSystem:
+    def client(self) -> FileSystem:
         """Return the file system's client, which does not retry; every process makes its own.
 
         The client is kept here and not in a cache of the process: hdfs-native's threads do not
@@ -156,14 +156,14 @@ class LakePath:
         root = f"{scheme}://{rest.partition('/')[0]}"
         with store_errors("reach", root):
             if scheme in ("webhdfs", "swebhdfs"):
-                return WebHdfs(root, quick=self.quick)
+                return WebHdfs(root, should_fail_fast=self.should_fail_fast)
             if self.is_object_store:
-                return ObjectStore(root, quick=self.quick)
-            return Hdfs(root, quick=self.quick)
+                return ObjectStore(root, should_fail_fast=self.should_fail_fast)
+            return Hdfs(root, should_fail_fast=self.should_fail_fast)
 
     def make(self) -> None:
         """Create the directory, and those above it."""
-        self._try("create", lambda: self.files.make(self.path))
+        self._try("create", lambda: self.client.make(self.path))
 
     def make_writable(self) -> None:
         """Create the directory, and check that files can be created in it and removed.
@@ -197,13 +197,13 @@ class LakePath:
                     self.remove()
             raise
 
-    def share(self, mode: int) -> None:
+    def set_mode(self, mode: int) -> None:
         """Set the permission bits of what is here; only its owner may."""
-        self._try("change the permissions of", lambda: self.files.share(self.path, mode))
+        self._try("change the permissions of", lambda: self.client.set_mode(self.path, mode))
 
-    def stat(self) -> Status:
+    def stat(self) -> FileStatus:
         """Return the status of the file or directory here."""
-        return self._try("get the status of", lambda: self.files.stat(self.path))
+        return self._try("get the status of", lambda: self.client.stat(self.path))
 
     def owner(self) -> str:
         """Return the owner of what is here, which this process has put here.
@@ -219,9 +219,9 @@ class LakePath:
         """Return whether there is a file or a directory here."""
         return self._status() is not None
 
-    def entries(self) -> tuple[Status, ...]:
+    def entries(self) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in the directory."""
-        return self._try("list", lambda: self.files.entries(self.path))
+        return self._try("list", lambda: self.client.entries(self.path))
 
     def names(self, *, directories: bool = False) -> tuple[str, ...]:
         """Return the names of what is in the directory, sorted; none if it does not exist.
@@ -261,7 +261,7 @@ class LakePath:
     def reader(self) -> BinaryIO:
         """Return the file here, opened for reading; the caller closes it."""
         held = contextlib.ExitStack()
-        reading = self._try("read", lambda: held.enter_context(self.files.read(self.path)))
+        reading = self._try("read", lambda: held.enter_context(self.client.read(self.path)))
         return cast(BinaryIO, io.BufferedReader(_NamedReader(reading, self.url, held), BLOCK))
 
     def read(self, most: int | None = None) -> bytes:
@@ -272,7 +272,7 @@ class LakePath:
         """
 
         def attempt() -> bytes:
-            with self.files.read(self.path) as file:
+            with self.client.read(self.path) as file:
                 if most is None:
                     return file.readall() or b""
                 return io.BufferedReader(file).read(most + 1)
@@ -304,18 +304,18 @@ class LakePath:
             fill(self)
             return
         name = self.url.rpartition("/")[2]
-        draft = self.above / f".{name}.{uuid.uuid4().hex[:8]}{DRAFT}"
+        draft = self.parent / f".{name}.{uuid.uuid4().hex[:8]}{DRAFT}"
 
         def rename(attempt: int) -> None:
             try:
-                self.files.rename(draft.path, self.path, replace=True)
+                self.client.rename(draft.path, self.path, replace=True)
             except FileNotFoundError:
                 if not attempt:  # an earlier attempt's answer may have been lost
                     raise
 
         try:
             fill(draft)
-            self.patience()("replace", self.url, rename)
+            self.retry_limits()("replace", self.url, rename)
         except BaseException as error:
             # If the lake does not answer, a removal would wait as long again.
             if getattr(error, "kind", "") not in (UNREACHABLE, SAFE_MODE):
@@ -329,7 +329,7 @@ class LakePath:
         It also returns False if the NameNode created the file and its answer was lost.
         """
         try:
-            self._try("create", lambda: self.files.write(self.path, [content], replace=False))
+            self._try("create", lambda: self.client.write(self.path, [content], replace=False))
         except StoreError as error:
             if error.kind == EXISTS:
                 return False
@@ -362,9 +362,9 @@ class LakePath:
                 )
             missing = content[length - at :]
             if length == 0:
-                self.files.write(self.path, [missing], replace=True)
+                self.client.write(self.path, [missing], replace=True)
             elif missing:
-                self.files.append(self.path, missing)
+                self.client.append(self.path, missing)
             return end
 
         return self._try("append to", attempt)
@@ -385,7 +385,7 @@ class LakePath:
 
             def attempt() -> None:
                 empty(file)
-                for block in self.files.blocks(self.path):
+                for block in self.client.blocks(self.path):
                     file.write(block)
 
             self._try("read", attempt)
@@ -395,7 +395,7 @@ class LakePath:
 
         def attempt(number: int) -> bool:
             try:
-                self.files.rename(self.path, target.path, replace=False)
+                self.client.rename(self.path, target.path, replace=False)
             except FileExistsError:
                 return False
             except FileNotFoundError:
@@ -404,13 +404,13 @@ class LakePath:
                     raise
             return True
 
-        return self.patience()("rename", self.url, attempt)
+        return self.retry_limits()("rename", self.url, attempt)
 
     def remove(self) -> None:
         """Remove what is here, with everything below; it is no error if nothing is here."""
-        self._try("remove", lambda: self.files.remove(self.path))
+        self._try("remove", lambda: self.client.remove(self.path))
 
-    def _status(self) -> Status | None:
+    def _status(self) -> FileStatus | None:
         try:
             return self.stat()
         except StoreError as error:
@@ -420,24 +420,24 @@ class LakePath:
 
     def _length(self) -> int:
         try:
-            return self.files.stat(self.path).size
+            return self.client.stat(self.path).size
         except FileNotFoundError:
             return 0
 
     def _write(self, blocks: Callable[[], Iterable[bytes]]) -> None:
-        self._try("write", lambda: self.files.write(self.path, blocks(), replace=True))
+        self._try("write", lambda: self.client.write(self.path, blocks(), replace=True))
 
-    def patience(self, stop: threading.Event | None = None) -> RetryLimits:
+    def retry_limits(self, stop: threading.Event | None = None) -> RetryLimits:
         """Return how long a call here is tried again: not at all once a stop event is set.
 
         Args:
             stop: the event; by default the one of this lake.
         """
-        seconds = _QUICK_SECONDS if self.quick else _PATIENT_SECONDS
+        seconds = _QUICK_SECONDS if self.should_fail_fast else _PATIENT_SECONDS
         return RetryLimits(seconds, stop=stop or self.stop)
 
     def _try(self, doing: str, call: Callable[[], T]) -> T:
-        return self.patience()(doing, self.url, lambda _: call())
+        return self.retry_limits()(doing, self.url, lambda _: call())
 
 
 def is_draft(name: str) -> bool:
@@ -486,6 +486,6 @@ def store_errors(doing: str, url: str) -> Iterator[None]:
     """Turn what a file system raises into a StoreError that names the path and the reason."""
     try:
         yield
-    except RAISED as error:
+    except FILE_SYSTEM_ERRORS as error:
         trouble = explain(error)
         raise StoreError(f"cannot {doing} {url}: {trouble}", trouble.kind) from error

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hopsgpu.storage.filesystem import BLOCK, Status
+from hopsgpu.storage.filesystem import BLOCK, FileStatus
 
 
 class Local:
@@ -20,15 +20,15 @@ class Local:
         """Create a directory, and those above it."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
-    def share(self, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
         Path(path).chmod(mode)
 
-    def stat(self, path: str) -> Status:
+    def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
         return _status(path.rpartition("/")[2], Path(path).stat())
 
-    def entries(self, path: str) -> tuple[Status, ...]:
+    def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all that is in a directory, except links that nobody can follow."""
         found = []
         for entry in os.scandir(path):
@@ -98,9 +98,9 @@ def _write_all(file: io.FileIO, block: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def _status(name: str, status: os.stat_result) -> Status:
+def _status(name: str, status: os.stat_result) -> FileStatus:
     directory = (status.st_mode & 0o170000) == 0o040000
-    return Status(
+    return FileStatus(
         name,
         status.st_mtime_ns // 1_000_000,
         _user_name(status.st_uid),

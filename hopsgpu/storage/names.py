@@ -10,7 +10,7 @@ from pathlib import Path
 from hopsgpu.errors import ConfigError
 
 # Characters at which some clients cut the path of a URL, and those that no name should have.
-UNFIT = re.compile(r"[#?;\x00-\x1f\x7f-\x9f]")
+UNSAFE_CHARACTERS = re.compile(r"[#?;\x00-\x1f\x7f-\x9f]")
 # The limit of HDFS and of most local file systems.
 _MOST_BYTES = 255
 # Unicode's categories of characters that only format others, and of those that end lines.
@@ -107,7 +107,7 @@ def local_path(argument: object, name: str) -> Path:
 
 
 def _is_fit(name: str) -> bool:
-    if name in ("", ".", "..") or UNFIT.search(name) or any(c in name for c in "/\\:"):
+    if name in ("", ".", "..") or UNSAFE_CHARACTERS.search(name) or any(c in name for c in "/\\:"):
         return False
     try:
         return len(name.encode()) <= _MOST_BYTES

@@ -32,12 +32,12 @@ def marker_file(place: Path, digest: str) -> Path:
     return place / f"{digest}.whole"
 
 
-def find_whole(places: Iterable[Path], digest: str) -> Path | None:
+def find_copy(places: Iterable[Path], digest: str) -> Path | None:
     """Return where a copy is whole, out of several directories; None if it is in none."""
     return next((p / digest for p in places if marker_file(p, digest).exists()), None)
 
 
-def whole_copy(places: Sequence[Path], digest: str, fill: Callable[[Path], None]) -> Path:
+def ensure_copy(places: Sequence[Path], digest: str, fill: Callable[[Path], None]) -> Path:
     """Return the directory with a whole copy; have it filled if there is none.
 
     Args:
@@ -50,7 +50,7 @@ def whole_copy(places: Sequence[Path], digest: str, fill: Callable[[Path], None]
         OSError: the copy cannot be written.
     """
     with _only_one(places[0], digest):
-        if (whole := find_whole(places, digest)) is not None:
+        if (whole := find_copy(places, digest)) is not None:
             return whole
         place = max(places, key=_free)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)

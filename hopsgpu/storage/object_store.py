@@ -23,8 +23,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_STORE, STORE_DENIED, Refused
-from hopsgpu.storage.filesystem import Status
+from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_STORE, STORE_DENIED, StoreRefusal
+from hopsgpu.storage.filesystem import FileStatus
 
 log = logging.getLogger(__name__)
 
@@ -89,29 +89,29 @@ class ObjectStore:
 
     Args:
         url: URL of the bucket or container, without a path.
-        quick: whether to give up on the store after some seconds.
+        should_fail_fast: whether to give up on the store after some seconds.
 
     Raises:
         ConfigError: the library for the scheme is not installed.
     """
 
-    def __init__(self, url: str, *, quick: bool) -> None:
+    def __init__(self, url: str, *, should_fail_fast: bool) -> None:
         scheme, _, bucket = url.partition("://")
         # abfss://container@account.dfs.core.windows.net
         self._bucket, _, account = bucket.partition("@")
-        self._files = _client(scheme, account, quick=quick)
+        self._files = _client(scheme, account, should_fail_fast=should_fail_fast)
         # Those of Azure's accounts with a hierarchical namespace stay without files.
         self._keeps_directories = scheme == "abfss"
-        self._seconds = 2 * _QUICK_SECONDS if quick else _CALL_SECONDS
-        log.debug("%s client of %s, %s", scheme, bucket, "quick" if quick else "patient")
+        self._seconds = 2 * _QUICK_SECONDS if should_fail_fast else _CALL_SECONDS
+        log.debug("%s client of %s, %s", scheme, bucket, "quick" if should_fail_fast else "patient")
 
     def make(self, path: str) -> None:
         """Do nothing: a directory is there with its first file."""
 
-    def share(self, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         """Do nothing: the store's own policies say who may read and write."""
 
-    def stat(self, path: str) -> Status:
+    def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
         info = self._ask(self._files._info, self._key(path))
         # Some programs mark a directory by an empty object of its name, without a slash at the end.
@@ -119,7 +119,7 @@ class ObjectStore:
             info = {**info, "type": "directory"}
         return _status(path, info)
 
-    def entries(self, path: str) -> tuple[Status, ...]:
+    def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
         key = self._key(path)
         found = self._ask(self._files._ls, key, detail=True)
@@ -155,7 +155,7 @@ class ObjectStore:
             # Without bounds also for an empty object, which has no first byte.
             bounds = {} if (start, end) == (0, None) else {"start": start, "end": end}
             content: bytes = self._ask(self._files._cat_file, key, **bounds)
-        except Refused as error:
+        except StoreRefusal as error:
             if error.java == _NO_SUCH_RANGE:
                 return b""
             raise
@@ -248,7 +248,7 @@ class ObjectStore:
         try:
             with _errors():
                 return sync(self._files.loop, call, *given, timeout=self._seconds, **named)
-        except Refused as error:
+        except StoreRefusal as error:
             if error.java == STORE_DENIED and _EXPIRED.search(error.reason):
                 # Temporary credentials may have expired: the next client reads them again.
                 self._files.clear_instance_cache()
@@ -295,7 +295,7 @@ class _Reader(io.RawIOBase):
         return content
 
 
-def _client(scheme: str, account: str, *, quick: bool) -> Any:
+def _client(scheme: str, account: str, *, should_fail_fast: bool) -> Any:
     """Return fsspec's client, which keeps no listings.
 
     fsspec keeps one for each thread and process, because to make one takes half a second.
@@ -308,8 +308,8 @@ def _client(scheme: str, account: str, *, quick: bool) -> Any:
             f"{scheme}:// needs the package {name}: pip install 'hopsgpu[{extra}]', on the driver"
             f" and on the nodes ({error})"
         ) from error
-    connect = _QUICK_SECONDS if quick else _CONNECT_SECONDS
-    answer = _QUICK_SECONDS if quick else _ANSWER_SECONDS
+    connect = _QUICK_SECONDS if should_fail_fast else _CONNECT_SECONDS
+    answer = _QUICK_SECONDS if should_fail_fast else _ANSWER_SECONDS
     common: Mapping[str, Any] = {"use_listings_cache": False}
     if name == "s3fs":
         # `retrying.RetryLimits` repeats calls, and s3fs itself does.
@@ -331,11 +331,11 @@ def _client(scheme: str, account: str, *, quick: bool) -> Any:
     )
 
 
-def _status(path: str, info: Mapping[str, Any]) -> Status:
+def _status(path: str, info: Mapping[str, Any]) -> FileStatus:
     directory = info["type"] == "directory"
     name = path.rstrip("/").rpartition("/")[2]
     size = 0 if directory else int(info["size"])
-    return Status(name, 0 if directory else _modified(info), "", 0o777, directory, size)
+    return FileStatus(name, 0 if directory else _modified(info), "", 0o777, directory, size)
 
 
 def _is_mark(info: Mapping[str, Any]) -> bool:
@@ -372,11 +372,13 @@ def as_exception(error: Exception) -> Exception:
     names = {one.__name__ for each in chain for one in type(each).__mro__}
     codes = {code for each in chain for code in _codes(each)}
     if names & _WITHOUT_CREDENTIALS:
-        return Refused(NO_CREDENTIALS, f"{said} (no credentials that the store's library accepts)")
+        return StoreRefusal(
+            NO_CREDENTIALS, f"{said} (no credentials that the store's library accepts)"
+        )
     if codes & {"401", "403", *_DENIED} or isinstance(error, PermissionError):
-        return Refused(STORE_DENIED, said)
+        return StoreRefusal(STORE_DENIED, said)
     if codes - {""} == {"400"} and said == _NO_BODY:
-        return Refused(
+        return StoreRefusal(
             STORE_DENIED,
             f"{said}, without a reason, as S3 answers if temporary credentials have expired",
         )
@@ -385,22 +387,22 @@ def as_exception(error: Exception) -> Exception:
     if codes & {"412", *_TAKEN}:
         return FileExistsError(said)
     if codes & {"408", "409", "429", "500", "502", "503", "504", *_BUSY}:
-        return Refused(NO_STORE, said)
+        return StoreRefusal(NO_STORE, said)
     if isinstance(error, TimeoutError):
-        return Refused(NO_STORE, "no answer in time")
+        return StoreRefusal(NO_STORE, "no answer in time")
     if codes & {"416", "InvalidRange"}:
-        return Refused(_NO_SUCH_RANGE, said)
+        return StoreRefusal(_NO_SUCH_RANGE, said)
     if any(code.isdecimal() and code >= "400" for code in codes):
-        return Refused("InvalidRequest", said)
+        return StoreRefusal("InvalidRequest", said)
     return _without_answer(said)
 
 
-def _without_answer(said: str) -> Refused:
+def _without_answer(said: str) -> StoreRefusal:
     """Return the refusal for what the library says where the store did not answer."""
     if said.startswith(_INVALID_ADDRESS):
-        return Refused("InvalidRequest", f"{said} (it must begin with http:// or https://)")
+        return StoreRefusal("InvalidRequest", f"{said} (it must begin with http:// or https://)")
     # A connection that broke, or a host without an address.
-    return Refused(NO_STORE, said)
+    return StoreRefusal(NO_STORE, said)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

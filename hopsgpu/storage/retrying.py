@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hopsgpu.errors import Cancelled, StoreError
-from hopsgpu.storage.error_messages import Refused, explain
+from hopsgpu.storage.error_messages import StoreRefusal, explain
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 # What file systems raise; anything else is a bug of hopsgpu, and passes unchanged.
-RAISED = (OSError, RuntimeError, ValueError, Refused)
+FILE_SYSTEM_ERRORS = (OSError, RuntimeError, ValueError, StoreRefusal)
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
@@ -62,7 +62,7 @@ class RetryLimits:
                 raise Cancelled(f"the attempt to {doing} {url} was cancelled")
             try:
                 result = attempt(number)
-            except RAISED as error:
+            except FILE_SYSTEM_ERRORS as error:
                 trouble = explain(error)
                 pause = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * (0.5 + self.jitter())
                 now = self.clock()

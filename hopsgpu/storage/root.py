@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def root_on(named: str | None, files: str | None, user: str) -> str:
+def choose_root(named: str | None, files: str | None, user: str) -> str:
     """Return the root that was named, else the user's directory on the default file system.
 
     If there is no default file system, or it is local, this is a directory in the user's home.
@@ -16,13 +16,13 @@ def root_on(named: str | None, files: str | None, user: str) -> str:
         user: the owner of the directory.
     """
     if named:
-        return trimmed(named)
+        return normalize_url(named)
     if files is None or files.startswith("file:"):
         return f"file://{Path.home()}/hopsgpu"
     return join_url(files, f"user/{user}/hopsgpu")
 
 
-def trimmed(url: str) -> str:
+def normalize_url(url: str) -> str:
     """Return a URL whose path begins with one slash and ends with none.
 
     `hdfs://host/` stays as it is.
@@ -42,5 +42,5 @@ def join_url(url: str, path: str) -> str:
         url: URL of the directory, with or without a slash at its end.
         path: path from there, without a slash in front.
     """
-    above = trimmed(url)
+    above = normalize_url(url)
     return f"{above}{path}" if above.endswith("/") else f"{above}/{path}"

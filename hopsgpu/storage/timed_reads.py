@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Answer(Generic[T]):
+class ReadResult(Generic[T]):
     """What a read gave, or why it gave nothing.
 
     Attributes:
@@ -52,21 +52,21 @@ class TimedRead(Generic[T]):
     def __init__(self, source: str, read: Callable[[], T]) -> None:
         self._source = source
         self._began = time.monotonic()
-        self._answer: concurrent.futures.Future[Answer[T]] = concurrent.futures.Future()
+        self._answer: concurrent.futures.Future[ReadResult[T]] = concurrent.futures.Future()
         BoundedCall(f"hopsgpu-read-{source}", lambda: self._answer.set_result(self._ask(read)))
 
     @property
-    def is_over(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether the read has ended."""
         return self._answer.done()
 
-    def _ask(self, read: Callable[[], T]) -> Answer[T]:
+    def _ask(self, read: Callable[[], T]) -> ReadResult[T]:
         value, problem, kind = None, "", ""
         try:
             value = read()
         except HopsGpuError as error:
             problem, kind = str(error), getattr(error, "kind", "")
-        except ODD_JSON as error:
+        except JSON_ERRORS as error:
             log.info("%s: an answer cannot be understood", self._source, exc_info=True)
             problem = f"it cannot be understood: {type(error).__name__}: {error}"
         except OSError as error:
@@ -75,9 +75,9 @@ class TimedRead(Generic[T]):
             # One source's oddities are not the others'.
             log.warning("%s: an unexpected error", self._source, exc_info=True)
             problem = f"unexpected {type(error).__name__}: {error}"
-        return Answer(value, problem, kind=kind, seconds=time.monotonic() - self._began)
+        return ReadResult(value, problem, kind=kind, seconds=time.monotonic() - self._began)
 
-    def answer(self, until: float) -> Answer[T] | None:
+    def answer(self, until: float) -> ReadResult[T] | None:
         """Return the answer, or None if it does not come in time.
 
         Args:
@@ -89,10 +89,10 @@ class TimedRead(Generic[T]):
             return None
 
     @property
-    def waited(self) -> float:
+    def seconds_waited(self) -> float:
         """Return the seconds since the read began."""
         return time.monotonic() - self._began
 
-    async def coming(self) -> Answer[T]:
+    async def wait(self) -> ReadResult[T]:
         """Return the answer once it comes; cancelling this leaves the read under way."""
         return await asyncio.shield(asyncio.wrap_future(self._answer))

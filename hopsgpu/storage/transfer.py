@@ -41,7 +41,7 @@ def upload_files(
     root: LakePath,
     *,
     stop: threading.Event | None = None,
-    known: Callable[[str, FileFacts], None] | None = None,
+    on_facts: Callable[[str, FileFacts], None] | None = None,
 ) -> dict[str, FileFacts]:
     """Stream local files to a directory, which is created with those below it.
 
@@ -49,7 +49,7 @@ def upload_files(
         files: local files by their paths below the directory.
         root: the directory.
         stop: ends the upload when another thread sets it.
-        known: called, in some thread, with each file and its facts when these are known: for a
+        on_facts: called, in some thread, with each file and its facts when these are known: for a
             large file ahead of its end, and again at its end; for a file that is tried again,
             again. The facts must be compared with what is returned.
 
@@ -67,7 +67,7 @@ def upload_files(
     found: dict[str, FileFacts] = {}
 
     def upload(name: str, stopped: threading.Event) -> None:
-        report = None if known is None else functools.partial(known, name)
+        report = None if on_facts is None else functools.partial(on_facts, name)
         found[name] = _upload(paths[name], root / name, stopped, report)
 
     sizes = {name: _size(source) for name, source in paths.items()}
@@ -190,9 +190,12 @@ def _size(source: Path) -> int:
 
 
 def _upload(
-    source: Path, target: LakePath, stop: threading.Event, known: Callable[[FileFacts], None] | None
+    source: Path,
+    target: LakePath,
+    stop: threading.Event,
+    on_facts: Callable[[FileFacts], None] | None,
 ) -> FileFacts:
-    reading = DigestingReader(source, known)
+    reading = DigestingReader(source, on_facts)
 
     def blocks() -> Generator[bytes, None, None]:
         with contextlib.closing(reading.blocks()) as read:
@@ -202,12 +205,12 @@ def _upload(
 
     def attempt(number: int) -> None:
         nonlocal reading
-        reading = DigestingReader(source, known)
+        reading = DigestingReader(source, on_facts)
         # Without this, the frames of an error would keep the file open.
         with contextlib.closing(blocks()) as content:
-            target.files.write(target.path, content, replace=True)
+            target.client.write(target.path, content, replace=True)
 
-    target.patience(stop)("write", target.url, attempt)
+    target.retry_limits(stop)("write", target.url, attempt)
     return reading.facts
 
 
@@ -225,14 +228,14 @@ def _check(
 
     def attempt(number: int) -> FileFacts:
         take, digest = keep(), Digest()
-        for block in source.files.blocks(source.path):
+        for block in source.client.blocks(source.path):
             _check_stop(stop, source)
             digest.update(block)
             take(block)
         return digest.facts
 
     try:
-        found = source.patience(stop)("read", source.url, attempt)
+        found = source.retry_limits(stop)("read", source.url, attempt)
     except StoreError as error:
         if error.kind == ABSENT:
             raise StoreError(f"{source.url} is missing", DAMAGED) from error

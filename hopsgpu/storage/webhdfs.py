@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.storage.direct_http import direct_session
-from hopsgpu.storage.error_messages import NO_CREDENTIALS, Refused, refusal
-from hopsgpu.storage.filesystem import BLOCK, Status
+from hopsgpu.storage.error_messages import NO_CREDENTIALS, StoreRefusal, refusal
+from hopsgpu.storage.filesystem import BLOCK, FileStatus
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import name_services, web_token
 from hopsgpu.storage.identity import PROXY_USER
-from hopsgpu.storage.kerberos import deepest, is_kerberized, meaning, spnego
+from hopsgpu.storage.kerberos import is_kerberized, meaning, root_cause, spnego_auth
 from hopsgpu.storage.umask import creation_mask
 
 if TYPE_CHECKING:
@@ -48,18 +48,24 @@ class WebHdfs:
 
     Args:
         url: URL of the file system, without a path.
-        quick: whether to give up on a NameNode after some seconds.
+        should_fail_fast: whether to give up on a NameNode after some seconds.
     """
 
-    def __init__(self, url: str, *, quick: bool) -> None:
+    def __init__(self, url: str, *, should_fail_fast: bool) -> None:
         from hdfs.client import Client, InsecureClient
 
         scheme, _, address = url.partition("://")
         if not urlsplit(f"//{address}").port:
             address = f"{address}:{_PORTS[scheme]}"
-        timeout = (_QUICK_SECONDS, _QUICK_SECONDS) if quick else (_CONNECT_SECONDS, _DATA_SECONDS)
+        timeout = (
+            (_QUICK_SECONDS, _QUICK_SECONDS)
+            if should_fail_fast
+            else (_CONNECT_SECONDS, _DATA_SECONDS)
+        )
         log.debug(
-            "WebHDFS client of the NameNode at %s, %s", address, "quick" if quick else "patient"
+            "WebHDFS client of the NameNode at %s, %s",
+            address,
+            "quick" if should_fail_fast else "patient",
         )
         base, session = (
             f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}",
@@ -81,17 +87,17 @@ class WebHdfs:
         self._check_writable(path)
         _ask(lambda: self._client._mkdirs(path, permission=f"{0o777 & ~self._mask:o}"))
 
-    def share(self, path: str, mode: int) -> None:
+    def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
         self._check_writable(path)
         _ask(lambda: self._client._set_permission(path, permission=f"{mode:o}"))
 
-    def stat(self, path: str) -> Status:
+    def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
         answer = _ask(lambda: self._client._get_file_status(path).json())
         return _status(path.rpartition("/")[2], answer["FileStatus"])
 
-    def entries(self, path: str) -> tuple[Status, ...]:
+    def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
         answer = _ask(lambda: self._client._list_status(path).json())
         found = answer["FileStatuses"]["FileStatus"]
@@ -148,13 +154,13 @@ class WebHdfs:
         """Ask once where an upload would go, which creates nothing and reveals HttpFS.
 
         Raises:
-            Refused: this is HttpFS.
+            StoreRefusal: this is HttpFS.
         """
         if self._is_writable:
             return
         try:
             where = _ask(lambda: self._client._create(path, overwrite="true").headers["location"])
-        except Refused as error:
+        except StoreRefusal as error:
             if "find datanode" in error.reason:  # HttpFS does not look for a DataNode
                 return
             raise
@@ -183,7 +189,7 @@ def _credentials(
             return request
         if proxied := os.environ.get(PROXY_USER):
             request.prepare_url(request.url, {"doas": proxied})
-        signed: PreparedRequest = spnego(base)(request)
+        signed: PreparedRequest = spnego_auth(base)(request)
         return signed
 
     return sign
@@ -192,7 +198,7 @@ def _credentials(
 class _Reader(io.RawIOBase):
     """A reader of a file's bytes, with one request for bytes that are read in a row."""
 
-    def __init__(self, client: Any, path: str, status: Status) -> None:
+    def __init__(self, client: Any, path: str, status: FileStatus) -> None:
         if status.is_directory:
             raise IsADirectoryError(path)
         self._client = client
@@ -274,9 +280,9 @@ def _ask(call: Callable[[], T]) -> T:
     except HdfsError as error:
         raise refusal(str(error.exception or ""), _redacted(str(error))) from None
     except RequestException as error:
-        if (told := meaning(deepest(error))) is not None:
-            raise Refused(NO_CREDENTIALS, told) from None
-        raise OSError(_redacted(deepest(error))) from None
+        if (told := meaning(root_cause(error))) is not None:
+            raise StoreRefusal(NO_CREDENTIALS, told) from None
+        raise OSError(_redacted(root_cause(error))) from None
     except HTTPError as error:
         raise OSError(_redacted(str(error))) from None
 
@@ -297,16 +303,16 @@ def _check(answer: Any) -> None:
 
 def _check_redirect(where: str) -> None:
     if "data" in parse_qs(urlsplit(where).query):
-        raise Refused(
+        raise StoreRefusal(
             "UnsupportedOperationException",
             "this is HttpFS, whose renames are not strict: hopsgpu only reads from it; to write,"
             " use the URL of the NameNode (hdfs:// or webhdfs://)",
         )
 
 
-def _status(name: str, fields: Any) -> Status:
+def _status(name: str, fields: Any) -> FileStatus:
     directory = fields["type"] == "DIRECTORY"
-    return Status(
+    return FileStatus(
         name,
         fields["modificationTime"],
         fields["owner"],

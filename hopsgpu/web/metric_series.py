@@ -16,7 +16,7 @@ from hopsgpu.artifacts.run_logs import ATTEMPT
 from hopsgpu.core.metrics import LONGEST_NAME, record_name
 from hopsgpu.display.picture import SHOWN_RANKS, Point, Trace
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.error_messages import ABSENT, ODD_JSON
+from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS
 from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class _RankFile:
         for line in lines:
             try:
                 self._line(json.loads(line))
-            except ODD_JSON:
+            except JSON_ERRORS:
                 self.odd += 1
 
     def _line(self, content: Mapping[str, Any]) -> None:

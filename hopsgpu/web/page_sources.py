@@ -195,7 +195,7 @@ class Sources:
         with self._lock:
             known = self._clients.get(lake.url)
         if known is None:
-            known = LakePath(lake.url, quick=True).with_client()
+            known = LakePath(lake.url, should_fail_fast=True).with_client()
             with self._lock:
                 self._clients[lake.url] = known
         return known

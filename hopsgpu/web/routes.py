@@ -30,9 +30,9 @@ from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases, record_phrases
 from hopsgpu.display.charts import SHARES, lines_image
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON, PERMISSION
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS, PERMISSION
 from hopsgpu.storage.names import model_name
-from hopsgpu.storage.timed_reads import Answer
+from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.web.access import Guard, Secrets, Server, field_of, is_same
 from hopsgpu.web.cluster_view import cluster_view, line_view
 from hopsgpu.web.metric_series import MetricPlots, plots_json
@@ -185,7 +185,7 @@ class Pages:
         odd = record.problem
         try:
             view = run_view(root.key, record.value, url, now)
-        except ODD_JSON as error:
+        except JSON_ERRORS as error:
             log.info("%s is odd", url, exc_info=True)
             odd = (
                 "the record has fields of a form that this version of hopsgpu does not know"
@@ -222,14 +222,16 @@ class Pages:
             now=now,
         )
 
-    async def _plots_of(self, root: Root, run_id: str, view: RunView | None) -> Answer[MetricPlots]:
+    async def _plots_of(
+        self, root: Root, run_id: str, view: RunView | None
+    ) -> ReadResult[MetricPlots]:
         if view is None or view.row.kind != "gang":
-            return Answer(None)
+            return ReadResult(None)
         return await self._plots(root, run_id)
 
-    async def _asked(self, root: Root, run_id: str, *, goes_on: bool) -> Answer[bool]:
+    async def _asked(self, root: Root, run_id: str, *, goes_on: bool) -> ReadResult[bool]:
         if not goes_on:
-            return Answer(False)
+            return ReadResult(False)
         return await self._lake.get(
             ("cancel", root.key, run_id), lambda: self._sources.is_asked_to_cancel(root, run_id)
         )
@@ -254,12 +256,12 @@ class Pages:
         begin: int | None,
         *,
         grows: bool,
-    ) -> Answer[Any]:
+    ) -> ReadResult[Any]:
         key = ("log", root.key, run_id, which, trial, begin, grows)
         read = partial(self._sources.log, root, run_id, which, trial, begin, grows=grows)
         return await self._lake.get(key, read)
 
-    async def _plots(self, root: Root, run_id: str) -> Answer[MetricPlots]:
+    async def _plots(self, root: Root, run_id: str) -> ReadResult[MetricPlots]:
         return await self._lake.get(
             ("metrics", root.key, run_id), lambda: self._sources.metrics(root, run_id)
         )
@@ -341,7 +343,7 @@ class Pages:
         """List models."""
         roots = await self._roots()
         root = self._chosen(roots, request.query_params.get("of", ""))[0][:1]
-        listed: Answer[Any] = Answer(None, "there is no directory of models")
+        listed: ReadResult[Any] = ReadResult(None, "there is no directory of models")
         if root:
             listed = await self._lake.get(
                 ("models", root[0].key),
@@ -508,7 +510,7 @@ def application(
     return Guard(app, server, known)
 
 
-def _status(answer: Answer[Any]) -> int:
+def _status(answer: ReadResult[Any]) -> int:
     """Return the status of a page that has nothing to show: missing, or only for now."""
     return 404 if answer.kind in _MISSING else 503
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hopsgpu.artifacts.runs import UNREADABLE, RunRecord, StoredRun
 from hopsgpu.display import record_phrases
-from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.error_messages import JSON_ERRORS
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def row_of(root: str, run: StoredRun, now: float) -> RunRow:
         return RunRow(root, run.run_id, UNREADABLE, problem=run.problem)
     try:
         return _row(root, run.record, now)
-    except ODD_JSON as error:
+    except JSON_ERRORS as error:
         problem = f"its record is odd: {type(error).__name__}: {error}"
         return RunRow(root, run.run_id, UNREADABLE, problem=problem)
 

@@ -145,7 +145,7 @@ def run_view(root: str, record: RunRecord, url: str, now: float) -> RunView:
         now: seconds since the epoch.
 
     Raises:
-        ODD_JSON: the record has fields of another form than this version knows.
+        JSON_ERRORS: the record has fields of another form than this version knows.
     """
     logs = {log: size for name, size in record.logs.items() if (log := log_of(name))}
     search, scored = record.content.get("search"), record.content.get("score")

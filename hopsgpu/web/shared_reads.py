@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from hopsgpu.storage.timed_reads import Answer, TimedRead
+from hopsgpu.storage.timed_reads import ReadResult, TimedRead
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class SharedReads:
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
         # Each with the time at which it began.
-        self._under_way: dict[Hashable, tuple[asyncio.Task[Answer[Any]], float]] = {}
+        self._under_way: dict[Hashable, tuple[asyncio.Task[ReadResult[Any]], float]] = {}
 
     async def get(
         self,
@@ -57,7 +57,7 @@ class SharedReads:
         read: Callable[[], T],
         *,
         fresh: float = _FRESH_SECONDS,
-    ) -> Answer[T]:
+    ) -> ReadResult[T]:
         """Return what a call returns; never raise what it raises.
 
         Args:
@@ -72,7 +72,7 @@ class SharedReads:
         if task is None:
             if len(self._under_way) >= self._most:
                 problem = f"{self._source} has not answered {self._most} earlier requests yet"
-                return Answer(before.value, problem, before.age)
+                return ReadResult(before.value, problem, before.age)
             task = asyncio.get_running_loop().create_task(self._read(key, read))
             self._under_way[key] = (task, began)
         # Only the first page that asks a source which does not answer has to wait.
@@ -82,23 +82,27 @@ class SharedReads:
         except TimeoutError:
             within = f"within {self._patience:g} s"
             problem = f"{self._source} has not answered {within}; it is still asked"
-            return Answer(before.value, problem, before.age)
+            return ReadResult(before.value, problem, before.age)
         if answer.problem:
-            return Answer(before.value, answer.problem, before.age, answer.kind)
+            return ReadResult(before.value, answer.problem, before.age, answer.kind)
         return answer
 
     def forget(self, key: Hashable) -> None:
         """Drop an earlier result, because something has changed it."""
         self._kept.pop(key, None)
 
-    def _before(self, key: Hashable) -> Answer[Any]:
+    def _before(self, key: Hashable) -> ReadResult[Any]:
         value, at = self._kept.get(key, (None, 0.0))
         age = self._clock() - at
-        return Answer(None) if value is None or age > _SHOWN_SECONDS else Answer(value, "", age)
+        return (
+            ReadResult(None)
+            if value is None or age > _SHOWN_SECONDS
+            else ReadResult(value, "", age)
+        )
 
-    async def _read(self, key: Hashable, read: Callable[[], T]) -> Answer[T]:
+    async def _read(self, key: Hashable, read: Callable[[], T]) -> ReadResult[T]:
         try:
-            answer = await TimedRead(self._source, read).coming()
+            answer = await TimedRead(self._source, read).wait()
         finally:
             del self._under_way[key]
         if answer.value is None:

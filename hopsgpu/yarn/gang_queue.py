@@ -29,7 +29,7 @@ from hopsgpu.core.queue_policy import (
 )
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
-from hopsgpu.storage.lake import UNFIT, LakePath
+from hopsgpu.storage.lake import UNSAFE_CHARACTERS, LakePath
 
 _SHARED = 0o1777
 # All users may make directories beside those of the partitions.
@@ -380,7 +380,9 @@ class LineReader:
             raise
         # Anybody may create directories there; such a name is no partition's.
         found = sorted(
-            (e.name, e.modified) for e in entries if e.is_directory and not UNFIT.search(e.name)
+            (e.name, e.modified)
+            for e in entries
+            if e.is_directory and not UNSAFE_CHARACTERS.search(e.name)
         )
         return found[:_MOST_PARTITIONS]
 
@@ -418,7 +420,7 @@ def make_line(base: LakePath, *names: str) -> LakePath:
         directory.make()
         # If another user has just made it, that user is about to set the bits.
         with contextlib.suppress(StoreError):
-            directory.share(_SHARED)
+            directory.set_mode(_SHARED)
     return directory
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.direct_http import direct_session
-from hopsgpu.storage.kerberos import NO_TICKET, check_ticket, has_tokens, meaning, spnego
+from hopsgpu.storage.kerberos import NO_TICKET, check_ticket, has_tokens, meaning, spnego_auth
 from hopsgpu.yarn.answer_lists import FieldTrail, join_repeated, with_lists
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _answer(
     try:
         answer = ask()
         if _requires_kerberos(answer):
-            answer = ask(spnego(_base(url)))
+            answer = ask(spnego_auth(_base(url)))
             if _requires_kerberos(answer):
                 raise NoAccess(
                     f"{_base(url)} requires Kerberos (SPNEGO) and refused this user:"

@@ -71,7 +71,7 @@ def rows_of(result: hopsgpu.ScoreResult) -> dict[str, list[Any]]:
 def hidden(url: str) -> list[str]:
     """What is in the output's hidden directories, beside it."""
     name = url.rpartition("/")[2]
-    above = LakePath(url).above
+    above = LakePath(url).parent
     return [one for one in above.names(directories=True) if one.startswith(f".{name}-")]
 
 

@@ -154,12 +154,12 @@ def test_directories_that_may_not_be_listed(hdfs_url: str, cluster_env: dict[str
     (data / "0.parquet").write(sink.getvalue().to_pybytes())
     try:
         for directory in (root, table):
-            directory.share(0o711)
+            directory.set_mode(0o711)
         assert read_as_mallory(data.url, cluster_env).split() == ["2"]
         (table / "metadata").make()
         (table / "metadata/v1.metadata.json").write(b"{}")
         assert "(Iceberg, " in read_as_mallory(data.url, cluster_env)
-        (table / "metadata").share(0o700)
+        (table / "metadata").set_mode(0o700)
         assert read_as_mallory(data.url, cluster_env).split() == ["2", f"{table.url}/metadata"]
         (root / "_delta_log").make()
         assert "(Delta Lake, " in read_as_mallory(data.url, cluster_env)

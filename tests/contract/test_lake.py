@@ -18,7 +18,7 @@ import requests
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage import lake as lake_module
-from hopsgpu.storage.error_messages import Refused
+from hopsgpu.storage.error_messages import StoreRefusal
 from hopsgpu.storage.lake import LakePath, is_draft
 
 
@@ -69,7 +69,7 @@ def test_ranges_come_into_a_buffer(lake: LakePath) -> None:
     lake.make()
     content = os.urandom((2 << 20) + 4321)
     (lake / "file").write(content)
-    with lake.files.read((lake / "file").path) as file:
+    with lake.client.read((lake / "file").path) as file:
         for at, size in ((0, 7), (65_535, 200_001), (1, 2 << 20), (2 << 20, 9_000), (0, 7)):
             file.seek(at)
             buffer, filled = memoryview(bytearray(size)), 0
@@ -132,20 +132,20 @@ def test_replace_leaves_the_new_content_alone(lake: LakePath) -> None:
     ("error", "is_cleared"),
     [
         (OSError("Connection refused (os error 111)"), False),
-        (Refused("SafeModeException", "Name node is in safe mode."), False),
-        (Refused("DSQuotaExceededException", "The DiskSpace quota is exceeded"), True),
+        (StoreRefusal("SafeModeException", "Name node is in safe mode."), False),
+        (StoreRefusal("DSQuotaExceededException", "The DiskSpace quota is exceeded"), True),
     ],
 )
 def test_a_draft_is_removed_where_the_lake_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_cleared: bool
 ) -> None:
-    lake = LakePath(f"file://{tmp_path}", quick=True)
+    lake = LakePath(f"file://{tmp_path}", should_fail_fast=True)
     (lake / "record").replace(b"old")
 
     def refuse(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr(lake.files, "rename", refuse)
+    monkeypatch.setattr(lake.client, "rename", refuse)
     monkeypatch.setattr(lake_module, "_QUICK_SECONDS", 0.0)
     with pytest.raises(StoreError, match="cannot replace"):
         (lake / "record").replace(b"new")
@@ -244,7 +244,7 @@ calls = {
     "make": (private / "new").make,
     "rename": lambda: (private / "secret").rename(private / "taken"),
     "remove": (private / "secret").remove,
-    "share": lambda: private.share(0o777),
+    "share": lambda: private.set_mode(0o777),
 }
 for doing, call in calls.items():
     try:
@@ -261,7 +261,7 @@ def test_what_belongs_to_others_is_refused(hdfs_lake: LakePath) -> None:
     private = hdfs_lake / "private"
     private.make()
     (private / "secret").write(b"s")
-    private.share(0o700)
+    private.set_mode(0o700)
     done = subprocess.run(
         [sys.executable, "-c", _AS_ANOTHER, private.url],
         env={**os.environ, "HADOOP_USER_NAME": "mallory"},
@@ -321,7 +321,7 @@ def test_nobody_there_is_told_within_seconds(hdfs_lake: LakePath) -> None:
     scheme = hdfs_lake.url.partition("://")[0]
     began = time.monotonic()
     with pytest.raises(StoreError, match="Connection refused.*HADOOP_CONF_DIR") as told:
-        LakePath(f"{scheme}://127.0.0.1:1/x", quick=True).stat()
+        LakePath(f"{scheme}://127.0.0.1:1/x", should_fail_fast=True).stat()
     assert told.value.kind == "unreachable"
     assert time.monotonic() - began < 30
 
@@ -356,7 +356,7 @@ _HOLDS_OPEN = """
 import sys
 from hopsgpu.storage.lake import LakePath
 lake = LakePath(sys.argv[1])
-writer = lake.files._client.append(lake.path)
+writer = lake.client._client.append(lake.path)
 writer.write(b"by the dead")
 writer.hsync()
 print("open", flush=True)

@@ -281,7 +281,7 @@ def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -
 
 def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
     now = [0.0]
-    cluster, partition = directory.above, directory.url.rpartition("/")[2]
+    cluster, partition = directory.parent, directory.url.rpartition("/")[2]
     reader = LineReader(cluster, lambda: now[0])
     one = place(directory, 1, executors=3)
     file(one)
@@ -304,7 +304,7 @@ def test_a_reader_needs_no_directory(directory: LakePath) -> None:
 
 
 def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> None:
-    cluster, partition = directory.above, directory.url.rpartition("/")[2]
+    cluster, partition = directory.parent, directory.url.rpartition("/")[2]
     one = place(directory, 1)
     file(one)
     (cluster / "empty").make()
@@ -318,7 +318,7 @@ def test_a_file_of_the_future_does_not_make_others_look_dead(
     directory: LakePath, request: pytest.FixtureRequest, ahead: float
 ) -> None:
     now = [0.0]
-    cluster, partition = directory.above, directory.url.rpartition("/")[2]
+    cluster, partition = directory.parent, directory.url.rpartition("/")[2]
     one = place(directory, 1)
     file(one)
     odd = directory / dataclasses.replace(one.ticket, id="0" * 8).name

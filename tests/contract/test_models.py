@@ -493,7 +493,7 @@ def test_drafts_of_tags_and_probes_are_swept_by_their_age(
         check_writable(lake.url, "net", "run-0", blocks=True)
         store.publish(model, "net", tags=["production"])
         check_writable(lake.url, "net", "run-1", blocks=False)
-        dying.setattr(type(home.files), "rename", refuse)
+        dying.setattr(type(home.client), "rename", refuse)
         with pytest.raises(StoreError, match="cannot replace"):
             store.tag("net", 1, "staging")
     places = {home, home / "_staging", home / "_claims"}

@@ -205,7 +205,7 @@ def act(url: str, name: str, sources: Path, deed: Deed, point: str | None, told:
     """A process that publishes or deletes, and is killed; or tells all steps."""
     home = LakePath(url) / name
     steps = Steps(home.path, point)
-    steps.watch(type(home.files))
+    steps.watch(type(home.client))
     steps.watch_local_rename()
     deed(url, name, sources)
     told.write_text("\n".join(steps.seen))

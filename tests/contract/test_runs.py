@@ -66,7 +66,7 @@ def test_runs_are_listed_cancelled_and_pruned(lake: LakePath, tmp_path: Path) ->
     assert set(store.ids()) == {RUN, "empty"}
     states = {run.run_id: run.state_at(time.time()) for run in store.read(store.ids())}
     assert states == {RUN: "running", "empty": "unreadable"}
-    wish = LakePath(directory.url, quick=True) / "cancel"
+    wish = LakePath(directory.url, should_fail_fast=True) / "cancel"
     assert not wish.exists()
     store.ask_to_cancel(RUN)
     store.ask_to_cancel(RUN)

@@ -22,7 +22,7 @@ from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.errors import StoreError
 from hopsgpu.storage import hdfs, retrying
 from hopsgpu.storage import lake as lake_module
-from hopsgpu.storage.error_messages import SAFE_MODE, Trouble, explain
+from hopsgpu.storage.error_messages import SAFE_MODE, ErrorMeaning, explain
 from hopsgpu.storage.lake import LakePath
 
 # Whether it is on afterwards.
@@ -87,7 +87,7 @@ def test_a_publish_goes_on_when_safe_mode_ends(
 ) -> None:
     refused = threading.Event()
 
-    def explained(error: BaseException) -> Trouble:
+    def explained(error: BaseException) -> ErrorMeaning:
         trouble = explain(error)
         if trouble.kind == SAFE_MODE:
             refused.set()
@@ -115,7 +115,7 @@ def test_a_datanode_that_says_nothing_is_waited_for_in_bounds(
     content = os.urandom(40 << 20)
     (lake / "large").write(content)
     try:
-        blocks = lake.files.blocks((lake / "large").path)
+        blocks = lake.client.blocks((lake / "large").path)
         assert next(blocks)
         os.kill(datanode, signal.SIGSTOP)
         with pytest.raises(OSError, match="no answer in 2 s"):

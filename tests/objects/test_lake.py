@@ -78,12 +78,12 @@ def test_credentials_that_were_refused_are_read_again(
     async def refused(*given: object, **named: object) -> None:
         raise PermissionError("The provided token has expired.")
 
-    client = lake.files._files  # type: ignore[attr-defined]
+    client = lake.client._files  # type: ignore[attr-defined]
     monkeypatch.setattr(client, "_info", refused)
     with pytest.raises(StoreError, match="token has expired") as told:
         lake.stat()
     assert told.value.kind == "permission"
-    assert LakePath(lake.url).files._files is not client  # type: ignore[attr-defined]
+    assert LakePath(lake.url).client._files is not client  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "100%", "1%20", "a+b", "x=1&y", "[1]*", "(1)", "'"])
@@ -124,7 +124,7 @@ def test_a_write_that_ends_early_leaves_nothing(
 
     monkeypatch.setattr(object_store, "_PART", 5 * MIB)
     with pytest.raises(ZeroDivisionError):
-        lake.files.write(f"{lake.path}/file", blocks(), replace=True)
+        lake.client.write(f"{lake.path}/file", blocks(), replace=True)
     assert not lake.exists()
     if emulator.scheme == "s3":
         # Those of the other stores go by themselves.
@@ -161,7 +161,7 @@ import sys
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 try:
-    LakePath(sys.argv[1], quick=True).stat()
+    LakePath(sys.argv[1], should_fail_fast=True).stat()
 except StoreError as error:
     print(error.kind, error)
 """

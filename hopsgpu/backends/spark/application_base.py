@@ -18,7 +18,7 @@ from hopsgpu.core.own_log import level_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
-from hopsgpu.storage.root import root_on
+from hopsgpu.storage.root import choose_root
 from hopsgpu.units import parse_duration, parse_duration_or_off
 
 _INTERVAL_SECONDS = 300.0
@@ -198,7 +198,7 @@ class SparkApplication:
     @property
     def root(self) -> str:
         """Return the root of runs and models: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's."""
-        return root_on(self.option("root"), self.files, self.user)
+        return choose_root(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:
         """Check all options, so that an invalid one is refused now rather than during a run.

@@ -23,7 +23,7 @@ from py4j.protocol import Py4JError
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.channel import Message
 from hopsgpu.control.tls import network_is_encrypted
-from hopsgpu.storage.hadoop_tokens import VARIABLE, Lifetime, keep_tokens, lifetime
+from hopsgpu.storage.hadoop_tokens import TOKEN_FILE_VARIABLE, Lifetime, keep_tokens, lifetime
 from hopsgpu.storage.kerberos import has_keytab
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class TokenSender:
             self._hand(tokens)
 
     def _keep_here(self, tokens: bytes) -> None:
-        if VARIABLE not in self._environment or tokens == self._kept_here:
+        if TOKEN_FILE_VARIABLE not in self._environment or tokens == self._kept_here:
             return
         try:
             keep_tokens(tokens, self._environment, Path("hopsgpu").absolute())

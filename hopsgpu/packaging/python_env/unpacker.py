@@ -24,7 +24,7 @@ from hopsgpu.packaging.python_env import archives
 from hopsgpu.packaging.python_env.environment import DRIVER_PACKAGES, PythonEnv
 from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.storage.node_copies import whole_copy
+from hopsgpu.storage.node_copies import ensure_copy
 
 _UNPACK = "bin/conda-unpack"
 _RUN_SECONDS = 300.0
@@ -55,7 +55,7 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
         if env.interpreter is not None:
             _settle(env, home)
 
-    return whole_copy(places, env.digest, fill)
+    return ensure_copy(places, env.digest, fill)
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ from hopsgpu.packaging.modules import PackedModules, pack_modules
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.trial import Trial
-from hopsgpu.storage.hadoop_tokens import VARIABLE as TOKEN_FILE
+from hopsgpu.storage.hadoop_tokens import TOKEN_FILE_VARIABLE as TOKEN_FILE
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
@@ -443,7 +443,7 @@ def test_each_rank_has_its_own_data_until_its_end(gang: Gang, tmp_path: Path) ->
 
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     shards = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 2)
-    dealt = [RankShards({"train": s, "test": s}, single=False).dump() for s in shards]
+    dealt = [RankShards({"train": s, "test": s}, is_single=False).dump() for s in shards]
     gang.run(read, ranks=3, data=[*dealt, b""])
     values = {
         e["rank"]: pickle.loads(e.payload) for e in (gang.wait_for("ended") for _ in range(3))
@@ -1232,7 +1232,7 @@ def test_a_rank_that_waits_for_data_and_saves_is_told_of(gang: Gang, tmp_path: P
 
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     (shard,) = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 1)
-    dealt = RankShards({"data": shard}, single=True).dump()
+    dealt = RankShards({"data": shard}, is_single=True).dump()
     gang.run(train, str(tmp_path / "n.parquet"), data=[dealt])
     ended = gang.wait_for("ended")
     assert pickle.loads(ended.payload) == 2

@@ -128,6 +128,6 @@ def test_the_name_nodes_of_an_included_file_are_asked(
         name_node.settimeout(30)
         monkeypatch.setattr("hopsgpu.storage.hdfs._QUICK_ANSWER_SECONDS", 1.0)
         with pytest.raises(OSError):
-            Hdfs("hdfs://nameservice1", quick=True).stat("/")
+            Hdfs("hdfs://nameservice1", should_fail_fast=True).stat("/")
         connection, _ = name_node.accept()
         connection.close()

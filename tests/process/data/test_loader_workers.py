@@ -15,7 +15,7 @@ import pytest
 
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.rank_shards import opened
-from hopsgpu.data.source import Source
+from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB
 from tests.conftest import until
@@ -25,7 +25,7 @@ ROWS, SIZE = 1_001, 16
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> ParquetSource:
     return written(tmp_path / "lake", ROWS)
 
 
@@ -60,7 +60,7 @@ def workers(number: int, shuffle: bool) -> Way:
 
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
 def test_batches_that_workers_have_read_ahead_do_not_count(
-    source: Source, tmp_path: Path, shuffle: bool
+    source: ParquetSource, tmp_path: Path, shuffle: bool
 ) -> None:
     run = Worlds(source, tmp_path, "keep")
     run.train(2, workers(3, shuffle), epochs=2, save_at=10, then=2)
@@ -70,11 +70,13 @@ def test_batches_that_workers_have_read_ahead_do_not_count(
     assert run.kept == {0: Counter(range(ROWS)), 1: Counter(range(ROWS))}
 
 
-def rank_of(source: Source, directory: Path) -> RankData:
+def rank_of(source: ParquetSource, directory: Path) -> RankData:
     return opened(Worlds(source, directory).dealt(1)[0], directory / "kept", 1).named["data"]
 
 
-def test_each_iteration_is_an_epoch_and_has_whole_batches(source: Source, tmp_path: Path) -> None:
+def test_each_iteration_is_an_epoch_and_has_whole_batches(
+    source: ParquetSource, tmp_path: Path
+) -> None:
     with rank_of(source, tmp_path) as data:
         loader = data.torch(SIZE, ["id"], shuffle=True).loader(2, collate_fn=with_process)
         orders = []
@@ -89,7 +91,7 @@ def test_each_iteration_is_an_epoch_and_has_whole_batches(source: Source, tmp_pa
     assert sorted(orders[0]) == sorted(orders[1]) == [*range(ROWS)]
 
 
-def test_the_second_epoch_is_read_from_the_disk(source: Source, tmp_path: Path) -> None:
+def test_the_second_epoch_is_read_from_the_disk(source: ParquetSource, tmp_path: Path) -> None:
     with rank_of(source, tmp_path) as data:
         loader = data.torch(SIZE, ["id"]).loader(2)
         first = [int(n) for batch in loader for n in batch["id"]]
@@ -98,14 +100,14 @@ def test_the_second_epoch_is_read_from_the_disk(source: Source, tmp_path: Path) 
         assert [int(n) for batch in loader for n in batch["id"]] == first
 
 
-def test_a_loop_that_is_left_ends_the_workers(source: Source, tmp_path: Path) -> None:
+def test_a_loop_that_is_left_ends_the_workers(source: ParquetSource, tmp_path: Path) -> None:
     with rank_of(source, tmp_path) as data:
         for _ in itertools.islice(data.torch(SIZE, ["id"]).loader(2), 3):
             pass
         assert [(leg.epoch, leg.batches, leg.readers) for leg in data.legs] == [(0, 3, 2)]
 
 
-def test_what_a_loader_cannot_have(source: Source, tmp_path: Path) -> None:
+def test_what_a_loader_cannot_have(source: ParquetSource, tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
     with rank_of(source, tmp_path) as data:
@@ -136,7 +138,7 @@ class Waits:
 
 
 def test_the_training_waits_for_each_batch_and_workers_keep_nobody_waiting(
-    source: Source, tmp_path: Path
+    source: ParquetSource, tmp_path: Path
 ) -> None:
     waits = Waits()
     dealt = Worlds(source, tmp_path).dealt(1)[0]

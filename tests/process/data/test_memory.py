@@ -18,13 +18,13 @@ from pyarrow import parquet
 from hopsgpu.data import reader, shuffle, stream
 from hopsgpu.data.batches import Block
 from hopsgpu.data.cache import Cache
-from hopsgpu.data.columns import select
+from hopsgpu.data.columns import select_columns
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.sizes import fixed_bytes, memory_of
 from hopsgpu.data.source import read_source
-from hopsgpu.data.stream import Stream
+from hopsgpu.data.stream import ShardStream
 from hopsgpu.storage.lake import LakePath
 
 ROWS = 3_000
@@ -123,17 +123,17 @@ def in_memory(block: Block) -> int:
 
 
 @pytest.fixture
-def made(table: pa.Table, tmp_path: Path) -> Iterator[Stream]:
+def made(table: pa.Table, tmp_path: Path) -> Iterator[ShardStream]:
     shard = shard_of(table, tmp_path / "lake", row_group_size=700)
     (tmp_path / "kept").mkdir()
-    with Stream(
+    with ShardStream(
         shard, Cache(tmp_path / "kept", 2**40), table.column_names, shard.arrow_schema
     ) as one:
         yield one
 
 
-def test_blocks_have_few_bytes_in_memory(made: Stream, table: pa.Table) -> None:
-    columns = select(made._schema, None, {})
+def test_blocks_have_few_bytes_in_memory(made: ShardStream, table: pa.Table) -> None:
+    columns = select_columns(made._schema, None, {})
     for _ in ("from the lake", "from the disk"):
         blocks = list(made.blocks(columns))
         assert sum(block.rows for block in blocks) == table.num_rows
@@ -159,7 +159,7 @@ def held_in_memory(strips: Sequence[Sequence[Block]]) -> int:
 
 
 def test_windows_have_few_bytes_in_memory(
-    made: Stream, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+    made: ShardStream, table: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though their number of rows follows from the footers alone."""
     sizes: list[int] = []
@@ -171,14 +171,14 @@ def test_windows_have_few_bytes_in_memory(
 
     monkeypatch.setattr(stream, "windows", noted)
     for _ in ("from the lake", "from the disk"):
-        blocks = list(made.shuffled(select(made._schema, None, {}), 1, 0, 64))
+        blocks = list(made.shuffled_blocks(select_columns(made._schema, None, {}), 1, 0, 64))
         assert sum(block.rows for block in blocks) == table.num_rows
     # Lists that are longer in some rows than on average may be in one window.
     assert max(sizes) <= WINDOW * (4 if "list<" in str(made._schema) else 1.5)
 
 
 def test_no_step_of_decoding_is_larger(
-    made: Stream, monkeypatch: pytest.MonkeyPatch, table: pa.Table
+    made: ShardStream, monkeypatch: pytest.MonkeyPatch, table: pa.Table
 ) -> None:
     bounded, steps = reader._bounded, []
 

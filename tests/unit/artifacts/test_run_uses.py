@@ -256,7 +256,7 @@ def test_a_file_that_another_removal_took_is_left_to_it(
     rename = LakePath.rename
 
     def late(self: LakePath, target: LakePath) -> bool:
-        rename(self, self.above / "taken-other.jsonl")
+        rename(self, self.parent / "taken-other.jsonl")
         return rename(self, target)
 
     monkeypatch.setattr(LakePath, "rename", late)

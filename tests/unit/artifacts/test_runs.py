@@ -12,7 +12,7 @@ from hopsgpu.artifacts.mirror import Mirror
 from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
 from hopsgpu.artifacts.runs import RunStore, StoredRun, began, parse, prunable
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.filesystem import Status
+from hopsgpu.storage.filesystem import FileStatus
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import put_run
 
@@ -160,8 +160,8 @@ def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: Ru
 
 
 def test_a_foreign_directory_is_as_old_as_its_last_change() -> None:
-    def entry(name: str) -> Status:
-        return Status(name, 5000, "alice", 0o755, True)
+    def entry(name: str) -> FileStatus:
+        return FileStatus(name, 5000, "alice", 0o755, True)
 
     assert began(entry("fit-19700101-000130-abcdef")) == 90.0
     assert began(entry("other")) == 5.0

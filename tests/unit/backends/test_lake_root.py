@@ -24,7 +24,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     (tmp_path / "yarn-site.xml").write_text("<configuration/>")
     monkeypatch.setattr(LakePath, "with_client", lambda self: self)
     monkeypatch.setattr(
-        LakePath, "above", property(lambda self: LakePath(self.url.rpartition("/")[0]))
+        LakePath, "parent", property(lambda self: LakePath(self.url.rpartition("/")[0]))
     )
     monkeypatch.delitem(sys.modules, "pyspark", raising=False)
     return {"HADOOP_CONF_DIR": str(tmp_path), "HADOOP_USER_NAME": "alice"}

@@ -28,7 +28,7 @@ from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.gpu.node.devices import Device, Process
 from hopsgpu.gpu.node.health import Readings
 from hopsgpu.gpu.node.leases import Leases, lease_directory, try_lock
-from hopsgpu.storage.root import root_on
+from hopsgpu.storage.root import choose_root
 from hopsgpu.yarn.cluster_gpus import GpuType
 from tests.conftest import until
 
@@ -73,10 +73,10 @@ def test_without_a_file_system_of_a_cluster_the_root_is_at_home(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOME", "/home/alice")
-    assert root_on(None, None, "alice") == "file:///home/alice/hopsgpu"
-    assert root_on(None, "file:///", "alice") == "file:///home/alice/hopsgpu"
-    assert root_on(None, "hdfs://lake/", "alice") == "hdfs://lake/user/alice/hopsgpu"
-    assert root_on("hdfs://lake/team/", None, "alice") == "hdfs://lake/team"
+    assert choose_root(None, None, "alice") == "file:///home/alice/hopsgpu"
+    assert choose_root(None, "file:///", "alice") == "file:///home/alice/hopsgpu"
+    assert choose_root(None, "hdfs://lake/", "alice") == "hdfs://lake/user/alice/hopsgpu"
+    assert choose_root("hdfs://lake/team/", None, "alice") == "hdfs://lake/team"
 
 
 def test_a_gang_for_gpus_runs_on_cpus_where_there_are_none() -> None:

@@ -28,7 +28,7 @@ from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import Container
 from hopsgpu.storage.hadoop_tokens import (
     OWN,
-    VARIABLE,
+    TOKEN_FILE_VARIABLE,
     _Tokens,
     hdfs_services,
     keep_tokens,
@@ -294,7 +294,7 @@ def named(content: bytes) -> dict[bytes, bytes]:
 def test_a_token_for_an_address_serves_the_names_of_its_name_node(tmp_path: Path) -> None:
     file = tmp_path / "container_tokens"
     file.write_bytes(DATED)
-    variables = {VARIABLE: str(file)}
+    variables = {TOKEN_FILE_VARIABLE: str(file)}
     asked: list[str] = []
 
     def resolve(host: str) -> set[str]:
@@ -327,7 +327,7 @@ def test_a_token_for_an_address_serves_the_names_of_its_name_node(tmp_path: Path
 def test_without_tokens_for_addresses_nothing_is_looked_up(
     content: bytes | None, tmp_path: Path
 ) -> None:
-    variables = {VARIABLE: str(tmp_path / "tokens")}
+    variables = {TOKEN_FILE_VARIABLE: str(tmp_path / "tokens")}
     if content is not None:
         (tmp_path / "tokens").write_bytes(content)
     name_tokens(["nn1.lake:8020"], variables, lambda host: pytest.fail(host))
@@ -418,7 +418,7 @@ def test_fresh_tokens_in_another_format_are_refused(fresh: bytes, tmp_path: Path
     given = tmp_path / "container_tokens"
     given.write_bytes(OLD)
     with pytest.raises(ValueError, match="Hadoop tokens"):
-        keep_tokens(fresh, {VARIABLE: str(given)}, tmp_path / "hopsgpu")
+        keep_tokens(fresh, {TOKEN_FILE_VARIABLE: str(given)}, tmp_path / "hopsgpu")
     assert given.read_bytes() == OLD
 
 
@@ -426,14 +426,14 @@ def test_the_containers_own_file_is_replaced_whole(tmp_path: Path) -> None:
     given = tmp_path / "container_tokens"
     given.write_bytes(OLD)
     given.chmod(0o640)
-    variables = {VARIABLE: str(given)}
+    variables = {TOKEN_FILE_VARIABLE: str(given)}
     with given.open("rb") as reader:
         keep_tokens(NEW, variables, tmp_path / "hopsgpu")
         # Who has it open reads on in the old one.
         assert reader.read() == OLD
     assert given.read_bytes() == NEW
     assert stat.S_IMODE(given.stat().st_mode) == 0o600
-    assert variables == {VARIABLE: str(given)}
+    assert variables == {TOKEN_FILE_VARIABLE: str(given)}
     assert list(tmp_path.iterdir()) == [given]
 
 
@@ -441,15 +441,17 @@ def test_the_containers_own_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_file_of_our_own_serves_where_the_containers_cannot(
     given: str | None, tmp_path: Path
 ) -> None:
-    variables: dict[str, str] = {} if given is None else {VARIABLE: str(tmp_path / given)}
+    variables: dict[str, str] = (
+        {} if given is None else {TOKEN_FILE_VARIABLE: str(tmp_path / given)}
+    )
     own = tmp_path / "hopsgpu"
     keep_tokens(OLD, variables, own)
     first = dict(variables)
     keep_tokens(NEW, variables, own)
-    assert variables == first == {VARIABLE: str(own / OWN)}
+    assert variables == first == {TOKEN_FILE_VARIABLE: str(own / OWN)}
     assert (own / OWN).read_bytes() == NEW
     assert stat.S_IMODE((own / OWN).stat().st_mode) == 0o600
-    assert rank_environment(variables, {}, [])[VARIABLE] == str(own / OWN)
+    assert rank_environment(variables, {}, [])[TOKEN_FILE_VARIABLE] == str(own / OWN)
 
 
 def test_no_draft_is_left_where_nothing_can_be_written(tmp_path: Path) -> None:

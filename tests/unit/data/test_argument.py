@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
-from hopsgpu.data.rank_shards import RankShards, opened, parts
+from hopsgpu.data.rank_shards import RankShards, opened, split_budget
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.shard_plan import plan_shards
-from hopsgpu.data.source import Source, SourceFile, columns_of, read_source
+from hopsgpu.data.source import ParquetSource, SourceFile, columns_of, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.storage.lake import LakePath
@@ -37,7 +37,7 @@ def test_no_data() -> None:
 
 def test_one_frame_is_written_below_the_run() -> None:
     datasets = given(Frame())
-    assert datasets.single and datasets.label("data") == "data"
+    assert datasets.is_single and datasets.label("data") == "data"
     assert [name for name, _ in datasets.frames] == ["data"] and not [*datasets.paths]
     assert datasets.places("hdfs://nn:8020/runs/r", FILES) == {
         "data": "hdfs://nn:8020/runs/r/data/data"
@@ -46,7 +46,7 @@ def test_one_frame_is_written_below_the_run() -> None:
 
 def test_a_dict_mixes_frames_and_paths_in_its_order() -> None:
     datasets = given({"train": Data(Frame(), "keep", 3), "test": PurePosixPath("/lake/test")})
-    assert not datasets.single and datasets.label("test") == "data.test"
+    assert not datasets.is_single and datasets.label("test") == "data.test"
     assert list(datasets.places("hdfs://nn:8020/runs/r", FILES).items()) == [
         ("train", "hdfs://nn:8020/runs/r/data/train"),
         ("test", "hdfs://nn:8020/lake/test"),
@@ -121,11 +121,13 @@ def test_a_url_that_names_no_file_system_is_of_the_default_one_alone(
         url_of(path, files)
 
 
-def source(*rows: int, groups: int = 1) -> Source:
+def source(*rows: int, groups: int = 1) -> ParquetSource:
     files = tuple(
         SourceFile(f"part-{n:05}.parquet", 1000, (r,) * groups) for n, r in enumerate(rows)
     )
-    return Source("hdfs://nn/x", files, 8, pa.schema({"n": pa.int64()}).serialize().to_pybytes())
+    return ParquetSource(
+        "hdfs://nn/x", files, 8, pa.schema({"n": pa.int64()}).serialize().to_pybytes()
+    )
 
 
 def rows_of(serialized: bytes, name: str = "data") -> int:
@@ -139,10 +141,10 @@ def test_each_rank_is_dealt_its_shard_of_all_data() -> None:
     )
     assert sorted(rows_of(d, "train") for d in serialized) == [5, 6]
     assert [rows_of(d, "test") for d in serialized] == [3, 3]
-    assert not RankShards.load(serialized[0]).single
+    assert not RankShards.load(serialized[0]).is_single
     assert RankShards.load(
         data_staging.serialized_shards(given("/x"), {"data": source(5)}, 1)[0]
-    ).single
+    ).is_single
 
 
 def test_fewer_rows_than_ranks_names_the_data() -> None:
@@ -158,14 +160,14 @@ def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
     assert sum(map(rows_of, serialized)) == 1_000_000
     # JSON is tens of bytes for each row group and each file.
     assert sum(map(len, serialized)) < 20 * 10_000
-    monkeypatch.setattr(data_staging, "MOST_SHARD_BYTES", 1000)
+    monkeypatch.setattr(data_staging, "MAX_SHARD_BYTES", 1000)
     with pytest.raises(ConfigError, match="data has 10000 row groups.*rewrite the data with fewer"):
         data_staging.serialized_shards(given("/x"), {"data": many}, 4)
 
 
 def test_what_is_dealt_comes_whole_or_is_refused() -> None:
     shard = Shard("file:///x", (ShardFile("a", 9),), (Slice(0, 1, 2, 3),), 8, b"schema")
-    serialized = RankShards({"a": shard, "b": shard}, single=False)
+    serialized = RankShards({"a": shard, "b": shard}, is_single=False)
     assert RankShards.load(serialized.dump()) == serialized
     for damaged in (b"", b"x", serialized.dump()[:-9]):
         with pytest.raises(StoreError, match="shards are of another version of hopsgpu"):
@@ -173,8 +175,8 @@ def test_what_is_dealt_comes_whole_or_is_refused() -> None:
 
 
 def test_data_shares_the_disk_by_its_size() -> None:
-    assert parts(100, [30, 10]) == [75, 25]
-    assert parts(100, [0]) == [0]
+    assert split_budget(100, [30, 10]) == [75, 25]
+    assert split_budget(100, [0]) == [0]
 
 
 def test_the_ranks_of_a_node_share_its_disk(
@@ -189,9 +191,9 @@ def test_the_ranks_of_a_node_share_its_disk(
     monkeypatch.setattr("hopsgpu.data.rank_shards.default_budget", budget)
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     (shard,) = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 1)
-    alone = opened(RankShards({"data": shard}, single=True), tmp_path / "kept", 3).view
+    alone = opened(RankShards({"data": shard}, is_single=True), tmp_path / "kept", 3).view
     assert not isinstance(alone, dict) and alone.to_arrow()["n"].to_pylist() == [*range(6)]
-    named = opened(RankShards({"a": shard, "b": shard}, single=False), tmp_path / "kept", 3).view
+    named = opened(RankShards({"a": shard, "b": shard}, is_single=False), tmp_path / "kept", 3).view
     assert isinstance(named, dict) and list(named) == ["a", "b"] and asked == [3, 3]
 
 

@@ -11,9 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hopsgpu.data.batches import Block, Windows, are_late, block_bytes, rebatch, windows
-from hopsgpu.data.columns import select
-from hopsgpu.data.shuffle import Mixes
+from hopsgpu.data.batches import (
+    Block,
+    ShuffledBlock,
+    are_late,
+    block_bytes,
+    rebatch,
+    shuffle_windows,
+)
+from hopsgpu.data.columns import select_columns
+from hopsgpu.data.shuffle import WindowShuffler
 from hopsgpu.units import MIB
 
 WIDTH = 32
@@ -32,8 +39,8 @@ def made(rows: Sequence[int], released: list[int], *, is_late: bool, size: int =
         [strip(firsts[n], rows[n], released), strip(firsts[n + 1], rows[n + 1], released)]
         for n in range(0, len(rows), 2)
     )
-    mixes = Mixes(0, 0, 8_192)
-    return windows(held, mixes.next, size, is_late, is_own=False)
+    mixes = WindowShuffler(0, 0, 8_192)
+    return shuffle_windows(held, mixes.next, size, is_late, is_own=False)
 
 
 def rows_of(blocks: Iterable[Block]) -> list[int]:
@@ -62,9 +69,13 @@ def test_windows_do_not_keep_the_arrays_that_they_were_made_of() -> None:
         arrays.extend(weakref.ref(part.arrays["x"]) for held in strips for part in held)
         return strips
 
-    ready = list(windows(map(noted, [100, 200]), Mixes(0, 0, 400).next, 8, True, is_own=False))
+    ready = list(
+        shuffle_windows(
+            map(noted, [100, 200]), WindowShuffler(0, 0, 400).next, 8, True, is_own=False
+        )
+    )
     gc.collect()
-    assert [type(block) for block in ready] == [Windows]
+    assert [type(block) for block in ready] == [ShuffledBlock]
     assert [array() for array in arrays] == [None] * 4
 
 
@@ -101,7 +112,7 @@ def test_a_block_is_released_before_the_loop_is_busy_with_a_batch_that_ends_it()
 def test_the_bytes_that_are_read_ahead_are_those_of_the_columns_that_are_read(
     kind: Any, shape: Any, size: int, late: bool, most: int
 ) -> None:
-    columns = select(
+    columns = select_columns(
         pa.schema([("x", kind), ("other", pa.string())]), ["x"], {"x": shape} if shape else {}
     )
     assert are_late(columns, size) is late

@@ -40,13 +40,13 @@ def test_what_is_kept_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    go, write = threading.Event(), cache._Writer._write
+    go, write = threading.Event(), cache._CacheFile._write
 
     def slow(writer: Any, batch: Any) -> None:
         assert go.wait(30)
         write(writer, batch)
 
-    monkeypatch.setattr(cache._Writer, "_write", slow)
+    monkeypatch.setattr(cache._CacheFile, "_write", slow)
     keeper = Cache(tmp_path, 2**20)
     with CacheWriter() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
         keep(BATCHES[0])
@@ -60,7 +60,7 @@ def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_full_disk_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    write, tried = cache._Writer._write, []
+    write, tried = cache._CacheFile._write, []
 
     def full(writer: Any, batch: Any) -> None:
         tried.append(batch)
@@ -68,7 +68,7 @@ def test_a_full_disk_keeps_nothing(
             raise OSError(28, "No space left on device")
         write(writer, batch)
 
-    monkeypatch.setattr(cache._Writer, "_write", full)
+    monkeypatch.setattr(cache._CacheFile, "_write", full)
     keeper = Cache(tmp_path, 2**20)
     keep_all(keeper)
     assert kept(keeper) is None
@@ -79,7 +79,7 @@ def test_a_full_disk_keeps_nothing(
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(cache, "_WRITE_SECONDS", 0.05)
-    monkeypatch.setattr(cache._Writer, "_write", lambda *_: go.wait(30))
+    monkeypatch.setattr(cache._CacheFile, "_write", lambda *_: go.wait(30))
     keeper = Cache(tmp_path, 2**20)
     keep_all(keeper)
     assert kept(keeper) is None
@@ -108,13 +108,13 @@ def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
 def test_the_end_of_a_file_holds_nobody_up_but_who_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, end = threading.Event(), cache._Writer.end
+    go, end = threading.Event(), cache._CacheFile.end
 
     def slow(writer: Any, target: Path) -> bool:
         assert go.wait(30)
         return end(writer, target)
 
-    monkeypatch.setattr(cache._Writer, "end", slow)
+    monkeypatch.setattr(cache._CacheFile, "end", slow)
     keeper = Cache(tmp_path, 2**20)
     with CacheWriter() as scribe:
         with keeper.keeping(KEY, SCHEMA, scribe) as keep:

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hopsgpu.data.batches import converted
-from hopsgpu.data.cache import in_memory
-from hopsgpu.data.columns import Kind, checked_names, column, select
+from hopsgpu.data.batches import convert_chunk
+from hopsgpu.data.cache import memory_chunk
+from hopsgpu.data.columns import ColumnKind, check_names, column, select_columns
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB
 
@@ -79,13 +79,13 @@ def test_decimals_are_doubles() -> None:
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
 def test_strings(kind: Any) -> None:
     assert convert(["ü", None, ""], kind).tolist() == ["ü", None, ""]
-    assert column(pa.field("c", kind)).kind is Kind.TEXT
+    assert column(pa.field("c", kind)).kind is ColumnKind.TEXT
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2)])
 def test_binary(kind: Any) -> None:
     assert convert([b"\x00\xff", None], kind).tolist() == [b"\x00\xff", None]
-    assert column(pa.field("c", kind)).kind is Kind.BYTES
+    assert column(pa.field("c", kind)).kind is ColumnKind.BYTES
 
 
 def test_lists_of_fixed_length_are_arrays() -> None:
@@ -155,7 +155,7 @@ def test_lists_of_different_lengths(make: Any) -> None:
 )
 def test_lists_are_read_only(kind: Any, value: Any) -> None:
     batch = pa.record_batch({"c": pa.array([[value]], pa.list_(kind))})
-    (block,) = converted(in_memory(batch), [column(batch.schema.field("c"))], MIB, set())
+    (block,) = convert_chunk(memory_chunk(batch), [column(batch.schema.field("c"))], MIB, set())
     row = block.arrays["c"][0]
     assert not row.flags.writeable
     assert not (row.dtype == object and kind != pa.string() and row[0].flags.writeable)
@@ -216,9 +216,9 @@ SCHEMA = pa.schema({"a": pa.int8(), "b": pa.list_(pa.float32())})
 
 
 def test_columns_are_chosen_by_name() -> None:
-    assert [one.name for one in select(SCHEMA, None, {})] == ["a", "b"]
-    chosen = select(SCHEMA, ["b"], {"b": (2, 3)})
-    assert [(one.name, one.shape, one.kind) for one in chosen] == [("b", (2, 3), Kind.NUMBER)]
+    assert [one.name for one in select_columns(SCHEMA, None, {})] == ["a", "b"]
+    chosen = select_columns(SCHEMA, ["b"], {"b": (2, 3)})
+    assert [(one.name, one.shape, one.kind) for one in chosen] == [("b", (2, 3), ColumnKind.NUMBER)]
 
 
 @pytest.mark.parametrize(
@@ -238,11 +238,11 @@ def test_columns_are_chosen_by_name() -> None:
 )
 def test_what_is_no_choice_of_columns_is_refused(columns: Any, shapes: Any) -> None:
     with pytest.raises(ConfigError, match="columns=|shapes"):
-        select(SCHEMA, columns, shapes)
+        select_columns(SCHEMA, columns, shapes)
 
 
 def test_names_that_are_twice_in_the_data_are_no_choice() -> None:
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8()), ("b", pa.int8())])
     with pytest.raises(ConfigError, match="columns=None: must be different names .*: a, a, b"):
-        checked_names(twice, None)
-    assert checked_names(twice, ["b"]) == ["b"]
+        check_names(twice, None)
+    assert check_names(twice, ["b"]) == ["b"]

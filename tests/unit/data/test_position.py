@@ -15,12 +15,12 @@ import pytest
 
 from hopsgpu.data import reader
 from hopsgpu.data import shuffle as order
-from hopsgpu.data.position import Leg, Position, agreed, in_step
+from hopsgpu.data.position import Leg, Position, common_position, in_step
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.rank_shards import opened
 from hopsgpu.data.shard import Slice
 from hopsgpu.data.shard_plan import plan_epoch, reader_ends, without
-from hopsgpu.data.source import Source
+from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError, StoreError
 from tests.unit.data.worlds import Way, Worlds, written
 
@@ -29,7 +29,7 @@ SIZE = 16
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> ParquetSource:
     return written(tmp_path / "lake", ROWS)
 
 
@@ -94,7 +94,7 @@ WAYS = [lists, columns, torch, torch_loader, pytest.param(tensorflow, marks=pyte
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("remainder", ["drop", "pad", "keep"])
 def test_a_growth_a_loss_and_a_giving_way(
-    source: Source, tmp_path: Path, way: Any, shuffle: bool, remainder: str
+    source: ParquetSource, tmp_path: Path, way: Any, shuffle: bool, remainder: str
 ) -> None:
     """Two ranks, then three, of which one is lost after a checkpoint, then three, then two."""
     run = Worlds(source, tmp_path, remainder)
@@ -136,7 +136,7 @@ def some_way(chance: random.Random, size: int) -> Way:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_sequence_of_worlds(source: Source, tmp_path: Path, seed: int) -> None:
+def test_any_sequence_of_worlds(source: ParquetSource, tmp_path: Path, seed: int) -> None:
     """Of any sizes, with batches of any size; the last world trains what remains."""
     chance = random.Random(seed)
     remainder = chance.choice(["drop", "pad", "keep"])
@@ -156,7 +156,7 @@ def test_any_sequence_of_worlds(source: Source, tmp_path: Path, seed: int) -> No
     assert sum(ids.values()) - len(ids) <= (2 + 4 * 4 if remainder == "pad" else 0)
 
 
-def test_the_order_is_the_same_for_the_same_worlds(source: Source, tmp_path: Path) -> None:
+def test_the_order_is_the_same_for_the_same_worlds(source: ParquetSource, tmp_path: Path) -> None:
     orders = []
     for number in range(2):
         run = Worlds(source, tmp_path / str(number))
@@ -169,7 +169,9 @@ def test_the_order_is_the_same_for_the_same_worlds(source: Source, tmp_path: Pat
     assert rest != sorted(rest)
 
 
-def test_the_ranks_of_a_world_have_equal_parts_of_the_rest(source: Source, tmp_path: Path) -> None:
+def test_the_ranks_of_a_world_have_equal_parts_of_the_rest(
+    source: ParquetSource, tmp_path: Path
+) -> None:
     run = Worlds(source, tmp_path)
     run.train(2, lists(True), epochs=1, save_at=30)
     rest = ROWS - 2 * 30 * SIZE
@@ -177,7 +179,7 @@ def test_the_ranks_of_a_world_have_equal_parts_of_the_rest(source: Source, tmp_p
     assert {mine.shards["data"].num_rows for mine in run.dealt(4)} == {ROWS // 4}
 
 
-def test_a_later_epoch_begins_anew(source: Source, tmp_path: Path) -> None:
+def test_a_later_epoch_begins_anew(source: ParquetSource, tmp_path: Path) -> None:
     run = Worlds(source, tmp_path, "keep")
     run.train(2, lists(True), epochs=2, save_at=20)
     run.train(3, lists(True), epochs=2, save_at=40)
@@ -189,7 +191,7 @@ def test_a_later_epoch_begins_anew(source: Source, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_at_the_end_of_an_epoch_continues_with_the_next(
-    source: Source, tmp_path: Path
+    source: ParquetSource, tmp_path: Path
 ) -> None:
     run = Worlds(source, tmp_path, "keep")
     batches = -(-(ROWS // 2 + 1) // SIZE)
@@ -200,7 +202,7 @@ def test_a_checkpoint_at_the_end_of_an_epoch_continues_with_the_next(
     assert_trained_once(run.kept, "keep", (2, 3))
 
 
-def test_batches_of_several_epochs_in_one_call(source: Source, tmp_path: Path) -> None:
+def test_batches_of_several_epochs_in_one_call(source: ParquetSource, tmp_path: Path) -> None:
     run = Worlds(source, tmp_path, "keep")
     once = Counter(range(ROWS))
     batches = -(-(ROWS // 2 + 1) // SIZE)
@@ -209,7 +211,9 @@ def test_batches_of_several_epochs_in_one_call(source: Source, tmp_path: Path) -
     assert sum(run.kept.values(), Counter()) == once + once
 
 
-def test_a_loop_that_begins_at_0_skips_what_is_trained(source: Source, tmp_path: Path) -> None:
+def test_a_loop_that_begins_at_0_skips_what_is_trained(
+    source: ParquetSource, tmp_path: Path
+) -> None:
     run = Worlds(source, tmp_path)
     batches = ROWS // 2 // SIZE + 1
     run.train(2, lists(False), epochs=2, save_at=batches + 20)
@@ -220,7 +224,7 @@ def test_a_loop_that_begins_at_0_skips_what_is_trained(source: Source, tmp_path:
     assert lengths == [0, ROWS - 2 * 20 * SIZE, ROWS]
 
 
-def test_passes_without_a_number(source: Source, tmp_path: Path) -> None:
+def test_passes_without_a_number(source: ParquetSource, tmp_path: Path) -> None:
     """A pass that was interrupted is continued, and one that ended begins again."""
 
     def read(data: RankData, epoch: int) -> Iterator[Mapping[str, Any]]:
@@ -236,11 +240,13 @@ def test_passes_without_a_number(source: Source, tmp_path: Path) -> None:
     assert passes == [ROWS - 2 * 20 * SIZE, ROWS]
 
 
-def rank_of(source: Source, directory: Path) -> RankData:
+def rank_of(source: ParquetSource, directory: Path) -> RankData:
     return opened(Worlds(source, directory).dealt(2)[0], directory / "kept", 1).named["data"]
 
 
-def test_an_evaluation_without_a_number_does_not_count(source: Source, tmp_path: Path) -> None:
+def test_an_evaluation_without_a_number_does_not_count(
+    source: ParquetSource, tmp_path: Path
+) -> None:
     with rank_of(source, tmp_path) as data:
         training = data.batches(SIZE, epoch=4)
         next(training)
@@ -253,7 +259,7 @@ def test_an_evaluation_without_a_number_does_not_count(source: Source, tmp_path:
 
 
 def test_two_loops_in_turn_begin_the_epoch_again_with_a_warning(
-    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    source: ParquetSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
     with rank_of(source, tmp_path) as data:
@@ -268,7 +274,10 @@ def test_two_loops_in_turn_begin_the_epoch_again_with_a_warning(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_evaluation_within_an_epoch_does_not_pass_for_its_end(
-    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture, way: Callable[[bool], Way]
+    source: ParquetSource,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    way: Callable[[bool], Way],
 ) -> None:
     with rank_of(source, tmp_path) as data:
         training = way(False)(data, 4)
@@ -280,7 +289,7 @@ def test_an_evaluation_within_an_epoch_does_not_pass_for_its_end(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_epoch_that_is_left_early_is_over(
-    source: Source, tmp_path: Path, way: Callable[[bool], Way]
+    source: ParquetSource, tmp_path: Path, way: Callable[[bool], Way]
 ) -> None:
     with rank_of(source, tmp_path) as data:
         training = way(False)(data, 4)
@@ -291,7 +300,7 @@ def test_an_epoch_that_is_left_early_is_over(
 
 
 def test_a_graph_of_tensorflow_begins_the_epoch_again_with_a_warning(
-    source: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    source: ParquetSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     import tensorflow as tf
 
@@ -314,7 +323,7 @@ def test_a_graph_of_tensorflow_begins_the_epoch_again_with_a_warning(
             data.completed(-1)
 
 
-def test_a_fit_of_keras(source: Source, tmp_path: Path) -> None:
+def test_a_fit_of_keras(source: ParquetSource, tmp_path: Path) -> None:
     """It begins iterators that it does not use, which are no epochs."""
     import keras
 
@@ -348,7 +357,9 @@ def test_a_fit_of_keras(source: Source, tmp_path: Path) -> None:
     assert [epoch for epoch, _ in seen] == [0, 1, 2]
 
 
-def test_a_world_that_reads_nothing_keeps_the_position(source: Source, tmp_path: Path) -> None:
+def test_a_world_that_reads_nothing_keeps_the_position(
+    source: ParquetSource, tmp_path: Path
+) -> None:
     run = Worlds(source, tmp_path)
     run.train(2, lists(True), epochs=2, save_at=20)
     for ranks in (3, 1):
@@ -373,12 +384,12 @@ def test_the_position_of_ranks_that_were_not_in_step_is_the_least(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     positions = [Position({"a": (replace(LEG, batches=n),), "b": (LEG,)}) for n in (10, 8, 9)]
-    assert agreed(positions) == positions[1]
+    assert common_position(positions) == positions[1]
     assert "had not read 'a' in step" in caplog.text
     ended = Position({"a": (replace(LEG, batches=9, ended=True),)})
     whole = Position({"a": (LEG,)})
-    assert agreed([ended, whole]) == whole
-    assert agreed([whole]) == whole
+    assert common_position([ended, whole]) == whole
+    assert common_position([whole]) == whole
 
 
 def test_a_position_travels_as_json() -> None:
@@ -419,7 +430,7 @@ def test_rows_are_left_out(seed: int) -> None:
     assert all(part.rows for bundle in left for part in bundle)
 
 
-def test_few_rows_of_an_epoch_remain(source: Source) -> None:
+def test_few_rows_of_an_epoch_remain(source: ParquetSource) -> None:
     """With `drop` the epoch is over; with `pad` the rows repeat; with `keep` a rank has none."""
     leg = Leg(1, batches=ROWS - 2, size=1)
     assert plan_epoch(source, 5, [leg]).epoch == 1

@@ -10,8 +10,8 @@ import pytest
 
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.shard_plan import plan_shards, plan_slices
-from hopsgpu.data.shuffle import pieces_of
-from hopsgpu.data.source import Source, SourceFile
+from hopsgpu.data.shuffle import split_into_pieces
+from hopsgpu.data.source import ParquetSource, SourceFile
 from hopsgpu.errors import ConfigError, StoreError
 
 Rows = list[tuple[int, int, int]]
@@ -105,7 +105,7 @@ def test_slices_of_a_row_group_stay_in_one_piece() -> None:
     """However large it is: each piece reads it from its first row on."""
     slices = [Slice(0, 0, 1000 * n, 900) for n in range(20)]
     slices += [Slice(0, 1, 0, 10), Slice(0, 2, 0, 10)]
-    whole, rest = pieces_of(slices, 10_000)
+    whole, rest = split_into_pieces(slices, 10_000)
     assert (whole, rest) == (tuple(slices[:20]), tuple(slices[20:]))
 
 
@@ -114,9 +114,9 @@ def test_another_remainder_is_refused() -> None:
         plan_slices([[4]], 2, remainder="none")
 
 
-def source() -> Source:
+def source() -> ParquetSource:
     files = tuple(SourceFile(f"part-{n}.parquet", 1000 + n, (5, 5)) for n in range(4))
-    return Source("file:///lake/x", files, 24, b"\x00schema\xff")
+    return ParquetSource("file:///lake/x", files, 24, b"\x00schema\xff")
 
 
 def test_shards_name_their_own_files_only() -> None:
@@ -137,7 +137,7 @@ def test_shards_name_their_own_files_only() -> None:
 def test_a_shard_travels_as_json() -> None:
     shard = plan_shards(source(), 3, remainder="pad")[1]
     assert Shard.load(shard.dump()) == shard
-    many = Source("file:///x", (SourceFile("", 9, (1000,) * 10_000),), 8, b"")
+    many = ParquetSource("file:///x", (SourceFile("", 9, (1000,) * 10_000),), 8, b"")
     assert len(plan_shards(many, 1)[0].dump()) < 200_000
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from hopsgpu.data.argument import ONLY, Data, Datasets
-from hopsgpu.data.position import Position, agreed
+from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
+from hopsgpu.data.position import Position, common_position
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.rank_shards import RankShards, opened
-from hopsgpu.data.source import Source, read_source
+from hopsgpu.data.source import ParquetSource, read_source
 from hopsgpu.launcher.data_staging import serialized_shards
 from hopsgpu.storage.lake import LakePath
 
@@ -25,7 +25,7 @@ from hopsgpu.storage.lake import LakePath
 Way = Callable[[RankData, int], Iterator[Mapping[str, Any]]]
 
 
-def written(directory: Path, rows: int, group: int = 70) -> Source:
+def written(directory: Path, rows: int, group: int = 70) -> ParquetSource:
     """Write rows with ids from 0 in three files, as lists and as columns; return the source."""
     directory.mkdir()
     numbers = np.arange(rows)
@@ -51,7 +51,7 @@ class Worlds:
         lost: ids by epoch that were handed out after the last checkpoint of a world.
     """
 
-    source: Source
+    source: ParquetSource
     directory: Path
     remainder: str = "drop"
     position: Position | None = None
@@ -60,8 +60,8 @@ class Worlds:
     _number: Iterator[int] = field(default_factory=itertools.count)
 
     def dealt(self, ranks: int) -> list[RankShards]:
-        datasets = Datasets({ONLY: Data("/x", self.remainder, seed=3)}, single=True)
-        parts = serialized_shards(datasets, {ONLY: self.source}, ranks, self.position)
+        datasets = Datasets({DEFAULT_NAME: Data("/x", self.remainder, seed=3)}, is_single=True)
+        parts = serialized_shards(datasets, {DEFAULT_NAME: self.source}, ranks, self.position)
         return [RankShards.load(part) for part in parts]
 
     def train(
@@ -85,7 +85,7 @@ class Worlds:
         for rank, mine in enumerate(self.dealt(ranks)):
             place = self.directory / f"{next(self._number)}"
             view = opened(mine, place, ranks)
-            data = view.named[ONLY]
+            data = view.named[DEFAULT_NAME]
             found.append([])
             with data:
                 steps = self._steps(data, way, epochs)
@@ -101,7 +101,7 @@ class Worlds:
                         break
                 steps.close()
         if position is not None:
-            self.position = agreed([position])
+            self.position = common_position([position])
         return found
 
     @staticmethod

@@ -13,12 +13,12 @@ from hopsgpu.doctor.kerberos_checks import (
     check_web,
 )
 from hopsgpu.doctor.report import State
-from hopsgpu.storage.kerberos import Ticket
+from hopsgpu.storage.kerberos import KerberosTicket
 
 NOW = 1_795_000_000.0
 RM = "http://rm:8088"
 FINE = Credentials(
-    "", "alice", Ticket("alice@R", NOW + 36_000, NOW + 600_000), "", {RM: True}, True
+    "", "alice", KerberosTicket("alice@R", NOW + 36_000, NOW + 600_000), "", {RM: True}, True
 )
 
 
@@ -27,8 +27,12 @@ FINE = Credentials(
     [
         (FINE, State.OK, "alice (alice@R), ticket until 20"),
         (replace(FINE, keytab="/k"), State.OK, "then new ones from the keytab /k"),
-        (replace(FINE, ticket=Ticket("a@R", NOW + 36_000)), State.OK, "not renewable"),
-        (replace(FINE, ticket=Ticket("a@R", NOW + 60)), State.WRONG, "ends within the hour"),
+        (replace(FINE, ticket=KerberosTicket("a@R", NOW + 36_000)), State.OK, "not renewable"),
+        (
+            replace(FINE, ticket=KerberosTicket("a@R", NOW + 60)),
+            State.WRONG,
+            "ends within the hour",
+        ),
         (replace(FINE, problem="there is no Kerberos ticket: run kinit"), State.WRONG, "kinit"),
         (replace(FINE, ticket=None), State.UNKNOWN, "klist is not installed"),
     ],

@@ -17,9 +17,9 @@ from hopsgpu.artifacts.checkpoint_positions import latest_positions
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints
-from hopsgpu.data.argument import ONLY, Data, Datasets
-from hopsgpu.data.position import Position, agreed
-from hopsgpu.data.source import Source, read_source
+from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
+from hopsgpu.data.position import Position, common_position
+from hopsgpu.data.source import ParquetSource, read_source
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.data_staging import serialized_shards
 from hopsgpu.rank.blocked_time import BlockedTime
@@ -28,11 +28,11 @@ from hopsgpu.rank.context import DATA, VARIABLE, Context
 from hopsgpu.storage.lake import LakePath
 
 ROWS, SIZE = 500, 10
-DATASETS = Datasets({ONLY: Data("/x", "keep")}, single=True)
+DATASETS = Datasets({DEFAULT_NAME: Data("/x", "keep")}, is_single=True)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> ParquetSource:
     parquet.write_table(pa.table({"id": range(ROWS)}), tmp_path / "0.parquet", row_group_size=60)
     return read_source(LakePath(f"file://{tmp_path}/0.parquet"))
 
@@ -76,17 +76,24 @@ def ranks(tmp_path: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch) -> Ra
 
 
 def next_parts(
-    source: Source, ranks: int, lake: LakePath, resumed: LakePath | None = None
+    source: ParquetSource, ranks: int, lake: LakePath, resumed: LakePath | None = None
 ) -> tuple[bytes, ...]:
     places = [Checkpoints(place, 0) for place in (lake, resumed) if place is not None]
     found = [Position.from_fields(fields) for fields in latest_positions(places)]
-    return serialized_shards(DATASETS, {ONLY: source}, ranks, agreed(found) if found else None)
+    return serialized_shards(
+        DATASETS, {DEFAULT_NAME: source}, ranks, common_position(found) if found else None
+    )
 
 
 @pytest.mark.parametrize("savers", [{0}, {1}, {0, 1, 2, 3}])
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_the_next_gang_has_the_rest_of_the_epoch(
-    source: Source, lake: LakePath, ranks: Ranks, tmp_path: Path, savers: set[int], is_resumed: bool
+    source: ParquetSource,
+    lake: LakePath,
+    ranks: Ranks,
+    tmp_path: Path,
+    savers: set[int],
+    is_resumed: bool,
 ) -> None:
     trained: Counter[int] = Counter()
     state = tmp_path / "state"
@@ -117,7 +124,7 @@ def test_the_next_gang_has_the_rest_of_the_epoch(
 @pytest.mark.parametrize("batches", [7, ROWS // SIZE // 2], ids=["in an epoch", "after an epoch"])
 @pytest.mark.parametrize("does_load", [True, False])
 def test_a_gang_that_does_not_load_the_checkpoint_is_told(
-    source: Source,
+    source: ParquetSource,
     lake: LakePath,
     ranks: Ranks,
     tmp_path: Path,
@@ -147,7 +154,9 @@ def test_a_gang_that_does_not_load_the_checkpoint_is_told(
     assert len(told) == (0 if does_load else 1)
 
 
-def test_without_a_complete_step_the_data_begins_anew(source: Source, lake: LakePath) -> None:
+def test_without_a_complete_step_the_data_begins_anew(
+    source: ParquetSource, lake: LakePath
+) -> None:
     assert latest_positions([Checkpoints(lake, 0)]) == []
 
 

@@ -125,7 +125,7 @@ def test_an_upload_that_fails_leaves_no_reader(
     lake = LakePath(f"file://{tmp_path}/lake")
     told: list[tuple[str, FileFacts]] = []
     with pytest.raises(ConfigError, match="not yours") as kept:
-        upload_files({"w": source}, lake, known=lambda *facts: told.append(facts))
+        upload_files({"w": source}, lake, on_facts=lambda *facts: told.append(facts))
     assert kept.value.__traceback__ is not None  # which has all that was under way
     assert digesting() == [] and told == []
 

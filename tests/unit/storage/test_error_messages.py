@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hopsgpu.storage.error_messages import Refused, explain, refusal
+from hopsgpu.storage.error_messages import StoreRefusal, explain, refusal
 from hopsgpu.storage.hdfs import as_exception
 
 SAFE = (
@@ -99,8 +99,11 @@ def test_what_the_local_system_says(number: int, kind: str) -> None:
         (FileNotFoundError("File does not exist: /tmp/y"), "absent"),
         (OSError("Connection refused (os error 111)"), "unreachable"),
         (NotImplementedError("encryption zones"), "unsupported"),
-        (Refused("", "Failed to find datanode, suggest to check cluster health."), "unreachable"),
-        (Refused("", "Authentication failure. Check your credentials."), "permission"),
+        (
+            StoreRefusal("", "Failed to find datanode, suggest to check cluster health."),
+            "unreachable",
+        ),
+        (StoreRefusal("", "Authentication failure. Check your credentials."), "permission"),
         (ValueError("it has 3 bytes"), ""),
     ],
 )

@@ -42,7 +42,7 @@ def writer() -> Writer:
 
 @pytest.fixture
 def hdfs(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> Hdfs:
-    hdfs = Hdfs("hdfs://nowhere.invalid:1", quick=True)
+    hdfs = Hdfs("hdfs://nowhere.invalid:1", should_fail_fast=True)
 
     class Client:
         def create(self, *given: Any) -> Writer:

@@ -13,7 +13,7 @@ from hopsgpu.storage.error_messages import explain
 from hopsgpu.storage.hdfs import as_exception
 from hopsgpu.storage.identity import ensure_credentials, hadoop_user, own_name
 from hopsgpu.storage.kerberos import (
-    Ticket,
+    KerberosTicket,
     check_ticket,
     default_realm,
     keytab_of,
@@ -24,7 +24,7 @@ from hopsgpu.storage.kerberos import (
 from tests.unit.backends.test_token_renewal import HDFS, ISSUED, blob, identifier, token_file
 
 # As klist of MIT 1.20 lists them in the C locale.
-TICKETS = """Ticket cache: FILE:/tmp/krb5cc_1000
+TICKETS = """KerberosTicket cache: FILE:/tmp/krb5cc_1000
 Default principal: alice@HOPSGPU.TEST
 
 Valid starting     Expires            Service principal
@@ -41,11 +41,11 @@ def at(text: str) -> float:
 
 
 def test_the_ticket_that_gets_the_others_is_read() -> None:
-    assert parse_tickets(TICKETS) == Ticket(
+    assert parse_tickets(TICKETS) == KerberosTicket(
         "alice@HOPSGPU.TEST", at("2026-11-26 22:47:19"), at("2026-12-03 12:47:19")
     )
     once = TICKETS.replace("\trenew until 12/03/26 12:47:19\n", "")
-    assert parse_tickets(once) == Ticket("alice@HOPSGPU.TEST", at("2026-11-26 22:47:19"))
+    assert parse_tickets(once) == KerberosTicket("alice@HOPSGPU.TEST", at("2026-11-26 22:47:19"))
     assert parse_tickets(TICKETS.partition("Valid")[0]) is None
     assert parse_tickets("") is None
 

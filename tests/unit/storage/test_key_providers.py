@@ -45,7 +45,7 @@ def test_other_providers_of_keys_leave_all_other_files_readable(
 ) -> None:
     configure(tmp_path, name, provider, monkeypatch)
     caplog.set_level(logging.INFO, "hopsgpu.storage")
-    Hdfs(URL, quick=True)  # hdfs-native refuses such a provider when a client is made
+    Hdfs(URL, should_fail_fast=True)  # hdfs-native refuses such a provider when a client is made
     (message,) = caplog.messages
     assert provider in message
     assert "encryption zones cannot be read" in message
@@ -67,7 +67,7 @@ def test_a_kms_is_used(
 ) -> None:
     configure(tmp_path, name, provider, monkeypatch)
     caplog.set_level(logging.INFO, "hopsgpu.storage")
-    Hdfs(URL, quick=True)
+    Hdfs(URL, should_fail_fast=True)
     assert not caplog.messages
 
 

@@ -10,7 +10,7 @@ import pytest
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.storage.root import join_url, root_on, trimmed
+from hopsgpu.storage.root import choose_root, join_url, normalize_url
 
 
 @pytest.mark.parametrize(
@@ -38,20 +38,20 @@ def test_the_root_of_a_file_system_is_a_place(root: str) -> None:
     net = lake / "net"
     assert (net.url, net.path) == (f"{url}net", "/net")
     assert LakePath(f"{url}/net//") == net
-    assert root_on(root, None, "ann") == trimmed(url) == url
+    assert choose_root(root, None, "ann") == normalize_url(url) == url
     assert join_url(url, "models/net") == f"{url}models/net"
 
 
 def test_the_root_of_the_local_file_system_is_listed() -> None:
     root = LakePath("file:///")
     assert set(root.names()) == {entry.name for entry in Path("/").iterdir() if entry.exists()}
-    assert (root / "tmp").above.url == "file:///"
+    assert (root / "tmp").parent.url == "file:///"
 
 
 def test_the_default_root_is_below_the_default_file_system() -> None:
-    assert root_on(None, "hdfs:///", "ann") == "hdfs:///user/ann/hopsgpu"
+    assert choose_root(None, "hdfs:///", "ann") == "hdfs:///user/ann/hopsgpu"
     for files in ("hdfs://lake", "hdfs://lake/"):
-        assert root_on(None, files, "ann") == "hdfs://lake/user/ann/hopsgpu"
+        assert choose_root(None, files, "ann") == "hdfs://lake/user/ann/hopsgpu"
 
 
 def test_links_that_lead_nowhere_hide_nothing_else(tmp_path: Path) -> None:
@@ -79,4 +79,4 @@ def test_what_is_no_link_is_not_passed_over(
 
     monkeypatch.setattr(os, "scandir", lambda path: [Broken()])
     with pytest.raises(StoreError, match="Input/output error"):
-        LakePath(f"file://{tmp_path}", quick=True).entries()
+        LakePath(f"file://{tmp_path}", should_fail_fast=True).entries()

@@ -74,7 +74,7 @@ def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTT
     for call in (
         lake.make,
         lake.remove,
-        lambda: lake.share(0o700),
+        lambda: lake.set_mode(0o700),
         lambda: lake.rename(lake / "other"),
         lambda: (lake / "f").write(b"x"),
         lambda: (lake / "f").create(b"x"),

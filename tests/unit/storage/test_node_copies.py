@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.storage.node_copies import find_whole, shared_directories, whole_copy
+from hopsgpu.storage.node_copies import ensure_copy, find_copy, shared_directories
 
 
 def test_a_copy_is_made_once_for_all(tmp_path: Path) -> None:
@@ -17,8 +17,8 @@ def test_a_copy_is_made_once_for_all(tmp_path: Path) -> None:
         home.mkdir()
         made.append(home)
 
-    first = whole_copy(places, "abc", fill)
-    assert whole_copy(places, "abc", fill) == first == find_whole(places, "abc")
+    first = ensure_copy(places, "abc", fill)
+    assert ensure_copy(places, "abc", fill) == first == find_copy(places, "abc")
     assert made == [first] and first.parent in places
 
 
@@ -29,9 +29,9 @@ def test_a_copy_that_was_not_completed_is_made_anew(tmp_path: Path) -> None:
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        whole_copy([tmp_path], "abc", fails)
-    assert find_whole([tmp_path], "abc") is None
-    home = whole_copy([tmp_path], "abc", lambda home: home.mkdir())
+        ensure_copy([tmp_path], "abc", fails)
+    assert find_copy([tmp_path], "abc") is None
+    home = ensure_copy([tmp_path], "abc", lambda home: home.mkdir())
     assert not list(home.iterdir())
 
 

@@ -19,9 +19,9 @@ def failing(error: Exception) -> int:
 def test_an_answer_has_its_value_and_how_long_it_took() -> None:
     read = TimedRead("the lake", lambda: 7)
     answer = read.answer(time.monotonic() + 30)
-    assert answer is not None and read.is_over
+    assert answer is not None and read.is_done
     assert (answer.value, answer.problem) == (7, "") and 0 <= answer.seconds < 30
-    assert asyncio.run(read.coming()) == answer
+    assert asyncio.run(read.wait()) == answer
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_a_read_goes_on_when_nobody_waits_any_more() -> None:
     may_end = threading.Event()
     read = TimedRead("YARN", lambda: may_end.wait(30))
     assert read.answer(time.monotonic() + 0.05) is None
-    assert not read.is_over and read.waited >= 0.05
+    assert not read.is_done and read.seconds_waited >= 0.05
 
     async def give_up() -> None:
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(read.coming(), 0.05)
+            await asyncio.wait_for(read.wait(), 0.05)
 
     asyncio.run(give_up())
     may_end.set()

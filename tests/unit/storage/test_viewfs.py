@@ -36,7 +36,7 @@ def test_mount_points_on_other_file_systems_do_not_hide_the_others() -> None:
 
 def test_a_table_without_mount_points_on_hdfs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"fs\.viewfs\.mounttable\.other\.link\.<path>"):
-        Hdfs("viewfs://other", quick=True)
+        Hdfs("viewfs://other", should_fail_fast=True)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.hadoop_tokens import VARIABLE, name_services, token_owner, web_token
+from hopsgpu.storage.hadoop_tokens import TOKEN_FILE_VARIABLE, name_services, token_owner, web_token
 from hopsgpu.storage.lake import LakePath
 from tests.unit.backends.test_token_renewal import HDFS, ISSUED, blob, identifier, token_file
 
@@ -31,7 +31,7 @@ def variables(tmp_path: Path) -> Mapping[str, str]:
         b"c": (b"k", b"kms-dt", b"nn9:9600"),
     }
     (tmp_path / "tokens").write_bytes(token_file(held, {}))
-    return {VARIABLE: str(tmp_path / "tokens")}
+    return {TOKEN_FILE_VARIABLE: str(tmp_path / "tokens")}
 
 
 def test_hosts_of_name_services() -> None:
@@ -75,11 +75,11 @@ def test_a_token_is_in_no_message_and_no_traceback(
     )
     (tmp_path / "tokens").write_bytes(token_file({b"a": (ONE, HDFS, b"127.0.0.1:8020")}, {}))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "tokens"))
-    token = web_token({VARIABLE: str(tmp_path / "tokens")}, "127.0.0.1", {})
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "tokens"))
+    token = web_token({TOKEN_FILE_VARIABLE: str(tmp_path / "tokens")}, "127.0.0.1", {})
     assert token is not None
     # Nobody listens there.
     with pytest.raises(StoreError) as failed:
-        LakePath("webhdfs://127.0.0.1:1/models", quick=True).stat()
+        LakePath("webhdfs://127.0.0.1:1/models", should_fail_fast=True).stat()
     told = "".join(traceback.format_exception(failed.value))
     assert "models" in told and token not in told

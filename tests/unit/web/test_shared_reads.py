@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.timed_reads import Answer
+from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.web.shared_reads import SharedReads
 
 
@@ -38,7 +38,7 @@ def test_those_who_ask_at_the_same_time_share_a_call(gate: threading.Event) -> N
         gate.wait(30)
         return 7
 
-    async def ask() -> list[Answer[int]]:
+    async def ask() -> list[ReadResult[int]]:
         reads = SharedReads("the lake", 30)
         asked = [asyncio.create_task(reads.get("a", read)) for _ in range(5)]
         await asyncio.sleep(0)
@@ -74,11 +74,11 @@ def test_who_waits_too_long_gets_what_is_known_and_the_call_goes_on(gate: thread
     reads = SharedReads("YARN", 0.05, clock=clock)
     results: list[Callable[[], str]] = [lambda: "old", lambda: str(gate.wait(30) and "new")]
 
-    async def ask() -> list[Answer[str]]:
+    async def ask() -> list[ReadResult[str]]:
         def read() -> str:
             return results.pop(0)()
 
-        async def have(value: str) -> Answer[str]:
+        async def have(value: str) -> ReadResult[str]:
             while (answer := await reads.get("a", read, fresh=1.0)).value != value:
                 assert not answer.problem or "still asked" in answer.problem
             return answer
@@ -102,7 +102,7 @@ def test_only_the_first_who_asks_a_silent_source_waits(gate: threading.Event) ->
     clock = Clock()
     reads = SharedReads("YARN", 1000, clock=clock)
 
-    async def ask() -> Answer[bool]:
+    async def ask() -> ReadResult[bool]:
         with contextlib.suppress(TimeoutError):  # a browser that is closed
             await asyncio.wait_for(reads.get("a", lambda: gate.wait(60)), 0.05)
         clock.now += 1000
@@ -116,7 +116,7 @@ def test_only_the_first_who_asks_a_silent_source_waits(gate: threading.Event) ->
 def test_only_so_many_calls_hang_at_a_time(gate: threading.Event) -> None:
     reads = SharedReads("the lake", 0.02, most=2)
 
-    async def ask() -> list[Answer[bool]]:
+    async def ask() -> list[ReadResult[bool]]:
         def read() -> bool:
             return gate.wait(30)
 
@@ -148,7 +148,7 @@ def test_what_a_read_raises_is_a_problem_beside_what_is_known(error: Exception, 
             raise error
         return 1
 
-    async def ask() -> tuple[Answer[int], Answer[int]]:
+    async def ask() -> tuple[ReadResult[int], ReadResult[int]]:
         nonlocal fails
         await reads.get("a", read)
         fails = True
