@@ -133,7 +133,7 @@ def test_so_many_row_groups_are_in_memory(
     with reader_of(shard) as reader:
         ahead = FETCHES if mixed == 1 else 1
         begun = (functools.partial(reader.chunks, piece, ahead) for piece in pieces)
-        for batch in shuffle.interleaved(begun, mixed):
+        for batch in shuffle.interleave(begun, mixed):
             rows += batch.num_rows
             # What was asked for is there.
             reader._threads.submit(lambda: None).result()
