@@ -25,7 +25,7 @@ from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, SUCCEEDED, RunUse
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS, PERMISSION
-from hopsgpu.storage.lake import LakePath, FileStatus, is_draft
+from hopsgpu.storage.lake import FileStatus, LakePath, is_draft
 from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)

@@ -49,7 +49,7 @@ from hopsgpu.scoring.part_reports import (
 from hopsgpu.scoring.parts import Part, parts_of, shard_of, smallest_batch
 from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.storage.node_copies import shared_directories, ensure_copy
+from hopsgpu.storage.node_copies import ensure_copy, shared_directories
 from hopsgpu.units import MIB, count_of
 
 # Record batches that are read ahead, of 8 MiB at most.
