@@ -147,7 +147,7 @@ class RankFailed(HopsGpuError):
 
 
 class GpusIdle(RankFailed):
-    """All GPUs of a gang idled for `idle_timeout` while its function ran, which ended the run.
+    """All GPUs of a gang idled for `gpu_idle_timeout` while its function ran, which ended the run.
 
     Attributes:
         seconds: how long they had idled.

@@ -80,17 +80,17 @@ def main() -> None:
     result = hopsgpu.launch(waits, args=(SECONDS,), workers=2, progress="lines")
     tell("unused", **told_of(result))
     try:
-        hopsgpu.launch(waits, args=(HANG,), workers=2, retries=1, idle_timeout="5s")
+        hopsgpu.launch(waits, args=(HANG,), workers=2, retries=1, gpu_idle_timeout="5s")
     except hopsgpu.GpusIdle as error:
         tell("ended", said=str(error), seconds=error.seconds, **told_of(error.result))
     tell("back", used=sum(node.used for node in hopsgpu.inventory().nodes))
     space = {"x": IntDistribution(1, 2)}
     found = hopsgpu.search(
-        trial_waits, space, trials=1, max_concurrent=1, idle_timeout="15s", progress="off"
+        trial_waits, space, trials=1, max_concurrent=1, gpu_idle_timeout="15s", progress="off"
     )
     tell("trial", error=found.trials[0].error, warnings=list(found.warnings))
     nvml_standin.tell(NVML, "unknown")
-    result = hopsgpu.launch(waits, args=(SECONDS,), workers=2, idle_timeout="2s")
+    result = hopsgpu.launch(waits, args=(SECONDS,), workers=2, gpu_idle_timeout="2s")
     tell("unknown", values=list(result.values), **told_of(result))
 
 

@@ -86,20 +86,20 @@ def check_unused(told: Told, records: Records) -> None:
 def check_ended(told: Told, records: Records) -> None:
     """A run that leaves its GPUs idle is ended, not tried again, and gives them back."""
     ended = told["ended"]
-    assert ended["seconds"] >= 5.0 and "idle_timeout=5 s ended the run" in ended["said"]
+    assert ended["seconds"] >= 5.0 and "gpu_idle_timeout=5 s ended the run" in ended["said"]
     # The stacks say where the function was.
     assert "in waits" in ended["said"]
     assert not [text for text in ended["warnings"] if "attempt 0 failed" in text], "not retried"
     known = records(ended["run"])
-    assert known["state"] == "failed" and "idle_timeout=5 s" in known["error"]
-    assert known["spec"]["idle_timeout"] == 5.0
+    assert known["state"] == "failed" and "gpu_idle_timeout=5 s" in known["error"]
+    assert known["spec"]["gpu_idle_timeout"] == 5.0
     assert told["back"]["used"] == 0
 
 
 def check_trial(told: Told) -> None:
     """A trial that leaves its GPU idle fails."""
     trial = told["trial"]
-    assert "idle_timeout=15 s ended the run" in trial["error"]
+    assert "gpu_idle_timeout=15 s ended the run" in trial["error"]
     assert any("trial 0: the gang's GPU has idled for 3 s" in text for text in trial["warnings"])
 
 

@@ -271,7 +271,7 @@ class Training:
         self._idle_at, run_id, timeout = now, self._call.run_id, self._bounds.idle.timeout
         if ranks := self._idle.unknown(now):
             self._listener.warn(
-                f"idle_timeout={timeout:g} s does not watch the GPUs of rank"
+                f"gpu_idle_timeout={timeout:g} s does not watch the GPUs of rank"
                 f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MOST_LISTED]))}: NVML gives"
                 " no utilisation for them"
             )
@@ -281,7 +281,7 @@ class Training:
             text = (
                 f"{verdict} while the function runs. Does it wait for data or for a lock, or"
                 f" compute on the CPU alone? `hopsgpu runs cancel {run_id}` ends the run;"
-                " idle_timeout= of a launch does so by itself"
+                " gpu_idle_timeout= of a launch does so by itself"
             )
             self._listener.warn(text)
             self._outputs.note(verdict.ranks[0], text)

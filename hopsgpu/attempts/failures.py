@@ -241,19 +241,19 @@ def timed_out(
 def idled(
     place: RankPlace, verdict: IdleVerdict, timeout: float, end: EndedRank | None, log_url: str
 ) -> GpusIdle:
-    """Return the error for a gang whose GPUs idled for `idle_timeout`.
+    """Return the error for a gang whose GPUs idled for `gpu_idle_timeout`.
 
     Args:
         place: the place of the first rank that was still running.
         verdict: what the GPUs did.
-        timeout: idle_timeout, in seconds.
+        timeout: gpu_idle_timeout, in seconds.
         end: the end of that rank after it was stopped; None if it was not reported.
         log_url: URL of its log.
     """
     text = (
-        f"{verdict}, and idle_timeout={timeout:g} s ended the run; {where(place)} was still"
+        f"{verdict}, and gpu_idle_timeout={timeout:g} s ended the run; {where(place)} was still"
         f" running; {_STACKS}. Does the function wait for data or for a lock, or compute on the CPU"
-        " alone? Do that before the launch, or give a longer idle_timeout"
+        " alone? Do that before the launch, or give a longer gpu_idle_timeout"
     )
     fields = _ended_fields(place, end, log_url)
     return GpusIdle(_ended_text(text, end, log_url), seconds=verdict.seconds, **fields)

@@ -25,7 +25,7 @@ class Fault(Enum):
     could not be started or lost its files. RANK: one of the ranks failed, or the time was too
     short. CODE: all of several ranks raised the same exception at the same place at once, or a
     value can never be sent to the driver. IDLE: the function left the GPUs idle, which
-    `idle_timeout` ends for good.
+    `gpu_idle_timeout` ends for good.
     """
 
     INFRASTRUCTURE = "infrastructure"

@@ -90,7 +90,7 @@ class Site(Protocol):
         """Return for how many seconds GPUs may idle until people are told; None for any."""
 
     @property
-    def idle_timeout(self) -> float | None:
+    def gpu_idle_timeout(self) -> float | None:
         """Return for how many seconds GPUs may idle if a launch does not say so; None for any."""
 
     def words_of(self, error: BaseException) -> str:

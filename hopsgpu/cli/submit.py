@@ -134,7 +134,7 @@ def submission_options(command: Callable[..., None]) -> Callable[..., None]:
     "--idle-timeout",
     metavar="TIME",
     help="End a run whose GPUs all idle for so long while its function runs (30m; off for never),"
-    " unless its launch has an idle_timeout of its own.",
+    " unless its launch has a gpu_idle_timeout of its own.",
 )
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -24,9 +24,9 @@ class EndReason(Enum):
     REFUSED: an argument, a setting, or an executor's Python or GPUs do not fit. USER_ERROR: the
     function raised an exception, or its process exited or crashed. OUT_OF_MEMORY: a rank or its
     container had not enough memory, the host's or a GPU's. TIMEOUT: `run_timeout`. GPUS_IDLE:
-    `idle_timeout`. KILLED: something other than hopsgpu killed a rank. GPU_FAILED: a GPU failed.
-    PREEMPTED: YARN took an executor for another queue. EXECUTOR_LOST: an executor, its node or its
-    connection was lost. NOT_STARTED: a rank could not be started, or lost its files.
+    `gpu_idle_timeout`. KILLED: something other than hopsgpu killed a rank. GPU_FAILED: a GPU
+    failed. PREEMPTED: YARN took an executor for another queue. EXECUTOR_LOST: an executor, its
+    node or its connection was lost. NOT_STARTED: a rank could not be started, or lost its files.
     PUBLISH_FAILED: the ranks returned, and their model did not become a version. LAKE_FAILED: the
     lake refused something else. OTHER: anything else.
 

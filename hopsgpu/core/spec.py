@@ -174,8 +174,8 @@ class GangSpec:
         resume: id of the run whose checkpoints this run resumes from, or None.
         acquire_timeout: seconds that the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
-        idle_timeout: seconds that all GPUs of the gang may idle while the function runs, None for
-            no bound.
+        gpu_idle_timeout: seconds that all GPUs of the gang may idle while the function runs,
+            None for no bound.
         retries: how often the gang starts again after a failure.
         env_vars: the user's environment variables for every rank.
         python_env: the Python environment of the ranks, as the user named it, or None.
@@ -198,7 +198,7 @@ class GangSpec:
     resume: str | None = None
     acquire_timeout: float | None = 600.0
     run_timeout: float | None = None
-    idle_timeout: float | None = None
+    gpu_idle_timeout: float | None = None
     retries: int = 0
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     python_env: str | None = None

@@ -69,7 +69,8 @@ def launch(options: LaunchOptions, interrupted: threading.Event) -> GangResult:
         GangTimeout: not all executors arrived in time; the message says who holds the rest.
         RankFailed: a rank failed (the error is the first failure by time), or ranks took longer
             than `run_timeout`; the others were stopped.
-        GpusIdle: all GPUs idled for `idle_timeout`; the ranks were stopped. It is a RankFailed too.
+        GpusIdle: all GPUs idled for `gpu_idle_timeout`; the ranks were stopped. A GpusIdle is a
+            RankFailed.
         DiscoveryError: two containers were given the same GPU.
         StoreError: the data cannot be read, or the lake refused writes to the logs' or the models'
             directory, before any GPU was requested; or the lake refused the model, or two ranks

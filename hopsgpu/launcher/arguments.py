@@ -28,7 +28,7 @@ from hopsgpu.launcher.options import (
     HoldOptions,
     LaunchOptions,
     RunOptions,
-    check_idle_timeout,
+    check_gpu_idle_timeout,
 )
 from hopsgpu.packaging.code_variables import carried_variables
 from hopsgpu.packaging.preload import likely_imports
@@ -135,7 +135,7 @@ def arguments(options: LaunchOptions, interrupted: threading.Event | None = None
     spec = options.gang_of(**of_run)
     return _arguments(
         options,
-        lambda: gang_in(application_of(options.spark), spec, python_env, options.idle_timeout),
+        lambda: gang_in(application_of(options.spark), spec, python_env, options.gpu_idle_timeout),
         interrupted,
     )
 
@@ -150,10 +150,15 @@ def launch_on(
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     of_run = options.of_run()
-    check_idle_timeout(
-        options.idle_timeout, held.spec.gpus.per_worker, "a gang held with gpus_per_worker=0", "run"
+    check_gpu_idle_timeout(
+        options.gpu_idle_timeout,
+        held.spec.gpus.per_worker,
+        "a gang held with gpus_per_worker=0",
+        "run",
     )
-    spec = _with_idle_timeout(replace(held.spec, **of_run), held.application, options.idle_timeout)
+    spec = _with_gpu_idle_timeout(
+        replace(held.spec, **of_run), held.application, options.gpu_idle_timeout
+    )
     gang = GangArguments(spec=spec, application=held.application, python_env=held.python_env)
     return _arguments(options, lambda: gang, interrupted)
 
@@ -207,17 +212,17 @@ def gang_in(
     application: Site,
     spec: GangSpec,
     python_env: RequestedEnv | None,
-    idle_timeout: Duration = None,
+    gpu_idle_timeout: Duration = None,
 ) -> GangArguments:
-    """Return a gang with the requested Python environment and idle_timeout, else the application's.
+    """Return a gang with what is requested, else with what the application has.
 
     `hopsgpu submit` can set these for the application.
 
     Args:
         application: the application.
-        spec: the gang; its `idle_timeout` is the requested one in seconds.
+        spec: the gang; its `gpu_idle_timeout` is the requested one in seconds.
         python_env: the requested Python environment, or None.
-        idle_timeout: the request, which tells "off" from none.
+        gpu_idle_timeout: the request, which tells "off" from none.
 
     Raises:
         ConfigError: those of the application are invalid.
@@ -226,15 +231,15 @@ def gang_in(
     if python_env is None and default:
         python_env = recipe_for(default)
     spec = replace(spec, python_env=None if python_env is None else python_env.name)
-    spec = _with_idle_timeout(spec, application, idle_timeout)
+    spec = _with_gpu_idle_timeout(spec, application, gpu_idle_timeout)
     return GangArguments(spec=spec, application=application, python_env=python_env)
 
 
-def _with_idle_timeout(spec: GangSpec, application: Site, requested: Duration) -> GangSpec:
-    """Return the gang with the application's idle_timeout if none is requested; not on CPUs."""
+def _with_gpu_idle_timeout(spec: GangSpec, application: Site, requested: Duration) -> GangSpec:
+    """Return the gang with the application's gpu_idle_timeout if none is requested; not on CPUs."""
     if requested is not None or not spec.gpus.per_worker:
         return spec
-    return replace(spec, idle_timeout=application.idle_timeout)
+    return replace(spec, gpu_idle_timeout=application.gpu_idle_timeout)
 
 
 def refuse_nested() -> None:

@@ -175,8 +175,8 @@ class HoldOptions(GangOptions):
         return super().gang_of(**others)
 
 
-def check_idle_timeout(value: Duration, gpus: float, without: str, bounded: str) -> None:
-    """Check that there are GPUs whose idling an `idle_timeout` could bound.
+def check_gpu_idle_timeout(value: Duration, gpus: float, without: str, bounded: str) -> None:
+    """Check that there are GPUs whose idling a `gpu_idle_timeout` could bound.
 
     Args:
         value: the option.
@@ -189,7 +189,7 @@ def check_idle_timeout(value: Duration, gpus: float, without: str, bounded: str)
     """
     if value not in (None, OFF) and not gpus:
         raise ConfigError(
-            f"idle_timeout={value!r} with {without}: there is no GPU that could idle; leave it"
+            f"gpu_idle_timeout={value!r} with {without}: there is no GPU that could idle; leave it"
             f" out, or use {bounded}_timeout="
         )
 
@@ -236,10 +236,10 @@ class RunOptions(FunctionOptions):
             which every rank may write a part. If no rank leaves a file there is no version, but a
             warning. Executors whose ranks left nothing are released before the others upload.
         run_timeout: how long the ranks may take in one attempt; None for no bound.
-        idle_timeout: how long all GPUs of the gang may idle while the function runs, in a row: with
-            a utilisation under 5 %, as NVML gives it. Then the run ends as GpusIdle. "off" for no
-            bound; None for the value of `spark.hopsgpu.idle_timeout`, by default no bound. GPUs
-            whose utilisation is unknown never end a run.
+        gpu_idle_timeout: how long all GPUs of the gang may idle in a row while the function runs,
+            that is, have a utilisation under 5 % (as NVML reports it). Then the run ends as
+            GpusIdle. "off" for no bound; None for the value of `spark.hopsgpu.idle_timeout`, by
+            default no bound. GPUs whose utilisation is unknown never end a run.
         retries: how often the gang may start again after a failure of a rank or of the
             infrastructure; `context().attempt` counts the starts. Executors that still work are
             kept. The same exception in all ranks at once is an error of the code, and is not
@@ -253,7 +253,7 @@ class RunOptions(FunctionOptions):
     data: Any = placed_field(None, "visible", "kwargs")
     model: str | None = None
     run_timeout: Duration = placed_field(None, "acquire_timeout", "name")
-    idle_timeout: Duration = None
+    gpu_idle_timeout: Duration = None
     retries: int = 0
     resume: str | None = None
 
@@ -269,7 +269,7 @@ class RunOptions(FunctionOptions):
             "model": None if self.model is None else model_name(self.model),
             "resume": None if self.resume is None else file_name(self.resume, "resume"),
             "run_timeout": parse_duration(self.run_timeout, "run_timeout"),
-            "idle_timeout": parse_duration_or_off(self.idle_timeout, "idle_timeout"),
+            "gpu_idle_timeout": parse_duration_or_off(self.gpu_idle_timeout, "gpu_idle_timeout"),
             "retries": self.retries,
             "env_vars": {} if self.env_vars is None else self.env_vars,
             "independent_ranks": self.independent_ranks,
@@ -283,7 +283,9 @@ class LaunchOptions(RunOptions, GangOptions):
     workers: int | tuple[int, int] = 1
 
     def gang_of(self, **others: Any) -> GangSpec:
-        check_idle_timeout(self.idle_timeout, self.gpus_per_worker, "gpus_per_worker=0", "run")
+        check_gpu_idle_timeout(
+            self.gpu_idle_timeout, self.gpus_per_worker, "gpus_per_worker=0", "run"
+        )
         return super().gang_of(**others)
 
 

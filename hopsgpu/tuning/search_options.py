@@ -26,7 +26,7 @@ from hopsgpu.launcher.options import (
     Duration,
     ExecutorOptions,
     FunctionOptions,
-    check_idle_timeout,
+    check_gpu_idle_timeout,
 )
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.provenance import code_digest
@@ -63,7 +63,7 @@ class TrialOptions(FunctionOptions, ExecutorOptions):
         search_timeout: how long the search may take from its first wait for executors on. Trials
             that still run then are stopped; the search can be resumed.
         trial_timeout: how long a trial may take; a trial that takes longer fails.
-        idle_timeout: how long all GPUs of a trial may idle in a row, as for `launch`; then it
+        gpu_idle_timeout: how long all GPUs of a trial may idle in a row, as for `launch`; then it
             fails. "off" for no bound.
         max_failures: number of failed trials that the search tolerates; None for any number.
         name: name of the search. If a search of this name exists, it is resumed.
@@ -82,7 +82,7 @@ class TrialOptions(FunctionOptions, ExecutorOptions):
     metric: str | None = None
     search_timeout: Duration = None
     trial_timeout: Duration = None
-    idle_timeout: Duration = None
+    gpu_idle_timeout: Duration = None
     max_failures: int | None = None
     name: str | None = placed_field(None, "max_failures")
     resume: str | None = None
@@ -183,13 +183,15 @@ def search_arguments(
             f"name={name!r} and resume={resume!r}: each can resume a search; give only one of them"
         )
     python_env = options.recipe()
-    check_idle_timeout(options.idle_timeout, options.gpus_per_trial, "gpus_per_trial=0", "trial")
+    check_gpu_idle_timeout(
+        options.gpu_idle_timeout, options.gpus_per_trial, "gpus_per_trial=0", "trial"
+    )
     spec = options.gang_of(
         name=options.run_name,
         workers=terms.slots,
         gpus=_gpus(options.gpus_per_trial),
         run_timeout=parse_duration(options.trial_timeout, "trial_timeout"),
-        idle_timeout=parse_duration_or_off(options.idle_timeout, "idle_timeout"),
+        gpu_idle_timeout=parse_duration_or_off(options.gpu_idle_timeout, "gpu_idle_timeout"),
         env_vars={} if options.env_vars is None else options.env_vars,
         independent_ranks=options.independent_ranks,
     )
@@ -201,7 +203,7 @@ def search_arguments(
     application = application_of(options.spark)
     function = packed(train_fn, call, application, spec.env_vars, interrupted)
     return SearchArguments(
-        **vars(gang_in(application, spec, python_env, options.idle_timeout)),
+        **vars(gang_in(application, spec, python_env, options.gpu_idle_timeout)),
         function=function,
         options=options,
         terms=terms,

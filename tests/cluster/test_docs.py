@@ -134,7 +134,7 @@ def test_pages(
             return contextlib.nullcontext(gangs[0])
 
         monkeypatch.setattr(hopsgpu, "hold", kept)
-        kept(idle_timeout="10m")
+        kept(gpu_idle_timeout="10m")
         monkeypatch.setattr(hopsgpu, "launch", _as_on(gangs[0]))
 
         rows = [(float(n), n % 10) for n in range(40)]

@@ -65,7 +65,7 @@ def test_simulated_gpus_neither_warn_nor_end_a_run(
 ) -> None:
     """The development cluster's own nvidia-smi says 0 %, and NVML knows none of its GPUs."""
     monkeypatch.setenv("HOPSGPU_IDLE_WARNING", "1s")
-    result = hopsgpu.launch(idles, args=(8.0,), workers=2, idle_timeout="2s", progress="off")
+    result = hopsgpu.launch(idles, args=(8.0,), workers=2, gpu_idle_timeout="2s", progress="off")
     assert result.values == ("returned", "returned")
     assert not [text for text in result.warnings if "idled" in text]
     assert result.gpu_seconds.unused == 0.0

@@ -38,14 +38,14 @@ def test_wrong_durations_are_named(given: object) -> None:
 
 @pytest.mark.parametrize(("given", "seconds"), [("off", None), (None, None), ("10m", 600.0)])
 def test_a_duration_may_be_off(given: object, seconds: float | None) -> None:
-    assert parse_duration_or_off(given, "idle_timeout") == seconds
+    assert parse_duration_or_off(given, "gpu_idle_timeout") == seconds
 
 
 @pytest.mark.parametrize("given", ["Off", "never", 0, False, "0s"])
 def test_what_is_neither_a_duration_nor_off(given: object) -> None:
     with pytest.raises(ConfigError) as error:
-        parse_duration_or_off(given, "idle_timeout")
-    assert f"idle_timeout={given!r}" in str(error.value)
+        parse_duration_or_off(given, "gpu_idle_timeout")
+    assert f"gpu_idle_timeout={given!r}" in str(error.value)
     assert str(error.value).endswith("or 'off' for never")
 
 

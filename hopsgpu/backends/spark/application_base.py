@@ -151,7 +151,7 @@ class SparkApplication:
         return parse_duration_or_off(value, "spark.hopsgpu.idle_warning")
 
     @property
-    def idle_timeout(self) -> float | None:
+    def gpu_idle_timeout(self) -> float | None:
         """Return for how many seconds GPUs may idle if a launch does not say so; None for any.
 
         Raises:
@@ -209,7 +209,7 @@ class SparkApplication:
         """
         _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
         _ = self.log_level, self.elastic_interval, self.gives_way
-        _ = self.idle_warning, self.idle_timeout
+        _ = self.idle_warning, self.gpu_idle_timeout
 
     def words_of(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run."""

@@ -205,8 +205,8 @@ def test_a_gang_whose_gpus_idled_is_not_tried_again() -> None:
     assert (failure.signal, failure.log_tail) == ("SIGTERM", tail)
     said = str(failure)
     assert said.startswith(
-        "all 2 GPUs have idled for 30 min (utilisation under 5 %), and idle_timeout=1800 s ended"
-        " the run; rank 1 on node1"
+        "all 2 GPUs have idled for 30 min (utilisation under 5 %), and"
+        " gpu_idle_timeout=1800 s ended the run; rank 1 on node1"
     )
     assert tail[0] in said and said.endswith("whole log: file:///logs/rank-1.log")
     assert not may_retry(conclusion.fault, retried=0, retries=3, code_too=True)

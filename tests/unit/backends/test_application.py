@@ -100,12 +100,13 @@ def test_how_long_gpus_may_idle_until_people_are_told(given: str, seconds: float
 
 @pytest.mark.parametrize(("given", "seconds"), [("", None), ("30m", 1800.0), ("off", None)])
 def test_how_long_gpus_may_idle_until_a_run_ends(given: str, seconds: float | None) -> None:
-    assert application(idle_timeout=given).idle_timeout == seconds
+    assert application(idle_timeout=given).gpu_idle_timeout == seconds
 
 
 @pytest.mark.parametrize("name", ["idle_warning", "idle_timeout"])
 def test_idleness_is_a_duration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"HOPSGPU_{name.upper()}", "1h")
-    assert getattr(application(), name) == 3600.0
+    found = application()
+    assert (found.idle_warning if name == "idle_warning" else found.gpu_idle_timeout) == 3600.0
     with pytest.raises(ConfigError, match=f"spark.hopsgpu.{name}='0s': must be a duration above"):
         application(**{name: "0s"}).check_options()

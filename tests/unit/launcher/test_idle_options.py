@@ -17,17 +17,17 @@ from hopsgpu.launcher.options import HeldRunOptions, LaunchOptions
 def train() -> None: ...
 
 
-def application(idle_timeout: float | None) -> Any:
+def application(gpu_idle_timeout: float | None) -> Any:
     """An application in which only the settings that a launch reads are there."""
     return SimpleNamespace(
-        option=lambda name: None, idle_timeout=idle_timeout, files=None, added=None
+        option=lambda name: None, gpu_idle_timeout=gpu_idle_timeout, files=None, added=None
     )
 
 
 def bounded(default: float | None, **given: Any) -> float | None:
     options = LaunchOptions(train_fn=train, **given)
     spec = options.gang_of(**options.of_run())
-    return gang_in(application(default), spec, None, options.idle_timeout).spec.idle_timeout
+    return gang_in(application(default), spec, None, options.gpu_idle_timeout).spec.gpu_idle_timeout
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def bounded(default: float | None, **given: Any) -> float | None:
 def test_a_launch_says_so_itself_or_else_its_application(
     default: float | None, given: str | None, seconds: float | None
 ) -> None:
-    assert bounded(default, idle_timeout=given) == seconds
+    assert bounded(default, gpu_idle_timeout=given) == seconds
 
 
 def test_a_gang_on_cpus_has_no_gpus_that_could_idle() -> None:
     assert bounded(600.0, gpus_per_worker=0) is None
-    assert bounded(600.0, gpus_per_worker=0, idle_timeout="off") is None
+    assert bounded(600.0, gpus_per_worker=0, gpu_idle_timeout="off") is None
 
 
 def held(gpus: float) -> HeldArguments:
@@ -64,10 +64,10 @@ def held(gpus: float) -> HeldArguments:
 
 
 def test_a_launch_on_a_gang_held_on_cpus_is_refused() -> None:
-    options = HeldRunOptions(train_fn=train, idle_timeout="5m")
+    options = HeldRunOptions(train_fn=train, gpu_idle_timeout="5m")
     with pytest.raises(ConfigError) as error:
         launch_on(held(0), options)
     assert str(error.value) == (
-        "idle_timeout='5m' with a gang held with gpus_per_worker=0: there is no GPU that could"
+        "gpu_idle_timeout='5m' with a gang held with gpus_per_worker=0: there is no GPU that could"
         " idle; leave it out, or use run_timeout="
     )

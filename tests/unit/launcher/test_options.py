@@ -166,7 +166,15 @@ def test_the_three_calls_have_the_designs_signature() -> None:
     assert names == [
         *("train_fn", "args", "kwargs", "workers", "gpus_per_worker", "cores_per_worker"),
         *("memory_per_worker", "parameter_servers", "placement", "gpu_type", "visible", "data"),
-        *("model", "name", "acquire_timeout", "run_timeout", "idle_timeout", "retries", "resume"),
+        *(
+            "model",
+            "name",
+            "acquire_timeout",
+            "run_timeout",
+            "gpu_idle_timeout",
+            "retries",
+            "resume",
+        ),
         *("python_env", "env_vars", "independent_ranks", "progress", "spark"),
     ]
     for call in CALLS:
@@ -223,21 +231,21 @@ def test_a_held_gang_has_one_size() -> None:
 
 
 def test_idle_gpus_are_bounded_by_a_duration() -> None:
-    options = LaunchOptions(train_fn=train, idle_timeout="30m")
-    assert options.gang_of(**options.of_run()).idle_timeout == 1800.0
+    options = LaunchOptions(train_fn=train, gpu_idle_timeout="30m")
+    assert options.gang_of(**options.of_run()).gpu_idle_timeout == 1800.0
     options = LaunchOptions(train_fn=train)
-    assert options.gang_of(**options.of_run()).idle_timeout is None
+    assert options.gang_of(**options.of_run()).gpu_idle_timeout is None
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"idle_timeout": 0}, "idle_timeout=0: must be a duration above zero"),
-        ({"idle_timeout": "often"}, "idle_timeout='often': must be a duration"),
+        ({"gpu_idle_timeout": 0}, "gpu_idle_timeout=0: must be a duration above zero"),
+        ({"gpu_idle_timeout": "often"}, "gpu_idle_timeout='often': must be a duration"),
         (
-            {"idle_timeout": "5m", "gpus_per_worker": 0},
-            "idle_timeout='5m' with gpus_per_worker=0: there is no GPU that could idle",
+            {"gpu_idle_timeout": "5m", "gpus_per_worker": 0},
+            "gpu_idle_timeout='5m' with gpus_per_worker=0: there is no GPU that could idle",
         ),
     ],
 )

@@ -39,10 +39,10 @@ def train(x: float, scale: float = 1.0) -> float:
         ({"kwargs": {"scale": threading.Lock()}}, "cannot be pickled"),
         ({"search_timeout": "soon"}, "search_timeout='soon'"),
         ({"trial_timeout": -1}, "trial_timeout=-1"),
-        ({"idle_timeout": "often"}, "idle_timeout='often'.*or 'off' for never"),
+        ({"gpu_idle_timeout": "often"}, "gpu_idle_timeout='often'.*or 'off' for never"),
         (
-            {"idle_timeout": "5m", "gpus_per_trial": 0},
-            "idle_timeout='5m' with gpus_per_trial=0: there is no GPU.*use trial_timeout=",
+            {"gpu_idle_timeout": "5m", "gpus_per_trial": 0},
+            "gpu_idle_timeout='5m' with gpus_per_trial=0: there is no GPU.*use trial_timeout=",
         ),
         ({"train_fn": 3}, "train_fn=3"),
     ],
