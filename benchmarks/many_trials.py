@@ -19,13 +19,13 @@ from typing import Any
 import optuna
 
 from hopsgpu.attempts.rank_call import PackedFunction
-from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.backends.grant import Job
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
+from hopsgpu.backends.gang_allocation import Job
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
-from hopsgpu.core.gang import Container, GangState
+from hopsgpu.core.gang import GangExecutor, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import search_progress_of
 from hopsgpu.linux import allow_descriptors
@@ -145,14 +145,14 @@ def _arguments(terms: SearchTerms) -> SearchArguments:
         function=PackedFunction(_NUMBER, PackedModules(b"", 0, ())),
         code="",
         progress=search_progress_of("off"),
-        application=_NoSite(),  # type: ignore[arg-type]
+        application=_NoApplication(),  # type: ignore[arg-type]
         python_env=None,
         named=None,
         resume=None,
     )
 
 
-class _NoSite:
+class _NoApplication:
     """There is no Spark."""
 
     interface = None
@@ -168,7 +168,7 @@ class _Going:
         return ""
 
 
-class _Simulated(ElasticLease):
+class _Simulated(ElasticAllocator):
     """Executors that all come at once."""
 
     def __init__(self, request: Request, server: ControlServer, bring: Any) -> None:
@@ -178,34 +178,45 @@ class _Simulated(ElasticLease):
         self._going = _Going()
 
     @property
-    def held(self) -> int:
-        return len(self.here)
+    def held_count(self) -> int:
+        return len(self.ready_executors)
 
     @property
-    def waiting_for(self) -> str:
+    def starting_count(self) -> int:
+        return 0
+
+    @property
+    def wait_reason(self) -> str:
         return ""
 
-    def want(self, executors: int, at_once: int) -> None:
+    def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         if not self._brought:
             self._brought = True
             self._bring()
 
-    def _let_go(self, leaving: Mapping[int, Container]) -> None:
+    @property
+    def reclaimed_count(self) -> int:
+        return 0
+
+    def offer(self, executors: int, giving: int) -> None:
         return
 
-    def _lost(self, job: Job) -> None:
+    def _start_release(self, leaving: Mapping[int, GangExecutor]) -> None:
+        return
+
+    def _abandon_job(self, job: Job) -> None:
         return
 
     def _job_of(self, hello: Message) -> Job | None:
         return self._going
 
-    def _come(self) -> None:
+    def _record_arrival(self, container: GangExecutor) -> None:
         return
 
-    def _why_lost(self, reason: str, host: str) -> str:
+    def _explain_loss(self, reason: str, host: str) -> str:
         return reason
 
-    def _tokens(self) -> bytes:
+    def _read_tokens(self) -> bytes:
         return b""
 
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hopsgpu.backends.spark.gang_turn import largest_fit
+from hopsgpu.backends.spark.queued_gang import largest_fit
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.placement import preferred_hosts

@@ -105,7 +105,7 @@ class ElasticGang:
             "simulated",
             "replay",
         )
-        self._line.offer(offer, self._record.job.cluster, self._asked_back)
+        self._line.offer(offer, self._record.job.cluster, self._reclaimed_count)
         self._poll(decision)
 
     def _poll(self, decision: ElasticDecision) -> None:
@@ -131,15 +131,15 @@ class ElasticGang:
 
         self._clock.after(seconds, poll)
 
-    def _asked_back(self, executors: int) -> None:
-        if executors != self._policy.asked_back:
-            self._policy.asked_back = executors
+    def _reclaimed_count(self, executors: int) -> None:
+        if executors != self._policy.reclaimed_count:
+            self._policy.reclaimed_count = executors
             self._step()
 
     # What the lease does.
 
     def _want(self, wanted: int, at_once: int) -> None:
-        """Ask for what is missing, as `JobsLease.want` has the lease's thread do it."""
+        """Ask for what is missing, as `ElasticJobAllocator.want` has the lease's thread do it."""
         missing = wanted - self._count
         if missing <= 0:
             if self._place is not None and not self._has_turn:
@@ -288,5 +288,5 @@ class ElasticGang:
         held = [*self._here.values(), *self._starting.values()]
         self._here, self._starting = {}, {}
         gone = Offer(self._id, 0, self._container.gpus, 0, "", "simulated", "replay")
-        self._line.offer(gone, self._record.job.cluster, self._asked_back)
+        self._line.offer(gone, self._record.job.cluster, self._reclaimed_count)
         self._world.release(held, self._world.costs.release + self._world.costs.tail)

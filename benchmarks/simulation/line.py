@@ -16,14 +16,20 @@ from typing import overload
 
 from benchmarks.simulation.world import Held, Record, World, unhindered_wait
 from hopsgpu.backends.spark.fit import containers_of
-from hopsgpu.core.gang import PART_SECONDS, Grants, Verdict, backoff_seconds, decide_acquire
+from hopsgpu.core.gang import (
+    PART_SECONDS,
+    AcquisitionProgress,
+    Verdict,
+    backoff_seconds,
+    decide_acquire,
+)
 from hopsgpu.core.queue_policy import (
     RENEW_SECONDS,
     Bound,
-    Line,
+    Candidate,
     Offer,
-    Own,
     Probes,
+    QueueSnapshot,
     Ticket,
     count_passes,
     decide_turn,
@@ -72,7 +78,7 @@ class Place:
         self.probes = Probes(float("inf"))
         # Until it is seen to be first.
         self.wakes = 0.0
-        self.before: Line | None = None
+        self.before: QueueSnapshot | None = None
         self.queues = (queue_tag(f"root.{queue}"), queue_tag("root"))
         self.ticket = Ticket(
             filed=0,
@@ -92,9 +98,9 @@ class Place:
         return self.ticket.grows, self.ticket.executors, self.ticket.gpus, self.queue
 
     @property
-    def own(self) -> Own:
+    def own(self) -> Candidate:
         """Return the gang as it looks at the line."""
-        return Own(self.ticket, self.queue, self.queues)
+        return Candidate(self.ticket, self.queue, self.queues)
 
 
 class _Looked(Sequence[_Standing]):
@@ -148,7 +154,7 @@ class GangLine:
         self._kinds: dict[tuple[bool, int, int, str], list[Place]] = defaultdict(list)
         self._generation = 0
         self._asking: Place | None = None
-        self._line: Line | None = None
+        self._line: QueueSnapshot | None = None
         self._will_look = self._will_ask_back = False
         # Gangs of several GPUs whose size-free wait is not known yet, by queue.
         self._shadows: dict[str, list[Place]] = defaultdict(list)
@@ -265,13 +271,13 @@ class GangLine:
         if bound is not ticket.bound:
             place.ticket = dataclasses.replace(ticket, bound=bound)
 
-    def _view(self) -> Line:
-        return Line(_Looked(self._places, self._look), self._generation, None)
+    def _view(self) -> QueueSnapshot:
+        return QueueSnapshot(_Looked(self._places, self._look), self._generation, None)
 
-    def _present(self) -> Line:
+    def _present(self) -> QueueSnapshot:
         """Return who stands in the line, whatever their bounds."""
         if self._line is None or self._line.generation != self._generation:
-            self._line = Line(tuple(self._standing), self._generation, None)
+            self._line = QueueSnapshot(tuple(self._standing), self._generation, None)
         return self._line
 
     def _find_size_free_waits(self) -> None:
@@ -441,9 +447,9 @@ class FixedGang:
         """Go on waiting for the missing executors, or give back what is there."""
         if not self._is_asking:
             return
-        allotted = len(self._held)
+        granted = len(self._held)
         verdict = decide_acquire(
-            Grants(allotted=allotted, since=self._since),
+            AcquisitionProgress(granted=granted, since=self._since),
             wanted=self._executors,
             deadline=None,
             now=self._world.clock.now,

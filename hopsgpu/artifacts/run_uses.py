@@ -64,7 +64,7 @@ def use_of(record: RunRecord, now: float) -> RunUse:
             name=record.name,
             user=record.user,
             queue=str(content.get("queue") or ""),
-            state=ACTIVE if record.goes_on(now) else record.state_at(now),
+            state=ACTIVE if record.is_running(now) else record.state_at(now),
             points=points,
             estimated=recorded is None,
         )

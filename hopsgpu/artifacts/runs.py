@@ -88,7 +88,7 @@ class RunRecord:
             return LOST
         return self.state
 
-    def goes_on(self, now: float) -> bool:
+    def is_running(self, now: float) -> bool:
         """Return whether the run's driver is working, as far as the record tells."""
         return not self.has_ended and self.state_at(now) != LOST
 
@@ -100,7 +100,7 @@ class RunRecord:
         """
         if self.has_ended:
             raise ConfigError(f"{self.run_id} has ended already: {self.state}")
-        if not self.goes_on(now):
+        if not self.is_running(now):
             ago = duration(now - self.updated)
             application = self.content.get("application") or "its application"
             raise ConfigError(
@@ -117,7 +117,7 @@ class RunRecord:
         began = self.timeline.get("requested")
         if began is None:
             return None
-        return max((now if self.goes_on(now) else self.updated) - began, 0.0)
+        return max((now if self.is_running(now) else self.updated) - began, 0.0)
 
     @property
     def gpus(self) -> int:
@@ -490,7 +490,7 @@ def prunable(
 
 
 def _may_be_at_work(record: RunRecord, now: float) -> bool:
-    return not record.has_ended and (record.goes_on(now) or now - record.updated < _GONE_SECONDS)
+    return not record.has_ended and (record.is_running(now) or now - record.updated < _GONE_SECONDS)
 
 
 def _resumed(record: RunRecord | None) -> str | None:

@@ -30,13 +30,13 @@ from hopsgpu.attempts.rendezvous import Rendezvous, RendezvousFailure, arrange_r
 from hopsgpu.attempts.retry_policy import Fault
 from hopsgpu.attempts.return_values import Value, value_of
 from hopsgpu.backends.agent_registration import check_data
-from hopsgpu.backends.grant import Lease, refuse_duplicates
+from hopsgpu.backends.gang_allocation import GangAllocation, refuse_duplicates
 from hopsgpu.backends.spark.token_renewal import TokenSender
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.end_reason import EndReason
-from hopsgpu.core.gang import RankPlace, World
+from hopsgpu.core.gang import RankPlacement, World
 from hopsgpu.core.gpu_idle import GpuIdleWatch, IdleStep
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError
@@ -143,7 +143,7 @@ class Training:
 
     def __init__(
         self,
-        lease: Lease,
+        allocation: GangAllocation,
         agents: Subscription,
         world: World,
         call: Call,
@@ -152,7 +152,7 @@ class Training:
         cancelled: threading.Event,
         bounds: WatchBounds,
     ) -> None:
-        self._lease = lease
+        self._allocation = allocation
         self._agents = agents
         self._world = world
         self._call = call
@@ -168,7 +168,7 @@ class Training:
         self._idle = GpuIdleWatch(own, bounds.idle, time.monotonic())
         self._idle_end: IdleEnd | None = None
         self._idle_at = float("-inf")
-        self._tokens = TokenSender(lease, call.run_id, listener.warn)
+        self._tokens = TokenSender(allocation, call.run_id, listener.warn)
         self.trained = Trained()
         self.rendezvous: Rendezvous | None = None
         self._pending_logged_at = time.monotonic()
@@ -191,7 +191,7 @@ class Training:
             Cancelled: the run was cancelled; its ranks have been stopped.
             ConfigError: a node lacks the configured interface, or modules that the call needs.
         """
-        refuse_duplicates(self._lease.containers)
+        refuse_duplicates(self._allocation.containers)
         if known is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
         rendezvous = known or arrange_rendezvous(
@@ -306,7 +306,7 @@ class Training:
     def _send_orders(self, request: CheckpointRequest, orders: Sequence[Order]) -> None:
         """Send what a request for a checkpoint orders, and tell the listener of its outcome."""
         for order in orders:
-            for container in self._lease.containers:
+            for container in self._allocation.containers:
                 self._agents.send(container.key, order.kind, **order.fields)
         if request.outcome is not None:
             self._last_proposed = request.last
@@ -379,14 +379,14 @@ class Training:
         agents = Agents(self._world, self._agents, self._next_event, self._cancelled, self._reason)
         return Publisher(name, agents, returned, self._listener.warn)
 
-    def _place(self, rank: int) -> RankPlace:
+    def _place(self, rank: int) -> RankPlacement:
         return self._world.processes[rank]
 
     def _next_event(self) -> Event | None:
         """Return the next event, or None; presume lost agents, and keep the agents' own logs."""
         event = self._agents.next_event(_EVENT_SECONDS)
         lost = self._watcher.presumed_lost(
-            self._lease.jobless, heard=event is not None, now=time.monotonic()
+            self._allocation.keys_without_job, heard=event is not None, now=time.monotonic()
         )
         if lost is not None:
             log.info("%s: presumes agent %d lost: its job has ended", self._call.run_id, lost)
@@ -429,7 +429,7 @@ class Training:
         self._stop_all(dump_stacks=dump_stacks)
 
     def _stop_all(self, *, dump_stacks: bool = False) -> None:
-        for container in self._lease.containers:
+        for container in self._allocation.containers:
             self._agents.send(
                 container.key, "stop", dump_stacks=dump_stacks, drop_saves=self.drops_saves
             )
@@ -615,12 +615,12 @@ class Training:
 
     def _reason(self, host: str) -> str:
         """Return why the executor on a node was lost; "" if neither Spark nor YARN knows."""
-        return self._lease.why_lost(self._lease.job.loss(_REASON_SECONDS), host)
+        return self._allocation.explain_loss(self._allocation.job.loss(_REASON_SECONDS), host)
 
 
 @contextlib.contextmanager
 def train_on(
-    lease: Lease,
+    allocation: GangAllocation,
     world: World,
     call: Call,
     show: Progress,
@@ -631,7 +631,7 @@ def train_on(
     """Provide the `Training` of one attempt; on exit, discard its output unless taken over.
 
     Args:
-        lease: the gang.
+        allocation: the gang.
         world: its ranks.
         call: the call that they run.
         show: displays every line of every rank.
@@ -642,12 +642,12 @@ def train_on(
     Raises:
         ConfigError: the executors' Python lacks what ranks with data need.
     """
-    for container in lease.containers:
+    for container in allocation.containers:
         # A held gang was requested without knowing whether its launches have data.
         check_data(container, call.needs)
-    keys = [container.key for container in lease.containers]
+    keys = [container.key for container in allocation.containers]
     with (
-        lease.server.subscribe(call.run_id, keys, call.attempt) as agents,
+        allocation.server.subscribe(call.run_id, keys, call.attempt) as agents,
         Outputs(world, show) as outputs,
     ):
-        yield Training(lease, agents, world, call, outputs, listener, cancelled, bounds)
+        yield Training(allocation, agents, world, call, outputs, listener, cancelled, bounds)

@@ -9,7 +9,7 @@ from typing import Any
 
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rendezvous import Rendezvous
-from hopsgpu.core.gang import WORKER, RankPlace, World
+from hopsgpu.core.gang import WORKER, RankPlacement, World
 from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.proxies import direct_hosts
 from hopsgpu.frameworks.torch import Restarts
@@ -78,12 +78,12 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
         yield RunMessage(key, b"".join((function.call, *parts)), fields)
 
 
-def _data_of(place: RankPlace, call: Call) -> bytes:
+def _data_of(place: RankPlacement, call: Call) -> bytes:
     # Parameter servers get no data.
     return call.data[place.rank] if call.data and place.role == WORKER else b""
 
 
-def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[str, Any]:
+def _context(place: RankPlacement, world: World, call: Call, sharers: int) -> dict[str, Any]:
     resumed = call.plan.paths.get("resume")
     return {
         "rank": place.rank,

@@ -12,7 +12,7 @@ from enum import Enum
 from hopsgpu.attempts.failures import EndedRank
 from hopsgpu.attempts.outcome import RankEnds
 from hopsgpu.control.channel import Message
-from hopsgpu.core.gang import RankPlace
+from hopsgpu.core.gang import RankPlacement
 from hopsgpu.core.gpu_idle import IdleBounds
 
 
@@ -140,7 +140,7 @@ class AttemptWatcher:
         self.failing(now, raised=end.status == "raised" and bool(self._ends.pending))
         return True
 
-    def lost(self, place: RankPlace, reason: str, *, at: float, now: float) -> bool:
+    def lost(self, place: RankPlacement, reason: str, *, at: float, now: float) -> bool:
         """Record that an executor was lost; return whether one of its ranks still ran.
 
         Args:

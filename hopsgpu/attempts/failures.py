@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from hopsgpu.attempts.native_failures import why_aborted
-from hopsgpu.core.gang import Exclusions, RankPlace
+from hopsgpu.core.gang import Exclusions, RankPlacement
 from hopsgpu.core.gpu_idle import IdleVerdict
 from hopsgpu.errors import GpusIdle, RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
@@ -124,7 +124,7 @@ class EndedRank:
         pruned: whether it ended early because its search had asked for that.
     """
 
-    place: RankPlace
+    place: RankPlacement
     at: float
     exit_code: int | None
     signal: str | None
@@ -214,7 +214,7 @@ def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
 
 
 def timed_out(
-    place: RankPlace,
+    place: RankPlacement,
     seconds: float,
     running: Sequence[int],
     end: EndedRank | None,
@@ -239,7 +239,7 @@ def timed_out(
 
 
 def idled(
-    place: RankPlace, verdict: IdleVerdict, timeout: float, end: EndedRank | None, log_url: str
+    place: RankPlacement, verdict: IdleVerdict, timeout: float, end: EndedRank | None, log_url: str
 ) -> GpusIdle:
     """Return the error for a gang whose GPUs idled for `gpu_idle_timeout`.
 
@@ -265,7 +265,7 @@ def _ended_text(text: str, end: EndedRank | None, log_url: str) -> str:
     return "\n".join([text, *tail, f"whole log: {log_url}"])
 
 
-def _ended_fields(place: RankPlace, end: EndedRank | None, log_url: str) -> dict[str, Any]:
+def _ended_fields(place: RankPlacement, end: EndedRank | None, log_url: str) -> dict[str, Any]:
     """Return the attributes of RankFailed about a rank that was stopped."""
     return {
         **_place_fields(place),
@@ -276,7 +276,7 @@ def _ended_fields(place: RankPlace, end: EndedRank | None, log_url: str) -> dict
     }
 
 
-def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") -> RankFailed:
+def executor_lost(place: RankPlacement, reason: str, log_url: str, cause: str = "") -> RankFailed:
     """Return the error for a rank whose executor was lost.
 
     Args:
@@ -299,7 +299,7 @@ def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") 
     )
 
 
-def where(place: RankPlace) -> str:
+def where(place: RankPlacement) -> str:
     """Return a description of a rank's place, for people."""
     container = place.container
     name = "parameter server" if place.role == "ps" else "rank"
@@ -310,7 +310,7 @@ def where(place: RankPlace) -> str:
 
 
 def _error(
-    place: RankPlace,
+    place: RankPlacement,
     message: str,
     *,
     exit_code: int | None = None,
@@ -330,7 +330,7 @@ def _error(
     )
 
 
-def _place_fields(place: RankPlace) -> dict[str, Any]:
+def _place_fields(place: RankPlacement) -> dict[str, Any]:
     """Return the attributes of RankFailed about the place of a rank."""
     container = place.container
     return {
@@ -465,7 +465,7 @@ def failed_gpus(ends: Iterable[EndedRank]) -> Exclusions:
     )
 
 
-def likely_cause(place: RankPlace, ends: Iterable[EndedRank]) -> str:
+def likely_cause(place: RankPlacement, ends: Iterable[EndedRank]) -> str:
     """Return the driver's events of other ranks' failed GPUs, in words; "" if there are none.
 
     It is also "" if a GPU of the rank itself failed. When a GPU fails, the peers of its rank may

@@ -16,7 +16,7 @@ from hopsgpu.attempts.retry_policy import (
 )
 from hopsgpu.control.channel import Message
 from hopsgpu.core.end_reason import EndReason
-from hopsgpu.core.gang import Exclusions, RankPlace, World
+from hopsgpu.core.gang import Exclusions, RankPlacement, World
 from hopsgpu.core.gpu_idle import IdleVerdict
 from hopsgpu.errors import RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
@@ -25,7 +25,7 @@ from hopsgpu.gpu.driver_events import GpuEvent
 _LOST_SECONDS = 1.0
 
 
-def ended_rank(place: RankPlace, message: Message) -> EndedRank:
+def ended_rank(place: RankPlacement, message: Message) -> EndedRank:
     """Return a rank's end, from its agent's message."""
     return EndedRank(
         place=place,
@@ -102,7 +102,7 @@ class IdleEnd:
 
 @dataclass(frozen=True)
 class _Loss:
-    place: RankPlace
+    place: RankPlacement
     at: float
     reason: str
 
@@ -136,7 +136,7 @@ class RankEnds:
         self._ends[end.place.rank] = end
         self.pending.discard(end.place.rank)
 
-    def lose(self, place: RankPlace, reason: str, at: float) -> None:
+    def lose(self, place: RankPlacement, reason: str, at: float) -> None:
         """Record that a rank was lost with its executor.
 
         Args:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO
 
 from hopsgpu.agent.rank_logs import LineSplitter
-from hopsgpu.core.gang import RankPlace, World
+from hopsgpu.core.gang import RankPlacement, World
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import Metrics, record_name
 from hopsgpu.display.progress import Progress
@@ -284,7 +284,7 @@ class Outputs:
     def __init__(
         self, world: World, show: Progress, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._places: Mapping[int, RankPlace] = {place.rank: place for place in world.processes}
+        self._places: Mapping[int, RankPlacement] = {place.rank: place for place in world.processes}
         self._ranks = {
             rank: RankOutput(rank, place.container.host, show, clock)
             for rank, place in self._places.items()

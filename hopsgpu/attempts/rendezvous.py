@@ -12,7 +12,7 @@ from hopsgpu.attempts import failures
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
-from hopsgpu.core.gang import Exclusions, RankPlace, World
+from hopsgpu.core.gang import Exclusions, RankPlacement, World
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
@@ -157,11 +157,11 @@ def _check_modules(host: str, answer: Message, call: Call) -> None:
         raise missing_modules_error(lacks, f"the ranks' Python on {host}", env)
 
 
-def _failure(place: RankPlace, why: str) -> RankFailed:
+def _failure(place: RankPlacement, why: str) -> RankFailed:
     return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
 
 
-def _failure_reported(place: RankPlace, answer: Message) -> RendezvousFailure:
+def _failure_reported(place: RankPlacement, answer: Message) -> RendezvousFailure:
     """Return the failure that an agent reports: no access to its GPUs, or no ports or store.
 
     Raises:
@@ -179,7 +179,7 @@ def _failure_reported(place: RankPlace, answer: Message) -> RendezvousFailure:
 
 
 def _rendezvous_of(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:
-    def located(place: RankPlace) -> RankPlace:
+    def located(place: RankPlacement) -> RankPlacement:
         answer = answers[place.container.key]
         address, interface = answer["address"], answer["interface"]
         container = replace(place.container, address=address, interface=interface)

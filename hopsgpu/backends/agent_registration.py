@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
-from hopsgpu.core.gang import Container, Device
+from hopsgpu.core.gang import Device, GangExecutor
 from hopsgpu.core.rank_requirements import LAKE
 from hopsgpu.errors import ConfigError, DiscoveryError
 from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
@@ -22,7 +22,7 @@ def is_hello(message: Message, job: str) -> bool:
     return message.kind == "hello" and message["job"] == job
 
 
-def register_container(event: Event, hello: Message, request: Request) -> Container:
+def register_container(event: Event, hello: Message, request: Request) -> GangExecutor:
     """Return the container that a hello message introduces, if it can serve the request.
 
     Raises:
@@ -38,7 +38,7 @@ def register_container(event: Event, hello: Message, request: Request) -> Contai
             f" {gpus}: hopsgpu's discovery script must assign them (does"
             " spark.resources.discoveryPlugin name another one?)"
         )
-    container = Container(
+    container = GangExecutor(
         key=event.peer,
         container_id=hello["container"],
         host=hello["host"],
@@ -77,7 +77,7 @@ def clock_offset(sent: float, event: Event) -> float:
     return 0.0 if opened <= sent <= event.at else event.at - sent
 
 
-def check_data(container: Container, needs: Collection[str]) -> None:
+def check_data(container: GangExecutor, needs: Collection[str]) -> None:
     """Check that the Python of a container has the modules that ranks with data need.
 
     Raises:

@@ -191,7 +191,7 @@ class _Shown:
                     f" known whether the run is active: {self._unread}"
                 )
             now = time.time()
-            if record is not None and not record.goes_on(now):
+            if record is not None and not record.is_running(now):
                 ended_at = ended_at or time.monotonic()
                 late = time.monotonic() - ended_at > _REST_SECONDS
                 whole = self._is_whole(record)

@@ -145,8 +145,8 @@ def _on_elastic_executors(record: RunRecord, now: float) -> Iterable[Row | Fact]
     """Return the rows about a search's trials, or a score's parts."""
     content = record.content
     if "score" in content:
-        return score_facts(content["score"], goes_on=record.goes_on(now))
-    left = "" if record.goes_on(now) else "stopped" if record.has_ended else LOST
+        return score_facts(content["score"], is_running=record.is_running(now))
+    left = "" if record.is_running(now) else "stopped" if record.has_ended else LOST
     return trial_tables.search_facts(content["search"], left, now)
 
 

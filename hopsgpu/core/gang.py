@@ -124,13 +124,13 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Grants:
+class AcquisitionProgress:
     """The progress of a gang that acquires its executors.
 
     Attributes:
         connected: executors that are connected to the driver.
-        allotted: containers that YARN has granted, including the connected ones.
-        since: the clock's reading when `allotted` last grew, or when YARN was asked.
+        granted: containers that YARN has granted, including the connected ones.
+        since: the clock's reading when `granted` last grew, or when YARN was asked.
         lost: containers that ended again, for example because they found no GPU or no Python.
         parked: executors that get no rank and are held aside, so that YARN does not grant them
             again.
@@ -138,14 +138,16 @@ class Grants:
     """
 
     connected: int = 0
-    allotted: int = 0
+    granted: int = 0
     since: float = float("inf")
     lost: int = 0
     parked: int = 0
     settled: bool = True
 
 
-def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: float) -> Verdict:
+def decide_acquire(
+    grants: AcquisitionProgress, *, wanted: int, deadline: float | None, now: float
+) -> Verdict:
     """Decide whether the gang is whole, may go on waiting, or must give back what it has.
 
     If YARN has granted the whole gang, it waits for its executors to start, however long that
@@ -165,7 +167,7 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
         return Verdict.GRANTED
     if deadline is not None and now >= deadline:
         return Verdict.TIMED_OUT
-    if grants.allotted < wanted and now - grants.since >= PART_SECONDS:
+    if grants.granted < wanted and now - grants.since >= PART_SECONDS:
         return Verdict.GIVE_BACK
     if keeps_failing(grants.lost, wanted) or grants.parked > max(wanted, _LEAST_PARKED):
         return Verdict.GIVE_BACK
@@ -213,7 +215,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Container:
+class GangExecutor:
     """An executor of a gang, as its agent introduced itself.
 
     Attributes:
@@ -244,7 +246,7 @@ PARAMETER_SERVER = "ps"
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankPlacement:
     """The place where a process of the gang runs, in torchrun's terms.
 
     Attributes:
@@ -260,7 +262,7 @@ class RankPlace:
     rank: int
     local_rank: int
     node_rank: int
-    container: Container
+    container: GangExecutor
     gpus: tuple[str, ...]
     role: str = WORKER
 
@@ -275,9 +277,9 @@ class World:
         servers: the parameter servers, in order.
     """
 
-    places: tuple[RankPlace, ...]
+    places: tuple[RankPlacement, ...]
     ranks_per_container: int
-    servers: tuple[RankPlace, ...] = ()
+    servers: tuple[RankPlacement, ...] = ()
 
     @property
     def size(self) -> int:
@@ -285,17 +287,17 @@ class World:
         return len(self.places)
 
     @property
-    def processes(self) -> tuple[RankPlace, ...]:
+    def processes(self) -> tuple[RankPlacement, ...]:
         """Return workers and parameter servers, each at the index that is its number."""
         return self.places + self.servers
 
-    def of_container(self, key: int) -> tuple[RankPlace, ...]:
+    def of_container(self, key: int) -> tuple[RankPlacement, ...]:
         """Return the processes of one container, workers first."""
         return tuple(p for p in self.processes if p.container.key == key)
 
 
 def assign_ranks(
-    containers: Sequence[Container], ranks_per_container: int, parameter_servers: int = 0
+    containers: Sequence[GangExecutor], ranks_per_container: int, parameter_servers: int = 0
 ) -> World:
     """Assign ranks to containers, so that neighbouring ranks share a node as far as possible.
 
@@ -315,13 +317,15 @@ def assign_ranks(
         for local_rank in range(ranks_per_container):
             gpus = _share(container.gpus, local_rank, ranks_per_container)
             rank = node_rank * ranks_per_container + local_rank
-            places.append(RankPlace(rank, local_rank, node_rank, container, gpus))
+            places.append(RankPlacement(rank, local_rank, node_rank, container, gpus))
     servers = []
     for number in range(parameter_servers):
         round_, node_rank = divmod(number, len(ordered))
         local_rank = ranks_per_container + round_
         rank = len(places) + number
-        server = RankPlace(rank, local_rank, node_rank, ordered[node_rank], (), PARAMETER_SERVER)
+        server = RankPlacement(
+            rank, local_rank, node_rank, ordered[node_rank], (), PARAMETER_SERVER
+        )
         servers.append(server)
     return World(tuple(places), ranks_per_container, tuple(servers))
 
@@ -359,7 +363,7 @@ class Exclusions:
         """Return whether there is anything to avoid."""
         return bool(self.gpus or self.hosts)
 
-    def reason(self, container: Container) -> str | None:
+    def reason(self, container: GangExecutor) -> str | None:
         """Return why a container is to be avoided, or None."""
         if gpus := {gpu for _, gpu in self.gpus}.intersection(container.gpus):
             return f"{', '.join(sorted(gpus))} of {container.host} failed an earlier attempt"
@@ -368,13 +372,15 @@ class Exclusions:
         return None
 
 
-def exclusion_reason(container: Container, avoid: Exclusions, gpu_type: str | None) -> str | None:
+def exclusion_reason(
+    container: GangExecutor, exclusions: Exclusions, gpu_type: str | None
+) -> str | None:
     """Return why a container gets no rank, or None if it may get one.
 
     It gets none if one of its GPUs, or its node, is to be avoided, or if a GPU is bad or of another
     type.
     """
-    if (blamed := avoid.reason(container)) is not None:
+    if (blamed := exclusions.reason(container)) is not None:
         return blamed
     for device in container.devices:
         if device.bad:
@@ -385,12 +391,14 @@ def exclusion_reason(container: Container, avoid: Exclusions, gpu_type: str | No
     return None
 
 
-def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Container] | None:
+def duplicate_gpu(
+    containers: Sequence[GangExecutor],
+) -> tuple[str, GangExecutor, GangExecutor] | None:
     """Return the first GPU that two containers were given, or None.
 
     The result is (UUID, container, container).
     """
-    owner: dict[str, Container] = {}
+    owner: dict[str, GangExecutor] = {}
     for container in containers:
         for gpu in container.gpus:
             if gpu in owner:
@@ -399,7 +407,7 @@ def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Cont
     return None
 
 
-def shared_hosts(containers: Iterable[Container]) -> tuple[str, ...]:
+def shared_hosts(containers: Iterable[GangExecutor]) -> tuple[str, ...]:
     """Return the hosts that have more than one of the containers, sorted."""
     counts = Counter(container.host for container in containers)
     return tuple(sorted(host for host, count in counts.items() if count > 1))

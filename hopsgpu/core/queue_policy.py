@@ -10,13 +10,13 @@ users. The line is a directory on the lake that holds only empty files:
 
 A gang takes the turn, and gives it back, by a strict rename of its own file to the name of the next
 generation, of which only one can succeed. The highest generation counts and is never removed, so
-that no number is used twice. A file that its owner has not renewed for `LEASE_SECONDS`, by the name
-node's clock alone, does not count, so that an application that crashed stops nobody.
+that no number is used twice. A file that its owner has not renewed for `TICKET_TTL_SECONDS`, by
+the NameNode's clock alone, does not count, so that an application that crashed stops nobody.
 
 Each look costs the NameNode a listing, and each renewal two more operations. So gangs look, and
 renew their tickets, more rarely the lower they rank (`look_seconds`, `renewal_seconds`), and their
 tickets count for longer (`lease_seconds`). The rank follows from the listing alone, so that all
-gangs judge a ticket by the same rank. Of the first ranks a ticket counts for `LEASE_SECONDS`.
+gangs judge a ticket by the same rank. Of the first ranks a ticket counts for `TICKET_TTL_SECONDS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from enum import Enum
 
 from hopsgpu.units import count_of
 
-LEASE_SECONDS = 20.0
+TICKET_TTL_SECONDS = 20.0
 RENEW_SECONDS = 4.0
 # A gang of the first ranks looks this often; each rank below adds to it.
 _LOOK_SECONDS = 0.4
@@ -210,7 +210,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Line:
+class QueueSnapshot:
     """The gangs that wait, and the one that has the turn.
 
     Attributes:
@@ -247,14 +247,14 @@ class Line:
         return self.standing[: bisect_left(self.standing, own.order, key=lambda p: p[0].order)]
 
 
-def read_line(entries: Iterable[Entry], now: int) -> Line:
+def read_line(entries: Iterable[Entry], now: int) -> QueueSnapshot:
     """Return the line that the files of its directory describe.
 
     Args:
         entries: all files.
         now: milliseconds since the epoch by the name node's clock.
     """
-    alive = now - LEASE_SECONDS * 1000
+    alive = now - TICKET_TTL_SECONDS * 1000
     tickets, offers = [], []
     turns: dict[int, Entry] = {}
     askers: dict[int, str] = {}
@@ -274,7 +274,7 @@ def read_line(entries: Iterable[Entry], now: int) -> Line:
         asking = f"{askers.get(generation, 'a gang')} of {turns[generation].owner}"
     tickets.sort(key=lambda pair: pair[0].order)
     offers.sort(key=lambda pair: pair[0].id)
-    return Line(tuple(_counting(tickets, now)), generation, asking, tuple(offers))
+    return QueueSnapshot(tuple(_counting(tickets, now)), generation, asking, tuple(offers))
 
 
 def _counting(tickets: Iterable[tuple[Ticket, Entry]], now: int) -> Iterator[tuple[Ticket, str]]:
@@ -363,7 +363,7 @@ def lease_seconds(rank: int) -> float:
     it may not count until it looks, within 72 s; then it has its place again.
     """
     further = _LEASE_SECONDS_OF_RANK * max(rank - _FIRST_RANKS + 1, 0)
-    return min(LEASE_SECONDS + further, _LONGEST_LEASE_SECONDS)
+    return min(TICKET_TTL_SECONDS + further, _LONGEST_LEASE_SECONDS)
 
 
 def stale_entries(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, ...]:
@@ -374,7 +374,7 @@ def stale_entries(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, 
     entries = list(entries)
     line = read_line(entries, now)
     counting = {ticket.name for ticket, _ in line.standing}
-    alive = now - LEASE_SECONDS * 1000
+    alive = now - TICKET_TTL_SECONDS * 1000
 
     def is_over(entry: Entry) -> bool:
         if turn := _TURN.fullmatch(entry.name) or _ASKING.fullmatch(entry.name):
@@ -387,7 +387,7 @@ def stale_entries(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, 
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnDecision:
     """A decision whether to ask YARN now.
 
     Attributes:
@@ -403,7 +403,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Own:
+class Candidate:
     """The gang that looks at the line.
 
     Attributes:
@@ -443,7 +443,7 @@ class Probes:
         return bound is not Bound.NONE and now >= self._next
 
     def looked(self, now: float, *, is_behind: bool | None) -> None:
-        """Record whether gangs ahead are to be served first, as `Turn.is_behind` says.
+        """Record whether gangs ahead are to be served first, as `TurnDecision.is_behind` says.
 
         The time in which another gang asks is none in which this one is first, if it was not.
         """
@@ -458,7 +458,9 @@ class Probes:
         self._next = now + self._after
 
 
-def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> Turn:
+def decide_turn(
+    own: Candidate, line: QueueSnapshot, node_gpus: Sequence[int], probe: bool
+) -> TurnDecision:
     """Decide whether a gang may take the turn.
 
     Gangs are served first come first served, as far as sizes allow. A gang that cannot be granted
@@ -475,21 +477,21 @@ def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> 
     """
     if line.asking is not None:
         why = f"another gang's turn: {line.asking} asks YARN for its executors"
-        return Turn(False, why, is_behind=None)
+        return TurnDecision(False, why, is_behind=None)
     ahead = line.ahead_of(own.ticket)
     blocking = (pair for pair in ahead if not _may_pass(own, *pair, node_gpus))
     if (pair := next(blocking, None)) is not None:
         (first, user), count = pair, count_of(len(ahead), "gang")
-        return Turn(
+        return TurnDecision(
             False,
             f"another gang's turn: {count} ahead of this one; the first is of"
             f" {first.application} of {user} ({first.executors} x {count_of(first.gpus, 'GPU')})",
             is_behind=True,
         )
-    return Turn(own.ticket.bound is Bound.NONE or probe)
+    return TurnDecision(own.ticket.bound is Bound.NONE or probe)
 
 
-def _may_pass(own: Own, ahead: Ticket, user: str, node_gpus: Sequence[int]) -> bool:
+def _may_pass(own: Candidate, ahead: Ticket, user: str, node_gpus: Sequence[int]) -> bool:
     if ahead.bound is Bound.QUEUE and ahead.queue not in own.queues:
         return True
     if ahead.bound is Bound.USER and (ahead.queue, user) != (own.queues[0], own.user):
@@ -515,7 +517,7 @@ def _fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
     return True
 
 
-def count_passes(own: Ticket, before: Line, line: Line) -> Ticket:
+def count_passes(own: Ticket, before: QueueSnapshot, line: QueueSnapshot) -> Ticket:
     """Return a gang's ticket, with the later gangs added that have taken the turn since `before`.
 
     Nothing is added if the gang could be granted now.
@@ -545,7 +547,9 @@ def count_passes(own: Ticket, before: Line, line: Line) -> Ticket:
     return dataclasses.replace(own, passed=max(own.passed, passed))
 
 
-def executors_to_give(own: Offer, user: str, queues: Sequence[str], line: Line, free: int) -> int:
+def executors_to_give(
+    own: Offer, user: str, queues: Sequence[str], line: QueueSnapshot, free: int
+) -> int:
     """Return how many of an elastic gang's executors the gang that waits first needs.
 
     Nothing is given that cannot help: only if the offers and the free GPUs together suffice for
@@ -566,7 +570,7 @@ def executors_to_give(own: Offer, user: str, queues: Sequence[str], line: Line, 
     return executors_given(first, [offer for offer, _ in line.offers], free).get(own.id, 0)
 
 
-def first_helped(line: Line, user: str, queues: Sequence[str]) -> Ticket | None:
+def first_helped(line: QueueSnapshot, user: str, queues: Sequence[str]) -> Ticket | None:
     """Return the ticket of the first gang that waits and that GPUs of another gang can serve.
 
     Args:
@@ -615,7 +619,7 @@ def _would_help(ticket: Ticket, owner: str, user: str, queues: Sequence[str]) ->
     return False
 
 
-def coming(line: Line) -> str:
+def coming(line: QueueSnapshot) -> str:
     """Return what elastic gangs are about to give back, in words; "" if nothing."""
     return "; ".join(
         f"{count_of(offer.giving * offer.gpus, 'GPU')} come{'s' * (offer.giving * offer.gpus == 1)}"

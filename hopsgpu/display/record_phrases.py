@@ -30,7 +30,7 @@ def gang(record: RunRecord) -> str:
 
 def waiting_for(record: RunRecord, now: float) -> str:
     """Return what a run waits for; "" if it does not, or if nobody knows."""
-    return str(record.content.get("waiting_for") or "") if record.goes_on(now) else ""
+    return str(record.content.get("waiting_for") or "") if record.is_running(now) else ""
 
 
 def worlds(content: Mapping[str, Any]) -> Sequence[WorldReport]:
@@ -61,7 +61,7 @@ def rank_end(rank: Mapping[str, Any], record: RunRecord, now: float) -> str:
         return str(rank.get("signal") or rank.get("exit_code"))
     if record.has_ended:
         return LOST
-    return "runs" if record.goes_on(now) else "-"
+    return "runs" if record.is_running(now) else "-"
 
 
 def last_reported(record: RunRecord, rank: int) -> Mapping[str, Any]:

@@ -59,15 +59,15 @@ def summary(status: ScoreStatus) -> str:
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
 
-def recorded(score: Mapping[str, Any], *, goes_on: bool) -> Iterator[tuple[str, str]]:
+def recorded(score: Mapping[str, Any], *, is_running: bool) -> Iterator[tuple[str, str]]:
     """Yield what a run's record tells of a score, as names and words, without its failed parts.
 
     Args:
         score: `score` of the record.
-        goes_on: whether the score goes on.
+        is_running: whether the score goes on.
     """
-    speed = f"{score['rate']:,.0f} rows/s" if goes_on and score["rate"] is not None else ""
-    until = score["seconds_left"] if goes_on else None
+    speed = f"{score['rate']:,.0f} rows/s" if is_running and score["rate"] is not None else ""
+    until = score["seconds_left"] if is_running else None
     left = "" if until is None else f"{seconds(until)} left"
     rows = f"{score['scored']:,} of {score['rows']:,} are on the lake"
     yield "rows", "; ".join(filter(None, (rows, speed, left)))

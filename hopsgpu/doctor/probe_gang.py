@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.backends.lease_request import demand_of
+from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.settings import check_gang

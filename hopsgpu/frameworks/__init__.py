@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hopsgpu.core.gang import WORKER, RankPlace, World
+from hopsgpu.core.gang import WORKER, RankPlacement, World
 from hopsgpu.frameworks import cuda, gpu_memory_share, jax, lightning, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
 from hopsgpu.frameworks.torch import Restarts
@@ -29,7 +29,7 @@ VARIABLES = frozenset(
 
 def environment(
     world: World,
-    place: RankPlace,
+    place: RankPlacement,
     endpoints: Endpoints,
     restarts: Restarts,
     visible: str | None = None,
@@ -68,7 +68,7 @@ def environment(
     }
 
 
-def _world_of_one(place: RankPlace, endpoints: Endpoints) -> tuple[World, Endpoints]:
+def _world_of_one(place: RankPlacement, endpoints: Endpoints) -> tuple[World, Endpoints]:
     container = replace(place.container, gpus=place.gpus)
     alone = replace(place, rank=0, local_rank=0, node_rank=0, container=container)
     own = endpoints.servers[place.rank]

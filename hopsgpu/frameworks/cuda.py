@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from hopsgpu.core.gang import WORKER, RankPlace
+from hopsgpu.core.gang import WORKER, RankPlacement
 from hopsgpu.errors import ConfigError
 
 VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
@@ -26,7 +26,7 @@ _OLDEST_DRIVERS = {
 }
 
 
-def visible_gpus(place: RankPlace, visible: str | None = None) -> tuple[str, ...]:
+def visible_gpus(place: RankPlacement, visible: str | None = None) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that a process sees, in CUDA's order.
 
     Args:
@@ -47,7 +47,7 @@ def visible_gpus(place: RankPlace, visible: str | None = None) -> tuple[str, ...
     return place.container.gpus if chosen == "container" else place.gpus
 
 
-def _alone(place: RankPlace) -> tuple[str, ...]:
+def _alone(place: RankPlacement) -> tuple[str, ...]:
     if len(place.gpus) > 1 and any(gpu.startswith(_MIG) for gpu in place.gpus):
         raise ConfigError(
             f"rank {place.rank} on {place.container.host} has {', '.join(place.gpus)}, but a CUDA"
@@ -56,7 +56,7 @@ def _alone(place: RankPlace) -> tuple[str, ...]:
     return place.gpus
 
 
-def environment(place: RankPlace, visible: str | None = None) -> dict[str, str]:
+def environment(place: RankPlacement, visible: str | None = None) -> dict[str, str]:
     """Return `CUDA_VISIBLE_DEVICES`, empty for a process without GPUs, and `CUDA_DEVICE_ORDER`."""
     return {
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus(place, visible)),

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from hopsgpu.core.gang import WORKER, RankPlace
+from hopsgpu.core.gang import WORKER, RankPlacement
 
 SHARE = "HOPSGPU_MEMORY_SHARE"
 VARIABLES = (SHARE,)
 
 
-def environment(place: RankPlace, share: float | None) -> dict[str, str]:
+def environment(place: RankPlacement, share: float | None) -> dict[str, str]:
     """Return `HOPSGPU_MEMORY_SHARE` for a worker that may use only a part of its GPUs' memory.
 
     Args:

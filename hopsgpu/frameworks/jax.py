@@ -6,7 +6,7 @@ the number of processes and the number of this process are arguments.
 
 from __future__ import annotations
 
-from hopsgpu.core.gang import RankPlace
+from hopsgpu.core.gang import RankPlacement
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, host_port
 
@@ -14,7 +14,7 @@ VARIABLES = ("HOPSGPU_COORDINATOR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE
 
 
 def environment(
-    place: RankPlace, endpoints: Endpoints, visible: str | None = None
+    place: RankPlacement, endpoints: Endpoints, visible: str | None = None
 ) -> dict[str, str]:
     """Return the variables of one worker.
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 
-from hopsgpu.core.gang import PARAMETER_SERVER, RankPlace, World
+from hopsgpu.core.gang import PARAMETER_SERVER, RankPlacement, World
 from hopsgpu.frameworks.endpoints import Endpoints, host_port
 
 VARIABLES = ("TF_CONFIG",)
 
 
-def environment(world: World, place: RankPlace, endpoints: Endpoints) -> dict[str, str]:
+def environment(world: World, place: RankPlacement, endpoints: Endpoints) -> dict[str, str]:
     """Return the variable of one process, worker or parameter server.
 
     Args:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopsgpu.core.gang import RankPlace, World
+from hopsgpu.core.gang import RankPlacement, World
 
 VARIABLES = (
     "GLOO_SOCKET_IFNAME",
@@ -54,7 +54,7 @@ class Restarts:
 
 def environment(
     world: World,
-    place: RankPlace,
+    place: RankPlacement,
     master: tuple[str, int],
     restarts: Restarts,
     *,

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 
-from hopsgpu.backends.grant import leased
+from hopsgpu.backends.gang_allocation import provide_allocations
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.launcher.arguments import Arguments, arguments, held_arguments
@@ -118,6 +118,6 @@ def _started(checked: Arguments) -> Run:
     else:
         board = Board(*shown)
         active = ActiveRun(planned, application, board, cancelled, background)
-        leasing = functools.partial(leased, application.lease)
+        leasing = functools.partial(provide_allocations, application.allocate)
         work = functools.partial(execute, checked, active, leasing)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

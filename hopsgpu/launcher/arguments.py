@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.attempts.rank_call import PackedFunction
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
 from hopsgpu.core.spec import GangSpec
@@ -51,7 +51,7 @@ class GangArguments:
     """
 
     spec: GangSpec
-    application: Site
+    application: GangApplication
     python_env: RequestedEnv | None = None
 
     @property
@@ -209,7 +209,7 @@ def held_arguments(options: HoldOptions) -> HeldArguments:
 
 
 def gang_in(
-    application: Site,
+    application: GangApplication,
     spec: GangSpec,
     python_env: RequestedEnv | None,
     gpu_idle_timeout: Duration = None,
@@ -235,7 +235,9 @@ def gang_in(
     return GangArguments(spec=spec, application=application, python_env=python_env)
 
 
-def _with_gpu_idle_timeout(spec: GangSpec, application: Site, requested: Duration) -> GangSpec:
+def _with_gpu_idle_timeout(
+    spec: GangSpec, application: GangApplication, requested: Duration
+) -> GangSpec:
     """Return the gang with the application's gpu_idle_timeout if none is requested; not on CPUs."""
     if requested is not None or not spec.gpus.per_worker:
         return spec
@@ -248,5 +250,5 @@ def refuse_nested() -> None:
         raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
 
 
-def _tracking(application: Site) -> Tracking | None:
+def _tracking(application: GangApplication) -> Tracking | None:
     return tracking_to(application.option("mlflow"), application.option("mlflow.experiment"))

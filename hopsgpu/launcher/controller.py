@@ -1,4 +1,4 @@
-"""A run from its plan to its result: environment and data, lease, attempts, publishing, release."""
+"""A run from its plan to its result: data, environment, gang, attempts, publishing, release."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from hopsgpu.attempts.publisher import check_writable, discard
 from hopsgpu.attempts.rank_call import Call, script_name
 from hopsgpu.attempts.rank_table import Entered, RankTable
 from hopsgpu.attempts.retry_policy import avoid_next, may_retry
-from hopsgpu.backends.grant import Lease
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_allocation import GangAllocation
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
 from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed, StoreError
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 # A context that provides a function, which returns the whole gang for a request, without the nodes
 # and GPUs to avoid; a run calls it once for each attempt.
-Leasing = Callable[[Request], AbstractContextManager[Callable[[Exclusions], Lease]]]
+Leasing = Callable[[Request], AbstractContextManager[Callable[[Exclusions], GangAllocation]]]
 # Those of the packages that are slow to import that can produce a model.
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
@@ -58,7 +58,7 @@ _STEP = "step"
 def execute(
     arguments: Arguments, active: ActiveRun[Board], leasing: Leasing, *, keeps: bool = False
 ) -> GangResult:
-    """Run a plan and return its result; the lease has ended before this returns or raises.
+    """Run a plan and return its result; the allocation has ended before this returns or raises.
 
     When this returns or raises, record and logs are on the lake. The exception is a run that
     succeeded on a held gang: its record and logs follow soon, and the gang reports problems with
@@ -179,7 +179,7 @@ class Execution(ABC):
 
     def _attempt(
         self,
-        lease: Lease,
+        allocation: GangAllocation,
         recording: Recording,
         listener: AttemptListener,
         stopped: threading.Event,
@@ -188,7 +188,7 @@ class Execution(ABC):
         """Make one attempt; return why it failed, or None.
 
         Args:
-            lease: the gang.
+            allocation: the gang.
             recording: follows the attempt's logs.
             listener: is notified of the attempt's progress.
             stopped: event that stops the attempt.
@@ -201,10 +201,10 @@ class Execution(ABC):
         # An earlier attempt may have lost what it published.
         self._publishes = False
         world = assign_ranks(
-            lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
+            allocation.containers, self._plan.ranks_per_executor, spec.parameter_servers
         )
         with train_on(
-            lease,
+            allocation,
             world,
             self._call(world.size),
             self._arguments.progress,
@@ -219,7 +219,7 @@ class Execution(ABC):
                 self._board.run_id,
                 self._board.attempt,
                 count_of(len(world.processes), "rank"),
-                count_of(len(lease.containers), "executor"),
+                count_of(len(allocation.containers), "executor"),
             )
             self._board.state(GangState.STARTING)
             try:
@@ -230,7 +230,7 @@ class Execution(ABC):
                 training.keep_logs(self._active.background)
             conclusion = self._trained.conclusion
             if conclusion is None and spec.model is not None:
-                self._publish(training, lease, spec.model)
+                self._publish(training, allocation, spec.model)
         return conclusion
 
     def _run(self, training: Training) -> None:
@@ -336,11 +336,11 @@ class Execution(ABC):
     def _models(self) -> str:
         return join_url(self._plan.paths["root"], "models")
 
-    def _publish(self, training: Training, lease: Lease, name: str) -> None:
+    def _publish(self, training: Training, allocation: GangAllocation, name: str) -> None:
         publisher = training.publisher(name)
         left = publisher.left()
         idle = set() if self._keeps or not left else publisher.idle(left)
-        staying = [c.host for c in lease.containers if c.key not in idle]
+        staying = [c.host for c in allocation.containers if c.key not in idle]
         self._board.state(GangState.PUBLISHING, staying)
         if not left:
             log.info(
@@ -351,7 +351,7 @@ class Execution(ABC):
                 " context().model_dir"
             )
             return
-        if idle and lease.let_go(idle):
+        if idle and allocation.release_part(idle):
             self._board.departed([time.time()] * len(idle))
         began = time.monotonic()
         self._publishes = True
@@ -455,8 +455,8 @@ class GangExecution(Execution):
     def _on_gang(self, request: Request, recording: Recording) -> None:
         with self._leasing(request) as whole:
             while True:
-                lease, listener = whole(self._avoid), OnBoard(self._board)
-                conclusion = self._attempt(lease, recording, listener, self._cancelled)
+                allocation, listener = whole(self._avoid), OnBoard(self._board)
+                conclusion = self._attempt(allocation, recording, listener, self._cancelled)
                 if conclusion is None:
                     return
                 if not self._is_retried(conclusion):

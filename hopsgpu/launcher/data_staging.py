@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
@@ -54,7 +54,7 @@ class StagedSources:
         self,
         datasets: Datasets | None,
         plan: LaunchPlan,
-        application: Site,
+        application: GangApplication,
         board: StatusBoard,
         cancelled: threading.Event,
     ) -> None:
@@ -210,7 +210,7 @@ class StagedData(StagedSources):
         self,
         datasets: Datasets | None,
         plan: LaunchPlan,
-        application: Site,
+        application: GangApplication,
         board: Board,
         cancelled: threading.Event,
     ) -> None:

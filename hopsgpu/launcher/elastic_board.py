@@ -70,7 +70,7 @@ class ElasticBoard(Board):
         if self._state.is_terminal:
             self._hosts = ()
 
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Do nothing: executors arrive one by one, and `executors` records them."""
 
     def executors(

@@ -21,10 +21,10 @@ from hopsgpu.attempts.outcome import Conclusion
 from hopsgpu.attempts.publisher import EXECUTOR_LOST
 from hopsgpu.attempts.rank_table import Entered
 from hopsgpu.attempts.retry_policy import was_preempted
-from hopsgpu.backends.backend import Site
-from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.backends.grant import Lease
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
+from hopsgpu.backends.gang_allocation import GangAllocation
+from hopsgpu.backends.gang_application import GangApplication
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.spec import LaunchPlan
@@ -59,7 +59,7 @@ def execute_elastic(
     return run_to_end(ElasticExecution(arguments, active, terms), active)
 
 
-def terms_of(plan: LaunchPlan, application: Site) -> ElasticTerms:
+def terms_of(plan: LaunchPlan, application: GangApplication) -> ElasticTerms:
     """Return what the elastic gang of a plan may do.
 
     Raises:
@@ -241,21 +241,21 @@ class ElasticExecution(Execution):
     def _on_gang(self, request: Request, recording: Recording) -> None:
         """Acquire executors, and run worlds on them until one returns; release the executors."""
         with (
-            self._arguments.application.elastic(request) as lease,
-            lease.server.listening(self._inbox.put),
+            self._arguments.application.allocate_elastic(request) as allocator,
+            allocator.server.listening(self._inbox.put),
         ):
             self._board.state(GangState.WAITING)
             try:
-                while not self._step(lease, request, recording):
+                while not self._step(allocator, request, recording):
                     pass
             finally:
                 self._end_world()
         if self._error is not None:
             raise self._error
 
-    def _step(self, lease: ElasticLease, request: Request, recording: Recording) -> bool:
+    def _step(self, allocator: ElasticAllocator, request: Request, recording: Recording) -> bool:
         """Decide, do it, and handle what arrives; return whether all is over."""
-        self._look(lease)
+        self._look(allocator)
         if self._world is None and (self._over or self._error is not None):
             return True
         if self._error is None and not self._over:
@@ -266,33 +266,33 @@ class ElasticExecution(Execution):
             if self._problem is not None:
                 # What is here goes on; the gang ends once that is too little.
                 decision = replace(decision, wanted=self._policy.here)
-            self._perform(decision, lease, request, recording)
+            self._perform(decision, allocator, request, recording)
             if self._problem and not self._world and self._policy.here < self._terms.least:
                 self._fail(self._problem)
         with contextlib.suppress(queue.Empty):
-            self._take(self._inbox.get(timeout=_LOOK_SECONDS), lease, request)
+            self._take(self._inbox.get(timeout=_LOOK_SECONDS), allocator, request)
             while True:
-                self._take(self._inbox.get_nowait(), lease, request)
+                self._take(self._inbox.get_nowait(), allocator, request)
         return False
 
     def _perform(
         self,
         decision: ElasticDecision,
-        lease: ElasticLease,
+        allocator: ElasticAllocator,
         request: Request,
         recording: Recording,
     ) -> None:
         self._wanted = decision.wanted
-        lease.want(decision.wanted, decision.at_once, least=self._terms.least)
+        allocator.set_wanted(decision.wanted, decision.at_once, least=self._terms.least)
         if decision.release:
             log.info(
                 "%s: gives back %s",
                 self._board.run_id,
                 count_of(len(decision.release), "executor"),
             )
-            lease.let_go(decision.release)
+            allocator.release_executors(decision.release)
         if decision.start:
-            self._start(decision.start, lease, recording)
+            self._start(decision.start, allocator, recording)
         world = self._world
         if world is None:
             if self._board.status().state != GangState.WAITING.value:
@@ -310,8 +310,10 @@ class ElasticExecution(Execution):
             )
             self._elastic.stops()
 
-    def _start(self, keys: tuple[int, ...], lease: ElasticLease, recording: Recording) -> None:
-        gang = lease.of(keys)
+    def _start(
+        self, keys: tuple[int, ...], allocator: ElasticAllocator, recording: Recording
+    ) -> None:
+        gang = allocator.allocation_of(keys)
         hosts = [container.host for container in gang.containers]
         ranks = len(keys) * self._plan.ranks_per_executor
         self._elastic.begins(hosts, ranks)
@@ -334,7 +336,7 @@ class ElasticExecution(Execution):
         )
         thread.start()
 
-    def _train(self, world: _World, gang: Lease, recording: Recording) -> None:
+    def _train(self, world: _World, gang: GangAllocation, recording: Recording) -> None:
         """Run a world to its end, in its own thread; tell the end."""
 
         def begun(training: Training) -> None:
@@ -364,7 +366,7 @@ class ElasticExecution(Execution):
             self._inbox.put(_Returned())
         self._elastic.returned()
 
-    def _take(self, item: _Item, lease: ElasticLease, request: Request) -> None:
+    def _take(self, item: _Item, allocator: ElasticAllocator, request: Request) -> None:
         now = time.monotonic()
         if isinstance(item, _Entered):
             self._policy.entered(now)
@@ -384,19 +386,19 @@ class ElasticExecution(Execution):
         elif isinstance(item, _Returned):
             self._policy.returned()
         elif isinstance(item, _World):
-            self._end(item, lease)
+            self._end(item, allocator)
         else:
-            self._hear(item, lease, request)
+            self._hear(item, allocator, request)
 
     def _saved(self, at: float) -> None:
         """Record that a checkpoint counts: what was lost before it had other causes."""
         self._policy.saved(at)
         self._suspects.clear()
 
-    def _hear(self, event: Event, lease: ElasticLease, request: Request) -> None:
+    def _hear(self, event: Event, allocator: ElasticAllocator, request: Request) -> None:
         now = time.monotonic()
         try:
-            container = lease.take(event)
+            container = allocator.handle_event(event)
         except HopsGpuError as error:
             self._note_problem(error)
             return
@@ -412,8 +414,8 @@ class ElasticExecution(Execution):
             self._policy.came(container.key, container.host, now)
             env = request.python_env
             modules = self._arguments.function.modules
-            lease.server.keep(container.key, modules.digest, modules.archive)
-            lease.server.send(
+            allocator.server.keep(container.key, modules.digest, modules.archive)
+            allocator.server.send(
                 container.key,
                 "warm",
                 run_url=self._plan.paths["run"],
@@ -423,7 +425,7 @@ class ElasticExecution(Execution):
                 modules=modules.digest,
             )
 
-    def _end(self, world: _World, lease: ElasticLease) -> None:
+    def _end(self, world: _World, allocator: ElasticAllocator) -> None:
         """Handle the end of a world: the run's end, or what the next world is to avoid."""
         self._world = None
         conclusion = world.conclusion
@@ -434,7 +436,7 @@ class ElasticExecution(Execution):
             self._conclude(how, str(world.error).partition("\n")[0])
             self._fail(world.error)
         elif conclusion is not None:
-            self._resume_after(conclusion, lease)
+            self._resume_after(conclusion, allocator)
         elif world.how is not None:
             self._conclude(world.how, "")
         else:
@@ -447,7 +449,7 @@ class ElasticExecution(Execution):
         self._durable.ended()
         self._elastic.ended(how, why)
 
-    def _resume_after(self, conclusion: Conclusion, lease: ElasticLease) -> None:
+    def _resume_after(self, conclusion: Conclusion, allocator: ElasticAllocator) -> None:
         """Have another world follow one that failed, or end the run."""
         why = str(conclusion.failure).partition("\n")[0]
         if not conclusion.is_loss:
@@ -471,7 +473,7 @@ class ElasticExecution(Execution):
                 self._fail(conclusion.failure)
                 return
             self._tell_loss(why, conclusion.failure.rank, conclusion.failure.host)
-        self._exclude(lease)
+        self._exclude(allocator)
 
     def _train_again_after(self, error: StoreError) -> None:
         """Have another world follow one that lost what it was about to publish, or end the run."""
@@ -502,31 +504,33 @@ class ElasticExecution(Execution):
             self._suspects.clear()
         return super()._still_fits(failure)
 
-    def _exclude(self, lease: ElasticLease) -> None:
+    def _exclude(self, allocator: ElasticAllocator) -> None:
         try:
-            excluded = lease.avoid(self._avoid)
+            excluded = allocator.exclude(self._avoid)
         except HopsGpuError as error:
             self._fail(error)
             return
         for key in excluded:
             self._policy.gone(key)
 
-    def _look(self, lease: ElasticLease) -> None:
+    def _look(self, allocator: ElasticAllocator) -> None:
         """Check for what no event announces, and update the display."""
         if self._error is None:
             try:
-                lease.check()
+                allocator.check()
             except HopsGpuError as error:
                 self._note_problem(error)
         if self._cancelled.is_set() and self._error is None:
             self._fail(Cancelled(f"{self._board.run_id} was cancelled; its ranks were stopped"))
-        hosts = [container.host for container in lease.here.values()]
-        why = outlook(self._policy, self._wanted, self._plan.shape.gpus, lease.waiting_for)
-        self._elastic.executors(lease.held, hosts, self._wanted, why, self._policy.warming)
-        self._policy.coming = lease.coming
+        hosts = [container.host for container in allocator.ready_executors.values()]
+        why = outlook(self._policy, self._wanted, self._plan.shape.gpus, allocator.wait_reason)
+        self._elastic.executors(
+            allocator.held_count, hosts, self._wanted, why, self._policy.warming
+        )
+        self._policy.coming = allocator.starting_count
         if self._terms.gives_way:
-            self._policy.asked_back = lease.asked_back
-            lease.offer(self._policy.above_least, self._policy.giving)
+            self._policy.reclaimed_count = allocator.reclaimed_count
+            allocator.offer(self._policy.above_least, self._policy.giving)
         self._board.show()
 
     def _note_problem(self, error: HopsGpuError) -> None:

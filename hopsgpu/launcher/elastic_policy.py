@@ -201,7 +201,7 @@ class ElasticPolicy:
 
     Attributes:
         losses: losses in a row, without a checkpoint between them; preemptions do not count.
-        asked_back: executors that gangs which wait need from this one.
+        reclaimed_count: executors that gangs which wait need from this one.
         coming: executors that YARN has granted and that start.
     """
 
@@ -223,7 +223,7 @@ class ElasticPolicy:
         # When executors are requested again: without a world, and for a larger one.
         self._asks_at = self._grows_at = float("-inf")
         self.losses = 0
-        self.asked_back = 0
+        self.reclaimed_count = 0
         self.coming = 0
 
     @property
@@ -380,7 +380,7 @@ class ElasticPolicy:
     @property
     def _given_now(self) -> int:
         """Return how many executors the next world leaves to gangs that wait."""
-        return max(self.asked_back, self._promised) if self._terms.gives_way else 0
+        return max(self.reclaimed_count, self._promised) if self._terms.gives_way else 0
 
     def _start(
         self, keys: tuple[int, ...], surplus: Collection[int], now: float
@@ -404,7 +404,7 @@ class ElasticPolicy:
         if world.has_returned:
             released = self._give_back([*spare, *surplus])
             return ElasticDecision(wanted=len(self._here), release=released)
-        if self.asked_back and self._terms.gives_way:
+        if self.reclaimed_count and self._terms.gives_way:
             released = self._give_back([*spare, *surplus])
             if self._surplus_of(world):
                 return self._at_checkpoint(world, WorldEnd.GAVE_WAY, now, released)
@@ -456,7 +456,7 @@ class ElasticPolicy:
         return ElasticDecision(wanted=wanted, ask=ask, release=released)
 
     def _surplus_of(self, world: _World) -> int:
-        return min(self.asked_back, len(world.keys) - self._terms.least)
+        return min(self.reclaimed_count, len(world.keys) - self._terms.least)
 
     def _may_grow(self, world: _World, more: int, now: float) -> bool:
         """Return whether a growth is allowed now, and brings more than it costs."""

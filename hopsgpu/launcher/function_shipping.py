@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.attempts.rank_call import PackedFunction
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.control.channel import MOST_PAYLOAD
 from hopsgpu.data.rank_shards import MAX_SHARD_BYTES
 from hopsgpu.errors import ConfigError
@@ -144,7 +144,7 @@ def pickled(
 def packed(
     train_fn: Callable[..., Any],
     given: PickledFunction,
-    application: Site,
+    application: GangApplication,
     env_vars: Mapping[str, str],
     interrupted: threading.Event | None = None,
 ) -> PackedFunction:
@@ -172,7 +172,9 @@ def packed(
     with application.load_checks.run_during(
         call, given.risks, env_vars, pickle_one, end_if_interrupted
     ) as failures:
-        modules = packer.pack(import_roots(train_fn, imported, application.added, packer.sources))
+        modules = packer.pack(
+            import_roots(train_fn, imported, application.py_files_dir, packer.sources)
+        )
         _check_size(len(call), len(modules.archive))
         foreseen = scan_function(train_fn, modules)
     for failure in failures:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from hopsgpu.backends.grant import Lease, Leasing, Owner
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_allocation import GangAllocation, GangAllocator, GangAllocatorFactory
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import Exclusions, GangState
@@ -43,14 +43,14 @@ _LOOK_SECONDS = 0.2
 _TURN = "the data is ready; another launch uses the gang, and this one runs after it"
 
 
-class LeaseThread:
-    """The thread that owns a held gang's lease.
+class AllocatorThread:
+    """The thread that owns the allocator of a held gang.
 
     Only this thread calls Spark for the gang, or a launch's thread while this one waits for its
     end.
 
     Args:
-        lease: provides the owner that acquires the gang.
+        allocate: provides the allocator of the gang.
         idle_timeout: seconds without a launch after which the gang is released, or None.
         own_request: returns a request of the gang itself, for acquisitions and releases outside
             launches.
@@ -59,12 +59,12 @@ class LeaseThread:
 
     def __init__(
         self,
-        lease: Leasing,
+        allocate: GangAllocatorFactory,
         idle_timeout: float | None,
         own_request: Callable[[], Request],
         held: Callable[[int], None] = lambda executors: None,
     ) -> None:
-        self._lease = lease
+        self._allocate = allocate
         self._idle_timeout = idle_timeout
         self._own_request = own_request
         self._held = held
@@ -74,7 +74,7 @@ class LeaseThread:
         self._work_queued = threading.Event()
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
-        self._owner: Owner | None = None
+        self._allocator: GangAllocator | None = None
         self._problem: str | None = None
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class LeaseThread:
                     "a gang can be entered only once: create a new one with hopsgpu.hold()"
                 )
             self._open = True
-        start_daemon("hopsgpu-lease", self._run)
+        start_daemon("hopsgpu-allocator", self._run)
 
     def put(self, work: Callable[[], None]) -> None:
         """Queue some work for the thread, which does it in order.
@@ -127,11 +127,11 @@ class LeaseThread:
         self._ended.wait()
 
     @contextlib.contextmanager
-    def borrowed(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
+    def borrowed(self, request: Request) -> Iterator[Callable[[Exclusions], GangAllocation]]:
         """Provide a function that returns the whole gang for an attempt of one launch.
 
-        Use it only in the lease thread, or in a thread for whose end the lease thread waits. Nodes
-        and GPUs that are excluded have no part in the gang.
+        Use it only in the allocator thread, or in a thread for whose end the allocator thread
+        waits. Nodes and GPUs that are excluded have no part in the gang.
 
         Raises:
             Cancelled: the launch was cancelled.
@@ -143,15 +143,15 @@ class LeaseThread:
             self._problem = None
         self._held(0)
         try:
-            yield lambda avoid: self._whole(replace(request, avoid=avoid))
+            yield lambda exclusions: self._whole(replace(request, exclusions=exclusions))
         finally:
-            if self._owner is not None:
+            if self._allocator is not None:
                 request.watcher.state(GangState.FINISHING, ())
             self._hold()
 
     @contextlib.contextmanager
-    def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
-        """Provide what `borrowed` does, in a launch's own thread, for which the lease thread waits.
+    def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], GangAllocation]]:
+        """Provide what `borrowed` does, in a launch's thread for which the allocator thread waits.
 
         While another launch uses the gang, this launch's watcher is notified that it is still
         preparing, and why.
@@ -180,27 +180,27 @@ class LeaseThread:
 
     def _hold(self) -> None:
         """Tell how many executors are held for no launch at present."""
-        self._held(0 if self._owner is None else self._owner.executors)
+        self._held(0 if self._allocator is None else self._allocator.executor_count)
 
-    def _whole(self, request: Request) -> Lease:
+    def _whole(self, request: Request) -> GangAllocation:
         """Return the whole gang; acquire the executors that are missing.
 
         Raises:
-            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `Owner.acquire`.
+            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GangAllocator.acquire`.
         """
-        if self._owner is None:
-            self._owner = self._stack.enter_context(self._lease(request))
+        if self._allocator is None:
+            self._allocator = self._stack.enter_context(self._allocate(request))
         try:
-            return self._owner.whole(request)
+            return self._allocator.ensure_whole(request)
         except BaseException:
             self._let_go(request)
             raise
 
     def _let_go(self, request: Request) -> None:
         """Release all executors, and notify the request's watcher."""
-        if self._owner is not None:
-            self._owner.request = request
-        self._owner = None
+        if self._allocator is not None:
+            self._allocator.request = request
+        self._allocator = None
         try:
             self._stack.close()
         finally:
@@ -208,7 +208,7 @@ class LeaseThread:
 
     def _let_go_unasked(self) -> None:
         """Release all executors outside of a launch, and notify the gang's own watcher."""
-        if self._owner is not None:
+        if self._allocator is not None:
             request = self._own_request()
             self._let_go(request)
             request.watcher.state(GangState.RELEASED, ())
@@ -236,7 +236,7 @@ class LeaseThread:
             else:
                 self._work_queued.clear()
                 return work
-            if self._owner is None:
+            if self._allocator is None:
                 continue
             self._hold()
             left = None
@@ -245,10 +245,10 @@ class LeaseThread:
             if left is not None and left <= 0:
                 log.info("releases the held gang: no launch for %g s", self._idle_timeout)
                 self._let_go_unasked()
-            elif not self._owner.is_whole:
-                self._replace_lost(self._owner, left)
+            elif not self._allocator.is_whole:
+                self._replace_lost(self._allocator, left)
 
-    def _replace_lost(self, owner: Owner, seconds: float | None) -> None:
+    def _replace_lost(self, allocator: GangAllocator, seconds: float | None) -> None:
         """Acquire replacements for lost executors, while the remaining ones are still alive.
 
         A launch that starts meanwhile ends this, and acquires them itself, with its own timeout.
@@ -259,11 +259,11 @@ class LeaseThread:
         request = replace(own.within(min(bounds, default=None)), cancelled=self._work_queued)
         try:
             try:
-                owner.acquire(request)
+                allocator.acquire(request)
             except Cancelled:
                 # The remaining executors become idle, so that they end by themselves if no launch
                 # uses them.
-                owner.end_jobs()
+                allocator.end_jobs()
         except Exception as error:  # noqa: BLE001 - the next launch reports it, and asks again
             log.info(
                 "%s: no replacements (%s): releases all executors", own.run_id, type(error).__name__
@@ -295,8 +295,8 @@ class Gang:
         # The latest status board of what the gang did outside launches.
         self._own_board: Board | None = None
         self._time = HeldTime(plan, given.application, self._background)
-        self._lease_thread = LeaseThread(
-            given.application.lease, given.idle_timeout, self._own_request, self._time.holds
+        self._allocator_thread = AllocatorThread(
+            given.application.allocate, given.idle_timeout, self._own_request, self._time.holds
         )
 
     @public
@@ -308,7 +308,7 @@ class Gang:
             try:
                 root = self._plan.paths["root"]
                 self._python_env = python_of(self._arguments.python_env, root, board, cancelled)
-                with self._lease_thread.borrowed(self._request(board, cancelled)) as whole:
+                with self._allocator_thread.borrowed(self._request(board, cancelled)) as whole:
                     whole(Exclusions())
             except BaseException as error:
                 self._time.acquired(board)
@@ -318,10 +318,10 @@ class Gang:
             board.state(GangState.HELD)
             return board.result()
 
-        self._lease_thread.start()
+        self._allocator_thread.start()
         try:
             with interrupts_noted() as interrupted:
-                wait_for(Run(board, cancelled, acquire, self._lease_thread.put), interrupted)
+                wait_for(Run(board, cancelled, acquire, self._allocator_thread.put), interrupted)
             if interrupted.is_set():
                 raise interruption(
                     f"{board.run_id} was cancelled when all its executors had been granted"
@@ -346,7 +346,7 @@ class Gang:
 
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
-            self._lease_thread.close()
+            self._allocator_thread.close()
             self._time.write()
             self._background.flush(KEEP_SECONDS)
         for problem in self._background.problems():
@@ -381,11 +381,11 @@ class Gang:
             cancelled = threading.Event()
             for problem in self._background.problems():
                 board.warn(problem)
-            leasing, start = self._lease_thread.borrowed, self._lease_thread.put
+            leasing, start = self._allocator_thread.borrowed, self._allocator_thread.put
             if arguments.data is not None:
                 # Other launches may train while the data is written.
-                self._lease_thread.check_held()
-                leasing = self._lease_thread.borrowed_later
+                self._allocator_thread.check_held()
+                leasing = self._allocator_thread.borrowed_later
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
             active = ActiveRun(plan, arguments.application, board, cancelled, self._background)
             work = functools.partial(execute, arguments, active, leasing, keeps=True)

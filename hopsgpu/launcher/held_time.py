@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hopsgpu.artifacts.run_uses import UsageFiles
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.core.gpu_use import UsePoint, extended
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.spec import LaunchPlan
@@ -39,7 +39,7 @@ class _Acquired(Protocol):
 class HeldTime:
     """The GPU seconds that a gang held while it had no launch; a launch's record has those of it.
 
-    Only the thread that owns the gang's lease calls this.
+    Only the thread that owns the gang's allocator calls this.
 
     Args:
         plan: plan of the gang.
@@ -51,7 +51,7 @@ class HeldTime:
     def __init__(
         self,
         plan: LaunchPlan,
-        application: Site,
+        application: GangApplication,
         background: Background,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.runs import RECORD, began
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import CapacityError, ConfigError, StoreError
@@ -54,11 +54,11 @@ def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None)
     )
 
 
-def _fit(application: Site, spec: GangSpec) -> LaunchPlan:
+def _fit(application: GangApplication, spec: GangSpec) -> LaunchPlan:
     """Return the plan of a gang's containers; for an elastic gang, of the largest that fits.
 
     Raises:
-        ConfigError, CapacityError: as `Site.fit`; of an elastic gang, its smallest size counts.
+        ConfigError, CapacityError: as `GangApplication.fit`, for the smallest elastic size.
     """
     if not spec.is_elastic:
         return application.fit(spec)
@@ -90,7 +90,7 @@ def _fit(application: Site, spec: GangSpec) -> LaunchPlan:
 
 
 def _largest(
-    application: Site, sized: Callable[[int], GangSpec], least: int, most: int, step: int
+    application: GangApplication, sized: Callable[[int], GangSpec], least: int, most: int, step: int
 ) -> int:
     """Return the largest world size in [least, most) that fits, where `least` does."""
     low, high = least // step, most // step
@@ -152,7 +152,7 @@ def _paths(
     if spec.resume is not None:
         paths["resume"] = _run_there(LakePath(runs), spec.resume)
     if data is not None:
-        places = data.places(paths["run"], arguments.application.files)
+        places = data.places(paths["run"], arguments.application.default_fs)
         for name, _ in data.paths:
             _check_there(data.label(name), LakePath(places[name]))
         paths |= {data.label(name): url for name, url in places.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from hopsgpu.backends.backend import Site
-from hopsgpu.backends.lease_request import Watcher
+from hopsgpu.backends.gang_application import GangApplication
+from hopsgpu.backends.gang_request import Watcher
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import RequestedEnv, ensure_built
@@ -34,7 +34,7 @@ def python_of(
 
 
 def modules_to_check(
-    needs: Collection[str], env: PythonEnv | None, application: Site | None
+    needs: Collection[str], env: PythonEnv | None, application: GangApplication | None
 ) -> tuple[str, ...]:
     """Return the top-level modules that the executors' Python must have to unpickle a call.
 
@@ -48,7 +48,7 @@ def modules_to_check(
         ConfigError: modules are known to be missing, or the library of the object store on which
             the runs are.
     """
-    if application is not None and application.lacking(library_of(application.root)):
+    if application is not None and application.missing_modules(library_of(application.root)):
         raise ConfigError(
             f"the runs are on {application.root}, for which the executors' Python lacks"
             f" {', '.join(library_of(application.root))}: install it on the nodes"
@@ -62,7 +62,7 @@ def modules_to_check(
         if left:
             raise missing_modules_error(left, f"python_env={name}", name)
         return ()
-    missing = () if application is None else application.lacking(left)
+    missing = () if application is None else application.missing_modules(left)
     if missing:
         raise missing_modules_error(missing, "the executors' Python", name)
     return left

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from hopsgpu.artifacts.runs import RECORD, parse
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.lake import LakePath
 
 
-def refuse_running(run: LakePath, run_id: str, application: Site, noun: str) -> None:
+def refuse_running(run: LakePath, run_id: str, application: GangApplication, noun: str) -> None:
     """Check that no other application is still doing a run.
 
     Args:
@@ -27,10 +27,10 @@ def refuse_running(run: LakePath, run_id: str, application: Site, noun: str) -> 
     except StoreError:  # the driver died before it wrote a record
         return
     other = str(record.content.get("application") or "")
-    if not record.goes_on(time.time()) or other == application.id:
+    if not record.is_running(time.time()) or other == application.id:
         return
     try:
-        is_running = application.goes_on(other)
+        is_running = application.is_running(other)
     except HopsGpuError:  # YARN no longer knows the application
         is_running = False
     if is_running:

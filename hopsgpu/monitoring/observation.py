@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root, named_locks
 from hopsgpu.backends.inventory import Observer
-from hopsgpu.backends.lines_place import cluster_name, lines_place, named_locks
 from hopsgpu.core.queue_policy import Ticket
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.runs_reader import Roots, RunsReader, RunsView
@@ -18,7 +18,7 @@ from hopsgpu.monitoring.timed_sources import Source
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
-from hopsgpu.yarn.gang_queue import LineReader
+from hopsgpu.yarn.gang_queue import GangQueueReader
 from hopsgpu.yarn.node_manager import NodeAnswers
 from hopsgpu.yarn.resource_manager import web_addresses
 from hopsgpu.yarn.snapshot import Overview
@@ -108,7 +108,7 @@ class _Yarn:
     def __init__(self, environ: Mapping[str, str]) -> None:
         setting = HadoopConf.load(environ).get
         self.observer = Observer(setting)
-        base, names = lines_place(
+        base, names = gang_queue_root(
             named_locks(environ),
             setting("fs.defaultFS"),
             cluster_name(setting, web_addresses(setting)),
@@ -116,12 +116,12 @@ class _Yarn:
         for name in names:
             base = base / name
         self._directory = base
-        self._lines: LineReader | None = None
+        self._lines: GangQueueReader | None = None
 
     def waiting(self) -> tuple[WaitingGang, ...]:
         """Return the gangs that wait, in all partitions."""
         if self._lines is None:
-            self._lines = LineReader(self._directory.with_client())
+            self._lines = GangQueueReader(self._directory.with_client())
         lines, problems = self._lines.look()
         for problem in problems:
             log.debug("a directory beside the queues of gangs is not read: %s", problem)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from hopsgpu.attempts.attempt_watcher import WatchBounds
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.core.gpu_idle import IdleBounds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.runs.status_board import StatusBoard
@@ -30,7 +30,7 @@ class ActiveRun(Generic[B]):
     """
 
     plan: LaunchPlan
-    application: Site
+    application: GangApplication
     board: B
     cancelled: threading.Event
     background: Background

@@ -66,7 +66,7 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
     except BaseException as error:
         ended = state_of_failure(error)
         log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
-        recording.put(ended.value, active.application.words_of(error), run.end_reason(error))
+        recording.put(ended.value, active.application.error_text(error), run.end_reason(error))
         run.put_rest()
         background.flush(KEEP_SECONDS)
         for problem in background.problems():

@@ -26,7 +26,7 @@ from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.storage.lake import LakePath
 
 if TYPE_CHECKING:
-    from hopsgpu.backends.backend import Site
+    from hopsgpu.backends.gang_application import GangApplication
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _spec(spec: GangSpec) -> dict[str, Any]:
     }
 
 
-def environment(application: Site) -> dict[str, Any]:
+def environment(application: GangApplication) -> dict[str, Any]:
     """Return the environment in which a run was started: the driver's host, versions, packages.
 
     The first call in a process reads the metadata of all installed packages, which takes some

@@ -45,7 +45,7 @@ class StatusBoard(ABC):
     """The known state of a run in progress: written by the run's threads, read by any thread.
 
     All parts of a run record here what they learn about it, and read here what others learned. The
-    lease records too: a board is the `Watcher` of its executors.
+    allocator records too: a board is the `Watcher` of its executors.
 
     Args:
         run_id: id of the run.
@@ -109,10 +109,10 @@ class StatusBoard(ABC):
         self._timeline = dataclasses.replace(self._timeline, **{point: at})
 
     @abstractmethod
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Record when executors arrived."""
 
-    def held_aside(self, hosts: Sequence[str]) -> None:
+    def on_parked(self, hosts: Sequence[str]) -> None:
         """Record the host of each executor that is held aside at present, because it gets no rank.
 
         It is called often.
@@ -250,7 +250,7 @@ class Board(StatusBoard):
         if self._state.is_terminal:
             self._hosts = ()
 
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         with self._lock:
             self._arrivals = tuple(times)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hopsgpu.attempts.attempt import Trained
 from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.rank_call import Call
-from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.control.server import ControlServer
 from hopsgpu.scoring.part_reports import (
     BEGUN,
@@ -84,7 +84,7 @@ class PartWorker(SlotRun):
     Args:
         number: number of the worker.
         executor: key of the executor's agent.
-        lease: lease of the executor.
+        allocation: allocation of the executor.
         call: what the process runs.
         setting: what it has in common with other workers.
 
@@ -97,13 +97,18 @@ class PartWorker(SlotRun):
     """
 
     def __init__(
-        self, number: int, executor: int, lease: Lease, call: Call, setting: WorkerSetting
+        self,
+        number: int,
+        executor: int,
+        allocation: GangAllocation,
+        call: Call,
+        setting: WorkerSetting,
     ) -> None:
         listener = _WorkerListener(setting)
         super().__init__(
             number,
             (Slot(executor, 0),),
-            lease,
+            allocation,
             call,
             setting.board,
             setting.background,
@@ -116,7 +121,7 @@ class PartWorker(SlotRun):
         self.is_ready = False
         self.is_unfit = False
         self.leaving = threading.Event()
-        self._server: ControlServer = lease.server
+        self._server: ControlServer = allocation.server
         self._setting = setting
         self._is_open = False
         self._unsent: list[str] = []

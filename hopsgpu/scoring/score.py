@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from hopsgpu.artifacts.runs import RunStore, parts_elsewhere
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
@@ -249,7 +249,7 @@ class _Score:
                 parts = None if record is None else parts_elsewhere(record)
                 if record is None or parts is None or parts.url != url:
                     log.info("%s is left: it is of no score below this root", url)
-                elif record.goes_on(time.time()):
+                elif record.is_running(time.time()):
                     log.info("%s is left: its score goes on", url)
                 else:
                     log.info("removes %s, which a score has left that ended early", url)
@@ -305,10 +305,10 @@ class _Score:
         most = min(arguments.terms.most, len(plan.parts) - len(done))
         with (
             scoring.keeping(),
-            arguments.application.elastic(request.of_executors(most)) as lease,
+            arguments.application.allocate_elastic(request.of_executors(most)) as allocator,
         ):
             board.state(GangState.WAITING)
-            scoring.run(lease, python_env)
+            scoring.run(allocator, python_env)
 
     def _workers(self) -> int:
         """Return how many workers earlier runs of the score have numbered; their logs stay."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
-from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.packaging.pickling import name_of
@@ -108,16 +108,16 @@ class Scoring(TrialLoop[_News]):
     def _awaits_more(self) -> bool:
         return bool(self._leaving or self._keeping)
 
-    def _start(self, start: Start, lease: ElasticLease, now: float) -> None:
+    def _start(self, start: Start, allocator: ElasticAllocator, now: float) -> None:
         executor = start.slots[0].executor
         worker = self._workers.get(executor)
         if worker is None:
-            worker = self._begun(executor, lease)
+            worker = self._begun(executor, allocator)
         log.debug("%s: worker %d gets part %d", self.run_id, worker.number, start.trial)
         worker.give(start.trial)
         self._note_busy(worker)
 
-    def _begun(self, executor: int, lease: ElasticLease) -> PartWorker:
+    def _begun(self, executor: int, allocator: ElasticAllocator) -> PartWorker:
         number, self._started = self._started, self._started + 1
         call = Call(
             self._active.plan,
@@ -129,7 +129,9 @@ class Scoring(TrialLoop[_News]):
             python_env=self._python_env,
             script=script_name(),
         )
-        worker = PartWorker(number, executor, lease.of([executor]), call, self._setting)
+        worker = PartWorker(
+            number, executor, allocator.allocation_of([executor]), call, self._setting
+        )
         self._workers[executor] = worker
         self._begin()
         log.info("%s: worker %d started on %s", self.run_id, number, worker.hosts)
@@ -146,16 +148,16 @@ class Scoring(TrialLoop[_News]):
             self._busy.remove(worker.executor)
             self._board.busy(-1)
 
-    def _let_go(self, keys: tuple[int, ...], lease: ElasticLease) -> None:
+    def _let_go(self, keys: tuple[int, ...], allocator: ElasticAllocator) -> None:
         for key in keys:
             worker = self._workers.pop(key, None)
             if worker is None:
-                lease.let_go([key])
+                allocator.release_executors([key])
             else:
                 worker.leave()
                 self._leaving[worker] = time.monotonic()
 
-    def _observe(self, lease: ElasticLease) -> None:
+    def _observe(self, allocator: ElasticAllocator) -> None:
         now = time.monotonic()
         for worker, since in self._leaving.items():
             if now >= since + _LEAVE_SECONDS:
@@ -169,7 +171,7 @@ class Scoring(TrialLoop[_News]):
             )
         )
 
-    def _handle(self, news: _News, lease: ElasticLease) -> None:
+    def _handle(self, news: _News, allocator: ElasticAllocator) -> None:
         if isinstance(news, Opened):
             news.worker.opened()
         elif isinstance(news, Told):
@@ -181,7 +183,7 @@ class Scoring(TrialLoop[_News]):
             else:
                 self._fail(news.error)
         else:
-            self._worker_ended(news, lease)
+            self._worker_ended(news, allocator)
 
     def _take_report(self, worker: PartWorker, report: PartReport) -> None:
         worker.reported(report)
@@ -215,7 +217,7 @@ class Scoring(TrialLoop[_News]):
 
         kept.add_done_callback(tell)
 
-    def _worker_ended(self, worker: PartWorker, lease: ElasticLease) -> None:
+    def _worker_ended(self, worker: PartWorker, allocator: ElasticAllocator) -> None:
         """Handle the end of a worker: put its parts back, or count one of them as failed."""
         outcome, blamed = worker.outcome, worker.blamed
         log.info(
@@ -228,7 +230,7 @@ class Scoring(TrialLoop[_News]):
         )
         if self._workers.get(worker.executor) is worker:
             del self._workers[worker.executor]
-        self._ended(worker, lease)
+        self._ended(worker, allocator)
         if not worker.is_ready and outcome.how in (TrialEnd.FAILED, TrialEnd.LOST):
             self._not_ready(outcome.error)
         if worker.is_unfit and outcome.how is TrialEnd.FAILED:
@@ -243,7 +245,7 @@ class Scoring(TrialLoop[_News]):
         self._note_busy(worker)
         self._board.lost(worker.losses(self._active.plan.shape.gpus))
         if self._leaving.pop(worker, None) is not None:
-            lease.let_go([worker.executor])
+            allocator.release_executors([worker.executor])
 
     def _not_ready(self, error: str) -> None:
         """Count a process that failed before it could score: none of the rows is to blame."""

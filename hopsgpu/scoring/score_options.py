@@ -11,7 +11,7 @@ from typing import Any, Literal
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.attempts.rank_call import PackedFunction
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
 from hopsgpu.core.signatures import placed_field
@@ -240,7 +240,7 @@ def _datasets(data: Any) -> Datasets:
     return found
 
 
-def _model(model: Any, application: Site) -> ModelVersion | None:
+def _model(model: Any, application: GangApplication) -> ModelVersion | None:
     if model is None or isinstance(model, ModelVersion):
         return model
     if not isinstance(model, str) or not model:
@@ -252,17 +252,17 @@ def _model(model: Any, application: Site) -> ModelVersion | None:
     return ModelStore(join_url(application.root, "models")).get(name, version)
 
 
-def _output(output: object, datasets: Datasets, application: Site) -> str | None:
+def _output(output: object, datasets: Datasets, application: GangApplication) -> str | None:
     if output is None:
         return None
     if not isinstance(output, str) or not output:
         raise ConfigError(f"output={output!r}: must be the URL or absolute path of a directory")
     try:
-        url = url_of(output, application.files)
+        url = url_of(output, application.default_fs)
     except ConfigError as error:
         raise ConfigError(str(error).replace("data=", "output=", 1)) from None
     for _, path in datasets.paths:
-        if f"{url}/".startswith(f"{url_of(path, application.files)}/"):
+        if f"{url}/".startswith(f"{url_of(path, application.default_fs)}/"):
             raise ConfigError(
                 f"output={output!r} is within data={path!r}, whose readers would find both tables:"
                 " name a directory elsewhere"

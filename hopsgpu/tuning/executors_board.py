@@ -18,14 +18,14 @@ from hopsgpu.tuning.scheduler import SearchTerms
 
 
 class _Executors(Protocol):
-    """The part of an ElasticLease that is used."""
+    """The part of an ElasticAllocator that is used."""
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Return the number of executors that are held."""
 
     @property
-    def waiting_for(self) -> str:
+    def wait_reason(self) -> str:
         """Return why there are not more executors."""
 
 
@@ -56,18 +56,18 @@ class ExecutorsBoard(StatusBoard):
         if getattr(self._timeline, point) is None:
             super()._mark(point, at)
 
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Do nothing: executors arrive one by one, and `executors` records them."""
 
-    def executors(self, lease: _Executors, here: int, most: int) -> None:
+    def executors(self, allocator: _Executors, here: int, most: int) -> None:
         """Record the executors.
 
         Args:
-            lease: acquires them.
+            allocator: acquires them.
             here: number of executors that are ready.
             most: number of executors that would be used now.
         """
-        held, why = lease.held, lease.waiting_for
+        held, why = allocator.held_count, allocator.wait_reason
         with self._lock:
             if held != self._held:
                 self._tally.executors(held - self._held, time.time())

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.artifacts.runs import RECORD
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
@@ -204,9 +204,9 @@ class _Search:
             imports=imports,
         )
         most = arguments.terms.executors(arguments.terms.most)
-        with arguments.application.elastic(request.of_executors(most)) as lease:
+        with arguments.application.allocate_elastic(request.of_executors(most)) as allocator:
             board.state(GangState.WAITING)
-            searching.run(lease, python_env)
+            searching.run(allocator, python_env)
 
     def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""

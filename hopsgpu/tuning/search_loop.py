@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 
 from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
-from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.rank.trial import Trial
@@ -103,10 +103,10 @@ class Searching(TrialLoop[_News]):
             self._later.put(functools.partial(self._sampler_thread.ask, decision.ask), now)
         self._do_later(now, hurry=not self._placement.waiting)
 
-    def _start(self, start: Start, lease: ElasticLease, now: float) -> None:
+    def _start(self, start: Start, allocator: ElasticAllocator, now: float) -> None:
         proposed = self._proposed[start.trial]
         call = self._call(proposed, start)
-        gang = lease.of([slot.executor for slot in start.slots])
+        gang = allocator.allocation_of([slot.executor for slot in start.slots])
         running = TrialRun(proposed, start.slots, gang, call, self._setting)
         self._tries[start.trial] = running
         self._later.started(start.trial)
@@ -149,20 +149,20 @@ class Searching(TrialLoop[_News]):
             " continues the search"
         )
 
-    def _observe(self, lease: ElasticLease) -> None:
+    def _observe(self, allocator: ElasticAllocator) -> None:
         self._follow_journal()
 
     def _follow_journal(self) -> None:
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
-    def _handle(self, news: _News, lease: ElasticLease) -> None:
+    def _handle(self, news: _News, allocator: ElasticAllocator) -> None:
         if news is None:
             for told in self._sampler_thread.news():
-                self._learn(told, lease)
+                self._learn(told, allocator)
         elif isinstance(news, Begun):
             self._later.begun(news.number)
         elif isinstance(news, TrialRun):
-            self._end(news, lease)
+            self._end(news, allocator)
         else:
             self._report(news)
 
@@ -174,7 +174,7 @@ class Searching(TrialLoop[_News]):
         report = functools.partial(self._sampler_thread.report, reported.number, reported.values)
         self._later.put(report, time.monotonic())
 
-    def _learn(self, news: News, lease: ElasticLease) -> None:
+    def _learn(self, news: News, allocator: ElasticAllocator) -> None:
         if isinstance(news, Proposed):
             try:
                 self._calls[news.number] = self._arguments.function_with(news.arguments)
@@ -196,15 +196,15 @@ class Searching(TrialLoop[_News]):
             running = self._tries[news.number]
             log.info("%s: the pruner ends trial %d", self._board.run_id, news.number)
             for key in running.keys:
-                lease.server.send(key, "prune", run_id=running.call.run_id)
+                allocator.server.send(key, "prune", run_id=running.call.run_id)
 
-    def _end(self, running: TrialRun, lease: ElasticLease) -> None:
+    def _end(self, running: TrialRun, allocator: ElasticAllocator) -> None:
         """Handle the end of a try: record the end of its trial, or put the trial back."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
         self._later.begun(number)
         self._later.put(running.followed.set, time.monotonic())
-        self._ended(running, lease)
+        self._ended(running, allocator)
         how = self._placement.left(number, outcome.how, time.monotonic())
         log.info(
             "%s: trial %d on %s ended: %s%s",

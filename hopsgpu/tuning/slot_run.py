@@ -14,8 +14,8 @@ from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rank_table import Entered, RankTable
 from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.attempts.retry_policy import Fault, suspect
-from hopsgpu.backends.grant import Lease
-from hopsgpu.core.gang import Container, Exclusions, assign_ranks
+from hopsgpu.backends.gang_allocation import GangAllocation
+from hopsgpu.core.gang import Exclusions, GangExecutor, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
@@ -75,7 +75,7 @@ class SlotRun(ABC):
     Args:
         number: number by which the display and the log know it.
         slots: slots of its ranks.
-        lease: lease of its executors.
+        allocation: allocation of its executors.
         call: what the ranks run.
         board: board of the search that it belongs to.
         background: uploads the ranks' logs to the lake.
@@ -94,7 +94,7 @@ class SlotRun(ABC):
         self,
         number: int,
         slots: tuple[Slot, ...],
-        lease: Lease,
+        allocation: GangAllocation,
         call: Call,
         board: ExecutorsBoard,
         background: Background,
@@ -104,13 +104,13 @@ class SlotRun(ABC):
         self.number = number
         self.slots = slots
         self.call = call
-        containers = {container.key: container for container in lease.containers}
+        containers = {container.key: container for container in allocation.containers}
         self.world = assign_ranks([containers[slot.executor] for slot in slots], 1)
         self.began = time.time()
         self.outcome = Outcome(TrialEnd.STOPPED)
         self.avoid = Exclusions()
         self.fatal: HopsGpuError | None = None
-        self._lease = lease
+        self._allocation = allocation
         self._board = board
         self._background = background
         self._bounds = bounds
@@ -152,12 +152,12 @@ class SlotRun(ABC):
         self._stopped.set()
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the ranks still run, or the upload of all their logs is not queued."""
         return self._thread.is_alive()
 
     @property
-    def containers(self) -> tuple[Container, ...]:
+    def containers(self) -> tuple[GangExecutor, ...]:
         """Return the containers of its ranks."""
         return tuple(place.container for place in self.world.places)
 
@@ -187,7 +187,7 @@ class SlotRun(ABC):
         has_told = False
         try:
             with train_on(
-                self._lease,
+                self._allocation,
                 self.world,
                 self.call,
                 RanksOutput(self._board, self.number),

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
-from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
@@ -91,11 +91,11 @@ class TrialLoop(ABC, Generic[N]):
         """Return the ranks that run."""
 
     @abstractmethod
-    def _start(self, start: Start, lease: ElasticLease, now: float) -> None:
+    def _start(self, start: Start, allocator: ElasticAllocator, now: float) -> None:
         """Start a trial as decided."""
 
     @abstractmethod
-    def _handle(self, news: N, lease: ElasticLease) -> None:
+    def _handle(self, news: N, allocator: ElasticAllocator) -> None:
         """Handle news of the trials."""
 
     @abstractmethod
@@ -110,14 +110,14 @@ class TrialLoop(ABC, Generic[N]):
         for running in self._running:
             running.stop()
 
-    def _let_go(self, keys: tuple[int, ...], lease: ElasticLease) -> None:
+    def _let_go(self, keys: tuple[int, ...], allocator: ElasticAllocator) -> None:
         """Give back executors on which no trial runs."""
-        lease.let_go(keys)
+        allocator.release_executors(keys)
 
     def _lost(self, key: int) -> None:
         """Handle that an executor is gone; the trials there hear of it themselves."""
 
-    def _observe(self, lease: ElasticLease) -> None:
+    def _observe(self, allocator: ElasticAllocator) -> None:
         """Check for what no event announces."""
 
     def _patience(self, now: float) -> float:
@@ -127,11 +127,11 @@ class TrialLoop(ABC, Generic[N]):
     def _close(self) -> None:
         """Finish, before the executors are released, whether or not an error ended the loop."""
 
-    def run(self, lease: ElasticLease, python_env: PythonEnv | None) -> None:
+    def run(self, allocator: ElasticAllocator, python_env: PythonEnv | None) -> None:
         """Run all trials on executors that arrive and leave.
 
         Args:
-            lease: acquires and releases the executors.
+            allocator: acquires and releases the executors.
             python_env: Python environment of the ranks, or None.
 
         Raises:
@@ -140,9 +140,9 @@ class TrialLoop(ABC, Generic[N]):
         self._python_env = python_env
         if self._timeout is not None:
             self._deadline = time.monotonic() + self._timeout
-        with quick_switching(), lease.server.listening(self._inbox.put):
+        with quick_switching(), allocator.server.listening(self._inbox.put):
             try:
-                while not self._step(lease):
+                while not self._step(allocator):
                     pass
             finally:
                 # No trial is left here, unless an error of this loop ended it.
@@ -155,33 +155,33 @@ class TrialLoop(ABC, Generic[N]):
         if self._error is not None:
             raise self._error
 
-    def _step(self, lease: ElasticLease) -> bool:
+    def _step(self, allocator: ElasticAllocator) -> bool:
         """Decide, perform the decision, and handle what arrives; return whether all is over."""
         now = time.monotonic()
         decision = self._placement.decide(now)
-        self._perform(decision, lease, now)
+        self._perform(decision, allocator, now)
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
-            self._look(lease, decision)
+            self._look(allocator, decision)
         if decision.over and not self._awaits_more():
             return True
         with contextlib.suppress(queue.Empty):
             patience = min(_LOOK_SECONDS, self._patience(time.monotonic()))
-            self._take(self._inbox.get(timeout=patience), lease)
+            self._take(self._inbox.get(timeout=patience), allocator)
             # One decision for all that arrived together.
             for _ in range(_MOST_TAKEN):
-                self._take(self._inbox.get_nowait(), lease)
+                self._take(self._inbox.get_nowait(), allocator)
         return False
 
     def _awaits_more(self) -> bool:
         """Return whether something is still to end although no trial is left."""
         return False
 
-    def _perform(self, decision: Decision, lease: ElasticLease, now: float) -> None:
+    def _perform(self, decision: Decision, allocator: ElasticAllocator, now: float) -> None:
         for start in decision.starts:
             self._placement.started(start, now)
-            self._start(start, lease, now)
-        lease.want(decision.wanted, decision.at_once)
+            self._start(start, allocator, now)
+        allocator.set_wanted(decision.wanted, decision.at_once)
         if decision.release:
             log.info(
                 "%s: gives back %d executors; needs %d",
@@ -190,7 +190,7 @@ class TrialLoop(ABC, Generic[N]):
                 decision.wanted,
             )
             self._given_back += 1
-            self._let_go(decision.release, lease)
+            self._let_go(decision.release, allocator)
             pause = backoff_seconds(self._given_back, random.random())  # noqa: S311
             self._placement.released(decision.release, now, pause)
         self._prepare(decision, now)
@@ -204,10 +204,10 @@ class TrialLoop(ABC, Generic[N]):
             for state in (GangState.GRANTED, GangState.READY, GangState.STARTING):
                 self._active.board.state(state)
 
-    def _look(self, lease: ElasticLease, decision: Decision) -> None:
+    def _look(self, allocator: ElasticAllocator, decision: Decision) -> None:
         """Check for what no event announces, and update the display."""
         try:
-            lease.check()
+            allocator.check()
         except HopsGpuError as error:
             self._fail(error)
         if self._active.cancelled.is_set():
@@ -218,8 +218,12 @@ class TrialLoop(ABC, Generic[N]):
             self._placement.closing = True
             self._late(self._timeout)
         board = self._active.board
-        board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
-        self._observe(lease)
+        board.executors(
+            allocator,
+            len(allocator.ready_executors),
+            max(decision.wanted, len(allocator.ready_executors)),
+        )
+        self._observe(allocator)
         board.show()
 
     def _fail(self, error: BaseException) -> None:
@@ -229,16 +233,16 @@ class TrialLoop(ABC, Generic[N]):
             self._error = error
         self._placement.closing = True
 
-    def _take(self, item: Event | N, lease: ElasticLease) -> None:
+    def _take(self, item: Event | N, allocator: ElasticAllocator) -> None:
         if isinstance(item, Event):
-            self._hear(item, lease)
+            self._hear(item, allocator)
         else:
-            self._handle(item, lease)
+            self._handle(item, allocator)
 
-    def _hear(self, event: Event, lease: ElasticLease) -> None:
+    def _hear(self, event: Event, allocator: ElasticAllocator) -> None:
         now = time.monotonic()
         try:
-            container = lease.take(event)
+            container = allocator.handle_event(event)
         except HopsGpuError as error:
             self._fail(error)
             return
@@ -251,19 +255,19 @@ class TrialLoop(ABC, Generic[N]):
             self._placement.came(container.key, container.host, now)
         self._looked = float("-inf")
 
-    def _ended(self, running: SlotRun, lease: ElasticLease) -> None:
+    def _ended(self, running: SlotRun, allocator: ElasticAllocator) -> None:
         """Take what the end of ranks says about the run, and about the place where they ran."""
-        self._ending = [one for one in (*self._ending, running) if one.goes_on]
+        self._ending = [one for one in (*self._ending, running) if one.is_running]
         if running.fatal is not None:
             self._fail(running.fatal)
         if running.avoid.is_any:
-            self._avoid(running.avoid, lease)
+            self._avoid(running.avoid, allocator)
 
-    def _avoid(self, blamed: Exclusions, lease: ElasticLease) -> None:
+    def _avoid(self, blamed: Exclusions, allocator: ElasticAllocator) -> None:
         """Start no more trials on a GPU or node that failed, where they would fail too."""
         log.info("%s: excludes %s", self.run_id, blamed)
         try:
-            excluded = lease.avoid(lease.request.avoid | blamed)
+            excluded = allocator.exclude(allocator.request.exclusions | blamed)
         except HopsGpuError as error:
             self._fail(error)
             return

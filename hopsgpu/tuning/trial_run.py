@@ -12,7 +12,7 @@ from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.failures import EndedRank
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rendezvous import Rendezvous
-from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.core.trials import RUNNING, TrialReport
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.background import Background
@@ -119,7 +119,7 @@ class TrialRun(SlotRun):
     Args:
         proposed: the trial.
         slots: slots of its ranks.
-        lease: lease of its executors.
+        allocation: allocation of its executors.
         call: what the ranks run.
         setting: what it has in common with other trials.
 
@@ -132,7 +132,7 @@ class TrialRun(SlotRun):
         self,
         proposed: Proposed,
         slots: tuple[Slot, ...],
-        lease: Lease,
+        allocation: GangAllocation,
         call: Call,
         setting: TrialSetting,
     ) -> None:
@@ -143,7 +143,7 @@ class TrialRun(SlotRun):
         super().__init__(
             proposed.number,
             slots,
-            lease,
+            allocation,
             call,
             setting.board,
             setting.background,

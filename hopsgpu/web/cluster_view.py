@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hopsgpu.core.queue_policy import MOST_PASSES, Bound, Line, Ticket, coming, queue_tag
+from hopsgpu.core.queue_policy import MOST_PASSES, Bound, QueueSnapshot, Ticket, coming, queue_tag
 from hopsgpu.units import count_of
 from hopsgpu.web.run_rows import RunRow
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuUser
@@ -187,7 +187,7 @@ class LineView:
 
 
 def line_view(
-    lines: Mapping[str, Line], gpus: ClusterGpus | None, active: Sequence[RunRow]
+    lines: Mapping[str, QueueSnapshot], gpus: ClusterGpus | None, active: Sequence[RunRow]
 ) -> LineView:
     """Return the page of the line.
 

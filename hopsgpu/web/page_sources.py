@@ -24,7 +24,7 @@ from hopsgpu.artifacts.run_logs import Log, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
 from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore, began_by_name
 from hopsgpu.backends.lake_root import given_roots, roots_of_users
-from hopsgpu.core.queue_policy import Line
+from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.lake import LakePath
@@ -109,7 +109,7 @@ class Lines:
         problems: what cannot be read.
     """
 
-    lines: Mapping[str, Line]
+    lines: Mapping[str, QueueSnapshot]
     problems: tuple[str, ...] = ()
 
 
@@ -167,7 +167,7 @@ class Sources:
     def __init__(
         self,
         cluster: Callable[[], ClusterGpus],
-        lines: Callable[[], tuple[Mapping[str, tuple[Line, int]], Sequence[str]]],
+        lines: Callable[[], tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]],
         find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -232,7 +232,7 @@ class Sources:
         """
         found, problems = self._ids(roots, self.clock() - _ACTIVE_SECONDS)
         some = [(root, run_id) for root, ids in found for run_id in ids]
-        rows = [row for row in self._rows(some) if row.goes_on]
+        rows = [row for row in self._rows(some) if row.is_running]
         return RunList(tuple(newest(rows, len(rows))), False, tuple(problems))
 
     def _ids(
@@ -420,18 +420,18 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
 
 
 def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any]:
+    from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root, named_locks
     from hopsgpu.backends.inventory import Observer
-    from hopsgpu.backends.lines_place import cluster_name, lines_place, named_locks
-    from hopsgpu.yarn.gang_queue import LineReader
+    from hopsgpu.yarn.gang_queue import GangQueueReader
     from hopsgpu.yarn.resource_manager import web_addresses
 
     setting = HadoopConf.load(environ).get
     observer = Observer(setting)
     name = cluster_name(setting, web_addresses(setting))
-    place, names = lines_place(named_locks(environ), setting("fs.defaultFS"), name)
+    place, names = gang_queue_root(named_locks(environ), setting("fs.defaultFS"), name)
     for each in names:
         place /= each
-    return observer.look, LineReader(place).look
+    return observer.look, GangQueueReader(place).look
 
 
 def _of_machine() -> tuple[Any, Any]:

@@ -198,7 +198,7 @@ class Pages:
                 lambda: self._sources.checkpoints(root, run_id),
                 fresh=_ACTIVE_SECONDS,
             ),
-            self._asked(root, run_id, goes_on=record.value.goes_on(now)),
+            self._asked(root, run_id, is_running=record.value.is_running(now)),
             self._tail(root, run_id, view),
         )
         return self._page(
@@ -207,7 +207,7 @@ class Pages:
             view=view,
             record=record.value,
             state=record.value.state_at(now),
-            goes_on=record.value.goes_on(now),
+            is_running=record.value.is_running(now),
             root=root,
             plots=plots,
             images=_images(plots.value),
@@ -229,8 +229,8 @@ class Pages:
             return ReadResult(None)
         return await self._plots(root, run_id)
 
-    async def _asked(self, root: Root, run_id: str, *, goes_on: bool) -> ReadResult[bool]:
-        if not goes_on:
+    async def _asked(self, root: Root, run_id: str, *, is_running: bool) -> ReadResult[bool]:
+        if not is_running:
             return ReadResult(False)
         return await self._lake.get(
             ("cancel", root.key, run_id), lambda: self._sources.is_asked_to_cancel(root, run_id)
@@ -313,7 +313,7 @@ class Pages:
         record = await self._lake.get(
             ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
         )
-        return record.value is not None and record.value.goes_on(self._sources.clock())
+        return record.value is not None and record.value.is_running(self._sources.clock())
 
     async def cancel(self, request: Request) -> Response:
         """Ask a run's driver to cancel it."""

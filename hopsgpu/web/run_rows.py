@@ -18,7 +18,7 @@ class RunRow:
         root: key of the root that it is below.
         run_id: its id.
         state: its state, "lost", or "unreadable".
-        goes_on: whether its driver is working.
+        is_running: whether its driver is working.
         problem: why its record cannot be read, or "".
         name: its name.
         user: user who submitted it.
@@ -38,7 +38,7 @@ class RunRow:
     root: str
     run_id: str
     state: str
-    goes_on: bool = False
+    is_running: bool = False
     problem: str = ""
     name: str = ""
     user: str = ""
@@ -78,7 +78,7 @@ def _row(root: str, record: RunRecord, now: float) -> RunRow:
         root=root,
         run_id=record.run_id,
         state=record.state_at(now),
-        goes_on=record.goes_on(now),
+        is_running=record.is_running(now),
         name=record.name,
         user=record.user,
         queue=str(content.get("queue") or ""),

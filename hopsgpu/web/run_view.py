@@ -217,7 +217,7 @@ def _phases(record: RunRecord, now: float) -> Iterator[Phase]:
     phases = list(record_phrases.timeline(record).phases())
     took = record.took(now)
     passed = sum(seconds for _, seconds in phases)
-    if record.goes_on(now) and took is not None and took > passed:
+    if record.is_running(now) and took is not None and took > passed:
         phases.append((f"{phrases.state(record.state)} now", took - passed))
     whole = sum(seconds for _, seconds in phases)
     begin = 0.0
@@ -373,7 +373,7 @@ def search_view(search: Any, record: RunRecord, now: float) -> SearchView:
     states = Counter(trial.state for trial in trials)
     best = search["best"] or {}
     ended = sorted((t for t in trials if t.state != RUNNING), key=lambda t: t.ended or 0.0)
-    left = "" if record.goes_on(now) else "stopped" if record.has_ended else "lost"
+    left = "" if record.is_running(now) else "stopped" if record.has_ended else "lost"
     rows = _in_order(trials, ended, minimize=minimize)
     return SearchView(
         goal=goal,
@@ -437,7 +437,7 @@ def score_view(scored: Any, record: RunRecord, now: float) -> ScoreView:
     ]
     rows = int(scored["rows"])
     return ScoreView(
-        facts=tuple(score_phrases.recorded(scored, goes_on=record.goes_on(now))),
+        facts=tuple(score_phrases.recorded(scored, is_running=record.is_running(now))),
         share=min(int(scored["scored"]) / rows, 1.0) if rows > 0 else 0.0,
         failed=tuple(failed),
         left_out=len(scored["failed_parts"]) - len(failed),

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hopsgpu.core.queue_policy import (
     Bound,
+    Candidate,
     Entry,
-    Line,
     Offer,
-    Own,
+    QueueSnapshot,
     Ticket,
-    Turn,
+    TurnDecision,
     asking_name,
     count_passes,
     decide_turn,
@@ -39,7 +39,7 @@ _REMEMBERED_SECONDS = 120.0
 
 
 class QueuePlace:
-    """One gang's place in the queue of gangs; use `stand_in_line`, which leaves it on every path.
+    """One gang's place in the queue of gangs; use `queued`, which leaves it on every path.
 
     All methods raise StoreError if the lake refuses. What they have done by then is remembered, so
     that the next call continues from there.
@@ -69,7 +69,7 @@ class QueuePlace:
     ) -> None:
         self._directory = directory
         self._clock = clock
-        self._seen: Line | None = None
+        self._seen: QueueSnapshot | None = None
         self._rank = 0
         self._name = ""
         self._filed = False
@@ -100,7 +100,7 @@ class QueuePlace:
         return self._rank
 
     @property
-    def seen(self) -> Line | None:
+    def seen(self) -> QueueSnapshot | None:
         """Return the queue when the gang last asked for the turn; None if it has not yet."""
         return self._seen
 
@@ -111,7 +111,7 @@ class QueuePlace:
         queues: tuple[str, ...],
         node_gpus: Sequence[int],
         probe: bool,
-    ) -> Turn:
+    ) -> TurnDecision:
         """Look at the queue, file the ticket or bring it up to date, and take the turn if it may.
 
         Args:
@@ -132,9 +132,9 @@ class QueuePlace:
         self.update(count_passes(ticket, self._seen or line, line))
         self._seen = line
         self._find_rank(line)
-        turn = decide_turn(Own(self.ticket, self.owner, queues), line, node_gpus, probe)
+        turn = decide_turn(Candidate(self.ticket, self.owner, queues), line, node_gpus, probe)
         if turn.take and not self.take(line):
-            return Turn(False, "another gang took the turn first")
+            return TurnDecision(False, "another gang took the turn first")
         return turn
 
     def file(self, ticket: Ticket) -> None:
@@ -149,7 +149,7 @@ class QueuePlace:
         self.ticket = dataclasses.replace(ticket, filed=ticket.filed or status.modified)
         self._filed = self._rename(self.ticket.name)
 
-    def look(self) -> Line:
+    def look(self) -> QueueSnapshot:
         """Return the queue as it is now; renew the gang's own file if that is due."""
         line = self._current()
         self._find_rank(line)
@@ -168,7 +168,7 @@ class QueuePlace:
             self._rename(ticket.name)
             self.ticket = ticket
 
-    def take(self, line: Line) -> bool:
+    def take(self, line: QueueSnapshot) -> bool:
         """Take the turn; return False if another gang was quicker.
 
         The ticket may then have to be filed again.
@@ -205,7 +205,7 @@ class QueuePlace:
             for name in stale_entries(self._entries(), self.owner, self._now()):
                 (self._directory / name).remove()
 
-    def _current(self) -> Line:
+    def _current(self) -> QueueSnapshot:
         """Return the queue in which the gang's ticket is; renew the ticket before if that is due.
 
         The ticket's file may be missing: when the gang came so far to the front at once that its
@@ -218,13 +218,13 @@ class QueuePlace:
             self._renew()
         return read_line(entries, self._now())
 
-    def _find_rank(self, line: Line) -> None:
+    def _find_rank(self, line: QueueSnapshot) -> None:
         """Note the rank; renew the ticket if that is due because the rank is another one now."""
         self._rank = line.rank_of(self.ticket, self.owner)
         if self._is_due(self._rank):
             self._renew()
 
-    def _line(self) -> Line:
+    def _line(self) -> QueueSnapshot:
         return read_line(self._entries(), self._now())
 
     def _entries(self) -> list[Entry]:
@@ -315,7 +315,7 @@ class StandingOffer:
             self._name = ""
 
 
-class LineReader:
+class GangQueueReader:
     """Reads the queues of gangs of a cluster, without taking part in them.
 
     A reader touches no file, so it knows the NameNode's clock only from what others do: whenever a
@@ -344,7 +344,7 @@ class LineReader:
         # added, in ms.
         self._ahead: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
 
-    def look(self) -> tuple[Mapping[str, tuple[Line, int]], Sequence[str]]:
+    def look(self) -> tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]:
         """Return the queues by partition, and which directories are kept from the reader.
 
         Each queue comes with the NameNode's time in milliseconds. Without a directory there is
@@ -353,7 +353,7 @@ class LineReader:
         Raises:
             StoreError: the lake refused.
         """
-        lines: dict[str, tuple[Line, int]] = {}
+        lines: dict[str, tuple[QueueSnapshot, int]] = {}
         problems = []
         for name, modified in self._partitions():
             try:
@@ -425,7 +425,7 @@ def make_line(base: LakePath, *names: str) -> LakePath:
 
 
 @contextlib.contextmanager
-def stand_in_line(place: QueuePlace) -> Iterator[QueuePlace]:
+def queued(place: QueuePlace) -> Iterator[QueuePlace]:
     """Let the place be filed while inside; leave it on every path."""
     try:
         yield place

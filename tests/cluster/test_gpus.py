@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.backends import lease_request
+from hopsgpu.backends import gang_request
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -81,7 +81,7 @@ def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
         assert {gpu for gpus in values for gpu in gpus} >= {good}
         assert bad not in {gpu for gpus in values for gpu in gpus}
         # Of four GPUs three are good: who wants another one waits, and says for what.
-        monkeypatch.setattr(lease_request, "time", SimpleNamespace(monotonic=now))
+        monkeypatch.setattr(gang_request, "time", SimpleNamespace(monotonic=now))
         with pytest.raises(hopsgpu.GangTimeout, match=f"{bad} of node1 is bad: a row of its"):
             hopsgpu.launch(own_gpu, acquire_timeout=f"{MINUTES}m", progress=note)
     assert is_told()

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.backends.lease_request import demand_of
+from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.run_values import RunStatus
@@ -316,14 +316,14 @@ def test_the_flip_ends_whatever_happens(spark: SparkSession) -> None:
 BUSY_SCHEDULER = """
     import sys, threading
     import hopsgpu
-    from hopsgpu.backends.spark import lease
+    from hopsgpu.backends.spark import gang_allocator
     from hopsgpu.launcher import arguments
     from pyspark import AccumulatorParam, InheritableThread, TaskContext
 
     arguments.likely_preloads = tuple  # imports nothing ahead
     busy_seconds, *bound = map(float, sys.argv[1:])
     if bound:
-        lease.FLIP_SECONDS = bound[0]
+        gang_allocator.FLIP_SECONDS = bound[0]
     busy, over = threading.Event(), threading.Event()
 
     class Slow(AccumulatorParam):
@@ -341,7 +341,7 @@ BUSY_SCHEDULER = """
     context = hopsgpu.session("busy scheduler").sparkContext
     slow = context.accumulator(0, Slow())
     submitted = []
-    start = lease.GpuLease._start
+    start = lease.YarnGangAllocator._start
 
     def start_when_busy(owner, role, *more):
         if role == "agents":
@@ -353,7 +353,7 @@ BUSY_SCHEDULER = """
             submitted.append(role)
         return start(owner, role, *more)
 
-    lease.GpuLease._start = start_when_busy
+    lease.YarnGangAllocator._start = start_when_busy
     result = hopsgpu.launch(lambda: 5, workers=1, progress="off")
     print("launched", result.values[0], "after", len(submitted), "barrier jobs", flush=True)
 """

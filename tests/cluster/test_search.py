@@ -297,7 +297,7 @@ BROKEN = """
     import time
     from types import SimpleNamespace
     import optuna, hopsgpu
-    from hopsgpu.backends import lease_request
+    from hopsgpu.backends import gang_request
 
     def train(x):
         return x
@@ -315,7 +315,7 @@ BROKEN = """
         # Its time is over once it has given back.
         return time.monotonic() + 3600 * any("given back" in text for text in said)
 
-    lease_request.time = SimpleNamespace(monotonic=now)
+    gang_request.time = SimpleNamespace(monotonic=now)
     try:
         hopsgpu.search(
             train, {"x": optuna.distributions.FloatDistribution(0, 1)}, trials=2, max_concurrent=1,

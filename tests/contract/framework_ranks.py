@@ -21,7 +21,7 @@ from typing import Any
 
 from hopsgpu import frameworks
 from hopsgpu.agent.addresses import held_ports, interface_addresses, reach
-from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.rank.context import VARIABLE, Context
@@ -46,7 +46,7 @@ def local_gang(containers: int, ranks_per_container: int = 1, servers: int = 0) 
     here = reach(outer_address())
     return assign_ranks(
         [
-            Container(key, f"container_{key}", f"node{key}", here.address, (), here.interface)
+            GangExecutor(key, f"container_{key}", f"node{key}", here.address, (), here.interface)
             for key in range(containers)
         ],
         ranks_per_container,

@@ -14,15 +14,15 @@ import pytest
 from hdfs import InsecureClient
 
 from hopsgpu.core import queue_policy
-from hopsgpu.core.queue_policy import Bound, Own, decide_turn
+from hopsgpu.core.queue_policy import Bound, Candidate, decide_turn
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import (
-    LineReader,
+    GangQueueReader,
     QueuePlace,
     StandingOffer,
     make_line,
-    stand_in_line,
+    queued,
 )
 from tests.conftest import until
 
@@ -53,7 +53,7 @@ def try_turn(one: QueuePlace) -> bool:
     if not one.is_filed:
         file(one)
     line = one.look()
-    own = Own(one.ticket, one.owner, (one.ticket.queue,))
+    own = Candidate(one.ticket, one.owner, (one.ticket.queue,))
     return decide_turn(own, line, NODES, False).take and one.take(line)
 
 
@@ -78,7 +78,7 @@ def test_the_directory_is_sticky_and_for_all(directory: LakePath) -> None:
 
 def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
     first, second = place(directory, 1), place(directory, 2)
-    with stand_in_line(first), stand_in_line(second):
+    with queued(first), queued(second):
         first, second = filed(first, second)
         assert not try_turn(second)
         assert try_turn(first)
@@ -95,7 +95,7 @@ def test_many_at_once_never_have_the_turn_together(directory: LakePath) -> None:
 
     def ask(number: int) -> None:
         one = place(directory, number)
-        with stand_in_line(one):
+        with queued(one):
             for _ in range(3):
                 file(one)
                 wait_turn(one)
@@ -114,7 +114,7 @@ def test_many_at_once_never_have_the_turn_together(directory: LakePath) -> None:
 
 def test_who_gave_back_a_part_stands_again_where_it_stood(directory: LakePath) -> None:
     first, second = place(directory, 1), place(directory, 2)
-    with stand_in_line(first), stand_in_line(second):
+    with queued(first), queued(second):
         first, second = filed(first, second)
         assert try_turn(first)
         first.give_back()
@@ -125,14 +125,14 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: LakePath) -
 
 
 def test_whoever_crashed_stops_nobody(directory: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_policy, "LEASE_SECONDS", 5.0)
+    monkeypatch.setattr(queue_policy, "TICKET_TTL_SECONDS", 5.0)
     monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 1.0)
     holder, waiting, later = (place(directory, number) for number in range(3))
     file(holder)
     began = time.monotonic()
     assert try_turn(holder)
     file(waiting)
-    with stand_in_line(later):
+    with queued(later):
         file(later)
         assert not try_turn(later)
         wait_turn(later)
@@ -151,7 +151,7 @@ def test_whoever_crashed_stops_nobody(directory: LakePath, monkeypatch: pytest.M
 
 def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: LakePath) -> None:
     late, quick = place(directory, 1), place(directory, 2)
-    with stand_in_line(late), stand_in_line(quick):
+    with queued(late), queued(quick):
         file(late)
         old = late.look()
         file(quick)
@@ -172,7 +172,7 @@ def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: L
     def asks(one: QueuePlace, bound: Bound) -> bool:
         return one.ask(bound, queue, (queue,), NODES, False).take
 
-    with stand_in_line(first), stand_in_line(second):
+    with queued(first), queued(second):
         assert not asks(first, Bound.CLUSTER)
         assert not asks(second, Bound.CLUSTER)
         by_order = sorted((first, second), key=lambda one: one.ticket.order)
@@ -191,7 +191,7 @@ def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: L
 
 def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: LakePath) -> None:
     one = place(directory, 1)
-    with stand_in_line(one):
+    with queued(one):
         file(one)
         (directory / one.ticket.name).remove()
         one.look()
@@ -200,7 +200,7 @@ def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: LakePa
 
 def test_a_ticket_says_what_bounds_it(directory: LakePath) -> None:
     one = place(directory, 1, executors=3)
-    with stand_in_line(one):
+    with queued(one):
         file(one, bound=Bound.CLUSTER)
         one.update(dataclasses.replace(one.ticket, bound=Bound.QUEUE, passed=1))
         seen = one.look().standing[0][0]
@@ -238,7 +238,7 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
     unlucky, other = place(directory, 1), place(directory, 2)
     lake = Refusing(directory.url)
     unlucky._directory = lake
-    with stand_in_line(unlucky), stand_in_line(other):
+    with queued(unlucky), queued(other):
         file(other)
         lake.refuse(number)
         had = {unlucky: 0, other: 0}
@@ -263,7 +263,7 @@ def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -
     standing = StandingOffer(directory, application="application_1_0001", gpus=2, run="fit")
     queues = (queue_policy.queue_tag("root.default"), queue_policy.queue_tag("root"))
     assert standing.needed(3, 0, queues, free=0) == 0
-    with stand_in_line(place(directory, 9, executors=3)) as waiting:
+    with queued(place(directory, 9, executors=3)) as waiting:
         file(waiting, bound=Bound.CLUSTER)
         assert standing.needed(3, 0, queues, free=0) == 2
         assert standing.needed(3, 2, queues, free=2) == 1
@@ -282,7 +282,7 @@ def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -
 def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
     now = [0.0]
     cluster, partition = directory.parent, directory.url.rpartition("/")[2]
-    reader = LineReader(cluster, lambda: now[0])
+    reader = GangQueueReader(cluster, lambda: now[0])
     one = place(directory, 1, executors=3)
     file(one)
     line, there = reader.look()[0][partition]
@@ -294,13 +294,13 @@ def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
     line, later = reader.look()[0][partition]
     assert line.standing and later - there == pytest.approx(10_000, abs=1)
     # Nobody renews it.
-    now[0] = 2 * queue_policy.LEASE_SECONDS
+    now[0] = 2 * queue_policy.TICKET_TTL_SECONDS
     assert reader.look()[0][partition][0].standing == ()
     one.leave()
 
 
 def test_a_reader_needs_no_directory(directory: LakePath) -> None:
-    assert LineReader(directory / "none").look() == ({}, [])
+    assert GangQueueReader(directory / "none").look() == ({}, [])
 
 
 def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> None:
@@ -308,7 +308,7 @@ def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> Non
     one = place(directory, 1)
     file(one)
     (cluster / "empty").make()
-    found, problems = LineReader(cluster).look()
+    found, problems = GangQueueReader(cluster).look()
     assert found["empty"][0].standing == () and found[partition][0].standing and problems == []
     one.leave()
 
@@ -324,12 +324,12 @@ def test_a_file_of_the_future_does_not_make_others_look_dead(
     odd = directory / dataclasses.replace(one.ticket, id="0" * 8).name
     odd.write(b"")
     date(odd, time.time() + ahead, request)
-    reader = LineReader(cluster, lambda: now[0])
+    reader = GangQueueReader(cluster, lambda: now[0])
     line, there = reader.look()[0][partition]
     assert one.ticket in [ticket for ticket, _ in line.standing]
     assert there / 1000 == pytest.approx(time.time(), abs=60)
     # Those who are gone are seen to be.
-    now[0] = 2 * queue_policy.LEASE_SECONDS
+    now[0] = 2 * queue_policy.TICKET_TTL_SECONDS
     assert one.ticket not in [ticket for ticket, _ in reader.look()[0][partition][0].standing]
     odd.remove()
     one.leave()

@@ -16,7 +16,7 @@ from hopsgpu.artifacts.run_logs import Log, LogReader, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.cli.main import main
-from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.runs.run_record import write
 from hopsgpu.storage.lake import LakePath
@@ -80,7 +80,7 @@ def test_a_log_is_read_as_it_grows(lake: LakePath, tmp_path: Path) -> None:
     directory = RunStore(lake.url).directory(RUN)
     logs = directory / "logs"
     logs.make()
-    container = Container(0, "container_0", "node1", "10.0.0.1", ())
+    container = GangExecutor(0, "container_0", "node1", "10.0.0.1", ())
     reader, read = LogReader(directory, Log(0, 0)), b""
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         expected = b""
@@ -105,7 +105,7 @@ def test_a_log_is_read_as_it_grows(lake: LakePath, tmp_path: Path) -> None:
 def test_a_large_log_comes_whole(lake: LakePath) -> None:
     logs = RunStore(lake.url).directory(RUN) / "logs"
     logs.make()
-    container = Container(0, "container_0", "node1", "10.0.0.1", ())
+    container = GangExecutor(0, "container_0", "node1", "10.0.0.1", ())
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         for number in range(20):
             outputs.take(0, bytes([number]) * MIB)

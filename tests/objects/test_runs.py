@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
-from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.runs.run_record import write
 from hopsgpu.storage.lake import LakePath
@@ -32,7 +32,7 @@ def test_a_run_that_may_have_changed_is_listed(lake: LakePath, tmp_path: Path) -
 
 
 def test_a_log_is_written_anew_when_a_fifth_of_it_is_new(lake: LakePath) -> None:
-    container = Container(0, "container_0", "node1", "10.0.0.1", ())
+    container = GangExecutor(0, "container_0", "node1", "10.0.0.1", ())
     log = lake / "rank-0.log"
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         for more, there in ((100, 100), (100, 200), (40, 200), (9, 200), (1, 250), (5, 250)):

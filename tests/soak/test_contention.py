@@ -69,7 +69,7 @@ def test_a_foreign_application_only_makes_it_wait(
     monkeypatch.setattr("hopsgpu.core.gang.PART_SECONDS", 5.0)
     # It asks whatever it sees, as if the foreign one had come just after it looked.
     monkeypatch.setattr(
-        "hopsgpu.backends.spark.gang_turn.shortage", lambda *_: Shortage(Bound.NONE, "")
+        "hopsgpu.backends.spark.queued_gang.shortage", lambda *_: Shortage(Bound.NONE, "")
     )
     foreign = """
         import sys, time

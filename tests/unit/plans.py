@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hopsgpu.attempts.rank_call import Call, PackedFunction
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.storage.lake import LakePath

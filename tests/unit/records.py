@@ -84,7 +84,7 @@ class RecordedRun:
         """Takes the run from the request until the function runs."""
         self.goes(self.now, GangState.WAITING)
         self.now = granted
-        self.board.arrived([granted] * self.board.status().wanted)
+        self.board.on_executors_arrived([granted] * self.board.status().wanted)
         self.board.mark("granted")
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING):
             self.goes(granted, state)

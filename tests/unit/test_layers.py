@@ -103,7 +103,7 @@ def test_spark_stays_in_its_place(path: Path) -> None:
     firsts = {name.split(".")[0] for name in imports(path)}
     inner = str(path.relative_to(PACKAGE))
     # These name Spark's classes as the types of what users pass and get.
-    types = ("backends/backend.py", "launcher/options.py", "scoring/score_results.py")
+    types = ("backends/gang_application.py", "launcher/options.py", "scoring/score_results.py")
     if not inner.startswith(("backends/spark/", "spark/")) and inner not in types:
         assert not firsts & {"pyspark", "py4j"}
     assert not firsts & {"torch", "tensorflow"}

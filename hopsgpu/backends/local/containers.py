@@ -1,4 +1,4 @@
-"""The containers of a lease on this machine, and the control channel to which they connect."""
+"""The containers of a allocator on this machine, and the control channel to which they connect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from hopsgpu.backends.lease_request import Request, Watcher
+from hopsgpu.backends.gang_request import Request, Watcher
 from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.spark.package_archive import PACKAGE, pack_package
@@ -68,7 +68,7 @@ class Containers:
             driver=replace(self._driver, job=name, modules=request.imports),
             gpus=request.plan.shape.gpus,
             gpu_type=request.plan.spec.gpu_type,
-            avoided=tuple(sorted(gpu for _, gpu in request.avoid.gpus)),
+            avoided=tuple(sorted(gpu for _, gpu in request.exclusions.gpus)),
             pid=os.getpid(),
         )
         package = _package_for(request, directory)
@@ -130,7 +130,7 @@ _Lease = TypeVar("_Lease", bound=_Releasable)
 
 
 @contextlib.contextmanager
-def leased_containers(
+def local_allocator(
     kind: Callable[[Request, Containers], _Lease],
     request: Request,
     *,
@@ -138,10 +138,10 @@ def leased_containers(
     heartbeat: float,
     ports: range | None,
 ) -> Iterator[_Lease]:
-    """Provide the lease of a gang or a search on this machine; release it on every path.
+    """Provide the allocator of a gang or a search on this machine; release it on every path.
 
     Args:
-        kind: the class of the lease.
+        kind: the class of the allocator.
         request: the request of the launch or the search.
         user: name of the user for the lake; None if the lake knows it (Kerberos).
         heartbeat: seconds without a heartbeat after which either end considers the other lost.
@@ -156,8 +156,8 @@ def leased_containers(
         serve(secret, _HERE, ports, heartbeat=heartbeat) as server,
     ):
         driver = DriverEndpoint(_HERE, server.port, secret, user, heartbeat=heartbeat, log=level())
-        lease = kind(request, Containers(server, driver, Path(directory)))
+        allocator = kind(request, Containers(server, driver, Path(directory)))
         try:
-            yield lease
+            yield allocator
         finally:
-            lease.release()
+            allocator.release()

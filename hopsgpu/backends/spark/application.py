@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hopsgpu.backends.lines_place import cluster_name, lines_place
+from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
@@ -92,7 +92,7 @@ class Application(SparkApplication):
             most_seconds, lambda: self.manager.snapshot(self.id, self.user, label)
         )
 
-    def why_lost(self, reason: str, host: str) -> str:
+    def explain_loss(self, reason: str, host: str) -> str:
         """Return why an executor on a host was lost: Spark's reason and YARN's."""
         return why_lost(reason, host, self.manager.nodes, lambda: self.manager.end_of(self.id))
 
@@ -111,7 +111,7 @@ class Application(SparkApplication):
             ConfigError: `spark.hopsgpu.locks` is not a valid directory.
             StoreError: the lake failed.
         """
-        base, names = lines_place(self.option("locks"), self.files, self.cluster)
+        base, names = gang_queue_root(self.option("locks"), self.default_fs, self.cluster)
         return make_line(base, *names, self.setting(_LABEL) or "default")
 
     @functools.cached_property

@@ -186,19 +186,19 @@ class SparkApplication:
         return {"spark": str(self.context.version), "hadoop": self.jvm.hadoop_version()}
 
     @functools.cached_property
-    def added(self) -> Path:
+    def py_files_dir(self) -> Path:
         """Return the directory of files that `addPyFile` and `--py-files` brought to the driver."""
         return Path(SparkFiles.getRootDirectory())
 
     @property
-    def files(self) -> str | None:
+    def default_fs(self) -> str | None:
         """Return the default file system, `fs.defaultFS`."""
         return self.jvm.hadoop("fs.defaultFS")
 
     @property
     def root(self) -> str:
         """Return the root of runs and models: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's."""
-        return choose_root(self.option("root"), self.files, self.user)
+        return choose_root(self.option("root"), self.default_fs, self.user)
 
     def check_options(self) -> None:
         """Check all options, so that an invalid one is refused now rather than during a run.
@@ -211,9 +211,9 @@ class SparkApplication:
         _ = self.log_level, self.elastic_interval, self.gives_way
         _ = self.idle_warning, self.gpu_idle_timeout
 
-    def words_of(self, error: BaseException) -> str:
+    def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run."""
-        return self.jvm.words_of(error)
+        return self.jvm.error_text(error)
 
     def setting(self, name: str) -> str | None:
         """Return a Spark property, set by an administrator or a user, or None."""

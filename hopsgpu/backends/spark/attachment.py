@@ -8,12 +8,12 @@ import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.backends.spark.on_local import on_local
-from hopsgpu.backends.spark.on_yarn import on_yarn
+from hopsgpu.backends.spark.local_application import local_application
 from hopsgpu.backends.spark.spark_versions import mismatch, refuse, unsupported
+from hopsgpu.backends.spark.yarn_application import yarn_application
 from hopsgpu.core.own_log import show
 from hopsgpu.errors import ConfigError
 
@@ -22,7 +22,7 @@ _ATTRIBUTE = "_hopsgpu_application"
 log = logging.getLogger(__name__)
 
 
-def application_of(spark: SparkSession | None) -> Site:
+def application_of(spark: SparkSession | None) -> GangApplication:
     """Return the site of a session, by default of the active one; check its settings.
 
     Raises:
@@ -43,7 +43,7 @@ def application_of(spark: SparkSession | None) -> Site:
         )
     # PySpark's own lock for its one context, so that two first launches create only one Site.
     with SparkContext._lock:
-        application: Site | None = getattr(context, _ATTRIBUTE, None)
+        application: GangApplication | None = getattr(context, _ATTRIBUTE, None)
         if application is None:
             application = _application(context)
             # As an attribute, the Site lives exactly as long as the context that it describes.
@@ -51,14 +51,16 @@ def application_of(spark: SparkSession | None) -> Site:
     return application
 
 
-def _application(context: SparkContext) -> Site:
+def _application(context: SparkContext) -> GangApplication:
     spark = str(context.version)
     refuse(unsupported(spark, "this application"))
     own = str(pyspark.__version__), str(pyspark.__file__)
     refuse(mismatch(*own, spark, "this application's JVM"))
     jvm = Jvm(context)
     master = jvm.setting("spark.master")
-    application = on_local(context, jvm) if is_local(master) else on_yarn(context, jvm)
+    application = (
+        local_application(context, jvm) if is_local(master) else yarn_application(context, jvm)
+    )
     show(application.log_level)
     log.info("attached to %s: master %s, Spark %s", application.id, master, context.version)
     return application

@@ -24,7 +24,7 @@ Task = Callable[[Iterable[Any]], Iterator[Any]]
 _LOOK_SECONDS = 0.1
 
 
-def hold_in_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
+def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
@@ -38,7 +38,7 @@ def hold_in_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     return task
 
 
-def supervise_in_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
+def agent_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import col
 
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.barrier_job import reason_of
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.data.argument import Datasets
@@ -56,7 +56,7 @@ def is_frame(value: object) -> bool:
     return isinstance(value, DataFrame)
 
 
-def check_data(datasets: Datasets | None, application: Site) -> None:
+def check_data(datasets: Datasets | None, application: GangApplication) -> None:
     """Check that the DataFrames can be written in this application.
 
     Raises:
@@ -90,7 +90,9 @@ class _Write:
     The thread is a daemon, because it must not keep a failed script alive.
     """
 
-    def __init__(self, application: Site, frame: Any, url: str, tag: str, why: str) -> None:
+    def __init__(
+        self, application: GangApplication, frame: Any, url: str, tag: str, why: str
+    ) -> None:
         self._context = application.context
         self._frame = frame
         self._url = url
@@ -112,7 +114,7 @@ class _Write:
 
 
 def write_frame(
-    application: Site,
+    application: GangApplication,
     frame: Any,
     url: str,
     *,

@@ -7,20 +7,20 @@ import threading
 import time
 from collections.abc import Mapping
 
-from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.backends.grant import Job
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
+from hopsgpu.backends.gang_allocation import Job
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.wait_reasons import PendingExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer
-from hopsgpu.core.gang import Container
+from hopsgpu.core.gang import GangExecutor
 
 log = logging.getLogger(__name__)
 
 
-class JobsLease(ElasticLease):
+class ElasticJobAllocator(ElasticAllocator):
     """The state of these jobs, for all threads; a subclass requests and releases executors.
 
     Attributes:
@@ -50,7 +50,7 @@ class JobsLease(ElasticLease):
         # When an executor was last requested or given up.
         self._asked = float("-inf")
         # When executors were last given back.
-        self._let_go_at = float("-inf")
+        self._released_at = float("-inf")
         # When an agent connected last.
         self._connected_at = float("-inf")
         # Set while the owner needs fewer executors than are here or requested.
@@ -60,16 +60,16 @@ class JobsLease(ElasticLease):
         self._asks_first = False
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         with self._changed:
             return len(self._ready) + len(self._leaving)
 
     @property
-    def waiting_for(self) -> str:
+    def wait_reason(self) -> str:
         with self._changed:
             return self.why if self._wanted > len(self._ready) else ""
 
-    def want(self, executors: int, at_once: int, *, least: int = 1) -> None:
+    def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         with self._changed:
             wish = (executors, at_once, least)
             if wish != (self._wanted, self._at_once, self._least):
@@ -89,7 +89,7 @@ class JobsLease(ElasticLease):
 
     def _count(self) -> int:
         """Return how many executors, not held aside, are here or requested; under the lock."""
-        return len(self._live) - self.aside
+        return len(self._live) - self.parked_count
 
     def _job_of(self, hello: Message) -> Job | None:
         with self._changed:
@@ -104,9 +104,9 @@ class JobsLease(ElasticLease):
                 self._changed.notify_all()
             return job
 
-    def _arrived(self, container: Container) -> None:
+    def _record_arrival(self, container: GangExecutor) -> None:
         self._failing.arrived(container.host)
-        if len(self.here) < self._least:
+        if len(self.ready_executors) < self._least:
             return
         with self._changed:
             self._pending.arrived()
@@ -114,15 +114,15 @@ class JobsLease(ElasticLease):
                 # Further executors are requested behind all gangs.
                 self._leave.set()
 
-    def _let_go(self, leaving: Mapping[int, Container]) -> None:
+    def _start_release(self, leaving: Mapping[int, GangExecutor]) -> None:
         with self._changed:
-            self._let_go_at = time.monotonic()
+            self._released_at = time.monotonic()
             for key, container in leaving.items():
                 self._drop(self._jobs[key])
                 self._leaving.add(container.container_id)
             self._note()
 
-    def _forget(self, job: Job) -> None:
+    def _abandon_job(self, job: Job) -> None:
         with self._changed:
             lost = [one for one in self._live.values() if one is job]
             for one in lost:

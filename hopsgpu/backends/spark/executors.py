@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from py4j.protocol import Py4JError
 from pyspark.resource import ResourceProfile
 
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.control_server import control_channel
@@ -31,11 +31,11 @@ _ASKING_SECONDS, _ASKING_STEP_SECONDS = 3.0, 0.05
 
 @dataclass(frozen=True)
 class Executors:
-    """The executors that one lease can have.
+    """The executors that one allocator can have.
 
     Attributes:
         application: their Spark application.
-        profile: their resource profile, which no other lease uses.
+        profile: their resource profile, which no other allocator uses.
         server: the control channel.
         driver: what an executor needs to connect to it.
     """
@@ -105,7 +105,7 @@ class Executors:
         As long as it wants more, it replaces those that are killed.
         """
         if self.target() > executors:
-            self.application.jvm.hurry_step()
+            self.application.jvm.run_allocation_step()
         return self.target() <= executors
 
     def ask_at_once(self, executors: int, unwanted: threading.Event) -> None:
@@ -122,7 +122,7 @@ class Executors:
         def asked() -> bool:
             if self.target() >= executors:
                 return True
-            self.application.jvm.hasten(self.profile.id, executors)
+            self.application.jvm.request_executors_now(self.profile.id, executors)
             return False
 
         try:
@@ -175,13 +175,13 @@ _Lease = TypeVar("_Lease", bound=_Releasable)
 
 
 @contextlib.contextmanager
-def leased_executors(
+def yarn_allocator(
     kind: Callable[[Request, Executors], _Lease], application: Application, request: Request
 ) -> Iterator[_Lease]:
-    """Provide the lease of a gang or a search on YARN; release all its executors on every path.
+    """Provide the allocator of a gang or a search on YARN; release all its executors on every path.
 
     Args:
-        kind: the class of the lease.
+        kind: the class of the allocator.
         application: Spark application of the executors.
         request: the request of the launch or the search.
 
@@ -190,9 +190,9 @@ def leased_executors(
     """
     with control_channel(application, request.plan.executors) as (server, driver):
         profile = application.profiles.check_out(request.plan.shape)
-        lease = kind(request, Executors(application, profile, server, driver))
+        allocator = kind(request, Executors(application, profile, server, driver))
         try:
-            yield lease
+            yield allocator
         finally:
-            if lease.release():
+            if allocator.release():
                 application.profiles.check_in(request.plan.shape, profile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from hopsgpu.backends.lease_request import demand_of
+from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import check_gang, in_cluster_mode
 from hopsgpu.backends.spark.spark_versions import slot_check_warning

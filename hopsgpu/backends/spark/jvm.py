@@ -65,7 +65,7 @@ class Jvm:
         self._scala: Any = context._jsc.sc()
         self._flipping = threading.Lock()
 
-    def words_of(self, error: BaseException) -> str:
+    def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for an error that ended a run.
 
         For an error that is not hopsgpu's, the text names the type, and says if the JVM has ended.
@@ -292,7 +292,7 @@ class Jvm:
         count = targets.get(profile)
         return int(count.get()) if count.isDefined() else 0
 
-    def hasten(self, profile: int, executors: int) -> None:
+    def request_executors_now(self, profile: int, executors: int) -> None:
         """Have Spark's allocation manager ask for so many more executors of a profile at once.
 
         By itself it waits for a second, and asks for 1, 2, 4, … more, a second apart; meanwhile the
@@ -328,9 +328,9 @@ class Jvm:
             raise LookupError(_NEEDED) from error
         if needed >= executors:
             self._field(manager, _ASKS_AT).setLong(manager, _LONG_AGO)
-            self.hurry_step()
+            self.run_allocation_step()
 
-    def hurry_step(self) -> None:
+    def run_allocation_step(self) -> None:
         """Have Spark's allocation manager take its next step in this call, not within 100 ms.
 
         By a step its targets follow from the tasks of which it knows. A Spark that does it

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 
-from hopsgpu.backends.lease_request import Watcher
+from hopsgpu.backends.gang_request import Watcher
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm import Jvm, wait_until
-from hopsgpu.core.gang import Container
+from hopsgpu.core.gang import GangExecutor
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import count_of
 
@@ -53,7 +53,7 @@ class Release:
 
 
 def report(release: Release, watcher: Watcher) -> bool:
-    """Report the release of a whole lease to its watcher; return whether it was confirmed."""
+    """Report the release of all executors to the watcher; return whether it was confirmed."""
     if release.confirmed:
         watcher.mark("released")
     if release.problem is not None:
@@ -90,7 +90,7 @@ def release_executors(executors: Executors, jobs: Sequence[GangJob], *, whole: b
 def release_part(
     executors: Executors,
     job: GangJob,
-    leaving: Sequence[Container],
+    leaving: Sequence[GangExecutor],
     staying: int,
     cancelled: threading.Event,
 ) -> Release:

@@ -29,7 +29,7 @@ from hopsgpu.storage.kerberos import has_keytab
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from hopsgpu.backends.grant import Lease
+    from hopsgpu.backends.gang_allocation import GangAllocation
 
 # Spark gets new tokens at three quarters of their renewal interval, 24 hours by default, of a life
 # of 7 days. Of shorter lives it is looked more often.
@@ -100,7 +100,7 @@ class TokenSender:
     An agent has the tokens once it confirms them; until then, every look sends them.
 
     Args:
-        lease: the gang.
+        allocation: the gang.
         run_id: ID of the run.
         warn: called with each problem, for people.
         clock: returns the time in seconds.
@@ -109,13 +109,13 @@ class TokenSender:
 
     def __init__(
         self,
-        lease: Lease,
+        allocation: GangAllocation,
         run_id: str,
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         environment: MutableMapping[str, str] = os.environ,
     ) -> None:
-        self._lease = lease
+        self._allocation = allocation
         self._run_id = run_id
         self._warn = warn
         self._clock = clock
@@ -139,7 +139,7 @@ class TokenSender:
             return
         self._look_at = now + LOOK_SECONDS
         try:
-            tokens = self._lease.tokens()
+            tokens = self._allocation.read_tokens()
         except Py4JError as error:
             self._warn(f"the submitter's HDFS tokens could not be read from Spark's JVM: {error}")
             return
@@ -162,12 +162,12 @@ class TokenSender:
             )
 
     def _hand(self, tokens: bytes) -> None:
-        server = self._lease.server
+        server = self._allocation.server
         if server.certificate is None:
             # The plan has warned of it, with the date.
             log.debug("%s: HDFS tokens are not sent unencrypted", self._run_id)
             return
         digest = hashlib.sha256(tokens).hexdigest()
-        for container in self._lease.containers:
+        for container in self._allocation.containers:
             if self._kept.get(container.key) != digest:
                 server.send(container.key, "tokens", tokens, run_id=self._run_id)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hopsgpu.backends.lease_request import AcquisitionClock, Request, Watcher
+from hopsgpu.backends.gang_request import AcquisitionClock, Request, Watcher
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.core.gang import GangState, backoff_seconds, keeps_failing
 
@@ -147,7 +147,7 @@ class PendingExecutors:
         self._asks_at = float("-inf")
         self._since = None
         if self._clock is not None:
-            self._clock.wait_for_ever()
+            self._clock.remove_deadline()
 
     def excuse(self, held: Collection[str] = ()) -> None:
         """Expect the present containers to end, as `EndedContainers.excuse` does."""
@@ -221,10 +221,10 @@ class WaitWatcher:
     def mark(self, point: str) -> None:
         return
 
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         return
 
-    def held_aside(self, hosts: Sequence[str]) -> None:
+    def on_parked(self, hosts: Sequence[str]) -> None:
         return
 
     def warn(self, text: str) -> None:

@@ -42,7 +42,7 @@ from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.subscriptions import Subscription
-from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
@@ -1187,7 +1187,7 @@ def test_what_nvml_tells_comes_to_the_status_and_the_record(
             time.sleep(0.01)  # nobody tells
 
     gang.run(train, str(tmp_path / "go"), gpus=("GPU-7",))
-    world = assign_ranks([Container(0, "container_7", "nodeX", "127.0.0.1", ("GPU-7",))], 1)
+    world = assign_ranks([GangExecutor(0, "container_7", "nodeX", "127.0.0.1", ("GPU-7",))], 1)
     told = {"utilisation": 0.75, "memory_used": 2 << 30, "memory_total": 80 << 30}
     told |= {"power": 301.5, "temperature": 61}
     with Outputs(world, NoDisplay()) as outputs:

@@ -18,7 +18,7 @@ from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import serve
 from hopsgpu.core import own_log
-from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.storage.lake import LakePath
 from tests.process.agent.test_agent import Gang
@@ -125,7 +125,7 @@ def test_the_end_of_a_log_is_whole_lines(tmp_path: Path) -> None:
 def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
     tmp_path: Path, *, failed: bool
 ) -> None:
-    containers = [Container(key, f"c{key}", f"node{key}", "127.0.0.1", ()) for key in (4, 7)]
+    containers = [GangExecutor(key, f"c{key}", f"node{key}", "127.0.0.1", ()) for key in (4, 7)]
     before = set(Path("/proc/self/fd").iterdir())
     with Outputs(assign_ranks(containers, 1), NoDisplay()) as outputs:
         outputs.take_agent_log(1, b"at first")

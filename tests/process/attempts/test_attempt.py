@@ -28,12 +28,12 @@ from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rank_table import Entered, RankTable
 from hopsgpu.attempts.retry_policy import Fault
 from hopsgpu.attempts.return_values import Value
-from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
-from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.core.gpu_idle import IdleBounds
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.display.progress import NoDisplay
@@ -176,7 +176,7 @@ class Launched:
 
     server: Server
     agents: list[Agent]
-    lease: Lease
+    allocation: GangAllocation
     world: World
     call: Call
     bounds: WatchBounds
@@ -195,7 +195,7 @@ class Launched:
     def again(self, **changes: Any) -> Training:
         """Another attempt on the same agents, with changes to the call."""
         attempt = train_on(
-            self.lease,
+            self.allocation,
             self.world,
             replace(self.call, **changes),
             NoDisplay(),
@@ -218,16 +218,19 @@ def launch(
 ) -> Launched:
     agent, key = server.joined(answers)
     containers = tuple(
-        Container(key, f"container_{n}", "node1", "127.0.0.1", (gpu,)) for n, gpu in enumerate(gpus)
+        GangExecutor(key, f"container_{n}", "node1", "127.0.0.1", (gpu,))
+        for n, gpu in enumerate(gpus)
     )
     job = Job()
 
     def why(reason: str, host: str) -> str:
         return why_lost(reason, host, lambda: nodes, str)
 
-    lease = Lease(server.control, containers, cast(GangJob, job), why, keep_all, tokens)
+    allocation = GangAllocation(
+        server.control, containers, cast(GangJob, job), why, keep_all, tokens
+    )
     call = plans.call(plans.plan(run_timeout=timeout, **more))
-    return Launched(server, [agent], lease, assign_ranks(containers, 1), call, bounds, job)
+    return Launched(server, [agent], allocation, assign_ranks(containers, 1), call, bounds, job)
 
 
 def launch_two(
@@ -242,16 +245,18 @@ def launch_two(
         agent, key = server.joined(answer)
         agents.append(agent)
         name, node = f"container_{number}", f"node{number}"
-        containers.append(Container(key, name, node, "127.0.0.1", (), clock=clocks[number]))
+        containers.append(GangExecutor(key, name, node, "127.0.0.1", (), clock=clocks[number]))
 
     def why(reason: str, host: str) -> str:
         return reason
 
     job = Job()
-    lease = Lease(server.control, tuple(containers), cast(GangJob, job), why, keep_all, bytes)
+    allocation = GangAllocation(
+        server.control, tuple(containers), cast(GangJob, job), why, keep_all, bytes
+    )
     call = plans.call()
     world = assign_ranks(containers, 1, servers)
-    return Launched(server, agents, lease, world, call, WatchBounds(), job)
+    return Launched(server, agents, allocation, world, call, WatchBounds(), job)
 
 
 async def say_nothing(channel: Channel) -> None: ...
@@ -388,7 +393,7 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(server: Server)
     conclusion = launched.training.run().conclusion
     assert conclusion is not None
     assert (conclusion.failure.rank, conclusion.suspect) == (0, "node1")
-    assert launched.lease.lost == {0}
+    assert launched.allocation.lost_keys == {0}
     said = str(conclusion.failure)
     assert "was lost (container container_0): its NodeManager was lost: it did not" in said
     assert "Spark says: Container from a bad node: node2. The executor's log: yarn logs" in said
@@ -399,7 +404,7 @@ def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(server: 
     conclusion = launched.training.run().conclusion
     launched.agent.join(SECONDS)
     assert not launched.agent.is_alive()
-    assert launched.lease.lost == {0} and not launched.lease.is_whole()
+    assert launched.allocation.lost_keys == {0} and not launched.allocation.is_whole()
     assert "the end of rank 0 is unknown: its agent did not answer" in launched.told.warnings[0]
     assert conclusion is not None
     assert "was still running after run_timeout=0.2 s" in str(conclusion.failure)
@@ -474,7 +479,7 @@ def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishin
         await channel.close()
 
     async def second(channel: Channel) -> None:
-        await asyncio.to_thread(until, lambda: launched.lease.lost == {0}, SECONDS)
+        await asyncio.to_thread(until, lambda: launched.allocation.lost_keys == {0}, SECONDS)
         await returned(channel, 1)
 
     launched = launch_two(server, first, second)
@@ -482,7 +487,7 @@ def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishin
     trained = training.run()
     assert trained.conclusion is None
     assert trained.values == {0: Value(b"value"), 1: Value(b"value")}
-    assert launched.lease.lost == {0}
+    assert launched.allocation.lost_keys == {0}
     with pytest.raises(StoreError, match="'net' is not published: rank 0's executor was lost"):
         training.publisher("net").left()
 
@@ -774,7 +779,7 @@ def test_an_executor_lost_before_the_start(server: Server) -> None:
     assert conclusion is not None
     assert "before its ranks were started" in str(conclusion.failure)
     assert conclusion.fault is Fault.INFRASTRUCTURE
-    assert launched.lease.lost == {0}
+    assert launched.allocation.lost_keys == {0}
 
 
 def test_one_gpu_in_two_containers_starts_nothing(server: Server) -> None:
@@ -822,8 +827,8 @@ def test_ranks_that_met_before_are_started_without_another_meeting(server: Serve
 
 def test_data_on_a_held_gang_whose_python_cannot_read_it(server: Server) -> None:
     launched = launch(server, say_nothing)
-    lacking = tuple(replace(one, lacks=("pyarrow",)) for one in launched.lease.containers)
-    launched.lease = replace(launched.lease, containers=lacking)
+    lacking = tuple(replace(one, lacks=("pyarrow",)) for one in launched.allocation.containers)
+    launched.allocation = replace(launched.allocation, containers=lacking)
     with pytest.raises(ConfigError, match="node1 lacks pyarrow, which ranks need to read data="):
         launched.again(data=(b"shard",))
     launched.again(data=())

@@ -30,7 +30,7 @@ class Application:
     def __init__(self, seconds: float = load_check.SECONDS) -> None:
         self.packer = Packer()
         self.load_checks = LoadChecks(seconds)
-        self.added = Path("/nonexistent")
+        self.py_files_dir = Path("/nonexistent")
 
 
 def check(

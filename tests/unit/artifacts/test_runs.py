@@ -39,7 +39,7 @@ def test_a_run_whose_driver_is_silent_is_lost(
 ) -> None:
     record = parse((put_run(tmp_path, NEW, state, updated=1000.0) / "run.json").read_bytes())
     assert record.state_at(1000.0 + silent) == seen
-    assert record.goes_on(1000.0 + silent) is (seen == "running")
+    assert record.is_running(1000.0 + silent) is (seen == "running")
 
 
 def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:

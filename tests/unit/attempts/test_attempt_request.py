@@ -13,7 +13,7 @@ import pytest
 from hopsgpu.attempts.attempt_request import run_messages
 from hopsgpu.attempts.rank_call import script_name
 from hopsgpu.attempts.rendezvous import Rendezvous
-from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.frameworks.endpoints import endpoints_of
 from hopsgpu.rank.trial import Trial
 from tests.unit import plans
@@ -23,7 +23,7 @@ def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, A
     """By agent the parts of its payload, and the contexts of its ranks."""
     hosts = ("node1", "node1", "node2")
     world = assign_ranks(
-        [Container(n, f"c{n}", host, "10.0.0.1", ()) for n, host in enumerate(hosts)], 2, 1
+        [GangExecutor(n, f"c{n}", host, "10.0.0.1", ()) for n, host in enumerate(hosts)], 2, 1
     )
     call = plans.call(data=data, script="train.py")
     ports = {key: range(7000, 7020) for key in range(3)}
@@ -59,7 +59,7 @@ def test_without_data_nothing_more_travels() -> None:
 
 @pytest.mark.parametrize("slots", [{}, {0: 2, 1: 3}])
 def test_a_trial_runs_in_a_slot_of_each_agent_with_its_share(slots: dict[int, int]) -> None:
-    world = assign_ranks([Container(n, f"c{n}", "node", "a", (f"g{n}",)) for n in range(2)], 1)
+    world = assign_ranks([GangExecutor(n, f"c{n}", "node", "a", (f"g{n}",)) for n in range(2)], 1)
     trial = Trial(5, {"lr": 0.1, "kind": Path("x")})
     call = plans.call(slots=slots, trial=trial, memory_share=0.5)
     rendezvous = Rendezvous(world, endpoints_of(world, {0: range(3), 1: range(1)}))
@@ -80,7 +80,7 @@ def test_a_rank_knows_with_how_many_it_shares_its_nodes_disk() -> None:
 
 def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
     call = plans.call(plans.plan(retries=5), attempt=2)
-    world = assign_ranks([Container(0, "c", "node", "a", ())], 1)
+    world = assign_ranks([GangExecutor(0, "c", "node", "a", ())], 1)
     rendezvous = Rendezvous(world, endpoints_of(world, {0: range(3)}))
     (message,) = run_messages(call, rendezvous)
     (rank,) = message.fields["ranks"]
@@ -95,7 +95,7 @@ def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
 @pytest.mark.parametrize("is_independent", [False, True])
 def test_independent_ranks_are_worlds_of_one_in_the_gang(is_independent: bool) -> None:
     call = plans.call(plans.plan(workers=2, independent_ranks=is_independent))
-    world = assign_ranks([Container(0, "c", "node", "a", ())], 2)
+    world = assign_ranks([GangExecutor(0, "c", "node", "a", ())], 2)
     rendezvous = Rendezvous(world, endpoints_of(world, {0: range(4)}))
     (message,) = run_messages(call, rendezvous)
     _, second = message.fields["ranks"]

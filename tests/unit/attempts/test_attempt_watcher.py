@@ -10,7 +10,7 @@ from hopsgpu.attempts.attempt_watcher import AttemptWatcher, Step, WatchBounds
 from hopsgpu.attempts.failures import EndedRank
 from hopsgpu.attempts.outcome import RankEnds
 from hopsgpu.control.channel import Message
-from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 
 BOUNDS = WatchBounds(stop=10.0, alike=1.0, quiet=2.0, saving=60.0)
 OUTPUT = Message("output", {"rank": 1})
@@ -22,7 +22,7 @@ class Watched:
 
     def __init__(self, timeout: float | None = None, servers: int = 0) -> None:
         names = ("c", "node", "10.0.0.1", ())
-        self.world: World = assign_ranks([Container(n, *names) for n in (0, 1)], 1, servers)
+        self.world: World = assign_ranks([GangExecutor(n, *names) for n in (0, 1)], 1, servers)
         self.ends = RankEnds(self.world, str)
         self.watcher = AttemptWatcher(self.ends, timeout, BOUNDS)
         self.watcher.begin(0.0)

@@ -13,15 +13,15 @@ from hopsgpu.attempts.failures import (
     to_avoid,
 )
 from hopsgpu.attempts.retry_policy import Fault, avoid_next, fault_of, may_retry, suspect
-from hopsgpu.core.gang import Container, Exclusions, RankPlace
+from hopsgpu.core.gang import Exclusions, GangExecutor, RankPlacement
 from hopsgpu.gpu.driver_events import GpuEvent
 
 URL = "file:///runs/r/logs/rank-1.log"
 
 
-def place(rank: int = 1, role: str = "worker") -> RankPlace:
-    container = Container(rank, f"container_{rank}", f"node{rank}", "10.0.0.1", (f"GPU-{rank}",))
-    return RankPlace(rank, 0, rank, container, container.gpus if role == "worker" else (), role)
+def place(rank: int = 1, role: str = "worker") -> RankPlacement:
+    container = GangExecutor(rank, f"container_{rank}", f"node{rank}", "10.0.0.1", (f"GPU-{rank}",))
+    return RankPlacement(rank, 0, rank, container, container.gpus if role == "worker" else (), role)
 
 
 def ended(rank: int = 1, at: float = 10.0, **known: object) -> EndedRank:

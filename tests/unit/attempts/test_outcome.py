@@ -13,7 +13,7 @@ from hopsgpu.attempts.outcome import Conclusion, IdleEnd, RankEnds
 from hopsgpu.attempts.retry_policy import Fault, may_retry
 from hopsgpu.backends.spark.barrier_job import reason_of
 from hopsgpu.core.end_reason import EndReason
-from hopsgpu.core.gang import Container, Exclusions, World, assign_ranks
+from hopsgpu.core.gang import Exclusions, GangExecutor, World, assign_ranks
 from hopsgpu.core.gpu_idle import IdleStep, IdleVerdict
 from hopsgpu.errors import GpusIdle, RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
@@ -42,7 +42,7 @@ LOST = "ExecutorLostFailure (executor 1 exited unrelated to the running tasks)"
 def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_to_blame(
     reason: str, suspect: str | None, word: EndReason
 ) -> None:
-    containers = [Container(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
+    containers = [GangExecutor(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
     world = assign_ranks(containers, 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     ends.lose(world.processes[1], "closed", time.time())
@@ -102,7 +102,7 @@ def a_peers_executor_is_lost(ends: RankEnds, world: World) -> Sequence[int]:
 def concluded(happens: Happens) -> Conclusion:
     """Returns the conclusion from what happens; that returns the ranks that were too late."""
     names = [(f"container_{n}", f"node{n}", "10.0.0.1", (f"GPU-{n}",)) for n in (0, 1)]
-    world = assign_ranks([Container(n, *names[n]) for n in (0, 1)], 1)
+    world = assign_ranks([GangExecutor(n, *names[n]) for n in (0, 1)], 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     overdue = happens(ends, world)
     conclusion = ends.conclude(lambda host: "", overdue, 60.0)
@@ -189,7 +189,7 @@ def test_the_first_failure_says_why_a_run_ended(end: dict[str, Any], reason: End
 
 
 def test_a_gang_whose_gpus_idled_is_not_tried_again() -> None:
-    containers = [Container(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
+    containers = [GangExecutor(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
     world = assign_ranks(containers, 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     ends.end(EndedRank(world.processes[0], 9.0, 0, None, {"status": "returned"}, (), False))

@@ -23,7 +23,7 @@ from hopsgpu.attempts.rank_output import Logs, Outputs, OutputSpool, RankOutput
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import serve
-from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import Fold, report_line, sample_line
 from hopsgpu.display.progress import NoDisplay, RunLines, Shielded
@@ -43,7 +43,7 @@ class Clock:
 
 def world(*hosts: str) -> World:
     containers = [
-        Container(key, f"container_{key}", host, "10.0.0.1", (f"GPU-{key}",))
+        GangExecutor(key, f"container_{key}", host, "10.0.0.1", (f"GPU-{key}",))
         for key, host in enumerate(hosts)
     ]
     return assign_ranks(containers, 1)

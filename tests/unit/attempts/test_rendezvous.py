@@ -11,7 +11,7 @@ import pytest
 from hopsgpu.attempts.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
-from hopsgpu.core.gang import Container, Exclusions, assign_ranks
+from hopsgpu.core.gang import Exclusions, GangExecutor, assign_ranks
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.torch import Restarts
@@ -20,7 +20,10 @@ from hopsgpu.packaging.preload import StaticFindings
 from tests.unit import plans
 
 WORLD = assign_ranks(
-    [Container(key, f"container_{key}", f"node{key}", "10.0.0.1", (f"g{key}",)) for key in (0, 1)],
+    [
+        GangExecutor(key, f"container_{key}", f"node{key}", "10.0.0.1", (f"g{key}",))
+        for key in (0, 1)
+    ],
     1,
 )
 ADDRESS = {"address": "10.0.0.1", "interface": "lo"}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from pyspark.errors import AnalysisException
 
-from hopsgpu.backends.backend import Site
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark import dataframe_writer
 from hopsgpu.backends.spark.dataframe_writer import WriteProgress, check_data, write_frame
 from hopsgpu.data.argument import datasets_of
@@ -73,7 +73,7 @@ def write(
     spark: Spark, cancelled: threading.Event, told: Callable[[WriteProgress], None] = lambda _: None
 ) -> None:
     write_frame(
-        cast(Site, spark),
+        cast(GangApplication, spark),
         spark,
         "hdfs://nn/x",
         label="data.train",
@@ -141,7 +141,7 @@ def test_how_far_a_write_is(written: WriteProgress, text: str) -> None:
 def test_frames_of_other_applications_are_refused() -> None:
     context = object()
     given = {"context": context, "keeps_data": False, "root": "hdfs:///user/ann/hopsgpu"}
-    application = cast(Site, SimpleNamespace(**given))
+    application = cast(GangApplication, SimpleNamespace(**given))
     session = SimpleNamespace(sparkContext=context)
 
     def check(**frame: Any) -> None:
@@ -159,6 +159,6 @@ def test_frames_of_other_applications_are_refused() -> None:
         with pytest.raises(ConfigError, match=words):
             check(**frame)
     given["root"] = "s3://bucket/hopsgpu"
-    application = cast(Site, SimpleNamespace(**given))
+    application = cast(GangApplication, SimpleNamespace(**given))
     with pytest.raises(ConfigError, match="train is a DataFrame, which Spark would write below s3"):
         check(_jdf=1, sparkSession=session, isStreaming=False)

@@ -64,7 +64,7 @@ def test_of_a_jvm_that_has_ended_that_is_told(
 ) -> None:
     port = listener.getsockname()[1]
     listener.close()
-    assert jvm_at(port).words_of(error) == words
+    assert jvm_at(port).error_text(error) == words
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space"), Py4JError("called")])
@@ -73,4 +73,4 @@ def test_of_one_that_listens_the_error_is_told(
 ) -> None:
     monkeypatch.setattr("hopsgpu.backends.spark.jvm._ENDING_SECONDS", 0.0)
     port = listener.getsockname()[1]
-    assert jvm_at(port).words_of(error) == f"{type(error).__name__}: {error}"
+    assert jvm_at(port).error_text(error) == f"{type(error).__name__}: {error}"

@@ -15,7 +15,7 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from hopsgpu.agent.rank_environment import rank_environment
-from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.spark import token_renewal as tokens_module
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.token_renewal import (
@@ -25,7 +25,7 @@ from hopsgpu.backends.spark.token_renewal import (
     read_tokens,
 )
 from hopsgpu.control.channel import Message
-from hopsgpu.core.gang import Container
+from hopsgpu.core.gang import GangExecutor
 from hopsgpu.storage.hadoop_tokens import (
     OWN,
     TOKEN_FILE_VARIABLE,
@@ -77,10 +77,10 @@ class Server:
 @dataclass
 class Gang:
     server: Server
-    tokens: Callable[[], bytes]
-    containers: tuple[Container, ...] = (
-        Container(3, "c3", "node1", "10.0.0.1", ()),
-        Container(5, "c5", "node2", "10.0.0.2", ()),
+    read_tokens: Callable[[], bytes]
+    containers: tuple[GangExecutor, ...] = (
+        GangExecutor(3, "c3", "node1", "10.0.0.1", ()),
+        GangExecutor(5, "c5", "node2", "10.0.0.2", ()),
     )
 
 
@@ -97,7 +97,7 @@ class Driver:
         self.server = Server(certificate)
         self.warnings: list[str] = []
         self.keeping = {3, 5}
-        gang = cast(Lease, Gang(self.server, self._read))
+        gang = cast(GangAllocation, Gang(self.server, self._read))
         self._handover = TokenSender(gang, "run-1", self._warn, lambda: self.now, environment)
 
     def _warn(self, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.wait_reasons import EndedContainers, PendingExecutors, WaitWatcher
 from hopsgpu.errors import Cancelled, GangTimeout

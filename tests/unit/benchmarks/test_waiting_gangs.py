@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.simulation.name_node import NameNode
 from benchmarks.simulation.waiting_gangs import WaitingGangs, cost_of
-from hopsgpu.core.queue_policy import Bound, Line, look_seconds, queue_tag, renewal_seconds
+from hopsgpu.core.queue_policy import Bound, QueueSnapshot, look_seconds, queue_tag, renewal_seconds
 from hopsgpu.yarn.gang_queue import QueuePlace
 
 QUEUE = queue_tag("root.open")
@@ -146,5 +146,5 @@ def test_many_kinds_and_killed_drivers_cost_what_the_ranks_say() -> None:
 def test_the_line_is_in_order(node: NameNode, clock: Clock) -> None:
     places = line_of(clock, node, 5)
     seen = places[0].look()
-    assert isinstance(seen, Line)
+    assert isinstance(seen, QueueSnapshot)
     assert [t.application for t, _ in seen.standing] == [p.ticket.application for p in places]

@@ -7,11 +7,11 @@ import pytest
 
 from hopsgpu.core.gang import (
     PART_SECONDS,
-    Container,
+    AcquisitionProgress,
     Device,
     Exclusions,
+    GangExecutor,
     GangState,
-    Grants,
     Verdict,
     assign_ranks,
     backoff_seconds,
@@ -25,8 +25,8 @@ from hopsgpu.core.gang import (
 RELEASING, FINISHING = GangState.RELEASING, GangState.FINISHING
 
 
-def container(key: int, host: str, *gpus: str) -> Container:
-    return Container(key, f"container_{key}", host, f"10.0.0.{key}", gpus)
+def container(key: int, host: str, *gpus: str) -> GangExecutor:
+    return GangExecutor(key, f"container_{key}", host, f"10.0.0.{key}", gpus)
 
 
 TO_STARTING = (GangState.REQUESTED, GangState.WAITING, GangState.GRANTED, GangState.READY)
@@ -70,24 +70,26 @@ def test_the_ends() -> None:
 @pytest.mark.parametrize(
     ("grants", "deadline", "now", "verdict"),
     [
-        (Grants(1, 1, 0.0), 10.0, 9.9, Verdict.WAIT),
-        (Grants(1, 1, 0.0), 10.0, 10.0, Verdict.TIMED_OUT),
-        (Grants(2, 2, 0.0), 10.0, 11.0, Verdict.GRANTED),
-        (Grants(), None, 1e9, Verdict.WAIT),
+        (AcquisitionProgress(1, 1, 0.0), 10.0, 9.9, Verdict.WAIT),
+        (AcquisitionProgress(1, 1, 0.0), 10.0, 10.0, Verdict.TIMED_OUT),
+        (AcquisitionProgress(2, 2, 0.0), 10.0, 11.0, Verdict.GRANTED),
+        (AcquisitionProgress(), None, 1e9, Verdict.WAIT),
         # A part is held for a bounded time, and a request that nothing comes of too.
-        (Grants(1, 1, 0.0), None, PART_SECONDS - 0.1, Verdict.WAIT),
-        (Grants(1, 1, 0.0), None, PART_SECONDS, Verdict.GIVE_BACK),
-        (Grants(0, 0, 0.0), None, PART_SECONDS, Verdict.GIVE_BACK),
-        (Grants(1, 1, 5.0), None, PART_SECONDS, Verdict.WAIT),
+        (AcquisitionProgress(1, 1, 0.0), None, PART_SECONDS - 0.1, Verdict.WAIT),
+        (AcquisitionProgress(1, 1, 0.0), None, PART_SECONDS, Verdict.GIVE_BACK),
+        (AcquisitionProgress(0, 0, 0.0), None, PART_SECONDS, Verdict.GIVE_BACK),
+        (AcquisitionProgress(1, 1, 5.0), None, PART_SECONDS, Verdict.WAIT),
         # What YARN has granted whole may take its time to start.
-        (Grants(0, 2, 0.0), None, 1e9, Verdict.WAIT),
-        (Grants(1, 1, 0.0), PART_SECONDS, PART_SECONDS, Verdict.TIMED_OUT),
+        (AcquisitionProgress(0, 2, 0.0), None, 1e9, Verdict.WAIT),
+        (AcquisitionProgress(1, 1, 0.0), PART_SECONDS, PART_SECONDS, Verdict.TIMED_OUT),
         # Containers that end again and again.
-        (Grants(0, 2, 0.0, lost=3), None, 1.0, Verdict.WAIT),
-        (Grants(0, 2, 0.0, lost=4), None, 1.0, Verdict.GIVE_BACK),
+        (AcquisitionProgress(0, 2, 0.0, lost=3), None, 1.0, Verdict.WAIT),
+        (AcquisitionProgress(0, 2, 0.0, lost=4), None, 1.0, Verdict.GIVE_BACK),
     ],
 )
-def test_acquire(grants: Grants, deadline: float | None, now: float, verdict: Verdict) -> None:
+def test_acquire(
+    grants: AcquisitionProgress, deadline: float | None, now: float, verdict: Verdict
+) -> None:
     assert decide_acquire(grants, wanted=2, deadline=deadline, now=now) is verdict
 
 
@@ -167,7 +169,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
 def test_what_gets_no_rank(
     devices: tuple[Device, ...], gpu_type: str | None, why: str | None
 ) -> None:
-    given = Container(0, "c", "node", "10.0.0.1", tuple(d.gpu for d in devices), devices=devices)
+    given = GangExecutor(0, "c", "node", "10.0.0.1", tuple(d.gpu for d in devices), devices=devices)
     assert exclusion_reason(given, Exclusions(), gpu_type) == why
 
 

@@ -7,14 +7,14 @@ import dataclasses
 import pytest
 
 from hopsgpu.core.queue_policy import (
-    LEASE_SECONDS,
     MOST_PASSES,
+    TICKET_TTL_SECONDS,
     Bound,
+    Candidate,
     Entry,
-    Line,
     Offer,
-    Own,
     Probes,
+    QueueSnapshot,
     Ticket,
     asking_name,
     coming,
@@ -52,9 +52,9 @@ def ticket(number: int, executors: int = 1, gpus: int = 1, **other: object) -> T
     return dataclasses.replace(made, **other)  # type: ignore[arg-type]
 
 
-def line(*tickets: Ticket, generation: int = 0, asking: str | None = None) -> Line:
+def line(*tickets: Ticket, generation: int = 0, asking: str | None = None) -> QueueSnapshot:
     ordered = sorted(tickets, key=lambda t: t.order)
-    return Line(tuple((t, "alice") for t in ordered), generation, asking)
+    return QueueSnapshot(tuple((t, "alice") for t in ordered), generation, asking)
 
 
 def entry(name: str, age: float = 0.0, owner: str = "alice") -> Entry:
@@ -64,8 +64,8 @@ def entry(name: str, age: float = 0.0, owner: str = "alice") -> Entry:
 CHAIN = (queue_tag("root.default"), queue_tag("root"))
 
 
-def of(own: Ticket, user: str = "alice", queues: tuple[str, ...] = CHAIN) -> Own:
-    return Own(own, user, queues)
+def of(own: Ticket, user: str = "alice", queues: tuple[str, ...] = CHAIN) -> Candidate:
+    return Candidate(own, user, queues)
 
 
 def takes(own: Ticket, *others: Ticket, probe: bool = False, **by: object) -> bool:
@@ -91,8 +91,8 @@ def test_the_line_is_in_order_of_filing_and_the_dead_do_not_count() -> None:
     first, second, dead = ticket(1), ticket(2), ticket(0)
     entries = [
         entry(second.name, owner="bob"),
-        entry(first.name, LEASE_SECONDS - 1),
-        entry(dead.name, LEASE_SECONDS + 1),
+        entry(first.name, TICKET_TTL_SECONDS - 1),
+        entry(dead.name, TICKET_TTL_SECONDS + 1),
         entry("somebody's notes"),
     ]
     seen = read_line(entries, NOW)
@@ -111,8 +111,8 @@ def test_the_highest_generation_counts_and_even_ones_are_free() -> None:
 
 
 def test_a_turn_that_is_not_renewed_is_free() -> None:
-    assert read_line([entry(turn_name(3), LEASE_SECONDS - 1)], NOW).asking is not None
-    assert read_line([entry(turn_name(3), LEASE_SECONDS + 1)], NOW).asking is None
+    assert read_line([entry(turn_name(3), TICKET_TTL_SECONDS - 1)], NOW).asking is not None
+    assert read_line([entry(turn_name(3), TICKET_TTL_SECONDS + 1)], NOW).asking is None
 
 
 def test_litter_is_ones_own_and_never_the_highest_turn() -> None:
@@ -121,10 +121,10 @@ def test_litter_is_ones_own_and_never_the_highest_turn() -> None:
         entry(turn_name(2), 999, "bob"),
         entry(asking_name(1, "application_1")),
         entry(turn_name(4), 999),
-        entry(ticket(1).name, LEASE_SECONDS + 1),
-        entry(ticket(2).name, LEASE_SECONDS - 1),
-        entry(ticket(3).name, LEASE_SECONDS + 1, "bob"),
-        entry("draft-00000000", LEASE_SECONDS + 1),
+        entry(ticket(1).name, TICKET_TTL_SECONDS + 1),
+        entry(ticket(2).name, TICKET_TTL_SECONDS - 1),
+        entry(ticket(3).name, TICKET_TTL_SECONDS + 1, "bob"),
+        entry("draft-00000000", TICKET_TTL_SECONDS + 1),
     ]
     found = stale_entries(entries, "alice", NOW)
     assert found == (
@@ -269,7 +269,7 @@ def test_gangs_at_a_limit_keep_none_behind_that_waits_for_the_cluster() -> None:
     assert ranks(*limited, ticket(50), ticket(51))[40:] == [0, 1]
     by_user = [ticket(n, bound=Bound.USER) for n in range(2)]
     assert ranks(*by_user, ticket(2, bound=Bound.USER)) == [0, 1, 2]
-    alices = Line(tuple((one, "alice") for one in by_user), 0, None)
+    alices = QueueSnapshot(tuple((one, "alice") for one in by_user), 0, None)
     assert alices.rank_of(ticket(2, bound=Bound.USER), "bob") == 2
     assert alices.rank_of(ticket(2, bound=Bound.QUEUE), "alice") == 2
     assert alices.rank_of(ticket(2), "alice") == 0
@@ -292,21 +292,21 @@ def test_a_ticket_counts_between_two_renewals(rank: int) -> None:
 
 
 def test_the_dead_count_in_the_first_ranks_no_longer_than_whoever_has_the_turn() -> None:
-    assert {lease_seconds(rank) for rank in range(4)} == {LEASE_SECONDS}
+    assert {lease_seconds(rank) for rank in range(4)} == {TICKET_TTL_SECONDS}
     assert max(lease_seconds(rank) for rank in range(10_000)) == 300
     alive = [entry(ticket(n).name) for n in range(30)]
-    dead = entry(ticket(30).name, LEASE_SECONDS + 1)
+    dead = entry(ticket(30).name, TICKET_TTL_SECONDS + 1)
     assert len(read_line([*alive, dead], NOW).standing) == 31
     # Those ahead went: it would be the fourth gang now.
     assert len(read_line([*alive[:3], dead], NOW).standing) == 3
     # All of the dead are judged by where they would stand, and not by the dead ahead of them.
-    crowd = [entry(ticket(n).name, LEASE_SECONDS + 1) for n in range(40)]
+    crowd = [entry(ticket(n).name, TICKET_TTL_SECONDS + 1) for n in range(40)]
     assert read_line(crowd, NOW).standing == ()
 
 
 def test_a_ticket_that_counts_is_no_litter_of_its_user() -> None:
     alive = [entry(ticket(n).name) for n in range(30)]
-    rarely = entry(ticket(30).name, LEASE_SECONDS + 1)
+    rarely = entry(ticket(30).name, TICKET_TTL_SECONDS + 1)
     assert stale_entries([*alive, rarely], "alice", NOW) == ()
     assert stale_entries([rarely], "alice", NOW) == (rarely.name,)
 
@@ -334,7 +334,7 @@ def offer(number: int, executors: int, gpus: int = 1, giving: int = 0, run: str 
     return Offer(f"{number:08x}", executors, gpus, giving, queue, application, run)
 
 
-def waiting(*tickets: Ticket, offers: tuple[Offer, ...]) -> Line:
+def waiting(*tickets: Ticket, offers: tuple[Offer, ...]) -> QueueSnapshot:
     return dataclasses.replace(line(*tickets), offers=tuple((one, "alice") for one in offers))
 
 
@@ -364,8 +364,8 @@ def test_other_files_are_no_offers(name: str) -> None:
 def test_offers_of_the_dead_do_not_count_and_are_removed_by_their_owner() -> None:
     alive, dead = offer(1, 2), offer(2, 2)
     entries = [
-        entry(alive.name, age=LEASE_SECONDS - 1),
-        entry(dead.name, age=LEASE_SECONDS + 1),
+        entry(alive.name, age=TICKET_TTL_SECONDS - 1),
+        entry(dead.name, age=TICKET_TTL_SECONDS + 1),
     ]
     assert read_line(entries, NOW).offers == ((alive, "alice"),)
     assert stale_entries(entries, "alice", NOW) == (dead.name,)
@@ -486,10 +486,10 @@ def test_a_first_gang_keeps_its_time_while_another_one_asks() -> None:
 def test_only_gangs_ahead_put_one_behind() -> None:
     first, second = ticket(1, executors=4, bound=Bound.CLUSTER), ticket(2, bound=Bound.CLUSTER)
     for own, is_behind in ((first, False), (second, True)):
-        turn = decide_turn(Own(own, "alice", CHAIN), line(first, second), NODES, probe=False)
+        turn = decide_turn(Candidate(own, "alice", CHAIN), line(first, second), NODES, probe=False)
         assert not turn.take and turn.is_behind is is_behind
     busy = line(first, asking="another gang")
-    assert not decide_turn(Own(first, "alice", CHAIN), busy, NODES, probe=True).is_behind
+    assert not decide_turn(Candidate(first, "alice", CHAIN), busy, NODES, probe=True).is_behind
 
 
 def test_the_largest_offers_give_what_the_free_gpus_do_not_have() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hopsgpu import frameworks
-from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.core.spec import RESERVED_VARIABLES
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import accelerate, lightning
@@ -22,8 +22,8 @@ from hopsgpu.frameworks.torch import Restarts
 RESTARTS = Restarts("run-1", attempt=1, most=3)
 
 
-def container(key: int, gpus: tuple[str, ...] = (), interface: str = "") -> Container:
-    return Container(key, f"container_{key}", f"node{key}", f"10.0.0.{key}", gpus, interface)
+def container(key: int, gpus: tuple[str, ...] = (), interface: str = "") -> GangExecutor:
+    return GangExecutor(key, f"container_{key}", f"node{key}", f"10.0.0.{key}", gpus, interface)
 
 
 def gang(ranks: int = 1, servers: int = 0, gpus: int = 0, interface: str = "") -> World:
@@ -284,7 +284,7 @@ def test_a_gangs_processes_ask_each_other_without_a_proxy(
 
 
 def test_ipv6() -> None:
-    world = assign_ranks([Container(0, "c", "n", "fd00::2", ())], 1)
+    world = assign_ranks([GangExecutor(0, "c", "n", "fd00::2", ())], 1)
     address = ("fd00::2", 1)
     endpoints = Endpoints(address, address, (address,))
     found = frameworks.environment(world, world.places[0], endpoints, RESTARTS)

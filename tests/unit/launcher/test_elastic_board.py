@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopsgpu.attempts.rank_table import RankTable
-from hopsgpu.core.gang import Container, GangState, assign_ranks
+from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.display.progress import progress_of
 from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_policy import WorldEnd
@@ -211,7 +211,7 @@ def test_what_is_wanted_includes_what_is_here(wanted: int, told: int) -> None:
 def placed(gang: Gang, executors: int) -> RankTable:
     """The table of a world's ranks, which its attempt gives."""
     containers = [
-        Container(n, f"c{n}", f"node{n}", "10.0.0.1", ("a", "b")) for n in range(executors)
+        GangExecutor(n, f"c{n}", f"node{n}", "10.0.0.1", ("a", "b")) for n in range(executors)
     ]
     ranks = RankTable(assign_ranks(containers, 2))
     gang.board.placed(ranks)

@@ -115,12 +115,12 @@ def test_it_grows_at_a_checkpoint_that_is_completed_after_more_have_arrived() ->
 
 def test_it_gives_what_it_stopped_for_although_nobody_stands_in_line_just_then() -> None:
     gang = running(hosts="abcd")
-    gang.asked_back = 2
+    gang.reclaimed_count = 2
     gang.decide(20.0)
     gang.saved(21.0)
     assert gang.decide(21.0).stop is WorldEnd.GAVE_WAY
     # The gang that waits has the turn, and asks YARN.
-    gang.asked_back = 0
+    gang.reclaimed_count = 0
     gang.ended(WorldEnd.GAVE_WAY, 22.0)
     decision = gang.decide(22.0)
     assert (len(decision.start), len(decision.release), decision.wanted) == (2, 2, 2)
@@ -140,13 +140,13 @@ def test_a_world_follows_a_loss_at_once_also_after_a_growth_that_came_to_nothing
 def test_it_does_not_take_back_at_once_what_it_gave() -> None:
     terms = replace(TERMS, interval=10.0)
     gang = running(terms, hosts="abcd")
-    gang.asked_back = 2
+    gang.reclaimed_count = 2
     gang.decide(20.0)
     gang.saved(21.0)
     gang.decide(21.0)
     gang.ended(WorldEnd.GAVE_WAY, 22.0)
     gang.decide(22.0)
-    gang.asked_back = 0
+    gang.reclaimed_count = 0
     assert gang.decide(40.0).wanted == 2
     assert gang.decide(62.0).wanted == 4
 
@@ -268,7 +268,7 @@ def test_losses_in_a_row_are_counted_until_a_checkpoint() -> None:
 
 def test_it_gives_way_at_a_checkpoint_and_grows_again_later() -> None:
     gang = running(hosts="abcd")
-    gang.asked_back = 1
+    gang.reclaimed_count = 1
     assert gang.giving == 1
     decision = gang.decide(20.0)
     assert (decision.ask, decision.stop, decision.wanted) == (True, None, 4)
@@ -277,7 +277,7 @@ def test_it_gives_way_at_a_checkpoint_and_grows_again_later() -> None:
     gang.ended(WorldEnd.GAVE_WAY, 22.0)
     decision = gang.decide(22.0)
     assert (len(decision.start), len(decision.release), decision.wanted) == (3, 1, 3)
-    gang.asked_back = 0
+    gang.reclaimed_count = 0
     gang.entered(24.0)
     assert gang.decide(25.0).wanted == 3
     assert gang.decide(22.0 + TERMS.interval).wanted == 4
@@ -285,7 +285,7 @@ def test_it_gives_way_at_a_checkpoint_and_grows_again_later() -> None:
 
 def test_it_gives_no_more_than_it_has_above_its_minimum() -> None:
     gang = running(hosts="abc")
-    gang.asked_back = 8
+    gang.reclaimed_count = 8
     assert gang.giving == 1
     gang.decide(20.0)
     gang.saved(21.0)
@@ -300,14 +300,14 @@ def test_it_gives_no_more_than_it_has_above_its_minimum() -> None:
 def test_idle_executors_are_given_back_first_while_others_wait() -> None:
     gang = running()
     arrive(gang, 3, "c", 30.0)
-    gang.asked_back = 1
+    gang.reclaimed_count = 1
     decision = gang.decide(30.0)
     assert (decision.release, decision.wanted, decision.ask) == ({3}, 2, False)
 
 
 def test_it_gives_way_only_if_that_is_on() -> None:
     gang = running(replace(TERMS, gives_way=False), hosts="abcd")
-    gang.asked_back = 1
+    gang.reclaimed_count = 1
     assert gang.giving == 0
     assert gang.decide(20.0).ask is False
 
@@ -322,7 +322,7 @@ def test_what_a_smaller_world_gives_back_comes_from_few_nodes() -> None:
     gang = policy(hosts="abb")
     assert gang.decide(SETTLE_SECONDS).start == (2, 3, 1)
     gang.entered(10.0)
-    gang.asked_back = 1
+    gang.reclaimed_count = 1
     gang.decide(20.0)
     gang.saved(21.0)
     gang.decide(21.0)
@@ -417,7 +417,7 @@ def test_a_growth_that_waits_for_a_checkpoint_is_said() -> None:
 @pytest.mark.parametrize(("gpus", "given"), [(1, "2 GPUs"), (2, "4 GPUs"), (0, "2 executors")])
 def test_what_a_gang_is_about_to_give_is_said(gpus: int, given: str) -> None:
     gang = running(hosts="abcd")
-    gang.asked_back = 3  # one more than it has above its minimum
+    gang.reclaimed_count = 3  # one more than it has above its minimum
     gang.decide(20.0)
     assert outlook(gang, wanted=4, gpus=gpus, why="") == (
         f"gives {given} to waiting gangs at its next checkpoint"
@@ -439,7 +439,7 @@ def test_without_a_world_the_reason_alone_is_said() -> None:
 def test_ranks_are_asked_only_once_they_run_and_again_if_they_did_not_agree() -> None:
     gang = policy(hosts="abc")
     gang.decide(SETTLE_SECONDS)
-    gang.asked_back = 1
+    gang.reclaimed_count = 1
     assert not gang.decide(10.0).ask, "they import"
     gang.entered(30.0)
     assert gang.decide(30.0).ask

@@ -17,7 +17,7 @@ from hopsgpu.launcher.function_shipping import needs_of
 from hopsgpu.launcher.preflight import modules_to_check
 from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.modules import PackedModules
-from hopsgpu.packaging.python_env import missing_modules as lacking
+from hopsgpu.packaging.python_env import missing_modules as missing_modules_module
 from hopsgpu.packaging.python_env.builder import ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
@@ -35,20 +35,20 @@ def test_what_does_not_travel_must_be_there() -> None:
     )
 
 
-class Site:
-    """A Site whose executors are known to lack something."""
+class Application:
+    """A `GangApplication` whose executors are known to lack some modules."""
 
     def __init__(self, *lacks: str, root: str = "hdfs:///user/ann/hopsgpu") -> None:
-        self.missing_modules = lacks
+        self._missing = lacks
         self.root = root
 
-    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
-        return tuple(name for name in modules if name in self.missing_modules)
+    def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in modules if name in self._missing)
 
 
 def asked(modules: tuple[str, ...], env: PythonEnv | None, *lacks: str) -> tuple[str, ...]:
-    site: Any = Site(*lacks)
-    return modules_to_check(modules, env, site)
+    application: Any = Application(*lacks)
+    return modules_to_check(modules, env, application)
 
 
 def test_executors_are_asked_for_what_nothing_else_brings() -> None:
@@ -64,10 +64,10 @@ def test_executors_are_asked_for_what_nothing_else_brings() -> None:
 
 
 def test_executors_need_the_library_of_the_store_that_has_the_runs() -> None:
-    site: Any = Site("s3fs", root="s3://bucket/hopsgpu")
+    application: Any = Application("s3fs", root="s3://bucket/hopsgpu")
     with pytest.raises(ConfigError, match="on s3://bucket/hopsgpu, .* lacks s3fs: install it"):
-        modules_to_check((), None, site)
-    elsewhere: Any = Site("s3fs")
+        modules_to_check((), None, application)
+    elsewhere: Any = Application("s3fs")
     assert modules_to_check(("a",), None, elsewhere) == ("a",)
 
 
@@ -93,8 +93,10 @@ def test_what_an_environment_has_is_known_once_it_is_on_the_lake(tmp_path: Path)
 
 def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> None:
     distributions = {"yaml": ["PyYAML"]}
-    monkeypatch.setattr(lacking.metadata, "packages_distributions", lambda: distributions)
-    monkeypatch.setattr(lacking.metadata, "version", lambda name: "6.0")
+    monkeypatch.setattr(
+        missing_modules_module.metadata, "packages_distributions", lambda: distributions
+    )
+    monkeypatch.setattr(missing_modules_module.metadata, "version", lambda name: "6.0")
     assert "pass python_env=['PyYAML==6.0'], or install it there" in str(
         missing_modules_error(["yaml"], "it")
     )

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher import held_gang
-from hopsgpu.launcher.held_gang import LeaseThread
+from hopsgpu.launcher.held_gang import AllocatorThread
 from tests.conftest import until
 from tests.unit import plans
 
@@ -37,14 +37,14 @@ def request(cancelled: threading.Event | None = None) -> Request:
 
 
 @pytest.fixture
-def keeper() -> Iterator[LeaseThread]:
+def keeper() -> Iterator[AllocatorThread]:
     @contextlib.contextmanager
     def lease(asked: Any) -> Iterator[Any]:
         yield SimpleNamespace(
             whole=lambda request: "the gang", is_whole=True, request=asked, executors=2
         )
 
-    keeper = LeaseThread(lease, None, request)
+    keeper = AllocatorThread(lease, None, request)
     keeper.start()
     yield keeper
     keeper.close()
@@ -56,7 +56,7 @@ def in_thread(body: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: LeaseThread) -> None:
+def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: AllocatorThread) -> None:
     begun, may_end, had = threading.Event(), threading.Event(), threading.Event()
 
     def other() -> None:
@@ -77,7 +77,7 @@ def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: LeaseThread)
     thread.join(SECONDS)
 
 
-def test_a_launch_that_waits_for_its_turn_says_so(keeper: LeaseThread) -> None:
+def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> None:
     may_end, had, mine = threading.Event(), threading.Event(), request()
     told = cast(Watcher, mine.watcher).told
 
@@ -96,7 +96,7 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: LeaseThread) -> None:
     thread.join(SECONDS)
 
 
-def test_the_keeper_serves_nobody_else_meanwhile(keeper: LeaseThread) -> None:
+def test_the_keeper_serves_nobody_else_meanwhile(keeper: AllocatorThread) -> None:
     next_one = threading.Event()
     with keeper.borrowed_later(request()) as whole:
         whole(Exclusions())
@@ -105,7 +105,7 @@ def test_the_keeper_serves_nobody_else_meanwhile(keeper: LeaseThread) -> None:
     assert next_one.wait(SECONDS)
 
 
-def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: LeaseThread) -> None:
+def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: AllocatorThread) -> None:
     may_end, cancelled, problems = threading.Event(), threading.Event(), []
 
     def later() -> None:
@@ -126,7 +126,7 @@ def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: LeaseThread) -> No
     assert served.wait(SECONDS)
 
 
-def test_a_gang_that_is_closed_is_said_to_be(keeper: LeaseThread) -> None:
+def test_a_gang_that_is_closed_is_said_to_be(keeper: AllocatorThread) -> None:
     keeper.check_held()
     closing = in_thread(keeper.close)
     closing.join(SECONDS)

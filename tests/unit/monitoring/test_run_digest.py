@@ -41,7 +41,7 @@ def test_a_run_that_waits_says_since_when(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     run.now += 5.0
     run.goes(run.now, GangState.WAITING)
-    run.board.held_aside(["node3", "node3"])
+    run.board.on_parked(["node3", "node3"])
     run.now += 60.0
     run.put("waiting")
     digest = digest_of(record(tmp_path))

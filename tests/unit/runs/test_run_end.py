@@ -31,7 +31,7 @@ class Fit:
 
     def __init__(self, directory: Path, does: Callable[[], None]) -> None:
         board = Board("fit-1", 1, 1, progress_of("off"))
-        site: Any = SimpleNamespace(id="application_1", user="alice", versions={}, words_of=str)
+        site: Any = SimpleNamespace(id="application_1", user="alice", versions={}, error_text=str)
         plan = LaunchPlan(
             GangSpec("fit"),
             1,

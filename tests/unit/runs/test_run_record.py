@@ -18,7 +18,7 @@ from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.runs import parse
 from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.end_reason import EndReason
-from hopsgpu.core.gang import Container, GangState, assign_ranks
+from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
@@ -193,7 +193,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         assert until(lambda: recorded.told["updated"] > first, SECONDS)
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
-        ranks = RankTable(assign_ranks([Container(0, "c0", "node1", "10.0.0.1", ())], 1))
+        ranks = RankTable(assign_ranks([GangExecutor(0, "c0", "node1", "10.0.0.1", ())], 1))
         recorded.board.placed(ranks)
         ranks.started(0, 42)
         with recorded.recording.following(attempt):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from hopsgpu.attempts.rank_table import Entered, RankTable
-from hopsgpu.core.gang import Container, GangState, assign_ranks
+from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import Timeline
 from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
@@ -21,7 +21,9 @@ def board() -> Board:
 
 
 def two_ranks() -> RankTable:
-    containers = [Container(n, f"c{n}", f"node{n}", "10.0.0.1", (), clock=15.0 * n) for n in (0, 1)]
+    containers = [
+        GangExecutor(n, f"c{n}", f"node{n}", "10.0.0.1", (), clock=15.0 * n) for n in (0, 1)
+    ]
     return RankTable(assign_ranks(containers, 1))
 
 
@@ -73,7 +75,7 @@ def test_an_upload_that_failed_is_no_idle_time() -> None:
     told = board()
     for state in ("WAITING", "GRANTED", "READY", "STARTING", "RUNNING"):
         told.state(GangState[state], ["node1"])
-    told.arrived([time.time() - 10])
+    told.on_executors_arrived([time.time() - 10])
     told.mark("started")
     told.mark("returned")
     told.state(GangState.PUBLISHING, ["node1"])
@@ -176,7 +178,9 @@ def test_waiting_counts_in_all_attempts_and_while_it_lasts() -> None:
 
 def test_what_ranks_lost_is_weighed_by_their_gpus() -> None:
     ranks = RankTable(
-        assign_ranks([Container(n, f"c{n}", "node", "10.0.0.1", ("a", "b")) for n in (0, 1)], 2, 1)
+        assign_ranks(
+            [GangExecutor(n, f"c{n}", "node", "10.0.0.1", ("a", "b")) for n in (0, 1)], 2, 1
+        )
     )
     ranks.blocked(0, 10.0, 1.0)
     ranks.blocked(0, 12.0, 2.0)
@@ -214,7 +218,7 @@ class Run:
 def test_gpu_seconds_have_parts_that_add_up_over_attempts() -> None:
     run = Run()
     run.at(100.0, GangState.WAITING)
-    run.board.arrived([105.0, 110.0])
+    run.board.on_executors_arrived([105.0, 110.0])
     run.starts(110.0, 116.0)
     run.ranks.blocked(0, 4.0, 1.0)
     run.ranks.unused(1, 3.0)
@@ -257,7 +261,7 @@ def test_a_run_that_ends_while_it_starts_was_starting() -> None:
 def test_a_status_has_gpu_seconds_that_are_a_second_old_at_most() -> None:
     run = Run()
     run.at(100.0, GangState.WAITING)
-    run.board.arrived([100.0])
+    run.board.on_executors_arrived([100.0])
     run.at(110.0)
     assert run.board.status().gpu_seconds.held == 10.0
     run.at(110.9)

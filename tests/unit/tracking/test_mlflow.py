@@ -15,7 +15,7 @@ import pytest
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunRecord, parse
-from hopsgpu.backends.spark.on_yarn import OnYarn
+from hopsgpu.backends.spark.yarn_application import YarnApplication
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.launcher import arguments as arguments_module
 from hopsgpu.launcher.arguments import arguments, held_arguments, launch_on
@@ -196,15 +196,15 @@ def test_a_directory_of_that_name_is_not_mlflow(
 
 
 @pytest.fixture
-def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnYarn]:
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., YarnApplication]:
     """Has launches find an application with these Spark properties."""
 
-    def ask(**options: str) -> OnYarn:
+    def ask(**options: str) -> YarnApplication:
         settings = {f"spark.hopsgpu.{name}": value for name, value in options.items()}
         rest: Any = None
         jvm: Any = SimpleNamespace(setting=settings.get)
-        application = OnYarn(rest, jvm, rest, rest)
-        application.added = tmp_path
+        application = YarnApplication(rest, jvm, rest, rest)
+        application.py_files_dir = tmp_path
         monkeypatch.setattr(arguments_module, "application_of", lambda spark: application)
         return application
 
@@ -213,7 +213,7 @@ def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnY
 
 @pytest.mark.parametrize("call", [hopsgpu.launch, hopsgpu.submit, hopsgpu.plan])
 def test_launches_are_refused_before_anything_is_asked_for(
-    call: Callable[..., Any], absent: None, asking: Callable[..., OnYarn]
+    call: Callable[..., Any], absent: None, asking: Callable[..., YarnApplication]
 ) -> None:
     asking(mlflow="http://mlflow:5000")
     with pytest.raises(ConfigError, match="MLflow, which is not installed"):
@@ -223,7 +223,7 @@ def test_launches_are_refused_before_anything_is_asked_for(
 
 
 def test_the_settings_are_those_of_each_launch(
-    present: None, asking: Callable[..., OnYarn], monkeypatch: pytest.MonkeyPatch
+    present: None, asking: Callable[..., YarnApplication], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking()
     plain = arguments(LaunchOptions(a_function))

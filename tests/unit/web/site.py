@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from hopsgpu.core.queue_policy import Line
+from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.access import Secrets, Server
 from hopsgpu.web.page_sources import Sources
@@ -23,7 +23,7 @@ HOST = "http://127.0.0.1:8420"
 NOTHING = ClusterGpus(0.0, "alice", (), 0, (), (), 0, None, "", ())
 
 
-Queues = tuple[Mapping[str, tuple[Line, int]], Sequence[str]]
+Queues = tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]
 
 
 def no_lines() -> Queues:

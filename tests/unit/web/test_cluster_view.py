@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hopsgpu.core.queue_policy import Bound, Line, Offer, Ticket, queue_tag
+from hopsgpu.core.queue_policy import Bound, Offer, QueueSnapshot, Ticket, queue_tag
 from hopsgpu.web.cluster_view import FREE, UNKNOWN, USED, cluster_view, line_view
 from hopsgpu.web.run_rows import RunRow
 from tests.unit.cli.test_gpus import FOUND
@@ -20,7 +20,7 @@ NAMES = [
 
 
 def row(run_id: str, application: str, state: str = "running", **given: str) -> RunRow:
-    return RunRow("me", run_id, state, goes_on=True, application=application, **given)  # type: ignore[arg-type]
+    return RunRow("me", run_id, state, is_running=True, application=application, **given)  # type: ignore[arg-type]
 
 
 def ticket(number: int, application: str, bound: Bound = Bound.CLUSTER, **given: object) -> Ticket:
@@ -72,7 +72,9 @@ def test_the_line_in_its_order_and_then_who_waits_without_a_ticket() -> None:
         row("fit-3", "local-1", "waiting", waiting_for="GPU leased", user="eve", gang="2 ranks"),
         row("fit-4", "local-2"),
     ]
-    view = line_view({"default": Line(((one, "ann"), (grows, "bob")), 2, None)}, FOUND, runs)
+    view = line_view(
+        {"default": QueueSnapshot(((one, "ann"), (grows, "bob")), 2, None)}, FOUND, runs
+    )
     first, second, third = view.waiting
     assert (first.place, first.user, first.since, first.passed) == (1, "ann", 1.0, 2)
     assert (first.why, first.queue, first.name) == ("queue root.a is full", "root.a", "nightly")
@@ -90,7 +92,9 @@ def test_the_line_in_its_order_and_then_who_waits_without_a_ticket() -> None:
 
 def test_without_yarn_the_line_says_what_tickets_say() -> None:
     view = line_view(
-        {"a": Line(((ticket(1, "application_7"), "ann"),), 1, "application_6 of bob")}, None, []
+        {"a": QueueSnapshot(((ticket(1, "application_7"), "ann"),), 1, "application_6 of bob")},
+        None,
+        [],
     )
     (only,) = view.waiting
     assert (only.why, only.name, only.queue) == ("the cluster has not enough free", "", "")
@@ -100,8 +104,8 @@ def test_without_yarn_the_line_says_what_tickets_say() -> None:
 def test_partitions_and_what_comes_back() -> None:
     offer = Offer("1" * 8, 2, 1, 2, queue_tag("root.a"), "application_1", "resnet")
     lines = {
-        "slow": Line((), 0, None, ((offer, "ann"),)),
-        "default": Line(((ticket(1, "application_7"), "bob"),), 0, None),
+        "slow": QueueSnapshot((), 0, None, ((offer, "ann"),)),
+        "default": QueueSnapshot(((ticket(1, "application_7"), "bob"),), 0, None),
     }
     view = line_view(lines, None, [])
     assert view.waiting[0].partition == "default"
@@ -110,7 +114,9 @@ def test_partitions_and_what_comes_back() -> None:
 
 def test_passes_beyond_those_that_count_are_not_told_apart() -> None:
     told = [
-        line_view({"": Line(((ticket(1, "a", passed=passed), "u"),), 0, None)}, None, ()).waiting[0]
+        line_view(
+            {"": QueueSnapshot(((ticket(1, "a", passed=passed), "u"),), 0, None)}, None, ()
+        ).waiting[0]
         for passed in (2, 3)
     ]
     assert [one.passes for one in told] == ["2 times", "3 times or more"]

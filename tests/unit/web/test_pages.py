@@ -16,7 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.core.queue_policy import Bound, Line, Ticket, queue_tag
+from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, queue_tag
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
 from tests.conftest import until
@@ -403,7 +403,7 @@ def test_the_line_shows_who_waits(root: Path) -> None:
         "application_1_0002",
     )
     tickets = ((first, "alice"), (second, EVIL))
-    line = Line(tickets, 3, f"application_1_0001 of {EVIL}")
+    line = QueueSnapshot(tickets, 3, f"application_1_0001 of {EVIL}")
     client = browser(sources_of(root, lambda: FOUND, lambda: ({"default": (line, 0)}, ["odd"])))
     text = page(client, "/line")
     told = words(text)

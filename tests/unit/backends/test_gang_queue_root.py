@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.backends.lines_place import lines_place
+from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.errors import ConfigError
 
 
 def test_the_place_is_named_or_on_the_default_file_system() -> None:
-    place, names = lines_place("hdfs://other/locks", "hdfs://host", "blue")
+    place, names = gang_queue_root("hdfs://other/locks", "hdfs://host", "blue")
     assert (place.url, names) == ("hdfs://other/locks", ("blue",))
-    place, names = lines_place(None, "hdfs://host", "blue")
+    place, names = gang_queue_root(None, "hdfs://host", "blue")
     assert (place.url, names) == ("hdfs://host/tmp", ("hopsgpu", "locks", "blue"))
 
 
@@ -20,4 +20,4 @@ def test_the_place_is_named_or_on_the_default_file_system() -> None:
 )
 def test_the_place_is_not_on_an_object_store(locks: str | None, files: str) -> None:
     with pytest.raises(ConfigError, match=r"queues of gangs must be on HDFS .*hopsgpu\.locks"):
-        lines_place(locks, files, "blue")
+        gang_queue_root(locks, files, "blue")

@@ -1,4 +1,4 @@
-"""The request for a lease: what to acquire, whom to notify, and how long it may take."""
+"""A request for executors: what to acquire, whom to notify, and how long it may take."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Protocol
 
 from hopsgpu.agent.warm_up import WarmUp
 from hopsgpu.core.gang import (
-    Container,
+    AcquisitionProgress,
     Exclusions,
+    GangExecutor,
     GangState,
-    Grants,
     Verdict,
     decide_acquire,
     exclusion_reason,
@@ -32,7 +32,7 @@ _SHOWN = 5
 
 
 class Watcher(Protocol):
-    """The receiver of a lease's events."""
+    """The receiver of the events of an acquisition."""
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
         """Report a state and the hosts granted so far; while waiting, often and with the reason."""
@@ -40,10 +40,10 @@ class Watcher(Protocol):
     def mark(self, point: str) -> None:
         """Report that the gang passes a point of the timeline now."""
 
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Report when executors arrived, in seconds since the epoch."""
 
-    def held_aside(self, hosts: Sequence[str]) -> None:
+    def on_parked(self, hosts: Sequence[str]) -> None:
         """Report the host of each executor that is held aside now, because it gets no rank."""
 
     def warn(self, text: str) -> None:
@@ -59,7 +59,7 @@ class Request:
         plan: the plan: how many executors, of which shape, where, and how long they may take.
         cancelled: event that cancels the gang.
         watcher: receiver of the events.
-        avoid: nodes and GPUs that get no rank.
+        exclusions: nodes and GPUs that get no rank.
         frameworks: top-level modules that executors import while they wait for the others.
         python_env: Python environment of the ranks, or None.
         imports: top-level modules that the executors' Python must have to unpickle the call.
@@ -70,7 +70,7 @@ class Request:
     plan: LaunchPlan
     cancelled: threading.Event
     watcher: Watcher
-    avoid: Exclusions = Exclusions()
+    exclusions: Exclusions = Exclusions()
     frameworks: tuple[str, ...] = ()
     python_env: PythonEnv | None = None
     imports: tuple[str, ...] = ()
@@ -96,13 +96,13 @@ class Request:
         spec = replace(self.plan.spec, acquire_timeout=seconds)
         return replace(self, plan=replace(self.plan, spec=spec))
 
-    def unwanted(self, container: Container) -> str | None:
+    def exclusion_reason(self, container: GangExecutor) -> str | None:
         """Return why a container gets no rank, or None if it may get one.
 
         A container that gets no rank is held aside until the gang is whole, because YARN would
         otherwise grant it again.
         """
-        return exclusion_reason(container, self.avoid, self.plan.spec.gpu_type)
+        return exclusion_reason(container, self.exclusions, self.plan.spec.gpu_type)
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
@@ -128,7 +128,7 @@ class AcquisitionClock:
         self._aside: set[str] = set()
         self._failed = ""
 
-    def held_aside(self, reason: str) -> None:
+    def note_parked(self, reason: str) -> None:
         """Record why an executor got no rank, for all later reports.
 
         The reports contain the reason even after the gang has given back a part of its executors.
@@ -153,7 +153,7 @@ class AcquisitionClock:
         self._why = why
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
-    def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
+    def check(self, grants: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen
         """Return what to do next.
 
         Raises:
@@ -164,11 +164,11 @@ class AcquisitionClock:
             raise Cancelled(f"{self._request.run_id} was cancelled while it waited for executors")
         return self.check_time(grants)
 
-    def wait_for_ever(self) -> None:
+    def remove_deadline(self) -> None:
         """Remove the time limit."""
         self._deadline = None
 
-    def check_time(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
+    def check_time(self, grants: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen
         """Return what to do next, as `check` does, but ignore cancellation.
 
         Raises:

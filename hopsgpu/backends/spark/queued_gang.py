@@ -9,21 +9,21 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator
 
-from hopsgpu.backends.lease_request import AcquisitionClock, Request, demand_of
+from hopsgpu.backends.gang_request import AcquisitionClock, Request, demand_of
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.core.gang import Exclusions, Grants
+from hopsgpu.core.gang import AcquisitionProgress, Exclusions
 from hopsgpu.core.queue_policy import (
-    LEASE_SECONDS,
     LOOK_SPREAD,
+    TICKET_TTL_SECONDS,
     Bound,
     Probes,
-    Turn,
+    TurnDecision,
     coming,
     look_seconds,
     queue_tag,
 )
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.yarn.gang_queue import QueuePlace, stand_in_line
+from hopsgpu.yarn.gang_queue import QueuePlace, queued
 from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
@@ -35,8 +35,8 @@ _LOOK_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
 
 
-class Queueing:
-    """One gang in the queue of gangs; use `queueing`, which leaves the queue on every path."""
+class QueuedGang:
+    """One gang in the queue of gangs; use `queued_gang`, which leaves the queue on every path."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Queueing:
             while not lock.acquire(timeout=_LOOK_SECONDS):
                 self.keep()
                 self._clock.tell((), "another gang of this application is acquiring its executors")
-                self._clock.check(Grants(connected=arrived))
+                self._clock.check(AcquisitionProgress(connected=arrived))
             waited = time.monotonic() - began
             log.info("%s: took the turn after %.1f s", self._request.run_id, waited)
             try:
@@ -177,7 +177,7 @@ class Queueing:
 
         Until the next look is due, it should not.
         """
-        self._clock.check(Grants(connected=arrived))
+        self._clock.check(AcquisitionProgress(connected=arrived))
         if time.monotonic() < self._next_look:
             return False
         self._look_after(_LOOK_SECONDS)
@@ -211,9 +211,9 @@ class Queueing:
     def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> GpuFacts:
         return waiting_facts(snapshot, self._demand, held, missing.queue, by_gpus=missing.by_gpus)
 
-    def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
+    def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> TurnDecision:
         """Return whether the turn was taken: in the queue on the lake, or without a queue."""
-        alone = Turn(missing.bound is Bound.NONE or probe)
+        alone = TurnDecision(missing.bound is Bound.NONE or probe)
         if self._place is None:
             return alone
         try:
@@ -225,7 +225,7 @@ class Queueing:
 
     def _look_at_line(
         self, place: QueuePlace, missing: Shortage, snapshot: Snapshot, probe: bool
-    ) -> Turn:
+    ) -> TurnDecision:
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         queue = queue_tag(missing.queue) if missing.queue else queues[0]
         if not place.is_filed:
@@ -266,18 +266,18 @@ class Queueing:
         try:
             action(self._place)
         except StoreError as error:
-            self._refused(error, Turn(False))
+            self._refused(error, TurnDecision(False))
         else:
             self._refused_since = None
 
-    def _refused(self, error: StoreError, alone: Turn) -> Turn:
+    def _refused(self, error: StoreError, alone: TurnDecision) -> TurnDecision:
         """Return what to do when the lake fails: wait for a while, then `alone`, without the queue.
 
-        After `LEASE_SECONDS` of failures the gang stays without the queue.
+        After `TICKET_TTL_SECONDS` of failures the gang stays without the queue.
         """
         self._refused_since = self._refused_since or time.monotonic()
-        if time.monotonic() - self._refused_since < LEASE_SECONDS:
-            return Turn(False, f"the queue of gangs cannot be read ({error})")
+        if time.monotonic() - self._refused_since < TICKET_TTL_SECONDS:
+            return TurnDecision(False, f"the queue of gangs cannot be read ({error})")
         self._place = None
         log.info("%s: continues without the queue of gangs: %s", self._request.run_id, error.kind)
         self._request.watcher.warn(_without_queue(error))
@@ -285,9 +285,9 @@ class Queueing:
 
 
 @contextlib.contextmanager
-def queueing(
+def queued_gang(
     application: Application, request: Request, clock: AcquisitionClock, *, grows: bool = False
-) -> Iterator[Queueing]:
+) -> Iterator[QueuedGang]:
     """Provide a gang's place in the queue of gangs; leave the queue on every path.
 
     Args:
@@ -307,10 +307,10 @@ def queueing(
                 gpus=request.plan.shape.gpus,
                 grows=grows,
             )
-            stack.enter_context(stand_in_line(place))
+            stack.enter_context(queued(place))
         except StoreError as error:
             request.watcher.warn(_without_queue(error))
-        yield Queueing(application, request, clock, place)
+        yield QueuedGang(application, request, clock, place)
 
 
 def _without_queue(error: StoreError) -> str:

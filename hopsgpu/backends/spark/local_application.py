@@ -9,12 +9,12 @@ from typing import TypeVar
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.backends.grant import Owner
-from hopsgpu.backends.lease_request import Request
-from hopsgpu.backends.local.containers import Containers, leased_containers
-from hopsgpu.backends.local.elastic import LocalElasticLease
-from hopsgpu.backends.local.lease import LocalLease
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
+from hopsgpu.backends.gang_allocation import GangAllocator
+from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.local.containers import Containers, local_allocator
+from hopsgpu.backends.local.elastic_allocator import LocalElasticAllocator
+from hopsgpu.backends.local.gang_allocator import LocalGangAllocator
 from hopsgpu.backends.local.machine import check_gpus, fit_on_machine, own_gpus, this_machine
 from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.jvm import Jvm
@@ -22,11 +22,11 @@ from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import CapacityError, DiscoveryError
 
-_Lease = TypeVar("_Lease", LocalLease, LocalElasticLease)
+_Lease = TypeVar("_Lease", LocalGangAllocator, LocalElasticAllocator)
 
 
-class OnLocal(SparkApplication):
-    """A `Site` whose gangs are processes of this machine."""
+class LocalApplication(SparkApplication):
+    """A `GangApplication` whose gangs are processes of this machine."""
 
     def fit(self, spec: GangSpec) -> LaunchPlan:
         spec, shape, warnings = fit_on_machine(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
@@ -41,20 +41,20 @@ class OnLocal(SparkApplication):
         addresses = [gpu for _, gpu in avoid.gpus]
         check_gpus(plan.shape.gpus, own_gpus(), plan.spec.gpu_type, addresses)
 
-    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+    def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
         # The container's introduction says it, and a separate question would not be quicker.
         return ()
 
-    def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        return self._leased(LocalLease, request)
+    def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
+        return self._leased(LocalGangAllocator, request)
 
-    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        return self._leased(LocalElasticLease, request)
+    def allocate_elastic(self, request: Request) -> AbstractContextManager[ElasticAllocator]:
+        return self._leased(LocalElasticAllocator, request)
 
     def _leased(
         self, kind: Callable[[Request, Containers], _Lease], request: Request
     ) -> AbstractContextManager[_Lease]:
-        return leased_containers(
+        return local_allocator(
             kind,
             request,
             user=None if self.jvm.is_kerberized() else self.user,
@@ -62,11 +62,11 @@ class OnLocal(SparkApplication):
             ports=self.ports,
         )
 
-    def goes_on(self, application_id: str) -> bool:
+    def is_running(self, application_id: str) -> bool:
         return False
 
 
-def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
+def local_application(context: SparkContext, jvm: Jvm) -> LocalApplication:
     """Return the site of an application with a local master; print how it differs from YARN.
 
     The line goes to stderr.
@@ -74,7 +74,7 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
     Raises:
         ConfigError: an option is invalid.
     """
-    application = OnLocal(context, jvm)
+    application = LocalApplication(context, jvm)
     application.check_options()
     print(
         f"hopsgpu: spark.master is {jvm.setting('spark.master')}, so gangs run on this machine"

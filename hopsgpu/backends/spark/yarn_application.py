@@ -9,16 +9,16 @@ from contextlib import AbstractContextManager
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.backends.grant import Owner
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
+from hopsgpu.backends.gang_allocation import GangAllocator
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.elastic import YarnElasticLease
+from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
 from hopsgpu.backends.spark.executor_probe import probe
-from hopsgpu.backends.spark.executors import leased_executors
+from hopsgpu.backends.spark.executors import yarn_allocator
 from hopsgpu.backends.spark.fit import check_again, fit_on_yarn
+from hopsgpu.backends.spark.gang_allocator import YarnGangAllocator
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.backends.spark.lease import GpuLease
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.backends.spark.yarn_driver import act_for_submitter
@@ -29,8 +29,8 @@ from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 
 
-class OnYarn(Application):
-    """A `Site` whose gangs run in containers of YARN, as executors of this application."""
+class YarnApplication(Application):
+    """A `GangApplication` whose gangs run as executors of this application on YARN."""
 
     def fit(self, spec: GangSpec) -> LaunchPlan:
         return fit_on_yarn(spec, self)
@@ -38,27 +38,27 @@ class OnYarn(Application):
     def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         check_again(plan, self, avoid)
 
-    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+    def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
         with self.probing:
             unknown = [name for name in modules if name not in self.has_module]
             if unknown and (lacks := probe(self, unknown)) is not None:
                 self.has_module |= {name: name not in lacks for name in unknown}
             return tuple(name for name in modules if not self.has_module.get(name, True))
 
-    def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        return leased_executors(GpuLease, self, request)
+    def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
+        return yarn_allocator(YarnGangAllocator, self, request)
 
     @contextlib.contextmanager
-    def elastic(self, request: Request) -> Iterator[ElasticLease]:
-        with leased_executors(YarnElasticLease, self, request) as lease:
-            lease.start()
-            yield lease
+    def allocate_elastic(self, request: Request) -> Iterator[ElasticAllocator]:
+        with yarn_allocator(YarnElasticAllocator, self, request) as allocator:
+            allocator.start()
+            yield allocator
 
-    def goes_on(self, application_id: str) -> bool:
+    def is_running(self, application_id: str) -> bool:
         return not self.manager.end_of(application_id)
 
 
-def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
+def yarn_application(context: SparkContext, jvm: Jvm) -> YarnApplication:
     """Return the site of an application on YARN; check the application's settings.
 
     Raises:
@@ -74,6 +74,6 @@ def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
         )
     manager = ResourceManager(web_addresses(jvm.hadoop))
     act_for_submitter(context)
-    application = OnYarn(context, jvm, manager, ship_package(context))
+    application = YarnApplication(context, jvm, manager, ship_package(context))
     application.check_options()
     return application

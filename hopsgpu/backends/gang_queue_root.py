@@ -10,7 +10,7 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 
 
-def lines_place(
+def gang_queue_root(
     locks: str | None, files: str | None, cluster: str
 ) -> tuple[LakePath, tuple[str, ...]]:
     """Return a directory that exists, and the names below it of the directory of all queues.

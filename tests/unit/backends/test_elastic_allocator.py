@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark import elastic, executors, wait_reasons
-from hopsgpu.backends.spark.elastic import YarnElasticLease
+from hopsgpu.backends.gang_request import AcquisitionClock, Request
+from hopsgpu.backends.spark import elastic_allocator, executors, wait_reasons
+from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
@@ -107,7 +107,7 @@ class Site:
     def target(self, profile: int) -> int:
         return len(self.jobs) + self.more
 
-    def hurry_step(self) -> None: ...
+    def run_allocation_step(self) -> None: ...
 
     def cancel(self, tag: str) -> None:
         self.cancelling(tag)
@@ -118,7 +118,7 @@ class Site:
         return PriorityContainers(tuple(there), 0, there)
 
     @contextlib.contextmanager
-    def queueing(
+    def queued_gang(
         self, application: Any, request: Request, clock: AcquisitionClock, *, grows: bool
     ) -> Iterator[Any]:
         self.asked.append((request.plan.spec.acquire_timeout, grows))
@@ -145,40 +145,40 @@ class Watcher:
     def state(self, *told: Any) -> None:
         return
 
-    def held_aside(self, hosts: Sequence[str]) -> None:
+    def on_parked(self, hosts: Sequence[str]) -> None:
         return
 
     def mark(self, point: str) -> None:
         return
 
 
-Made = Callable[..., tuple[Site, YarnElasticLease]]
+Made = Callable[..., tuple[Site, YarnElasticAllocator]]
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes a site with so many GPUs, and the lease of a search on it."""
     monkeypatch.setattr(executors, "GangJob", Job)
-    monkeypatch.setattr(elastic, "supervise_in_task", lambda driver, warm: None)
-    monkeypatch.setattr(elastic, "_JOBS_SECONDS", 0.02)
-    monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(elastic, "_KNOWN_SECONDS", 0.1)
-    monkeypatch.setattr(elastic, "_SURPLUS_SECONDS", 0.1)
-    monkeypatch.setattr(elastic, "UNREACHABLE_SECONDS", 0.3)
+    monkeypatch.setattr(elastic_allocator, "agent_task", lambda driver, warm: None)
+    monkeypatch.setattr(elastic_allocator, "_JOBS_SECONDS", 0.02)
+    monkeypatch.setattr(elastic_allocator, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(elastic_allocator, "_KNOWN_SECONDS", 0.1)
+    monkeypatch.setattr(elastic_allocator, "_SURPLUS_SECONDS", 0.1)
+    monkeypatch.setattr(elastic_allocator, "UNREACHABLE_SECONDS", 0.3)
     # Long enough to be seen, while others go first.
     monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 1.0)
     gone = SimpleNamespace(confirmed=True, problem=None)
-    monkeypatch.setattr(elastic, "release_executors", lambda *given, whole: gone)
+    monkeypatch.setattr(elastic_allocator, "release_executors", lambda *given, whole: gone)
     leases = []
 
-    def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticLease]:
+    def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticAllocator]:
         site: Any = Site(free)
-        monkeypatch.setattr(elastic, "queueing", site.queueing)
+        monkeypatch.setattr(elastic_allocator, "queued_gang", site.queued_gang)
         request = plans.request(Watcher(), 4, timeout)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
         resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None))
-        lease = YarnElasticLease(request, resources)
+        lease = YarnElasticAllocator(request, resources)
         lease.start()
         leases.append(lease)
         return site, lease
@@ -189,16 +189,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         assert all(ended.is_set() for ended in lease._threads_ended)
 
 
-def come(site: Site, lease: YarnElasticLease, job: Job) -> None:
+def come(site: Site, lease: YarnElasticAllocator, job: Job) -> None:
     """The job's executor is there, and can have trials."""
     name = f"c{site.jobs.index(job) + 1}"
     container: Any = SimpleNamespace(container_id=name, host="node1")
     assert lease._job_of(Message("hello", {"job": job.tag, "container": name})) is job
-    lease.here[len(lease.here)] = container
-    lease._arrived(container)
+    lease.ready_executors[len(lease.ready_executors)] = container
+    lease._record_arrival(container)
 
 
-def late(lease: YarnElasticLease) -> str:
+def late(lease: YarnElasticAllocator) -> str:
     """How the search ends since no executor has come; "" while it goes on."""
     try:
         lease.check()
@@ -211,7 +211,7 @@ def test_once_one_has_come_others_are_waited_for_behind_all_gangs_and_without_bo
     made: Made,
 ) -> None:
     site, lease = made(free=1, timeout=0.5)
-    lease.want(4, 1)
+    lease.set_wanted(4, 1)
     # YARN has granted one, and the next is asked for before that one has shown itself.
     assert until(lambda: len(site.asked) == 2, SECONDS)
     assert site.asked == [(0.5, False), (0.5, False)]
@@ -219,23 +219,23 @@ def test_once_one_has_come_others_are_waited_for_behind_all_gangs_and_without_bo
     assert until(lambda: len(site.asked) == 3, SECONDS)
     assert site.asked[2] == (None, True)
     assert not until(lambda: late(lease), 1.0)
-    assert "the cluster is full" in lease.waiting_for
+    assert "the cluster is full" in lease.wait_reason
 
 
 @pytest.mark.parametrize("free", [0, 4], ids=["none granted", "granted, and none starts"])
 def test_the_first_is_waited_for_no_longer_than_it_may(made: Made, free: int) -> None:
     site, lease = made(free=free, timeout=0.5)
-    lease.want(4, 4)
+    lease.set_wanted(4, 4)
     # The sampler has no more.
     assert until(lambda: len(site.jobs) == free, SECONDS)
-    lease.want(2, 1)
+    lease.set_wanted(2, 1)
     assert until(lambda: late(lease), SECONDS)
     assert "arrived within 0.5 s" in late(lease)
 
 
 def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made: Made) -> None:
     site, lease = made(free=4, timeout=None)
-    lease.want(4, 4)
+    lease.set_wanted(4, 4)
     assert until(lambda: len(site.jobs) == 4, SECONDS)
     come(site, lease, site.jobs[0])
     found = []
@@ -247,7 +247,7 @@ def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made
             found.append(lease._job_of(Message("hello", hello)))
 
     site.cancelling = arrive
-    lease.want(1, 1)
+    lease.set_wanted(1, 1)
     assert until(lambda: all(job.ended.is_set() for job in site.jobs[1:]), SECONDS)
     assert set(found) == {None}
     assert not site.jobs[0].ended.is_set()
@@ -255,7 +255,7 @@ def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made
 
 def test_who_has_been_put_aside_is_not_the_first(made: Made) -> None:
     site, lease = made(free=1, timeout=0.5)
-    lease.want(1, 1)
+    lease.set_wanted(1, 1)
     assert until(lambda: site.jobs, SECONDS)
     lease._job_of(Message("hello", {"job": site.jobs[0].tag, "container": "c1"}))
     assert until(lambda: late(lease), SECONDS)
@@ -266,28 +266,28 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
     made: Made, wanted: int
 ) -> None:
     site, lease = made(free=1, timeout=None)
-    lease.want(wanted, 1)
+    lease.set_wanted(wanted, 1)
     assert until(lambda: site.jobs, SECONDS)
     told = []
 
     def ended() -> bool:
         """The container ends, and YARN gives Spark another."""
         site.containers = {f"ended{len(told)}"}
-        told.append(lease.waiting_for)
+        told.append(lease.wait_reason)
         return site.jobs[0].ended.wait(0.1)
 
     assert until(ended, SECONDS)
-    assert until(lambda: "given back (time 1); asks again soon" in lease.waiting_for, SECONDS)
+    assert until(lambda: "given back (time 1); asks again soon" in lease.wait_reason, SECONDS)
     assert (
         "before that, 4 ended unexpectedly on node1, see the node's log of ended"
-        in lease.waiting_for
+        in lease.wait_reason
     )
     assert until(lambda: len(site.jobs) == 2, SECONDS), "asked for again"
     come(site, lease, site.jobs[1])
     assert (
-        not lease.waiting_for
+        not lease.wait_reason
         if wanted == 1
-        else until(lambda: "ended unexpectedly" not in lease.waiting_for, SECONDS)
+        else until(lambda: "ended unexpectedly" not in lease.wait_reason, SECONDS)
     )
 
 
@@ -296,26 +296,26 @@ def test_the_executor_of_an_agent_that_is_gone_is_replaced_though_spark_has_not_
     made: Made, reachable: bool
 ) -> None:
     site, lease = made(free=1, timeout=None)
-    lease.want(1, 1)
+    lease.set_wanted(1, 1)
     assert until(lambda: site.jobs, SECONDS)
     come(site, lease, site.jobs[0])
     lease._jobs[0] = site.jobs[0]
     if not reachable:
         site.running[site.jobs[0].tag] = ("7",)
     assert not until(lambda: len(site.jobs) == 2, 0.2)
-    lease.take(Event(0, None, "no heartbeat for 30 s"))
+    lease.handle_event(Event(0, None, "no heartbeat for 30 s"))
     assert until(lambda: len(site.jobs) == 2, SECONDS)
     assert site.jobs[0].ended.is_set(), "it has the only GPU"
-    assert not lease.here
+    assert not lease.ready_executors
     assert until(lambda: site.killed, 1.0) is not reachable
     assert site.killed == ([] if reachable else ["7"])
 
 
-def with_one_too_many(made: Made) -> tuple[Site, YarnElasticLease]:
+def with_one_too_many(made: Made) -> tuple[Site, YarnElasticAllocator]:
     """A search that wants one executor, to which YARN has granted two."""
     site, lease = made(free=2, timeout=None)
     site.registered, site.busy_ones = ["1", "2"], ["1"]
-    lease.want(1, 1)
+    lease.set_wanted(1, 1)
     assert until(lambda: site.jobs, SECONDS)
     return site, lease
 
@@ -339,7 +339,7 @@ def test_an_executor_that_may_be_needed_is_not_killed(
         site.more = 1
     elif why == "long ago":
         # Spark's idle timeout has ended it, or ends it soon.
-        monkeypatch.setattr(elastic, "_SURPLUS_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(elastic_allocator, "_SURPLUS_LOOK_SECONDS", 0.0)
     else:
         site.busy_ones = []
     come(site, lease, site.jobs[0])
@@ -351,8 +351,8 @@ def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.Monke
         raise OverflowError("too large")
 
     _, lease = made(free=1, timeout=None)
-    monkeypatch.setattr(elastic, "queueing", fail)
-    lease.want(1, 1)
+    monkeypatch.setattr(elastic_allocator, "queued_gang", fail)
+    lease.set_wanted(1, 1)
 
     def problem() -> str:
         try:

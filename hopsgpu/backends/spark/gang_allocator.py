@@ -1,4 +1,4 @@
-"""The lease of a gang on YARN: all of its executors and their GPUs, or none.
+"""The allocation of a gang on YARN: all of its executors and their GPUs, or none.
 
 docs/how-it-works.md explains the order of the steps. Only this module changes the flag of dynamic
 allocation (by `Jvm.barriers_allowed`), and only to submit a barrier job.
@@ -16,13 +16,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from py4j.protocol import Py4JError
 
 from hopsgpu.backends.agent_registration import is_hello, register_container
-from hopsgpu.backends.grant import Lease, Owner
-from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.allocator import EVENT_SECONDS, PlaceholderJob, hosts_of
-from hopsgpu.backends.spark.barrier_job import GangJob, hold_in_task, supervise_in_task
+from hopsgpu.backends.gang_allocation import GangAllocation, GangAllocator
+from hopsgpu.backends.gang_request import AcquisitionClock, Request
+from hopsgpu.backends.spark.barrier_job import GangJob, agent_task, placeholder_task
 from hopsgpu.backends.spark.executors import Executors
-from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm import FLIP_SECONDS, wait_until
+from hopsgpu.backends.spark.placeholder_acquisition import (
+    EVENT_SECONDS,
+    PlaceholderAcquisition,
+    hosts_of,
+)
+from hopsgpu.backends.spark.queued_gang import QueuedGang, queued_gang
 from hopsgpu.backends.spark.release import (
     RELEASE_SECONDS,
     Release,
@@ -31,7 +35,7 @@ from hopsgpu.backends.spark.release import (
     report,
 )
 from hopsgpu.backends.spark.token_renewal import read_tokens
-from hopsgpu.core.gang import Container, GangState, backoff_seconds
+from hopsgpu.core.gang import GangExecutor, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.units import count_of
 
@@ -45,8 +49,8 @@ _HANDOVERS = 5
 _STUCK_SECONDS = 5.0
 
 
-class GpuLease(Owner):
-    """The owner of a gang's executors on YARN; `leased_executors` provides it.
+class YarnGangAllocator(GangAllocator):
+    """The owner of a gang's executors on YARN; `yarn_allocator` provides it.
 
     It acquires executors, hands them over from placeholders to agents, and releases them.
     """
@@ -59,35 +63,35 @@ class GpuLease(Owner):
         # Number of executors that YARN had granted when the last turn ended without the gang.
         self._part = 0
 
-    def acquire(self, request: Request) -> Lease:
+    def acquire(self, request: Request) -> GangAllocation:
         self.request = request
         # Before the agents are disconnected.
-        aside, self._lease = self._aside(), None
+        aside, self._allocation = self._count_parked(), None
         self.end_jobs()
         began = time.monotonic()
         clock = AcquisitionClock(request)
         given_back = 0
-        with queueing(self._application, request, clock) as place:
+        with queued_gang(self._application, request, clock) as place:
             while True:
                 with place.turn(max(len(self._executors.registered()) - aside, 0)):
-                    lease = self._try(place, clock)
-                    if lease is not None:
-                        self._lease = lease
+                    allocation = self._try(place, clock)
+                    if allocation is not None:
+                        self._allocation = allocation
                         log.info(
                             "gang granted: %s on %s after %.1f s",
-                            count_of(len(lease.containers), "executor"),
-                            ", ".join(sorted({c.host for c in lease.containers})),
+                            count_of(len(allocation.containers), "executor"),
+                            ", ".join(sorted({c.host for c in allocation.containers})),
                             time.monotonic() - began,
                         )
-                        return lease
-                    self._let_go()
-                    request.watcher.arrived(())
-                    request.watcher.held_aside(())
+                        return allocation
+                    self._release_all()
+                    request.watcher.on_executors_arrived(())
+                    request.watcher.on_parked(())
                 given_back += 1
                 self._back_off(given_back, clock)
 
-    def _let_go(self) -> Release:
-        whole = self._lease is not None
+    def _release_all(self) -> Release:
+        whole = self._allocation is not None
         return release_executors(self._executors, self._jobs, whole=whole)
 
     def _back_off(self, given_back: int, clock: AcquisitionClock) -> None:
@@ -107,22 +111,24 @@ class GpuLease(Owner):
             clock.check()
             self.request.cancelled.wait(EVENT_SECONDS)
 
-    def _aside(self) -> int:
-        """Return the number of executors of the last lease that are there and get no rank."""
-        if self._lease is None:
+    def _count_parked(self) -> int:
+        """Return the number of executors of the last allocation that are there and get no rank."""
+        if self._allocation is None:
             return 0
-        lost = self._lease.lost
-        there = (container for container in self._lease.containers if container.key not in lost)
-        return sum(self.request.unwanted(container) is not None for container in there)
+        lost = self._allocation.lost_keys
+        there = (
+            container for container in self._allocation.containers if container.key not in lost
+        )
+        return sum(self.request.exclusion_reason(container) is not None for container in there)
 
-    def _try(self, place: Queueing, clock: AcquisitionClock) -> Lease | None:
+    def _try(self, place: QueuedGang, clock: AcquisitionClock) -> GangAllocation | None:
         """Request, await and hand over executors in one turn; return None without the whole gang.
 
         The turn ends so if YARN granted only a part, or if others have taken the turn.
         """
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
-            placeholders = PlaceholderJob(
+            placeholders = PlaceholderAcquisition(
                 self.request,
                 self._executors,
                 lambda tasks: self._start("placeholders", tasks, place.hosts(tasks)),
@@ -136,10 +142,10 @@ class GpuLease(Owner):
                 return None
             watcher.mark("granted")
             watcher.state(GangState.GRANTED, hosts_of(holders))
-            lease = self._hand_over(holders, placeholders.jobs, placeholders.parked)
-            if lease is not None:
-                watcher.state(GangState.READY, [c.host for c in lease.containers])
-                return lease
+            allocation = self._hand_over(holders, placeholders.jobs, placeholders.parked)
+            if allocation is not None:
+                watcher.state(GangState.READY, [c.host for c in allocation.containers])
+                return allocation
             log.info(
                 "%s: was granted but did not start, and is requested again", self.request.run_id
             )
@@ -184,7 +190,7 @@ class GpuLease(Owner):
             role,
             tasks,
             hosts,
-            lambda driver: (supervise_in_task if barrier else hold_in_task)(driver, warm),
+            lambda driver: (agent_task if barrier else placeholder_task)(driver, warm),
             barrier=barrier,
         )
         self._jobs.append(job)
@@ -196,10 +202,10 @@ class GpuLease(Owner):
 
     def _hand_over(
         self,
-        holders: Mapping[int, Container],
+        holders: Mapping[int, GangExecutor],
         holder_jobs: Sequence[GangJob],
-        parked: Mapping[int, Container],
-    ) -> Lease | None:
+        parked: Mapping[int, GangExecutor],
+    ) -> GangAllocation | None:
         """Replace the placeholders by the agents; return None if the agents are not all there.
 
         The parked placeholders keep their executors until the agents are there.
@@ -229,7 +235,7 @@ class GpuLease(Owner):
             agents = self._agents(job, holders)
             count = "none" if agents is None else len(agents)
             log.debug("%s: agents: %s", self.request.run_id, count)
-            if agents is None or any(map(self.request.unwanted, agents.values())):
+            if agents is None or any(map(self.request.exclusion_reason, agents.values())):
                 # The parked placeholders end too: the next try parks such executors again.
                 self._executors.server.end_all()
                 for ending in (job, *holder_jobs):
@@ -237,10 +243,14 @@ class GpuLease(Owner):
                     wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
                 return None
         self._give_back(parked, holder_jobs)
-        why_lost = self._application.why_lost
-        let_go = functools.partial(self._release_part, job)
-        tokens = functools.partial(read_tokens, jvm)
-        return Lease(self._executors.server, tuple(agents.values()), job, why_lost, let_go, tokens)
+        return GangAllocation(
+            self._executors.server,
+            tuple(agents.values()),
+            job,
+            explain_loss=self._application.explain_loss,
+            release_part=functools.partial(self._release_part, job),
+            read_tokens=functools.partial(read_tokens, jvm),
+        )
 
     @contextlib.contextmanager
     def _submit_agents(self) -> Iterator[GangJob]:
@@ -273,23 +283,25 @@ class GpuLease(Owner):
             yield job
 
     def _release_part(self, job: GangJob, keys: Collection[int]) -> bool:
-        """Implement `Lease.let_go`."""
-        lease = self._lease
-        assert lease is not None, "only a whole gang releases executors"
+        """Implement `GangAllocation.release_part`."""
+        allocation = self._allocation
+        assert allocation is not None, "only a whole gang releases executors"
         log.info("%s released early: they have nothing to publish", count_of(len(keys), "executor"))
-        leaving = [container for container in lease.containers if container.key in keys]
+        leaving = [container for container in allocation.containers if container.key in keys]
         release = release_part(
             self._executors,
             job,
             leaving,
-            len(lease.containers) - len(leaving),
+            len(allocation.containers) - len(leaving),
             self.request.cancelled,
         )
         if release.problem is not None:
             self.request.watcher.warn(release.problem)
         return release.confirmed
 
-    def _give_back(self, parked: Mapping[int, Container], holder_jobs: Sequence[GangJob]) -> None:
+    def _give_back(
+        self, parked: Mapping[int, GangExecutor], holder_jobs: Sequence[GangJob]
+    ) -> None:
         """Release the executors that were held aside, once the gang is whole."""
         if not parked:
             return
@@ -299,16 +311,16 @@ class GpuLease(Owner):
             lambda: all(j.ended.is_set() for j in holder_jobs), cancelled, RELEASE_SECONDS
         ):
             self._executors.kill_idle(self._executors.busy())
-        self.request.watcher.held_aside(())
+        self.request.watcher.on_parked(())
 
-    def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, Container] | None:
+    def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, GangExecutor] | None:
         """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.
 
         Args:
             job: the barrier job.
             holders: keys of placeholders, whose last events may still arrive.
         """
-        agents: dict[int, Container] = {}
+        agents: dict[int, GangExecutor] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
         while len(agents) < self.request.plan.executors:
             if self.request.cancelled.is_set():
@@ -327,4 +339,4 @@ class GpuLease(Owner):
     def release(self) -> bool:
         """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
         self.request.watcher.state(GangState.RELEASING, ())
-        return report(self._let_go(), self.request.watcher)
+        return report(self._release_all(), self.request.watcher)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import AcquisitionClock
+from hopsgpu.backends.gang_request import AcquisitionClock
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
-from hopsgpu.backends.spark.gang_turn import Queueing
+from hopsgpu.backends.spark.queued_gang import QueuedGang
 from hopsgpu.yarn.resources import Amount
 from tests.unit import plans
 from tests.unit.yarn.test_capacity import node, snap
@@ -46,5 +46,5 @@ def test_nodes_on_which_executors_end_are_asked_for_last(
         failing=ended, labelled=False, snapshot=lambda seconds: snapshot
     )
     request = plans.request(Watcher(), plan=plans.plan(wanted, placement=placement))
-    place = Queueing(application, request, AcquisitionClock(request), None)
+    place = QueuedGang(application, request, AcquisitionClock(request), None)
     assert place.hosts(wanted) == hosts

@@ -11,12 +11,12 @@ from typing import Protocol
 from py4j.protocol import Py4JError
 
 from hopsgpu.backends.agent_registration import is_hello, register_container
-from hopsgpu.backends.lease_request import AcquisitionClock, Request
+from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.settings import refuse_other_python
 from hopsgpu.backends.spark.wait_reasons import EndedContainers
-from hopsgpu.core.gang import Container, Grants, Verdict, shared_hosts
+from hopsgpu.core.gang import AcquisitionProgress, GangExecutor, Verdict, shared_hosts
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
@@ -41,12 +41,12 @@ class GrantTurn(Protocol):
         """Return who holds the other GPUs, given the number of executors that YARN has granted."""
 
 
-class PlaceholderJob:
+class PlaceholderAcquisition:
     """The wait until each executor of a gang has a connected placeholder.
 
     Args:
         request: the request.
-        executors: the executors of its lease.
+        executors: the executors of its allocator.
         start: starts a job of so many placeholders.
         clock: time limit of the acquisition.
         turn: the turn in which the gang asks YARN.
@@ -81,21 +81,21 @@ class PlaceholderJob:
         )
         self.jobs = [start(max(request.plan.executors, there))]
         self.most = there
-        self.parked: dict[int, Container] = {}
+        self.parked: dict[int, GangExecutor] = {}
         self._clock = clock
         self._turn = turn
-        self._holders: dict[int, Container] = {}
+        self._holders: dict[int, GangExecutor] = {}
         self._arrivals: dict[int, float] = {}
         self._failing = executors.application.failing
         self._ended = EndedContainers(self._failing)
-        self._grants = Grants(since=time.monotonic())
+        self._grants = AcquisitionProgress(since=time.monotonic())
         self._asked = float("-inf")
         # Spark's IDs of the executors that no task needs, which were killed.
         self._killed: set[str] = set()
         # Returns why the gang waits: from YARN's last answer, and from the executors here now.
         self._why: Callable[[], str] = lambda: _ASKING
 
-    def run(self) -> dict[int, Container] | None:
+    def run(self) -> dict[int, GangExecutor] | None:
         """Return the containers by peer number, or None if the turn ends without the whole gang.
 
         The turn ends so if YARN granted only a part, or if others have taken the turn.
@@ -122,7 +122,7 @@ class PlaceholderJob:
                 log.info(
                     "%s: gives its part back: %d of %d granted, %d arrived, %d ended, %d aside",
                     self._request.run_id,
-                    self._grants.allotted,
+                    self._grants.granted,
                     self._request.plan.executors,
                     self._grants.connected,
                     self._grants.lost,
@@ -163,11 +163,11 @@ class PlaceholderJob:
         elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
             self._welcome(register_container(event, event.message, self._request))
-        self._request.watcher.arrived(tuple(self._arrivals.values()))
-        self._request.watcher.held_aside(hosts_of(self.parked))
+        self._request.watcher.on_executors_arrived(tuple(self._arrivals.values()))
+        self._request.watcher.on_parked(hosts_of(self.parked))
 
-    def _welcome(self, container: Container) -> None:
-        reason = self._request.unwanted(container)
+    def _welcome(self, container: GangExecutor) -> None:
+        reason = self._request.exclusion_reason(container)
         if reason is None:
             self._holders[container.key] = container
             self._failing.arrived(container.host)
@@ -180,7 +180,7 @@ class PlaceholderJob:
             )
             return
         log.info("executor held aside: %s: %s", container.container_id, reason)
-        self._clock.held_aside(reason)
+        self._clock.note_parked(reason)
         self.parked[container.key] = container
         # Besides the parked ones, as many placeholders must be left as the gang wants.
         if len(self.parked) > self._tasks() - self._request.plan.executors:
@@ -240,14 +240,14 @@ class PlaceholderJob:
             self._why = lambda: problem
             return
         self._ended.look(held.hosts, self._tasks())
-        allotted = len(held.containers) - len(self.parked)
-        grown = allotted > self._grants.allotted
-        if allotted != self._grants.allotted:
-            log.debug("YARN has granted %d of %d", allotted, self._request.plan.executors)
-        self.most = max(self.most, allotted)
+        granted = len(held.containers) - len(self.parked)
+        grown = granted > self._grants.granted
+        if granted != self._grants.granted:
+            log.debug("YARN has granted %d of %d", granted, self._request.plan.executors)
+        self.most = max(self.most, granted)
         since = time.monotonic() if grown else self._grants.since
-        self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
-        if allotted >= self._request.plan.executors:
+        self._grants = replace(self._grants, granted=granted, since=since, lost=self._ended.count)
+        if granted >= self._request.plan.executors:
             self._turn.granted()
             # It no longer matters who holds other GPUs.
             self._why = lambda: self._missing(held)
@@ -259,14 +259,14 @@ class PlaceholderJob:
         """Return where the executors that have not arrived are, in words."""
         connected = len(self._holders)
         parts = []
-        allotted = len(held.containers) - len(self.parked)
+        granted = len(held.containers) - len(self.parked)
         # YARN counts a granted request as pending until Spark's next heartbeat.
-        if (pending := min(held.pending, self._request.plan.executors - allotted)) > 0:
+        if (pending := min(held.pending, self._request.plan.executors - granted)) > 0:
             parts.append(f"YARN has not granted {pending}")
-        if (starting := allotted - connected) > 0:
+        if (starting := granted - connected) > 0:
             parts.append(f"{starting} granted and starting")
         if self.parked:
-            why = {self._request.unwanted(c) for c in self.parked.values()}
+            why = {self._request.exclusion_reason(c) for c in self.parked.values()}
             parts.append(f"{len(self.parked)} held aside ({', '.join(sorted(filter(None, why)))})")
         return self._ended.beside(*parts) or _ASKING
 
@@ -285,6 +285,6 @@ class PlaceholderJob:
         return bool(shared)
 
 
-def hosts_of(containers: Mapping[int, Container]) -> list[str]:
+def hosts_of(containers: Mapping[int, GangExecutor]) -> list[str]:
     """Return the host of each container."""
     return [container.host for container in containers.values()]

@@ -1,4 +1,4 @@
-"""The lease of a gang on this machine: one container, a process with its GPUs and its agent."""
+"""Acquisition of a gang on this machine: one process with the gang's GPUs and an agent."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import logging
 import time
 
 from hopsgpu.backends.agent_registration import is_hello, register_container
-from hopsgpu.backends.grant import Lease, Owner, keep_all
-from hopsgpu.backends.lease_request import AcquisitionClock, Request
+from hopsgpu.backends.gang_allocation import GangAllocation, GangAllocator, keep_all
+from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.local.containers import EVENT_SECONDS, Containers
-from hopsgpu.core.gang import Container, GangState
+from hopsgpu.core.gang import GangExecutor, GangState
 from hopsgpu.errors import HopsGpuError
 
 log = logging.getLogger(__name__)
 
 
-class LocalLease(Owner):
-    """The owner of a gang's container on this machine; `leased_containers` provides it."""
+class LocalGangAllocator(GangAllocator):
+    """The owner of a gang's container on this machine; `local_allocator` provides it."""
 
     def __init__(self, request: Request, containers: Containers) -> None:
         super().__init__(request)
         self._containers = containers
 
-    def acquire(self, request: Request) -> Lease:
+    def acquire(self, request: Request) -> GangAllocation:
         self.request = request
         self.end_jobs()
         clock = AcquisitionClock(request)
@@ -36,21 +36,21 @@ class LocalLease(Owner):
             time.monotonic() - began,
         )
         watcher, hosts = request.watcher, [container.host]
-        watcher.arrived([time.time()])
+        watcher.on_executors_arrived([time.time()])
         watcher.mark("granted")
         watcher.state(GangState.GRANTED, hosts)
         watcher.state(GangState.READY, hosts)
-        self._lease = Lease(
+        self._allocation = GangAllocation(
             self._containers.server,
             (container,),
             job,
-            why_lost=lambda reason, host: reason,
-            let_go=keep_all,
-            tokens=bytes,
+            explain_loss=lambda reason, host: reason,
+            release_part=keep_all,
+            read_tokens=bytes,
         )
-        return self._lease
+        return self._allocation
 
-    def _greeted(self, job: ContainerJob, clock: AcquisitionClock) -> Container:
+    def _greeted(self, job: ContainerJob, clock: AcquisitionClock) -> GangExecutor:
         """Wait until the container introduces itself, and return it.
 
         Raises:
@@ -71,7 +71,7 @@ class LocalLease(Owner):
     def end_jobs(self) -> None:
         """End the container and its ranks, whatever its state."""
         self._containers.end_all(self.request.watcher)
-        self._lease = None
+        self._allocation = None
 
     def release(self) -> None:
         """End the container and its ranks; the GPUs are free on return."""

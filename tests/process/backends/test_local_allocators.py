@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import Request
-from hopsgpu.backends.local.containers import leased_containers
-from hopsgpu.backends.local.elastic import LocalElasticLease
-from hopsgpu.backends.local.lease import LocalLease
+from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.local.containers import local_allocator
+from hopsgpu.backends.local.elastic_allocator import LocalElasticAllocator
+from hopsgpu.backends.local.gang_allocator import LocalGangAllocator
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.spec import ExecutorShape
 from tests.conftest import until
@@ -33,10 +33,10 @@ class Watcher:
     def mark(self, point: str) -> None:
         self.points.append(point)
 
-    def held_aside(self, hosts: Sequence[str]) -> None:
+    def on_parked(self, hosts: Sequence[str]) -> None:
         return
 
-    def arrived(self, times: Sequence[float]) -> None:
+    def on_executors_arrived(self, times: Sequence[float]) -> None:
         return
 
     def warn(self, text: str) -> None:
@@ -56,35 +56,37 @@ def request_(watcher: Watcher) -> Request:
 
 
 @pytest.fixture
-def search(request_: Request) -> Iterator[LocalElasticLease]:
-    with leased_containers(
-        LocalElasticLease, request_, user=None, heartbeat=30.0, ports=None
+def search(request_: Request) -> Iterator[LocalElasticAllocator]:
+    with local_allocator(
+        LocalElasticAllocator, request_, user=None, heartbeat=30.0, ports=None
     ) as lease:
         yield lease
 
 
-def handle(lease: LocalElasticLease) -> None:
+def handle(lease: LocalElasticAllocator) -> None:
     """Handle the next of the agents' messages, if there is one."""
     lease.check()
     if (event := lease.server.next_event(0.1)) is not None:
-        lease.take(event)
+        lease.handle_event(event)
 
 
-def arrive(lease: LocalElasticLease, executors: int) -> None:
+def arrive(lease: LocalElasticAllocator, executors: int) -> None:
     """Handle the agents' messages until so many executors are here."""
 
     def are_here() -> bool:
         handle(lease)
-        return len(lease.here) == executors
+        return len(lease.ready_executors) == executors
 
-    assert until(are_here, SECONDS), lease.waiting_for
+    assert until(are_here, SECONDS), lease.wait_reason
 
 
 def test_a_gang_acquires_its_container_anew_and_leaves_no_process(
     request_: Request, watcher: Watcher
 ) -> None:
     jobs: list[Any] = []
-    with leased_containers(LocalLease, request_, user=None, heartbeat=30.0, ports=None) as owner:
+    with local_allocator(
+        LocalGangAllocator, request_, user=None, heartbeat=30.0, ports=None
+    ) as owner:
         jobs.append(owner.acquire(request_).job)
         assert owner.is_whole
         jobs.append(owner.acquire(request_).job)
@@ -94,60 +96,60 @@ def test_a_gang_acquires_its_container_anew_and_leaves_no_process(
     assert watcher.points == ["granted", "granted", "released"] and not watcher.warnings
 
 
-def test_a_search_starts_and_ends_single_executors(search: LocalElasticLease) -> None:
-    search.want(2, 2)
-    assert "its process is starting" in search.waiting_for
+def test_a_search_starts_and_ends_single_executors(search: LocalElasticAllocator) -> None:
+    search.set_wanted(2, 2)
+    assert "its process is starting" in search.wait_reason
     arrive(search, 2)
-    assert search.held == 2 and not search.waiting_for
-    search.let_go([next(iter(search.here))])
-    search.want(1, 1)
-    assert until(lambda: search.held == 1, SECONDS)
-    assert len(search.here) == 1
+    assert search.held_count == 2 and not search.wait_reason
+    search.release_executors([next(iter(search.ready_executors))])
+    search.set_wanted(1, 1)
+    assert until(lambda: search.held_count == 1, SECONDS)
+    assert len(search.ready_executors) == 1
 
 
 def test_executors_that_are_no_longer_needed_when_they_arrive_end(
-    search: LocalElasticLease,
+    search: LocalElasticAllocator,
 ) -> None:
-    search.want(2, 2)
-    search.want(0, 1)
-    assert search.held == 2, "their processes still have to end"
+    search.set_wanted(2, 2)
+    search.set_wanted(0, 1)
+    assert search.held_count == 2, "their processes still have to end"
 
     def are_gone() -> bool:
         handle(search)
-        assert not search.here
-        return not search.held
+        assert not search.ready_executors
+        return not search.held_count
 
     assert until(are_gone, SECONDS)
 
 
 def test_an_executor_that_is_no_longer_excluded_makes_room_for_another(
-    search: LocalElasticLease,
+    search: LocalElasticAllocator,
 ) -> None:
-    search.want(1, 1)
+    search.set_wanted(1, 1)
     arrive(search, 1)
-    (container,) = search.here.values()
-    assert search.avoid(Exclusions(hosts=frozenset({container.host}))) == [container.key]
-    assert (search.aside, len(search.here)) == (1, 0)
-    assert search.avoid(Exclusions()) == []
-    assert search.aside == 0
-    search.want(1, 1)
+    (container,) = search.ready_executors.values()
+    assert search.exclude(Exclusions(hosts=frozenset({container.host}))) == [container.key]
+    assert (search.parked_count, len(search.ready_executors)) == (1, 0)
+    assert search.exclude(Exclusions()) == []
+    assert search.parked_count == 0
+    search.set_wanted(1, 1)
     arrive(search, 1)
-    (another,) = search.here.values()
+    (another,) = search.ready_executors.values()
     assert another.key != container.key
-    assert until(lambda: search.held == 1, SECONDS), "the first has ended"
+    assert until(lambda: search.held_count == 1, SECONDS), "the first has ended"
 
 
 def test_an_executor_that_is_held_aside_does_not_delay_the_release(
     request_: Request, watcher: Watcher
 ) -> None:
-    with leased_containers(
-        LocalElasticLease, request_, user=None, heartbeat=30.0, ports=None
+    with local_allocator(
+        LocalElasticAllocator, request_, user=None, heartbeat=30.0, ports=None
     ) as lease:
-        lease.want(1, 1)
+        lease.set_wanted(1, 1)
         arrive(lease, 1)
-        (container,) = lease.here.values()
-        assert lease.avoid(Exclusions(hosts=frozenset({container.host}))) == [container.key]
-        assert (lease.aside, lease.held) == (1, 1)
+        (container,) = lease.ready_executors.values()
+        assert lease.exclude(Exclusions(hosts=frozenset({container.host}))) == [container.key]
+        assert (lease.parked_count, lease.held_count) == (1, 1)
         began = time.monotonic()
     assert time.monotonic() - began < 20
     assert watcher.points == ["released"]

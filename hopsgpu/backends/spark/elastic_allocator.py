@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from py4j.protocol import Py4JError
 
-from hopsgpu.backends.lease_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless, supervise_in_task
-from hopsgpu.backends.spark.elastic_jobs import JobsLease
+from hopsgpu.backends.gang_request import AcquisitionClock, Request
+from hopsgpu.backends.spark.barrier_job import GangJob, agent_task, refuse_hopeless
+from hopsgpu.backends.spark.elastic_jobs import ElasticJobAllocator
 from hopsgpu.backends.spark.executors import Executors
-from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.backends.spark.queued_gang import QueuedGang, queued_gang
 from hopsgpu.backends.spark.release import (
     UNREACHABLE_SECONDS,
     heartbeat_seconds,
@@ -55,8 +55,8 @@ _SURPLUS_LOOK_SECONDS = 60.0
 _MOST_FAILED = 3
 
 
-class YarnElasticLease(JobsLease):
-    """The lease on YARN of a search or an elastic gang; `leased_executors` provides it.
+class YarnElasticAllocator(ElasticJobAllocator):
+    """The allocator on YARN of a search or an elastic gang; `yarn_allocator` provides it.
 
     It has three threads: one requests executors, in the queue of gangs; one confirms that released
     executors are gone, and kills those that no job needs; one keeps the offer to gangs that wait.
@@ -78,7 +78,7 @@ class YarnElasticLease(JobsLease):
         self._cancelled_at: dict[GangJob, float] = {}
         # Since when executors have had no task, while all jobs had theirs; by Spark's IDs.
         self._idle_since: dict[str, float] = {}
-        self._offered = self._giving = self._asked_back = 0
+        self._offered = self._giving = self._reclaimed_count = 0
         self._offers = threading.Event()
         # Held while a job is started, and while idle executors are killed: an executor that is
         # found idle must not have a new job's task when it is killed.
@@ -92,10 +92,10 @@ class YarnElasticLease(JobsLease):
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_run, body, ended)
             )
 
-    def _why_lost(self, reason: str, host: str) -> str:
-        return self._application.why_lost(reason, host)
+    def _explain_loss(self, reason: str, host: str) -> str:
+        return self._application.explain_loss(reason, host)
 
-    def _tokens(self) -> bytes:
+    def _read_tokens(self) -> bytes:
         return read_tokens(self._application.jvm) if self._is_kerberized else b""
 
     def _grow(self) -> None:
@@ -105,13 +105,13 @@ class YarnElasticLease(JobsLease):
                 while self._is_missing():
                     self._ask()
         except HopsGpuError as error:
-            self._fail(error)
+            self._record_problem(error)
         except Exception as error:  # noqa: BLE001 - the owner must know that requests have ended
             why = f"executors could not be requested from Spark: {type(error).__name__}: {error}"
-            self._fail(HopsGpuError(why))
+            self._record_problem(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
-        """Wait until executors are missing; return False once the lease is closed.
+        """Wait until executors are missing; return False once the allocator is closed.
 
         Raises:
             HopsGpuError: the executors' jobs fail repeatedly, or no executor arrives in time.
@@ -177,7 +177,7 @@ class YarnElasticLease(JobsLease):
             return missing, where
 
     @property
-    def coming(self) -> int:
+    def starting_count(self) -> int:
         with self._changed:
             missing = self._not_granted
             return 0 if missing is None else max(len(self._waiting()) - missing, 0)
@@ -255,7 +255,7 @@ class YarnElasticLease(JobsLease):
             if self._closed or missing <= 0:
                 return
             at_once = max(min(self._at_once, missing), 1)
-            self._asks_first = len(self.here) < self._least
+            self._asks_first = len(self.ready_executors) < self._least
             self._leave = threading.Event()
             asked = self.request.of_executors(at_once)
             # The time limit holds only as long as the owner cannot work.
@@ -267,12 +267,12 @@ class YarnElasticLease(JobsLease):
         # Cancelled here means that it need not stay in the queue of gangs any longer.
         with (
             contextlib.suppress(Cancelled),
-            queueing(self._application, request, clock, grows=grows) as place,
+            queued_gang(self._application, request, clock, grows=grows) as place,
             place.turn(0),
         ):
             self._in_turn(place, clock, place.room(at_once, missing))
 
-    def _in_turn(self, place: Queueing, clock: AcquisitionClock, count: int) -> None:
+    def _in_turn(self, place: QueuedGang, clock: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
@@ -311,14 +311,14 @@ class YarnElasticLease(JobsLease):
             log.info("%s: withdraws requests for %d executors", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
-    def _start(self, place: Queueing) -> GangJob:
+    def _start(self, place: QueuedGang) -> GangJob:
         taken: Collection[str] = ()
         if self.request.plan.spec.placement == "spread":
-            taken = {container.host for container in list(self.here.values())}
+            taken = {container.host for container in list(self.ready_executors.values())}
         hosts = place.hosts(1, taken)
         warm = self.request.warm_up
         job = self._executors.new_job(
-            self.request, "agents", 1, hosts, lambda driver: supervise_in_task(driver, warm)
+            self.request, "agents", 1, hosts, lambda driver: agent_task(driver, warm)
         )
         with self._starts:
             with self._changed:
@@ -353,7 +353,7 @@ class YarnElasticLease(JobsLease):
         """Kill idle executors, and record which are gone."""
         if not self._kill_idle():
             with self._changed:
-                if time.monotonic() < self._let_go_at + _ENDING_SECONDS:
+                if time.monotonic() < self._released_at + _ENDING_SECONDS:
                     self._changed.wait(_TASK_SECONDS)
                     return
         held = self._executors.held().containers
@@ -406,8 +406,8 @@ class YarnElasticLease(JobsLease):
             )
 
     @property
-    def asked_back(self) -> int:
-        return self._asked_back
+    def reclaimed_count(self) -> int:
+        return self._reclaimed_count
 
     def offer(self, executors: int, giving: int) -> None:
         with self._changed:
@@ -426,7 +426,7 @@ class YarnElasticLease(JobsLease):
                 continue
             try:
                 offer = offer or self._new_offer()
-                self._asked_back = self._needed(offer, offered, giving)
+                self._reclaimed_count = self._needed(offer, offered, giving)
             except HopsGpuError as error:  # the next round tries again
                 log.info("%s: the offer could not be renewed: %s", self.request.run_id, error)
         if offer is not None:
@@ -451,7 +451,7 @@ class YarnElasticLease(JobsLease):
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         free = sum(max((node.total - node.used).gpus, 0) for node in snapshot.running)
         needed = offer.needed(offered, giving, queues, free)
-        if needed != self._asked_back:
+        if needed != self._reclaimed_count:
             log.info("%s: gangs that wait need %d executors", self.request.run_id, needed)
         return needed
 

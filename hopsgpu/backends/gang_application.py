@@ -9,9 +9,9 @@ from typing import Protocol
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.elastic_executors import ElasticLease
-from hopsgpu.backends.grant import Owner
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.elastic_allocator import ElasticAllocator
+from hopsgpu.backends.gang_allocation import GangAllocator
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
@@ -19,7 +19,7 @@ from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
 
 
-class Site(Protocol):
+class GangApplication(Protocol):
     """A Spark application and the resources that its gangs run on."""
 
     @property
@@ -47,11 +47,11 @@ class Site(Protocol):
         """Return the root of runs and models."""
 
     @property
-    def files(self) -> str | None:
+    def default_fs(self) -> str | None:
         """Return the default file system, `fs.defaultFS`; None for this machine's file system."""
 
     @property
-    def added(self) -> Path:
+    def py_files_dir(self) -> Path:
         """Return the directory of files that `addPyFile` and `--py-files` brought to the driver."""
 
     @property
@@ -62,7 +62,7 @@ class Site(Protocol):
     def load_checks(self) -> LoadChecks:
         """Return what checks that ranks can load calls; it does not repeat for the same types."""
 
-    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+    def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
         """Return those of the top-level modules that the executors' Python is known to lack."""
 
     @property
@@ -93,7 +93,7 @@ class Site(Protocol):
     def gpu_idle_timeout(self) -> float | None:
         """Return for how many seconds GPUs may idle if a launch does not say so; None for any."""
 
-    def words_of(self, error: BaseException) -> str:
+    def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run; never raise."""
 
     def option(self, name: str) -> str | None:
@@ -117,21 +117,21 @@ class Site(Protocol):
             HopsGpuError: it cannot be determined whether it can be granted.
         """
 
-    def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        """Provide the owner of a gang's executors, and release all of them on exit.
+    def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
+        """Provide what acquires a gang's executors; release all of them on exit.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
-    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        """Provide the lease of a search, which acquires executors one by one; release all on exit.
+    def allocate_elastic(self, request: Request) -> AbstractContextManager[ElasticAllocator]:
+        """Provide what acquires executors one by one; release all executors on exit.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
-    def goes_on(self, application_id: str) -> bool:
+    def is_running(self, application_id: str) -> bool:
         """Return whether another application, whose record is not final, is still running.
 
         Raises:

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.backends.agent_registration import register_container
-from hopsgpu.backends.grant import Job, Lease, keep_all, refuse_duplicates
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_allocation import GangAllocation, Job, keep_all, refuse_duplicates
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.server import ControlServer
-from hopsgpu.core.gang import Container, Exclusions
+from hopsgpu.core.gang import Exclusions, GangExecutor
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import count_of
 
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 # Executors that get no rank are held aside, because they would otherwise be granted again. The
 # limit is the number of GPUs of a large node.
-_MOST_ASIDE = 8
-_LOOK_SECONDS = 0.1
+_MAX_PARKED = 8
+_POLL_SECONDS = 0.1
 
 
-class ElasticLease(ABC):
-    """The lease of a search or of an elastic gang, which acquires and releases executors meanwhile.
+class ElasticAllocator(ABC):
+    """Acquires and releases executors one by one, for a search, a score or an elastic gang.
 
     Only one thread, its owner's, calls its public methods; slow operations run in other threads.
 
@@ -44,34 +44,34 @@ class ElasticLease(ABC):
     def __init__(self, request: Request, server: ControlServer) -> None:
         self.request = request
         self.server = server
-        self.here: dict[int, Container] = {}
+        self.ready_executors: dict[int, GangExecutor] = {}
         self._jobs: dict[int, Job] = {}
-        self._aside: dict[int, Container] = {}
+        self._parked: dict[int, GangExecutor] = {}
         self._lock = threading.Lock()
         self._problem: HopsGpuError | None = None
 
     @property
-    def aside(self) -> int:
+    def parked_count(self) -> int:
         """Return the number of executors that are held aside because they get no rank."""
-        return len(self._aside)
+        return len(self._parked)
 
     @property
     @abstractmethod
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Return the number of executors that arrived and are not known to be gone."""
 
     @property
     @abstractmethod
-    def coming(self) -> int:
+    def starting_count(self) -> int:
         """Return how many executors have been granted and start, as far as it is known."""
 
     @property
     @abstractmethod
-    def waiting_for(self) -> str:
+    def wait_reason(self) -> str:
         """Return why more executors have not arrived; "" if no more are requested."""
 
     @abstractmethod
-    def want(self, executors: int, at_once: int, *, least: int = 1) -> None:
+    def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         """Set the number of executors to have from now on; return at once.
 
         Executors that are here stay. As long as fewer than `least` are here, the missing ones are
@@ -86,7 +86,7 @@ class ElasticLease(ABC):
 
     @property
     @abstractmethod
-    def asked_back(self) -> int:
+    def reclaimed_count(self) -> int:
         """Return how many of the offered executors gangs need that wait."""
 
     @abstractmethod
@@ -99,11 +99,11 @@ class ElasticLease(ABC):
         """
 
     @abstractmethod
-    def _let_go(self, leaving: Mapping[int, Container]) -> None:
+    def _start_release(self, leaving: Mapping[int, GangExecutor]) -> None:
         """Start to give back executors that were disconnected; return at once."""
 
     @abstractmethod
-    def _forget(self, job: Job) -> None:
+    def _abandon_job(self, job: Job) -> None:
         """Give up the job of an agent that is gone, so that another executor is requested for it.
 
         Without this, the job itself gets another executor outside the queue of gangs, or none if
@@ -115,29 +115,31 @@ class ElasticLease(ABC):
         """Return the job of the agent that introduces itself; None if that is an earlier job."""
 
     @abstractmethod
-    def _arrived(self, container: Container) -> None:
+    def _record_arrival(self, container: GangExecutor) -> None:
         """Record that one more executor is here."""
 
     @abstractmethod
-    def _why_lost(self, reason: str, host: str) -> str:
+    def _explain_loss(self, reason: str, host: str) -> str:
         """Return why an executor on a host was lost."""
 
     @abstractmethod
-    def _tokens(self) -> bytes:
+    def _read_tokens(self) -> bytes:
         """Return the submitter's HDFS tokens."""
 
-    def let_go(self, keys: Iterable[int]) -> None:
+    def release_executors(self, keys: Iterable[int]) -> None:
         """Give back the executors whose agents have the given keys; return at once."""
-        self._give_back({key: self.here.pop(key) for key in keys if key in self.here})
+        self._disconnect_and_release(
+            {key: self.ready_executors.pop(key) for key in keys if key in self.ready_executors}
+        )
 
-    def _give_back(self, leaving: Mapping[int, Container]) -> None:
+    def _disconnect_and_release(self, leaving: Mapping[int, GangExecutor]) -> None:
         if leaving:
             hosts = sorted(container.host for container in leaving.values())
             log.info("executors given back: %s", ", ".join(hosts))
         self.server.hang_up(leaving)
-        self._let_go(leaving)
+        self._start_release(leaving)
 
-    def avoid(self, exclusions: Exclusions) -> list[int]:
+    def exclude(self, exclusions: Exclusions) -> list[int]:
         """Exclude these nodes and GPUs from now on, and no others.
 
         An executor that is held aside and is not excluded any more is given back: another one is
@@ -149,16 +151,18 @@ class ElasticLease(ABC):
         Raises:
             HopsGpuError: too many executors are excluded to continue.
         """
-        self.request = replace(self.request, avoid=exclusions)
-        aside = list(self._aside.items())
-        forgiven = [key for key, container in aside if self.request.unwanted(container) is None]
-        self._give_back({key: self._aside.pop(key) for key in forgiven})
-        self._tell_aside()
+        self.request = replace(self.request, exclusions=exclusions)
+        aside = list(self._parked.items())
+        forgiven = [
+            key for key, container in aside if self.request.exclusion_reason(container) is None
+        ]
+        self._disconnect_and_release({key: self._parked.pop(key) for key in forgiven})
+        self._report_parked()
         excluded = []
-        for key, container in list(self.here.items()):
-            if (reason := self.request.unwanted(container)) is not None:
+        for key, container in list(self.ready_executors.items()):
+            if (reason := self.request.exclusion_reason(container)) is not None:
                 excluded.append(key)
-                self._put_aside(self.here.pop(key), reason)
+                self._park(self.ready_executors.pop(key), reason)
         return excluded
 
     def check(self) -> None:
@@ -171,7 +175,7 @@ class ElasticLease(ABC):
             if self._problem is not None:
                 raise self._problem
 
-    def take(self, event: Event) -> Container | None:
+    def handle_event(self, event: Event) -> GangExecutor | None:
         """Handle an event of the control channel; return the executor that it makes ready, or None.
 
         Raises:
@@ -179,12 +183,12 @@ class ElasticLease(ABC):
             HopsGpuError: too many executors are excluded to continue.
         """
         if event.message is None:
-            if event.peer in self.here or event.peer in self._aside:
+            if event.peer in self.ready_executors or event.peer in self._parked:
                 log.info("executor lost: agent %d: %s", event.peer, event.reason)
-                self.here.pop(event.peer, None)
-                self._aside.pop(event.peer, None)
-                self._tell_aside()
-                self._forget(self._jobs[event.peer])
+                self.ready_executors.pop(event.peer, None)
+                self._parked.pop(event.peer, None)
+                self._report_parked()
+                self._abandon_job(self._jobs[event.peer])
             return None
         if event.message.kind != "hello":
             return None
@@ -194,50 +198,50 @@ class ElasticLease(ABC):
             return None
         container = register_container(event, event.message, self.request)
         self._jobs[event.peer] = job
-        if (reason := self.request.unwanted(container)) is not None:
-            self._put_aside(container, reason)
+        if (reason := self.request.exclusion_reason(container)) is not None:
+            self._park(container, reason)
             return None
-        refuse_duplicates([*self.here.values(), container])
-        self.here[event.peer] = container
+        refuse_duplicates([*self.ready_executors.values(), container])
+        self.ready_executors[event.peer] = container
         log.info(
             "executor arrived: %s on %s (%d here)",
             container.container_id,
             container.host,
-            len(self.here),
+            len(self.ready_executors),
         )
-        self._arrived(container)
+        self._record_arrival(container)
         return container
 
-    def _put_aside(self, container: Container, reason: str) -> None:
-        self._aside[container.key] = container
-        self._tell_aside()
+    def _park(self, container: GangExecutor, reason: str) -> None:
+        self._parked[container.key] = container
+        self._report_parked()
         log.info("executor held aside: %s: %s", container.container_id, reason)
         self.request.watcher.warn(f"an executor got no rank: {reason}")
-        if len(self._aside) > _MOST_ASIDE:
+        if len(self._parked) > _MAX_PARKED:
             raise HopsGpuError(
-                f"{count_of(len(self._aside), 'executor')} started that get no rank, the last"
+                f"{count_of(len(self._parked), 'executor')} started that get no rank, the last"
                 f" because {reason}"
             )
 
-    def _tell_aside(self) -> None:
-        self.request.watcher.held_aside([container.host for container in self._aside.values()])
+    def _report_parked(self) -> None:
+        self.request.watcher.on_parked([container.host for container in self._parked.values()])
 
-    def of(self, keys: Collection[int]) -> Lease:
-        """Return some of the executors, by the keys of their agents, as a gang's lease."""
+    def allocation_of(self, keys: Collection[int]) -> GangAllocation:
+        """Return some of the executors, by the keys of their agents, as a gang's allocation."""
         own = {key: self._jobs[key] for key in keys}
         jobs = tuple(own.values())
-        containers = tuple(self.here[key] for key in dict.fromkeys(keys))
-        return Lease(
+        containers = tuple(self.ready_executors[key] for key in dict.fromkeys(keys))
+        return GangAllocation(
             self.server,
             containers,
             jobs[0] if len(jobs) == 1 else _Jobs(jobs),
-            self._why_lost,
+            self._explain_loss,
             keep_all,
-            self._tokens,
+            self._read_tokens,
             own,
         )
 
-    def _fail(self, problem: HopsGpuError) -> None:
+    def _record_problem(self, problem: HopsGpuError) -> None:
         with self._lock:
             self._problem = self._problem or problem
 
@@ -270,6 +274,6 @@ class _Jobs:
         until = time.monotonic() + seconds
         while not (found := next(filter(None, (job.loss(0.0) for job in self.jobs)), "")):
             # Polled, because nothing announces what Spark or the system know of an end.
-            if time.monotonic() >= until or self.ended.wait(_LOOK_SECONDS):
+            if time.monotonic() >= until or self.ended.wait(_POLL_SECONDS):
                 break
         return found

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from hopsgpu.backends.lease_request import AcquisitionClock
-from hopsgpu.backends.spark.allocator import PlaceholderJob
+from hopsgpu.backends.gang_request import AcquisitionClock
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
+from hopsgpu.backends.spark.placeholder_acquisition import PlaceholderAcquisition
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
-from hopsgpu.core.gang import Container
+from hopsgpu.core.gang import GangExecutor
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
 from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
@@ -40,7 +40,7 @@ class Cluster:
             executors=lambda profile: tuple(map(str, range(self.executors))),
             task_failures=lambda tag: (),
             target=lambda profile: self.target,
-            hasten=self.hasten,
+            request_executors_now=self.request_executors_now,
             busy=lambda profile: tuple(self.busy),
             kill=self.kill,
             shut_down=self.shut_down,
@@ -62,7 +62,7 @@ class Cluster:
         self.jobs.append(job)
         return job
 
-    def hasten(self, profile: int, executors: int) -> None:
+    def request_executors_now(self, profile: int, executors: int) -> None:
         self.hastened.append(executors)
         self.target = executors
 
@@ -123,9 +123,11 @@ class Cluster:
         return happens
 
 
-def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
+def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderAcquisition:
     told = SimpleNamespace(
-        state=lambda *_: None, arrived=lambda times: None, held_aside=cluster.aside.append
+        state=lambda *_: None,
+        on_executors_arrived=lambda times: None,
+        on_parked=cluster.aside.append,
     )
     request = plans.request(told, executors, 60.0, **asked)
     turn = SimpleNamespace(
@@ -135,7 +137,7 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
     application: Any = cluster
     server: Any = cluster
     profile: Any = SimpleNamespace(id=1)
-    return PlaceholderJob(
+    return PlaceholderAcquisition(
         request,
         Executors(application, profile, server, DriverEndpoint("", 0, b"", None)),
         cluster.start,
@@ -252,7 +254,7 @@ def test_many_that_were_held_aside_are_counted() -> None:
     gang = bringing(Cluster([]), 1)
     gang._request.watcher.state = lambda state, hosts, why: told.append(why)  # type: ignore[method-assign]
     for number in range(7):
-        gang._clock.held_aside(f"node{number} has Tesla T4, not 'A100'")
+        gang._clock.note_parked(f"node{number} has Tesla T4, not 'A100'")
     gang._clock.tell((), "YARN has not granted 1")
     assert told[0].endswith("node4 has Tesla T4, not 'A100' and 2 more") and "node5" not in told[0]
 
@@ -292,7 +294,7 @@ def test_what_is_told_counts_nobody_twice() -> None:
     gang = bringing(cluster_of(("comes", 1, {})), 2)
     held = PriorityContainers(("c1", "c2"), pending=2)
     assert gang._missing(held) == "2 granted and starting"
-    gang._holders[1] = Container(1, "c1", "node1", "127.0.0.1", ())
+    gang._holders[1] = GangExecutor(1, "c1", "node1", "127.0.0.1", ())
     assert gang._missing(held) == "1 granted and starting"
     one = PriorityContainers(("c1",), pending=2)
     assert gang._missing(one) == "YARN has not granted 1"

@@ -1,4 +1,4 @@
-"""A gang's executors once they are granted, and the interface of their owner."""
+"""The executors that a gang has been granted, and the interface of what acquires them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.control.server import ControlServer
-from hopsgpu.core.gang import Container, Exclusions, GangState, duplicate_gpu
+from hopsgpu.core.gang import Exclusions, GangExecutor, GangState, duplicate_gpu
 from hopsgpu.errors import DiscoveryError
 
 
@@ -21,7 +21,7 @@ class Job(Protocol):
     """The job that runs the agents of a gang: a Spark job, or processes on this machine.
 
     Attributes:
-        ended: event, set when the job is over.
+        ended: event, set when the job has ended.
     """
 
     ended: threading.Event
@@ -34,96 +34,102 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True)
-class Lease:
+class GangAllocation:
     """All executors of a gang, with one agent on each.
 
     Attributes:
         server: the control channel; agents are its peers.
-        containers: the containers, one per agent.
+        containers: the executors, one per agent.
         job: the job that runs the agents; it ends when an executor is lost.
-        why_lost: returns why an executor was lost, given the job's reason and the host.
-        let_go: releases executors that the gang no longer needs, by the keys of their agents, while
-            the others continue; returns whether the ResourceManager has confirmed that they are
-            gone. The gang is then no longer whole.
-        tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
-        own_jobs: the jobs by the keys of the agents, if each executor has its own.
+        explain_loss: returns why an executor was lost, given the job's reason and the host.
+        release_part: releases executors that the gang no longer needs, by the keys of their agents,
+            while the others continue; returns whether the ResourceManager has confirmed the
+            release. Afterwards the gang is not whole.
+        read_tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
+        job_by_key: the jobs by the keys of the agents, if each executor has its own job.
     """
 
     server: ControlServer
-    containers: tuple[Container, ...]
+    containers: tuple[GangExecutor, ...]
     job: Job
-    why_lost: Callable[[str, str], str]
-    let_go: Callable[[Collection[int]], bool]
-    tokens: Callable[[], bytes]
-    own_jobs: Mapping[int, Job] = field(default_factory=dict)
+    explain_loss: Callable[[str, str], str]
+    release_part: Callable[[Collection[int]], bool]
+    read_tokens: Callable[[], bytes]
+    job_by_key: Mapping[int, Job] = field(default_factory=dict)
 
     @property
-    def jobless(self) -> frozenset[int]:
+    def keys_without_job(self) -> frozenset[int]:
         """Return the keys of the agents that are connected although their job has ended."""
         keys = (container.key for container in self.containers)
         return frozenset(
             key
             for key in keys
-            if self.own_jobs.get(key, self.job).ended.is_set() and self.server.is_connected(key)
+            if self.job_by_key.get(key, self.job).ended.is_set() and self.server.is_connected(key)
         )
 
     @property
-    def lost(self) -> frozenset[int]:
+    def lost_keys(self) -> frozenset[int]:
         """Return the keys of the agents that are not connected, or were disconnected."""
         keys = (container.key for container in self.containers)
         return frozenset(key for key in keys if not self.server.is_connected(key))
 
     def is_whole(self) -> bool:
         """Return whether no executor was lost."""
-        return not self.lost and not self.job.ended.is_set()
+        return not self.lost_keys and not self.job.ended.is_set()
 
 
-class Owner(ABC):
-    """The owner of a gang's executors: it acquires them, and keeps them until its context ends.
+class GangAllocator(ABC):
+    """Acquires a gang's executors, and keeps them until its context ends.
 
     Attributes:
-        request: the request that it serves, and whose watcher it notifies; the current launch's
-            request if a gang is held for several launches.
+        request: the request that is served, and whose watcher is notified. If a gang is held for
+            several launches, it is the request of the current launch.
     """
 
     def __init__(self, request: Request) -> None:
         self.request = request
-        self._lease: Lease | None = None
+        self._allocation: GangAllocation | None = None
 
     @property
     def is_whole(self) -> bool:
         """Return whether no executor is known to be lost."""
-        return self._lease is not None and self._lease.is_whole()
+        return self._allocation is not None and self._allocation.is_whole()
 
     @property
-    def executors(self) -> int:
+    def executor_count(self) -> int:
         """Return the number of executors of the gang that are not known to be lost."""
-        return 0 if self._lease is None else len(self._lease.containers) - len(self._lease.lost)
+        if self._allocation is None:
+            return 0
+        return len(self._allocation.containers) - len(self._allocation.lost_keys)
 
-    def whole(self, request: Request) -> Lease:
+    def ensure_whole(self, request: Request) -> GangAllocation:
         """Return the gang: at once if it is whole, else once the missing executors have arrived.
 
-        A gang with a container that the request does not want is not whole.
+        A gang with an executor that the request excludes is not whole.
 
         Raises:
             HopsGpuError: as for `acquire`.
         """
-        lease = self._lease
-        if lease is None or not lease.is_whole() or any(map(request.unwanted, lease.containers)):
+        allocation = self._allocation
+        if (
+            allocation is None
+            or not allocation.is_whole()
+            or any(map(request.exclusion_reason, allocation.containers))
+        ):
             return self.acquire(request)
         self.request = request
-        containers = lease.containers
+        containers = allocation.containers
         request.watcher.mark("granted")
-        request.watcher.arrived([time.time()] * len(containers))
+        request.watcher.on_executors_arrived([time.time()] * len(containers))
         request.watcher.state(GangState.READY, [container.host for container in containers])
-        return lease
+        return allocation
 
     @abstractmethod
-    def acquire(self, request: Request) -> Lease:
-        """Acquire all executors, with an agent on each; keep those that are already there.
+    def acquire(self, request: Request) -> GangAllocation:
+        """Acquire all executors, with an agent on each; keep the executors that already run.
 
         Args:
-            request: the request, which has the lease's own shape and number of executors.
+            request: the request, with the shape and the number of executors of the first request.
 
         Raises:
             GangTimeout: not all arrived in time.
@@ -137,31 +143,29 @@ class Owner(ABC):
 
 
 def keep_all(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` for a lease that does not release single executors."""
+    """Implement `GangAllocation.release_part` where single executors cannot be released."""
     return False
 
 
-Leasing = Callable[[Request], AbstractContextManager[Owner]]
+GangAllocatorFactory = Callable[[Request], AbstractContextManager[GangAllocator]]
 
 
 @contextlib.contextmanager
-def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
+def provide_allocations(
+    allocate: GangAllocatorFactory, request: Request
+) -> Iterator[Callable[[Exclusions], GangAllocation]]:
     """Provide a function that returns the whole gang of one launch; release the gang on exit.
 
-    The argument of the function names nodes and GPUs to avoid, which get no part in the gang.
-
-    Args:
-        lease: provides the owner of executors for a request.
-        request: the launch's request.
+    The function takes the nodes and GPUs to exclude from the gang.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    with lease(request) as owner:
-        yield lambda avoid: owner.whole(replace(request, avoid=avoid))
+    with allocate(request) as allocator:
+        yield lambda exclusions: allocator.ensure_whole(replace(request, exclusions=exclusions))
 
 
-def refuse_duplicates(containers: Sequence[Container]) -> None:
+def refuse_duplicates(containers: Sequence[GangExecutor]) -> None:
     """Check that each GPU is in one container only.
 
     Raises:
