@@ -277,7 +277,7 @@ def _launch(work: Workload, table: str, model: hopsgpu.ModelVersion, output: str
 
 def _score(
     work: Workload, table: str, model: hopsgpu.ModelVersion, output: str, gpus: int
-) -> tuple[float, hopsgpu.ScoreResult]:
+) -> tuple[float, hopsgpu.types.ScoreResult]:
     result = hopsgpu.score(
         Classifier,
         table,
@@ -296,7 +296,7 @@ def _score(
     return _worked(result.timeline), result
 
 
-def _worked(timeline: hopsgpu.Timeline) -> float:
+def _worked(timeline: hopsgpu.types.Timeline) -> float:
     """Return the seconds from the first process's start until the output was complete."""
     ended = timeline.returned if timeline.published is None else timeline.published
     assert timeline.started is not None and ended is not None

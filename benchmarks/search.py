@@ -64,7 +64,7 @@ def measure(spark: SparkSession) -> Mapping[str, object]:
 def _search() -> dict[str, float]:
     seconds = lengths()
     seen = _Seen()
-    found: list[hopsgpu.SearchResult] = []
+    found: list[hopsgpu.types.SearchResult] = []
     began = time.time()
 
     def work() -> None:

@@ -18,13 +18,13 @@ def train(rate: float) -> float:
 def accepted() -> None:
     assert_type(hopsgpu.launch(train, args=(0.1,), workers=2), hopsgpu.GangResult)
     assert_type(hopsgpu.submit(train, kwargs={"rate": 0.1}, retries=1), hopsgpu.Run)
-    assert_type(hopsgpu.plan(train, memory_per_worker=2**30), hopsgpu.LaunchPlan)
+    assert_type(hopsgpu.plan(train, memory_per_worker=2**30), hopsgpu.types.LaunchPlan)
     assert_type(hopsgpu.hold(workers=2, idle_timeout=None), hopsgpu.Gang)
     found = hopsgpu.search(train, lambda trial: None, trials=9, max_concurrent=2, sampler="tpe")
-    assert_type(found, hopsgpu.SearchResult)
+    assert_type(found, hopsgpu.types.SearchResult)
     told = hopsgpu.ablate(train, {"slow": {"rate": 0.0}}, seeds=2, max_concurrent=2)
-    assert_type(told, hopsgpu.AblationResult)
-    assert_type(hopsgpu.usage("day", "30d", until=None)[0], hopsgpu.UsageRow)
+    assert_type(told, hopsgpu.types.AblationResult)
+    assert_type(hopsgpu.usage("day", "30d", until=None)[0], hopsgpu.types.UsageRow)
 
 
 def refused() -> None:

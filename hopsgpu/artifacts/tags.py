@@ -44,7 +44,7 @@ class TagChange:
         action: "tag", "rollback" or "untag".
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     version: int | None
     previous: int | None

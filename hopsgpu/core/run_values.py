@@ -33,7 +33,7 @@ class Timeline:
         released: the ResourceManager showed that the GPUs were released.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     requested: float | None = None
     prepared: float | None = None
@@ -113,7 +113,7 @@ class GpuSeconds:
             from the start of each world. 0 for a search, whose trials count from their start.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     held: float = 0.0
     training: float = 0.0
@@ -174,7 +174,7 @@ class RankReport:
         stopped: True if hopsgpu ended the rank before it had returned.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     rank: int
     role: str
@@ -208,7 +208,7 @@ class WorldReport:
             executor that was lost end with the loss.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     generation: int
     ranks: int
@@ -262,7 +262,7 @@ class RunStatus:
         gpu_seconds: how the GPU time has been spent so far.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     run_id: str
     state: str

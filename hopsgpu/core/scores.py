@@ -21,7 +21,7 @@ class FailedPart:
         error: what failed last, with the user's traceback.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     first: int
     rows: int
@@ -57,7 +57,7 @@ class ScoreStatus:
         gpu_seconds: how the GPU time has been spent so far; `training` is that of scoring.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     run_id: str
     state: str

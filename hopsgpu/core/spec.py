@@ -119,7 +119,7 @@ class GpuRequest:
             ranks of one container share one GPU.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     per_worker: float = 1
 
@@ -181,8 +181,6 @@ class GangSpec:
         python_env: the Python environment of the ranks, as the user named it, or None.
         independent_ranks: whether each rank trains by itself.
     """
-
-    __module__ = "hopsgpu"
 
     name: str
     workers: int = 1
@@ -395,7 +393,7 @@ class LaunchPlan:
         warnings: what users should know before the launch.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     spec: GangSpec
     executors: int

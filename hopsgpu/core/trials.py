@@ -66,7 +66,7 @@ class TrialReport:
         log: URL of the directory that has its ranks' logs.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     number: int
     params: Mapping[str, Any]
@@ -100,7 +100,7 @@ class Best:
         number: the trial's number.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     params: Mapping[str, Any]
     value: float
@@ -137,7 +137,7 @@ class SearchStatus:
         gpu_seconds: how the GPU time has been spent so far; `training` is that of the trials.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     run_id: str
     state: str
@@ -205,7 +205,7 @@ class AblationRow:
         failed: number of trials that failed.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     component: str
     mean: float | None

@@ -153,7 +153,7 @@ class UsageRow:
             old.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     user: str | None = None
     queue: str | None = None
@@ -188,7 +188,7 @@ class Usage(Sequence[UsageRow]):
         notes: what is incomplete or estimated in the rows, in words.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     rows: tuple[UsageRow, ...]
     by: str

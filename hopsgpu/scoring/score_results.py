@@ -33,7 +33,7 @@ class ScoreResult(ScoreOutcome):
         warnings: warnings for the user.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     def df(self, spark: SparkSession) -> DataFrame:
         """Return the output as a DataFrame of a session.

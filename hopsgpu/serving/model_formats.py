@@ -107,7 +107,7 @@ class ModelFormat:
             need `trust`; None if it does not.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     name: str
     path: str

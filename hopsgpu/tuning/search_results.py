@@ -31,7 +31,7 @@ class SearchResult(SearchOutcome):
         warnings: warnings for the user.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     @property
     def largest_loss(self) -> str:
@@ -73,7 +73,7 @@ class AblationResult(AblationOutcome):
         search: result of the search that ran the trials.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     search: SearchResult = field(repr=False)
 

@@ -21,7 +21,7 @@ class GpuType:
         count: number of GPUs.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     name: str
     memory_mib: int | None
@@ -54,7 +54,7 @@ class GpuNode:
         health: what its health check reports if it is not well.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     host: str
     state: str
@@ -84,7 +84,7 @@ class GpuUser:
         hosts: number of GPUs by host; empty if YARN does not tell the caller.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     id: str
     name: str
@@ -117,7 +117,7 @@ class GpuQueue:
         bound_queue: path of the queue whose limit it is, for "queue" and "user".
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     path: str
     label: str
@@ -152,7 +152,7 @@ class ClusterGpus:
         problems: what could not be found out, one line each.
     """
 
-    __module__ = "hopsgpu"
+    __module__ = "hopsgpu.types"
 
     time: float
     user: str

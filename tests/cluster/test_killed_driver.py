@@ -60,7 +60,7 @@ hopsgpu.launch(leave, args=MODEL, workers=2, model="net", progress="off")
 """
 
 
-def search(directory: str) -> hopsgpu.SearchResult:
+def search(directory: str) -> hopsgpu.types.SearchResult:
     """Of the name that resumes it; its trials note in a directory that they were started."""
     return hopsgpu.search(
         pauses_half_done,

@@ -35,7 +35,7 @@ def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
     """All GPUs are in use during the run, and back after it."""
-    seen: list[hopsgpu.RunStatus] = []
+    seen: list[hopsgpu.types.RunStatus] = []
     run = hopsgpu.submit(
         who_am_i_once_told,
         args=(Slow(tmp_path), "hello"),

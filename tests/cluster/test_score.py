@@ -41,13 +41,13 @@ class Watched:
     """What a score has shown, from its thread."""
 
     def __init__(self) -> None:
-        self.all: list[hopsgpu.ScoreStatus] = []
+        self.all: list[hopsgpu.types.ScoreStatus] = []
 
-    def __call__(self, status: hopsgpu.ScoreStatus) -> None:
+    def __call__(self, status: hopsgpu.types.ScoreStatus) -> None:
         self.all.append(status)
 
     @property
-    def last(self) -> hopsgpu.ScoreStatus:
+    def last(self) -> hopsgpu.types.ScoreStatus:
         return self.all[-1]
 
 
@@ -60,7 +60,7 @@ def table(spark: SparkSession) -> str:
     return url
 
 
-def rows_of(result: hopsgpu.ScoreResult) -> dict[str, list[Any]]:
+def rows_of(result: hopsgpu.types.ScoreResult) -> dict[str, list[Any]]:
     """The output in the order of its files."""
     files = [LakePath(result.url) / name for name in sorted(LakePath(result.url).names())]
     tables = [parquet.read_table(io.BytesIO(file.read())) for file in files]
@@ -115,7 +115,7 @@ def test_starts_on_the_first_gpu_grows_with_the_others_and_gives_each_back(
     (tmp_path / f"go-{last}").touch()
     thread.join(SECONDS)
     (result,) = found
-    assert isinstance(result, hopsgpu.ScoreResult), result
+    assert isinstance(result, hopsgpu.types.ScoreResult), result
     rows = rows_of(result)
     assert rows["id"] == list(range(ROWS))
     assert rows["y"] == pytest.approx([n / 5 for n in range(ROWS)])
@@ -200,7 +200,7 @@ def test_a_part_that_fails_three_times_fails_the_call_or_is_left_out_on_cpu_exec
     with pytest.raises(hopsgpu.HopsGpuError, match=words) as failed:
         quiet(fails, table, max_concurrent=1, **options)
     result = failed.value.result
-    assert isinstance(result, hopsgpu.ScoreResult) and result.url == ""
+    assert isinstance(result, hopsgpu.types.ScoreResult) and result.url == ""
     assert not LakePath(output).exists() and len(hidden(output)) == 1
     skipped = quiet(
         fails, table, keep=["id"], on_error="skip", max_concurrent=2, gpus_per_worker=0, **options
@@ -274,7 +274,7 @@ def test_a_score_whose_driver_was_killed_is_resumed_and_shows_nothing_before(
             return False
         return True
 
-    found: list[hopsgpu.ScoreResult] = []
+    found: list[hopsgpu.types.ScoreResult] = []
     assert until(resumed, SECONDS, 2.0)
     (result,) = found
     assert rows_of(result)["id"] == list(range(ROWS))

@@ -34,13 +34,13 @@ class Watched:
     """What a search has shown, from its thread."""
 
     def __init__(self) -> None:
-        self.all: list[hopsgpu.SearchStatus] = []
+        self.all: list[hopsgpu.types.SearchStatus] = []
 
-    def __call__(self, status: hopsgpu.SearchStatus) -> None:
+    def __call__(self, status: hopsgpu.types.SearchStatus) -> None:
         self.all.append(status)
 
     @property
-    def last(self) -> hopsgpu.SearchStatus:
+    def last(self) -> hopsgpu.types.SearchStatus:
         return self.all[-1]
 
 
@@ -101,7 +101,7 @@ def test_starts_on_the_first_gpu_grows_with_the_others_and_shrinks_at_its_tail(
     (tmp_path / "go-5").touch()
     thread.join(SECONDS)
     (result,) = found
-    assert isinstance(result, hopsgpu.SearchResult), result
+    assert isinstance(result, hopsgpu.types.SearchResult), result
     assert [trial.state for trial in result.trials] == ["complete"] * 6
     assert result.best is not None
     assert result.best.value == min(trial.value for trial in result.trials if trial.value)
@@ -168,7 +168,7 @@ def test_too_many_failures_end_the_search(
     with pytest.raises(hopsgpu.HopsGpuError, match=r"(?s)max_failures=1.*ValueError: no") as failed:
         quiet(always_fails, X, trials=20, max_concurrent=1, max_failures=1, progress="off")
     result = failed.value.result
-    assert isinstance(result, hopsgpu.SearchResult)
+    assert isinstance(result, hopsgpu.types.SearchResult)
     assert [trial.state for trial in result.trials][:2] == ["failed", "failed"]
     assert result.best is None
 
@@ -274,11 +274,11 @@ def test_trials_share_a_gpu_and_others_are_gangs(
     gangs = searching(trials=2, max_concurrent=1, workers_per_trial=2)
     thread.join(SECONDS)
     (shared,) = found
-    assert isinstance(shared, hopsgpu.SearchResult), shared
+    assert isinstance(shared, hopsgpu.types.SearchResult), shared
     assert {trial.metrics["share"] for trial in shared.trials} == {0.5}
     assert {trial.metrics["world"] for trial in gangs.trials} == {2.0}
     assert all(len(trial.gpu.split(",")) == 2 for trial in gangs.trials)
-    by_gpu: dict[str, list[hopsgpu.TrialReport]] = {}
+    by_gpu: dict[str, list[hopsgpu.types.TrialReport]] = {}
     for trial in shared.trials:
         assert trial.state == "complete", trial.error
         by_gpu.setdefault(trial.gpu, []).append(trial)
@@ -360,7 +360,7 @@ def test_an_executor_that_yarn_granted_too_many_gives_its_gpu_back(
     finally:
         (tmp_path / "go-0").touch()
         thread.join(SECONDS)
-    assert isinstance(found[0], hopsgpu.SearchResult), found
+    assert isinstance(found[0], hopsgpu.types.SearchResult), found
     assert [trial.tries for trial in found[0].trials] == [1]
     assert gpus_become(manager, 0)
 

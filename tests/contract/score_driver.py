@@ -85,7 +85,7 @@ def interrupt(table: str, output: str) -> str:
     """Press Ctrl-C once a part is kept; return the run's id."""
     runs: list[str] = []
 
-    def press(status: hopsgpu.ScoreStatus) -> None:
+    def press(status: hopsgpu.types.ScoreStatus) -> None:
         if status.done and not runs:
             runs.append(status.run_id)
             os.kill(os.getpid(), signal.SIGINT)
@@ -116,14 +116,14 @@ def write_table() -> str:
     return str(home)
 
 
-def rows_of(result: hopsgpu.ScoreResult) -> dict[str, list[Any]]:
+def rows_of(result: hopsgpu.types.ScoreResult) -> dict[str, list[Any]]:
     """The output in the order of its files."""
     files = sorted(Path(result.url.removeprefix("file://")).iterdir())
     found: dict[str, list[Any]] = pa.concat_tables(map(parquet.read_table, files)).to_pydict()
     return found
 
 
-def failed(step: str, predict: Any, table: str, **options: Any) -> hopsgpu.ScoreResult:
+def failed(step: str, predict: Any, table: str, **options: Any) -> hopsgpu.types.ScoreResult:
     try:
         hopsgpu.score(predict, table, progress="off", gpus_per_worker=0, **options)
     except hopsgpu.HopsGpuError as error:
@@ -141,7 +141,7 @@ def main() -> None:
     (model / "factor").write_text("3")
     store.publish(model, "scaled", tags=["production"])
     table = write_table()
-    statuses: list[hopsgpu.ScoreStatus] = []
+    statuses: list[hopsgpu.types.ScoreStatus] = []
     result = hopsgpu.score(
         Scaled,
         table,

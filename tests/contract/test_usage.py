@@ -48,7 +48,7 @@ def put_runs(lake: LakePath) -> None:
     run.goes(at(21, 12, 15), GangState.FAILED)
 
 
-def hours(usage: hopsgpu.Usage, name: str) -> dict[str, tuple[float, ...]]:
+def hours(usage: hopsgpu.types.Usage, name: str) -> dict[str, tuple[float, ...]]:
     """Held, training, publishing, idle and waited of each row."""
     return {
         str(getattr(row, name)): tuple(

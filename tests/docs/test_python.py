@@ -40,7 +40,7 @@ def test_there_are_blocks() -> None:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 def test_it_uses_what_is_public(block: Block) -> None:
-    public = {*hopsgpu.__all__, "__version__"}
+    public = {*hopsgpu.__all__, "__version__", "types"}
     for node in ast.walk(ast.parse(block.code)):
         match node:
             case ast.Attribute(value=ast.Name(id="hopsgpu"), attr=name):

@@ -187,7 +187,7 @@ class OwnLaunch(Launch):
         self._thread = threading.Thread(target=self._await, args=(wait,), daemon=True)
         self._thread.start()
 
-    def _note(self, status: hopsgpu.SearchStatus) -> None:
+    def _note(self, status: hopsgpu.types.SearchStatus) -> None:
         self.states.append(status.state)
         self.failed = status.failed
 

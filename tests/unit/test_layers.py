@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 
 # From the bottom. A package imports from rows above its own here, never from its own row or below.
 LAYERS = (
-    ("linux", "tracebacks"),
+    ("lazy_names", "linux", "tracebacks"),
     ("errors",),
     ("units",),
     ("core",),
@@ -37,9 +37,11 @@ LAYERS = (
     ("cli",),
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+# What users import is above everything.
+TOP = {PACKAGE / "__init__.py", PACKAGE / "types.py"}
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path not in TOP)
 # At most these lie beside the packages.
-AT_THE_ROOT = {"__init__", "errors", "linux", "tracebacks", "units"}
+AT_THE_ROOT = {"__init__", "errors", "lazy_names", "linux", "tracebacks", "types", "units"}
 
 
 def package_of(path: Path) -> str:

@@ -412,7 +412,7 @@ def test_a_value_that_cannot_be_made_shows_who_made_it() -> None:
     # A dataclass's own methods are in no file.
     for make in (
         lambda: hopsgpu.Data("hdfs:///x", remainder="all"),
-        lambda: hopsgpu.GpuRequest(-1),
+        lambda: hopsgpu.types.GpuRequest(-1),
     ):
         text = shown(make)
         assert names_in(text) == ["shown", "<lambda>"] and "hopsgpu.ConfigError: " in text
