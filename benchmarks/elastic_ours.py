@@ -33,17 +33,15 @@ def train(events: str, seconds: float, saved: int) -> None:
     from torch import distributed
 
     distributed.init_process_group("gloo")
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     local = Path(tempfile.gettempdir()) / "state"
 
     def saves(step: int) -> bool:
         # Every rank asks, whichever saves.
-        due = context.should_checkpoint(step) or is_due(step, saved)
-        return due and context.rank == 0
+        due = ctx.should_checkpoint(step) or is_due(step, saved)
+        return due and ctx.rank == 0
 
-    train_in(
-        Path(events), seconds, context.latest_checkpoint(), local, saves, context.save_checkpoint
-    )
+    train_in(Path(events), seconds, ctx.latest_checkpoint(), local, saves, ctx.save_checkpoint)
 
 
 @contextlib.contextmanager

@@ -249,13 +249,13 @@ def _launch(work: Workload, table: str, model: hopsgpu.ModelVersion, output: str
         import pyarrow as pa
         from pyarrow import parquet
 
-        context = hopsgpu.context()
+        ctx = hopsgpu.context()
         classifier = _downloaded(model)
-        path = Path(f"part-{context.rank}.parquet")
+        path = Path(f"part-{ctx.rank}.parquet")
         schema = pa.schema([("id", pa.int64()), ("class", pa.int64())])
         with parquet.ParquetWriter(path, schema) as writer:
-            assert context.data is not None and not isinstance(context.data, dict)
-            batches = context.data.batches(work.batch, shapes={"x": work.shape})
+            assert ctx.data is not None and not isinstance(ctx.data, dict)
+            batches = ctx.data.batches(work.batch, shapes={"x": work.shape})
             for batch in batches:
                 found = {"id": batch["id"], **classifier(batch)}
                 writer.write_batch(pa.record_batch(found, schema=schema))

@@ -18,18 +18,18 @@ def train(steps: int, die_at: int | None = None) -> float:
     """Return the loss after some steps; if `die_at` is given, the first attempt is killed there."""
     import tensorflow as tf
 
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     weights, momentum = tf.Variable(tf.zeros(3)), tf.Variable(tf.zeros(3))
     done = tf.Variable(0)
     state = tf.train.Checkpoint(weights=weights, momentum=momentum, done=done)
-    found = context.latest_checkpoint()
+    found = ctx.latest_checkpoint()
     if found is not None:
         state.read(str(found / "state")).assert_consumed()
         print(f"resumes at step {int(done)}")
 
     loss = 0.0
     for step in range(int(done), steps):
-        if step == die_at and context.attempt == 0:
+        if step == die_at and ctx.attempt == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         x = tf.random.stateless_normal((32, 3), seed=(0, step))
         with tf.GradientTape() as tape:
@@ -41,7 +41,7 @@ def train(steps: int, die_at: int | None = None) -> float:
         loss = float(squares)
         # Several files of one prefix: saved as the directory that they are in.
         state.write("checkpoint/state")
-        context.save_checkpoint("checkpoint", step, keep=2, metric=loss)
+        ctx.save_checkpoint("checkpoint", step, keep=2, metric=loss)
     return loss
 
 

@@ -32,7 +32,7 @@ def train(steps: int, die_at: int | None = None) -> float:
         parallelize_module,
     )
 
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     layers = torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
@@ -42,7 +42,7 @@ def train(steps: int, die_at: int | None = None) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
     first = 0
-    found = context.latest_checkpoint(all_ranks=True)
+    found = ctx.latest_checkpoint(all_ranks=True)
     if found is not None:
         weights, moments = get_state_dict(model, optimizer)
         state = {"model": weights, "optimizer": moments, "step": 0}
@@ -53,9 +53,9 @@ def train(steps: int, die_at: int | None = None) -> float:
 
     loss = torch.tensor(0.0)
     for step in range(first, steps):
-        if step == die_at and context.attempt == 0:
+        if step == die_at and ctx.attempt == 0:
             dist.barrier()  # all have saved the previous step, so it is complete
-            if context.rank == 1:
+            if ctx.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
         loss = torch.nn.functional.mse_loss(model(x), x.sum(dim=1, keepdim=True))
@@ -67,7 +67,7 @@ def train(steps: int, die_at: int | None = None) -> float:
         state = {"model": weights, "optimizer": moments, "step": step}
         dcp.save(state, checkpoint_id="state")
         # Once it returns there is a copy, which is uploaded while training continues.
-        context.save_checkpoint("state", step)
+        ctx.save_checkpoint("state", step)
         shutil.rmtree("state")
     dist.destroy_process_group()
     return float(loss.detach())

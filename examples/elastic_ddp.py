@@ -24,25 +24,25 @@ def train(epochs: int) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", context.local_rank) if cuda else torch.device("cpu")
+    device = torch.device("cuda", ctx.local_rank) if cuda else torch.device("cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(3, 1).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=3e-4, momentum=0.9)
 
     step = 0
-    found = context.latest_checkpoint()
+    found = ctx.latest_checkpoint()
     if found is not None:
         state = torch.load(found, map_location=device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
 
-    data = context.data
+    data = ctx.data
     for epoch in range(data.epoch, epochs):
-        own = BATCH // context.world_size
+        own = BATCH // ctx.world_size
         for batch in data.batches(own, shuffle=True, epoch=epoch, shapes={"x": (3,)}):
             x = torch.tensor(batch["x"], device=device)
             y = torch.tensor(batch["y"], device=device)
@@ -52,16 +52,16 @@ def train(epochs: int) -> dict[str, Any]:
             optimizer.step()
             step += 1
             # Every rank asks; one saves, because all have the same state.
-            if (context.should_checkpoint(step) or step % 100 == 0) and context.rank == 0:
+            if (ctx.should_checkpoint(step) or step % 100 == 0) and ctx.rank == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 torch.save({**state, "step": step}, "state.pt")
-                context.save_checkpoint("state.pt", step)
+                ctx.save_checkpoint("state.pt", step)
             mean = loss.detach().clone()
             dist.all_reduce(mean)
-            context.report(step, loss=mean / context.world_size)
+            ctx.report(step, loss=mean / ctx.world_size)
     weights = model.module.weight[0].tolist()
     dist.destroy_process_group()
-    return {"weights": weights, "steps": step, "ranks": context.world_size}
+    return {"weights": weights, "steps": step, "ranks": ctx.world_size}
 
 
 def points(spark: Any) -> Any:

@@ -28,11 +28,11 @@ def train(steps: int) -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", context.local_rank) if cuda else torch.device("cpu")
+    device = torch.device("cuda", ctx.local_rank) if cuda else torch.device("cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
-    mesh = init_device_mesh(device.type, (context.world_size,))
+    mesh = init_device_mesh(device.type, (ctx.world_size,))
     torch.manual_seed(0)
     layers = torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
     model = torch.nn.Sequential(*layers).to(device)
@@ -45,7 +45,7 @@ def train(steps: int) -> dict[str, Any]:
         return {"model": weights, "optimizer": moments, "step": step}
 
     first = 0
-    found = context.latest_checkpoint(all_ranks=True)
+    found = ctx.latest_checkpoint(all_ranks=True)
     if found is not None:
         loaded = state(0)
         dcp.load(loaded, checkpoint_id=found)
@@ -57,21 +57,21 @@ def train(steps: int) -> dict[str, Any]:
     for step in range(first, steps):
         # The step determines the batch of the whole gang, of which each rank takes its part.
         x = torch.randn(BATCH, 8, generator=torch.Generator().manual_seed(step)).to(device)
-        own = x.chunk(context.world_size)[context.rank]
+        own = x.chunk(ctx.world_size)[ctx.rank]
         loss = torch.nn.functional.mse_loss(model(own), own.sin().sum(dim=1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()  # FSDP averages the gradients over all ranks
         optimizer.step()
-        if context.should_checkpoint(step) or step % 100 == 99:
+        if ctx.should_checkpoint(step) or step % 100 == 99:
             # Each rank writes its own files, in its own working directory.
             dcp.save(state(step), checkpoint_id="state")
-            context.save_checkpoint("state", step)
+            ctx.save_checkpoint("state", step)
             shutil.rmtree("state")
-        mean = loss.detach() / context.world_size
+        mean = loss.detach() / ctx.world_size
         dist.all_reduce(mean)
-        context.report(step, loss=mean)
+        ctx.report(step, loss=mean)
     dist.destroy_process_group()
-    return {"loss": float(mean), "ranks": context.world_size}
+    return {"loss": float(mean), "ranks": ctx.world_size}
 
 
 def main() -> None:

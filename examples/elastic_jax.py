@@ -28,13 +28,13 @@ def train(steps: int) -> dict[str, Any]:
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     # JAX would handle SIGTERM, which ends a world: the ranks would only be killed, 5 s later.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=os.environ["HOPSGPU_COORDINATOR"],
-        num_processes=context.world_size,
-        process_id=context.rank,
+        num_processes=ctx.world_size,
+        process_id=ctx.rank,
     )
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     split = NamedSharding(mesh, PartitionSpec("data"))
@@ -51,7 +51,7 @@ def train(steps: int) -> dict[str, Any]:
         return weights + speed, speed, loss
 
     first, weights, speed = 0, np.zeros(3, np.float32), np.zeros(3, np.float32)
-    found = context.latest_checkpoint()
+    found = ctx.latest_checkpoint()
     if found is not None:
         with np.load(found) as state:
             first, weights, speed = int(state["step"]) + 1, state["weights"], state["speed"]
@@ -60,17 +60,17 @@ def train(steps: int) -> dict[str, Any]:
     for step in range(first, steps):
         # The step determines the batch of the whole gang, of which each rank takes its part.
         x = np.random.default_rng(step).standard_normal((BATCH, 3), np.float32)
-        own = np.split(x, context.world_size)[context.rank]
+        own = np.split(x, ctx.world_size)[ctx.rank]
         batch = jax.make_array_from_process_local_data(split, own)
         weights, speed, loss = run(weights, speed, batch)
         # Every rank asks; one saves, because all have the same state.
-        if (context.should_checkpoint(step) or step % 100 == 99) and context.rank == 0:
+        if (ctx.should_checkpoint(step) or step % 100 == 99) and ctx.rank == 0:
             np.savez("state.npz", step=step, weights=weights, speed=speed)
-            context.save_checkpoint("state.npz", step)
-        context.report(step, loss=float(loss))
+            ctx.save_checkpoint("state.npz", step)
+        ctx.report(step, loss=float(loss))
     fitted = np.asarray(weights).tolist()
     jax.distributed.shutdown()
-    return {"weights": fitted, "ranks": context.world_size}
+    return {"weights": fitted, "ranks": ctx.world_size}
 
 
 def main() -> None:

@@ -25,13 +25,13 @@ def train(steps: int) -> dict[str, Any]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     # The strategy handles SIGTERM, which ends a world: the ranks would only be killed, 5 s later.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    context = hopsgpu.context()
+    ctx = hopsgpu.context()
     with strategy.scope():
         # What the workers subtract is summed over them.
         weights = tf.Variable(tf.zeros(3), aggregation=tf.VariableAggregation.SUM)
     done = tf.Variable(0)
     state = tf.train.Checkpoint(weights=weights, done=done)
-    found = context.latest_checkpoint()
+    found = ctx.latest_checkpoint()
     if found is not None:
         state.read(str(found / "state")).assert_consumed()
 
@@ -51,14 +51,14 @@ def train(steps: int) -> dict[str, Any]:
     for step in range(int(done), steps):
         # The step determines the batch of the whole gang, of which each rank takes its part.
         x = tf.random.stateless_normal((BATCH, 3), seed=(0, step))
-        loss = run(tf.split(x, context.world_size)[context.rank])
-        if context.should_checkpoint(step) or step % 100 == 99:
+        loss = run(tf.split(x, ctx.world_size)[ctx.rank])
+        if ctx.should_checkpoint(step) or step % 100 == 99:
             done.assign(step + 1)
             # The strategy wants every worker to write; one copy is enough on the lake.
             state.write("checkpoint/state")
-            if context.rank == 0:
-                context.save_checkpoint("checkpoint", step)
-        context.report(step, loss=loss.numpy())
+            if ctx.rank == 0:
+                ctx.save_checkpoint("checkpoint", step)
+        ctx.report(step, loss=loss.numpy())
     return {"weights": weights.numpy().tolist(), "replicas": strategy.num_replicas_in_sync}
 
 

@@ -112,20 +112,20 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 
 
 def train(train_url: str, test_url: str, epochs: int) -> dict[str, float]:
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", gang.local_rank)
+        device = torch.device("cuda", ctx.local_rank)
         torch.cuda.set_device(device)
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(Net().to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     images, labels = (part.to(device) for part in read(train_url))
-    even = len(images) - len(images) % gang.world_size  # as many rows in every rank
+    even = len(images) - len(images) % ctx.world_size  # as many rows in every rank
     images, labels = (
-        images[gang.rank : even : gang.world_size],
-        labels[gang.rank : even : gang.world_size],
+        images[ctx.rank : even : ctx.world_size],
+        labels[ctx.rank : even : ctx.world_size],
     )
     for epoch in range(epochs):
         model.train()
@@ -136,11 +136,11 @@ def train(train_url: str, test_url: str, epochs: int) -> dict[str, float]:
             loss.backward()
             optimizer.step()
             total += loss.item() * len(batch)
-        if gang.rank == 0:
+        if ctx.rank == 0:
             print(f"epoch {epoch + 1}: loss {total / len(images):.4f}")
     tested = accuracy(model.module, *(part.to(device) for part in read(test_url)))
-    if gang.rank == 0:
-        torch.save(model.module.cpu().state_dict(), gang.model_dir / "digits.pt")
+    if ctx.rank == 0:
+        torch.save(model.module.cpu().state_dict(), ctx.model_dir / "digits.pt")
     dist.destroy_process_group()
     return {"accuracy": tested, "rows": len(images)}
 

@@ -59,17 +59,17 @@ def train(epochs: int) -> dict[str, Any]:
     """Return the loss of each epoch, and the sum of the weights."""
     import torch.distributed as dist
 
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     cuda = torch.cuda.is_available()
     dist.init_process_group("nccl" if cuda else "gloo")
-    device = torch.device("cuda", gang.local_rank) if cuda else torch.device("cpu")
+    device = torch.device("cuda", ctx.local_rank) if cuda else torch.device("cpu")
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveMaxPool2d(4)
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(8 * 16, 2)).to(device)
     model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     loader = DataLoader(
-        Pictures(gang.data.to_arrow()),
+        Pictures(ctx.data.to_arrow()),
         batch_size=32,
         shuffle=True,
         num_workers=2,
@@ -83,7 +83,7 @@ def train(epochs: int) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        gang.report(epoch, loss=loss)
+        ctx.report(epoch, loss=loss)
         losses.append(loss.item())
     weights = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
     dist.destroy_process_group()

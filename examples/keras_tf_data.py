@@ -28,13 +28,13 @@ def train(epochs: int) -> dict[str, list[float]]:
     import keras
     import tensorflow as tf
 
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     shapes = {"x": (2,)}  # unknown from Spark's arrays
     training, testing = (
         data.tensorflow(128, shuffle=True, shapes=shapes)
         .map(lambda batch: (tf.cast(batch["x"], tf.float32), batch["label"]))
         .prefetch(tf.data.AUTOTUNE)
-        for data in (gang.data["training"], gang.data["testing"])
+        for data in (ctx.data["training"], ctx.data["testing"])
     )
     gpus = tf.config.list_logical_devices("GPU")
     strategy = tf.distribute.MirroredStrategy() if gpus else tf.distribute.get_strategy()
@@ -43,12 +43,12 @@ def train(epochs: int) -> dict[str, list[float]]:
         model = keras.Sequential([keras.Input((2,)), *layers])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    report = keras.callbacks.LambdaCallback(on_epoch_end=lambda n, logs: gang.report(n, **logs))
+    report = keras.callbacks.LambdaCallback(on_epoch_end=lambda n, logs: ctx.report(n, **logs))
     stop = keras.callbacks.EarlyStopping("val_loss", patience=3)
     fitted = model.fit(
         training, validation_data=testing, epochs=epochs, callbacks=[report, stop], verbose=0
     )
-    model.export(gang.model_dir, verbose=False)  # as TensorFlow Serving reads it
+    model.export(ctx.model_dir, verbose=False)  # as TensorFlow Serving reads it
     return {name: [float(value) for value in values] for name, values in fitted.history.items()}
 
 

@@ -139,15 +139,15 @@ def fit(epochs: int) -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     has_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if has_gpu else "gloo")
-    device = torch.device("cuda", gang.local_rank) if has_gpu else torch.device("cpu")
+    device = torch.device("cuda", ctx.local_rank) if has_gpu else torch.device("cpu")
     torch.manual_seed(0)
-    width = len(gang.data.to_arrow(["features"])["features"][0])
+    width = len(ctx.data.to_arrow(["features"])["features"][0])
     model = torch.nn.parallel.DistributedDataParallel(network(width).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    batches = gang.data.torch(32, shuffle=True, seed=0, shapes={"features": (width,)})
+    batches = ctx.data.torch(32, shuffle=True, seed=0, shapes={"features": (width,)})
     loss = torch.tensor(0.0)
     for epoch in range(epochs):
         right = rows = 0
@@ -160,9 +160,9 @@ def fit(epochs: int) -> dict[str, float]:
             optimizer.step()
             right += int((said.argmax(1) == kind).sum())
             rows += len(kind)
-        gang.report(epoch, loss=loss.item(), accuracy=right / rows)
-    if gang.rank == 0:
-        torch.save(model.module.cpu().state_dict(), gang.model_dir / "weights.pt")
+        ctx.report(epoch, loss=loss.item(), accuracy=right / rows)
+    if ctx.rank == 0:
+        torch.save(model.module.cpu().state_dict(), ctx.model_dir / "weights.pt")
     dist.destroy_process_group()
     return {"accuracy": right / rows, "rows": rows}
 

@@ -41,23 +41,23 @@ def train(epochs: int) -> dict[str, Any]:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     L.seed_everything(0, verbose=False)
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     x = torch.randn(512, 3)
     data = TensorDataset(x, x @ torch.tensor([[1.0], [-2.0], [3.0]]))
     best = ModelCheckpoint("checkpoints", monitor="val_loss", save_weights_only=False)
     trainer = L.Trainer(
         max_epochs=epochs,
         # Metrics to the driver, checkpoints to the lake.
-        callbacks=[EarlyStopping("val_loss", min_delta=1e-4), best, gang_callback(gang)],
+        callbacks=[EarlyStopping("val_loss", min_delta=1e-4), best, gang_callback(ctx)],
         logger=False,
         enable_progress_bar=False,
     )
     model = Plane()
     # Lightning gives each rank its part of the rows.
     loaders = DataLoader(data, batch_size=32, shuffle=True), DataLoader(data, batch_size=64)
-    found = gang.latest_checkpoint()  # of an earlier attempt, or of resume=
+    found = ctx.latest_checkpoint()  # of an earlier attempt, or of resume=
     trainer.fit(model, *loaders, ckpt_path=found)
-    trainer.save_checkpoint(gang.model_dir / "plane.ckpt", weights_only=True)  # rank 0 writes
+    trainer.save_checkpoint(ctx.model_dir / "plane.ckpt", weights_only=True)  # rank 0 writes
     return {
         "epochs": trainer.current_epoch,
         "world": trainer.world_size,

@@ -20,14 +20,14 @@ def validate(grid: dict[str, list[Any]]) -> list[tuple[float, dict[str, Any]]]:
     from sklearn.model_selection import ParameterGrid, cross_val_score
     from sklearn.svm import SVC
 
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     images, labels = load_digits(return_X_y=True)
     found = []
-    for parameters in list(ParameterGrid(grid))[gang.rank :: gang.world_size]:
+    for parameters in list(ParameterGrid(grid))[ctx.rank :: ctx.world_size]:
         # -1: all cores of the rank, by processes of joblib's.
         folds = cross_val_score(SVC(**parameters), images / 16, labels, cv=3, n_jobs=-1)
         found.append((float(folds.mean()), parameters))
-        gang.report(len(found), accuracy=max(found, key=lambda one: one[0])[0])
+        ctx.report(len(found), accuracy=max(found, key=lambda one: one[0])[0])
     return found
 
 

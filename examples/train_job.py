@@ -22,18 +22,18 @@ def train(epochs: int, rate: float) -> dict[str, float]:
     import torch.distributed as dist
     from sklearn.datasets import load_digits
 
-    gang = hopsgpu.context()
+    ctx = hopsgpu.context()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", gang.local_rank)
+        device = torch.device("cuda", ctx.local_rank)
         torch.cuda.set_device(device)
     digits = load_digits()
     images = torch.tensor(digits.data / 16, dtype=torch.float32, device=device)
     labels = torch.tensor(digits.target, device=device)
     tested = torch.arange(len(images), device=device) % 5 == 0
     own = (~tested).nonzero().flatten()
-    own = own[gang.rank : len(own) - len(own) % gang.world_size : gang.world_size]
+    own = own[ctx.rank : len(own) - len(own) % ctx.world_size : ctx.world_size]
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10).to(device))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -47,11 +47,11 @@ def train(epochs: int, rate: float) -> dict[str, float]:
         with torch.no_grad():
             right = model.module(images[tested]).argmax(1) == labels[tested]
         accuracy = float(right.float().mean())
-        gang.report(epoch, accuracy=accuracy)
-        if gang.rank == 0:
+        ctx.report(epoch, accuracy=accuracy)
+        if ctx.rank == 0:
             print(f"epoch {epoch}: accuracy {accuracy:.4f}")  # `hopsgpu logs last` shows it
-    if gang.rank == 0:
-        torch.save(model.module.cpu().state_dict(), gang.model_dir / "digits.pt")
+    if ctx.rank == 0:
+        torch.save(model.module.cpu().state_dict(), ctx.model_dir / "digits.pt")
     dist.destroy_process_group()
     return {"accuracy": accuracy}
 

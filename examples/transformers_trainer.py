@@ -43,8 +43,8 @@ def train(epochs: int) -> dict[str, float]:
 
     from hopsgpu.frameworks.transformers import gang_callback
 
-    gang = hopsgpu.context()
-    callbacks = [gang_callback(gang)]  # metrics to the driver, checkpoints to the lake
+    ctx = hopsgpu.context()
+    callbacks = [gang_callback(ctx)]  # metrics to the driver, checkpoints to the lake
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -70,9 +70,9 @@ def train(epochs: int) -> dict[str, float]:
         compute_metrics=lambda p: {"accuracy": float(np.mean(p[0].argmax(-1) == p[1]))},
         callbacks=callbacks,
     )
-    found = gang.latest_checkpoint(all_ranks=True)  # of an earlier attempt, or of resume=
+    found = ctx.latest_checkpoint(all_ranks=True)  # of an earlier attempt, or of resume=
     trainer.train(resume_from_checkpoint=found)
-    trainer.save_model(gang.model_dir)  # rank 0 writes
+    trainer.save_model(ctx.model_dir)  # rank 0 writes
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     weights = float(sum(p.detach().abs().sum() for p in trainer.model.parameters()))
     losses = {"first": logged[0], "last": logged[-1]}

@@ -33,8 +33,8 @@ def customers(spark: SparkSession, rows: int) -> DataFrame:
 
 def train(rounds: int, device: str = "cpu") -> dict[str, Any]:
     """Train one model on all ranks' rows; give `device="cuda"` if each rank has a GPU."""
-    gang = hopsgpu.context()
-    table = gang.data.to_arrow()
+    ctx = hopsgpu.context()
+    table = ctx.data.to_arrow()
     parameters = {"objective": "binary:logistic", "max_depth": 3, "device": device}
     history: dict[str, Any] = {}
     with communicator():
@@ -45,11 +45,11 @@ def train(rounds: int, device: str = "cpu") -> dict[str, Any]:
             rounds,
             evals=[(rows, "train")],
             evals_result=history,
-            callbacks=[gang_callback(gang)],
+            callbacks=[gang_callback(ctx)],
             verbose_eval=False,
         )
-    if gang.rank == 0:
-        booster.save_model(gang.model_dir / "model.ubj")
+    if ctx.rank == 0:
+        booster.save_model(ctx.model_dir / "model.ubj")
     losses = history["train"]["logloss"]
     return {"losses": losses, "rows": rows.num_row(), "trees": booster.get_dump()}
 
