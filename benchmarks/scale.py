@@ -196,9 +196,9 @@ def _exporter(given: Cluster) -> None:
     """Observe once, and write what Prometheus reads."""
     from prometheus_client import CollectorRegistry, generate_latest
 
-    from hopsgpu.backends.lake_root import given_roots
     from hopsgpu.monitoring.exposition import LookCollector
     from hopsgpu.monitoring.observation import Monitor
+    from hopsgpu.storage.lake_root import given_roots
 
     registry = CollectorRegistry()
     root = os.environ["HOPSGPU_ROOT"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from hopsgpu.serving import model_signature
 from hopsgpu.serving.model_formats import ModelFormat, pickle_warning
 from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS, PERMISSION
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.storage.lake_root import session_root
 from hopsgpu.storage.names import is_model_name, local_path, model_name
+from hopsgpu.storage.root import join_url
 
 __all__ = ["ModelFormat", "ModelStore", "ModelVersion", "TagChange"]
 
@@ -41,16 +44,20 @@ class ModelStore:
     """The models below a URL on the lake.
 
     Args:
-        url: an absolute hdfs://, viewfs://, webhdfs://, s3://, gs://, abfss:// or file:// URL.
+        url: an absolute hdfs://, viewfs://, webhdfs://, s3://, gs://, abfss:// or file:// URL; None
+            for the directory `models` of the root that a session here uses, where `launch`
+            publishes and `hopsgpu models` looks.
 
     Raises:
-        ConfigError: the URL is another one.
+        ConfigError: the URL is another one, or the configuration of the cluster cannot be read.
     """
 
     __module__ = "hopsgpu"
 
     @public
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | None = None) -> None:
+        if url is None:
+            url = join_url(session_root(os.environ), "models")
         if not isinstance(url, str):
             raise ConfigError(f"ModelStore({url!r}): must be a URL, as hdfs:///user/ann/models")
         self._root = LakePath(url)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
+from hopsgpu.storage.spark_defaults import spark_defaults
 
 
 def gang_queue_root(

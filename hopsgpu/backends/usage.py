@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 
 from hopsgpu.artifacts.run_uses import read_uses
-from hopsgpu.backends.lake_root import given_roots
 from hopsgpu.core.boundary import public
 from hopsgpu.core.usage_report import Grouping, Usage, check_grouping, moment_of, summed_up
 from hopsgpu.errors import ConfigError
+from hopsgpu.storage.lake_root import given_roots
 
 When = str | float | timedelta | date | datetime | None
 

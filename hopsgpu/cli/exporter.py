@@ -34,9 +34,9 @@ def exporter(roots: tuple[str, ...], host: str, port: int, alerts: bool, dashboa
     on another address than this machine's own only where everybody may read the names of users,
     queues, nodes and runs.
     """
-    from hopsgpu.backends.lake_root import given_roots
     from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD, file_text, serving
     from hopsgpu.monitoring.observation import Monitor
+    from hopsgpu.storage.lake_root import given_roots
 
     if alerts and dashboard:
         raise ConfigError("--alerts and --dashboard: give one of them")

@@ -58,7 +58,7 @@ def lake_root() -> str:
     Raises:
         ConfigError: the root is unknown.
     """
-    from hopsgpu.backends.lake_root import default_root
+    from hopsgpu.storage.lake_root import default_root
 
     use_keytab()
     root = click.get_current_context().meta.get(_KEY)
@@ -69,8 +69,8 @@ def unset_hint() -> str:
     """Return what to say beside finding nothing where nothing tells of a root or a cluster; else
     "".
     """
-    from hopsgpu.backends.lake_root import named_root
     from hopsgpu.storage.hadoop_conf import is_configured
+    from hopsgpu.storage.lake_root import named_root
 
     root = click.get_current_context().meta.get(_KEY) or named_root(os.environ)
     if root or is_configured(os.environ):
@@ -87,10 +87,10 @@ def use_keytab() -> None:
     Raises:
         ConfigError: the keytab gives none, or a file cannot be read.
     """
-    from hopsgpu.backends.spark.submit_arguments import spark_defaults
     from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.identity import ensure_credentials
     from hopsgpu.storage.kerberos import has_keytab
+    from hopsgpu.storage.spark_defaults import spark_defaults
 
     settings = spark_defaults(os.environ).get
     if has_keytab(settings):

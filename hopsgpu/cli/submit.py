@@ -159,12 +159,13 @@ def submit(
 
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.backends.spark.pyspark_archives import with_bytecode
-    from hopsgpu.backends.spark.submit_arguments import ship, spark_defaults, submit_arguments
+    from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
     from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.identity import ensure_credentials
+    from hopsgpu.storage.spark_defaults import spark_defaults
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import (
         ResourceManager,
@@ -256,9 +257,9 @@ def _root(properties: Mapping[str, str]) -> LakePath:
         ConfigError: there is no Hadoop configuration, and a directory of this machine is not a
             lake.
     """
-    from hopsgpu.backends.lake_root import default_root
     from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.lake import LakePath
+    from hopsgpu.storage.lake_root import default_root
 
     if named := properties.get("spark.hopsgpu.root"):
         return LakePath(named)

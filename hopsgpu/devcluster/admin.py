@@ -9,8 +9,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from hopsgpu.backends.spark.submit_arguments import read_properties
 from hopsgpu.errors import ConfigError
+from hopsgpu.storage.spark_defaults import read_properties
 
 HOME = Path(__file__).parent / "admin_files"
 YARN = HOME / "yarn-scripts"

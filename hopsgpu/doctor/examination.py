@@ -8,7 +8,6 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from hopsgpu.backends.spark.spark_location import find_spark
-from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.doctor import (
     facts as gather,
 )
@@ -26,6 +25,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.kerberos import is_kerberized
+from hopsgpu.storage.spark_defaults import spark_defaults
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 _YARN = ("calculator", "gpus", "node managers", "queue")

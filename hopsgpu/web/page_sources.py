@@ -23,11 +23,11 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import Log, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
 from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore, began_by_name
-from hopsgpu.backends.lake_root import given_roots, roots_of_users
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.storage.lake_root import given_roots, roots_of_users
 from hopsgpu.web.log_pages import LogPart, read_part
 from hopsgpu.web.metric_series import MetricFiles, MetricPlots
 from hopsgpu.web.run_rows import RunRow, newest, row_of

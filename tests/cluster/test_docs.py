@@ -11,12 +11,14 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hdfs_native.fsspec import HdfsFileSystem
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.storage.lake_root import session_root
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 
 # Pages of which no block is run, and why.
@@ -80,7 +82,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def lake(spark: SparkSession) -> HdfsFileSystem:
     """HDFS, without what an earlier run of these tests has left."""
     files = HdfsFileSystem(skip_instance_cache=True)
-    for path in ("/raw", "/lake", "/user/me/hopsgpu", "/user/ann/hopsgpu"):
+    digits = urlsplit(session_root(os.environ)).path + "/models/digits"
+    for path in ("/raw", "/lake", "/user/me/hopsgpu", digits):
         if files.exists(path):
             files.rm(path, recursive=True)
     return files
@@ -170,7 +173,7 @@ def test_pages(
         assert left["models"].tags("readings") == {"production": left["version"]}
         assert left["code"] == 0
 
-        store = hopsgpu.ModelStore("hdfs:///user/ann/hopsgpu/models")
+        store = hopsgpu.ModelStore()
         store.publish("local/dir", "digits")  # an older one, which the page deletes
         left = _run("docs/models.md", hopsgpu=hopsgpu, train=_leaves_a_model)
         assert set(left["result"].model.manifest["files"]) == {"part-0", "part-1"}

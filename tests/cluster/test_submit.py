@@ -19,11 +19,11 @@ import pytest
 
 from hopsgpu import ModelStore
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.backends.lake_root import default_root
 from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.backends.spark.submit_command import find_spark_submit
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.storage.lake_root import default_root
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.conftest import as_in_a_terminal, gpus_become, until
 from tests.proxy import refusing_proxy

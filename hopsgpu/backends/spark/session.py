@@ -44,7 +44,6 @@ from hopsgpu.backends.spark.spark_versions import (
     too_old,
     unsupported,
 )
-from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.own_log import level_of, show
@@ -53,6 +52,7 @@ from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.identity import ensure_credentials
+from hopsgpu.storage.spark_defaults import spark_defaults
 from hopsgpu.tracebacks import VARIABLE as LOG
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses

@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hopsgpu.artifacts import runs as stored_runs
-from hopsgpu.backends.lake_root import default_root
 from hopsgpu.cli import logs as logs_module
 from hopsgpu.cli import run_commands as runs_module
 from hopsgpu.cli.main import main
 from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.errors import ConfigError
+from hopsgpu.storage.lake_root import default_root
 from tests.conftest import as_in_a_terminal, gone, until
 from tests.unit.records import put_run
 

@@ -18,8 +18,6 @@ from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
 from hopsgpu.backends.spark.submit_arguments import (
     Shipped,
-    read_properties,
-    spark_defaults,
     split_options,
     submit_arguments,
 )
@@ -33,6 +31,7 @@ from hopsgpu.devcluster.ports import port_names
 from hopsgpu.devcluster.state import State
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
+from hopsgpu.storage.spark_defaults import read_properties, spark_defaults
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFAULTS = ROOT / "spark-conf" / "spark-defaults.conf"

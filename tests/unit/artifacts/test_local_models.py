@@ -417,3 +417,16 @@ def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None
         with pytest.raises(StoreError, match=f"{record.url} is damaged") as told:
             checkpoint_restore._facts(record)
         assert told.value.kind == "damaged"
+
+
+def test_without_a_url_the_store_is_that_of_a_session_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOPSGPU_ROOT", f"file://{tmp_path}/root")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "weights").write_text("weights")
+    version = ModelStore().publish(tmp_path / "files", "net")
+    assert version.url == f"file://{tmp_path}/root/models/net/1"
+    assert [v.url for v in ModelStore(f"file://{tmp_path}/root/models").versions("net")] == [
+        version.url
+    ]

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hopsgpu.backends import lake_root
-from hopsgpu.backends.lake_root import given_roots, roots_of_users
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage import lake_root
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.storage.lake_root import given_roots, roots_of_users, session_root
 
 SITE = (
     "<configuration><property><name>fs.defaultFS</name><value>{}</value></property></configuration>"
@@ -71,6 +71,14 @@ def test_a_session_has_its_root(environ: dict[str, str], monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "pyspark", pyspark)
     roots, _ = roots_of_users(environ)
     assert [root.url for root in roots] == ["hdfs://lake/team"]
+    assert session_root(environ) == "hdfs://lake/team"
+
+
+def test_without_a_session_the_root_is_the_one_that_a_session_would_use(
+    environ: dict[str, str],
+) -> None:
+    assert session_root(environ) == "hdfs://lake:8020/user/alice/hopsgpu"
+    assert session_root({**environ, "HOPSGPU_ROOT": "hdfs://lake/shared/"}) == "hdfs://lake/shared"
 
 
 def test_a_machine_without_a_cluster_has_one_root(

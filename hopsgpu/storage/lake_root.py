@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from hopsgpu.backends.spark.submit_arguments import spark_defaults
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.identity import hadoop_user
 from hopsgpu.storage.lake import UNSAFE_CHARACTERS, LakePath
 from hopsgpu.storage.root import choose_root
+from hopsgpu.storage.spark_defaults import spark_defaults
 
 
 def default_root(environ: Mapping[str, str]) -> str:
@@ -45,6 +45,26 @@ def named_root(environ: Mapping[str, str]) -> str | None:
     return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
 
 
+def session_root(environ: Mapping[str, str]) -> str:
+    """Return the root of this process's Spark session, or else the one that a session would use.
+
+    Args:
+        environ: environment of the process.
+
+    Raises:
+        ConfigError: the configuration of the cluster cannot be read.
+    """
+    if named := _root_of_active_session():
+        return choose_root(named, None, "")
+    return default_root(environ)
+
+
+def _root_of_active_session() -> str | None:
+    session = sys.modules.get("pyspark")
+    context = None if session is None else session.SparkContext._active_spark_context
+    return None if context is None else context.getConf().get("spark.hopsgpu.root")
+
+
 def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[LakePath], Sequence[str]]:
     """Return the roots of all users, and why some of them are unknown.
 
@@ -57,11 +77,8 @@ def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[LakePath], Sequ
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    session = sys.modules.get("pyspark")
-    context = None if session is None else session.SparkContext._active_spark_context
-    named = None if context is None else context.getConf().get("spark.hopsgpu.root")
-    own = LakePath(named or default_root(environ))
-    if named or named_root(environ) or own.url.startswith("file:"):
+    own = LakePath(session_root(environ))
+    if _root_of_active_session() or named_root(environ) or own.url.startswith("file:"):
         return [own], []
     homes = own.parent.parent.with_client()
     name = own.url.rpartition("/")[2]
