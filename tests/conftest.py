@@ -239,7 +239,7 @@ def nothing_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     It would take each executor seconds of a core, and the first launch waits for it.
     """
-    monkeypatch.setattr(arguments, "likely_preloads", lambda: ())
+    monkeypatch.setattr(arguments, "likely_imports", lambda: ())
 
 
 def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:

@@ -134,10 +134,10 @@ def pickled(
         ConfigError: something cannot be pickled, or is too large to travel.
     """
     noted, risks = ImportRecorder(), LoadRisks()
-    call = pickle_call(function, args, kwargs, noted=noted, risks=risks)
+    call = pickle_call(function, args, kwargs, import_recorder=noted, risks=risks)
     _check_size(len(call), 0)
     for one in later:
-        noted.see(one, by_value=True)
+        noted.record(one, is_by_value=True)
     return PickledFunction(function, args, kwargs, call, noted.imported(), risks.found)
 
 
@@ -173,7 +173,7 @@ def packed(
         call, given.risks, env_vars, pickle_one, end_if_interrupted
     ) as failures:
         modules = packer.pack(
-            import_roots(train_fn, imported, application.py_files_dir, packer.sources)
+            import_roots(train_fn, imported, application.py_files_dir, packer.import_reader)
         )
         _check_size(len(call), len(modules.archive))
         foreseen = scan_function(train_fn, modules)

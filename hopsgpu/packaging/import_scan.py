@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-# Sources are parsed once for all launches of a held gang.
-_MOST_SOURCES = 4096
-# Attempts to parse a source. Threads that parse at the same time rarely disturb each other twice.
-_PARSINGS = 20
+# The cache serves all launches of a held gang.
+_CACHED_SOURCES = 4096
+# Concurrent parsers rarely disturb each other twice, see `parse_source`.
+_PARSE_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class ImportedModules:
 
     Attributes:
         needed: modules that the pickle names; it cannot be unpickled without them.
-        likely: modules that only the code in the pickle names or comes from; the call may do
-            without them, because an import may stand in a branch or in `try`.
+        likely: modules that only code in the pickle names or comes from. The call may not need
+            them, because an import may be in a branch or in `try`.
     """
 
     needed: frozenset[str] = frozenset()
@@ -47,35 +47,33 @@ class ImportRecorder:
     needed: set[str] = field(default_factory=set)
     likely: set[str] = field(default_factory=set)
 
-    def see(self, value: object, *, by_value: bool) -> None:
-        """Note an object that is about to be pickled.
+    def record(self, value: object, *, is_by_value: bool) -> None:
+        """Record an object that is about to be pickled.
 
         Args:
-            value: any object that is no number, text or built-in container.
-            by_value: whether it is a function or class that is pickled by value, because a rank
+            value: any object except numbers, texts and built-in containers.
+            is_by_value: whether it is a function or class that is pickled by value, because a rank
                 cannot import it by its name.
         """
         # Not isinstance, which asks the object for its class: a proxy may refuse to answer.
         kind = type(value)
-        known: Any = value
+        item: Any = value
         if issubclass(kind, ModuleType):
             registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
-            if _first(known.__name__) not in map(_first, registered):
-                self.needed.add(known.__name__)
+            if _first(item.__name__) not in map(_first, registered):
+                self.needed.add(item.__name__)
         elif issubclass(kind, (type, FunctionType)) or (
-            issubclass(kind, BuiltinFunctionType) and isinstance(known.__self__, ModuleType)
+            issubclass(kind, BuiltinFunctionType) and isinstance(item.__self__, ModuleType)
         ):
             # `__module__` of a class may be a property.
-            home = known.__module__ if isinstance(known.__module__, str) else "builtins"
-            # What is pickled with a class, or later with its objects, may refer to this module by
-            # name.
-            (self.likely if by_value else self.needed).add(home)
-        if by_value and issubclass(kind, FunctionType):
-            package = str(known.__globals__.get("__package__") or "")
-            self.likely.update(imports_of_code(known.__code__, package))
+            home = item.__module__ if isinstance(item.__module__, str) else "builtins"
+            # Members of a class, and its objects, may refer to this module by name.
+            (self.likely if is_by_value else self.needed).add(home)
+        if is_by_value and issubclass(kind, FunctionType):
+            package = str(item.__globals__.get("__package__") or "")
+            self.likely.update(imports_of_code(item.__code__, package))
 
     def imported(self) -> ImportedModules:
-        """Return what was noted."""
         return ImportedModules(frozenset(self.needed), frozenset(self.likely - self.needed))
 
 
@@ -83,106 +81,110 @@ class Import(NamedTuple):
     """An import in a module's source.
 
     Attributes:
-        name: dotted name of what is imported: a module, or perhaps an attribute of one.
-        called: whether the import runs only when one of the module's functions is called.
+        name: dotted name of a module, or of an attribute of a module.
+        is_deferred: whether the import runs only when one of the module's functions is called.
     """
 
     name: str
-    called: bool
+    is_deferred: bool
 
 
-@functools.lru_cache(maxsize=_MOST_SOURCES)
-def imports_of_source(name: str, source: str, package: bool) -> tuple[Import, ...]:
+@functools.lru_cache(maxsize=_CACHED_SOURCES)
+def imports_of_source(name: str, source: str, is_package: bool) -> tuple[Import, ...]:
     """Return the imports of a module, without those that only a type checker reads.
 
     Args:
         name: dotted name of the module.
-        source: its text. A source that does not parse has no imports here; whoever imports it gets
-            the error.
-        package: whether the module is a package's own `__init__.py`.
+        source: its text. If it does not parse, the result is empty, and the rank that imports the
+            module raises the error.
+        is_package: whether the module is a package's own `__init__.py`.
     """
-    parent = name if package else name.rpartition(".")[0]
-    found: list[Import] = []
-    for node, called in executed(parsed(source)):
+    parent = name if is_package else name.rpartition(".")[0]
+    imports: list[Import] = []
+    for node, is_deferred in walk_executed(parse_source(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            after = [alias.name for alias in node.names]
-            names = _from(node.module or "", node.level, after, parent)
-        found += [Import(name, called) for name in names]
-    return tuple(dict.fromkeys(found))
+            members = [alias.name for alias in node.names]
+            names = _imported_names(node.module or "", node.level, members, parent)
+        imports += [Import(name, is_deferred) for name in names]
+    return tuple(dict.fromkeys(imports))
 
 
 def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
-    """Yield the imports in a function's code, and in that of the functions inside it.
+    """Yield the imports in the code of a function and of the functions inside it.
 
     Args:
         code: the function's code.
-        package: the package to which relative imports are relative; "" for none.
+        package: the package that relative imports start from; "" for none.
     """
     for part in codes_of(code):
-        # IMPORT_NAME takes the level and the names of `from` from the stack.
-        loaded: list[Any] = [0, None]
+        # IMPORT_NAME takes the level and the names after `import` from the stack.
+        stack: list[Any] = [0, None]
         for instruction in dis.get_instructions(part):
             if instruction.opname == "IMPORT_NAME":
-                level, names = loaded[-2:]
-                yield from _from(str(instruction.argval), level, list(names or ()), package)
+                level, names = stack[-2:]
+                module = str(instruction.argval)
+                yield from _imported_names(module, level, list(names or ()), package)
             elif instruction.opname.startswith("LOAD_"):
-                loaded.append(instruction.argval)
+                stack.append(instruction.argval)
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield a function's code and that of the functions inside it."""
+    """Yield the code of a function and of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from codes_of(constant)
 
 
-def parsed(source: str) -> ast.Module:
-    """Return the syntax tree of a source; an empty tree if the source does not parse."""
-    for _ in range(_PARSINGS):
+def parse_source(source: str) -> ast.Module:
+    """Return the syntax tree, which is empty if the source does not parse."""
+    for _ in range(_PARSE_ATTEMPTS):
         try:
             return ast.parse(source)
         except SystemError:
-            # CPython before 3.11.8 and 3.12.2 counts the depth in one number for all threads, and
-            # refuses a source while another thread parses (python/cpython#106905).
+            # CPython before 3.11.8 and 3.12.2 counts the depth of all threads together, so a source
+            # may be refused while another thread parses (python/cpython#106905).
             continue
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             break
     return ast.Module([], [])
 
 
-def executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield a tree's nodes, except those for type checkers, and whether only a call runs them."""
-    # Without recursion, because the tree of a long sum is too deep for it.
+def walk_executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """Yield the nodes that run, without those under `TYPE_CHECKING`, and whether they are deferred.
+
+    A node is deferred if it runs only when a function is called.
+    """
+    # No recursion: the tree of a long sum is too deep.
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
     while pending:
-        node, called = pending.pop()
-        yield node, called
-        if isinstance(node, ast.If) and _is_for_types(node.test):
-            pending += [(child, called) for child in node.orelse]
+        node, is_deferred = pending.pop()
+        yield node, is_deferred
+        if isinstance(node, ast.If) and _is_type_checking(node.test):
+            pending += [(child, is_deferred) for child in node.orelse]
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            pending += [(child, called) for child in node.decorator_list]
+            pending += [(child, is_deferred) for child in node.decorator_list]
             pending += [(child, True) for child in node.body]
         else:
-            pending += [(child, called) for child in ast.iter_child_nodes(node)]
+            pending += [(child, is_deferred) for child in ast.iter_child_nodes(node)]
 
 
-def _is_for_types(test: ast.expr) -> bool:
-    """Return whether a condition is `TYPE_CHECKING`, under whatever name its module is imported."""
+def _is_type_checking(test: ast.expr) -> bool:
+    # The module may be imported under any name.
     return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
 
 
-def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
-    """Return what `from module import names` may import."""
+def _imported_names(module: str, level: int, names: list[str], package: str) -> list[str]:
+    """Return what `from module import names` may import: the module, and submodules of it."""
     if level:
         if not package:
             return []
         try:
             module = resolve_name("." * level + module, package)
-        except ImportError:  # beyond the top-level package: the rank that imports it reports it
+        except ImportError:  # above the top-level package: the rank's import raises the error
             return []
     return [module, *(f"{module}.{name}" for name in names)]
 

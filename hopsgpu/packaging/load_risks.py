@@ -70,7 +70,7 @@ class LoadRisks:
         self._classes: set[type] = set()
         self._kinds: set[type] = set()
 
-    def see(self, value: object, *, by_value: bool) -> None:
+    def record(self, value: object, *, is_by_value: bool) -> None:
         """Note an object that is about to be pickled.
 
         Args:
@@ -80,7 +80,7 @@ class LoadRisks:
         kind = type(value)
         if issubclass(kind, type):
             cls: Any = value
-            if by_value and cls not in self._classes:
+            if is_by_value and cls not in self._classes:
                 self._classes.add(cls)
                 if creation_runs_code(cls):
                     self.found[cls] = cls

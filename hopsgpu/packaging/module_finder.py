@@ -1,8 +1,8 @@
 """The places from which the driver imports the modules that a call names; none is imported.
 
-What the Python environment has (its standard library, its site-packages) is not the user's, and
-must be in the ranks' Python. Everything else is the user's: a directory on `sys.path` by
-PYTHONPATH, by `sys.path.insert` or by a `.pth` file, an editable installation, a zip.
+Modules of the Python environment (its standard library, its site-packages) must be in the ranks'
+Python. All others are the user's: a directory that is on `sys.path` by PYTHONPATH, by
+`sys.path.insert` or by a `.pth` file, an editable installation, a zip.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from hopsgpu.packaging.import_scan import Import, imports_of_source
 
-# These reach the ranks by themselves, or are present wherever executors run.
+# hopsgpu sends the first two to the ranks; executors have the others.
 PROVIDED_MODULES = frozenset({"hopsgpu", "cloudpickle", "pyspark", "py4j"})
 MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -35,9 +35,9 @@ class ModuleSource:
     """A module or package of the user's, or a portion of a namespace package.
 
     Attributes:
-        name: the name it must have in a directory to be imported from there: "pkg", "pkg.py".
-        path: the file or directory; for what is in a zip, the zip.
-        inside: its name in the zip; "" if it is in none.
+        name: file or directory name under which ranks can import it: "pkg", "pkg.py".
+        path: the file or directory, or the zip that contains it.
+        inside: its name in the zip; "" without a zip.
     """
 
     name: str
@@ -46,37 +46,36 @@ class ModuleSource:
 
     @property
     def root(self) -> Path | None:
-        """Return the directory or zip to import it from; None if its name differs there."""
+        """Return the entry of `sys.path` that has it; None if it has another name there."""
         if self.inside:
             return self.path if self.inside == self.name else None
         return self.path.parent if self.path.name == self.name else None
 
 
 def is_in_environment(path: Path) -> bool:
-    """Return whether a directory or file belongs to the Python environment itself."""
     if not _PACKAGES.isdisjoint(path.parts):
         return True
-    return path.parent == path or any(path.is_relative_to(own) for own in _environment())
+    return path.parent == path or any(map(path.is_relative_to, _environment()))
 
 
 @functools.cache
 def _environment() -> tuple[Path, ...]:
-    """Return the environment's directories, as they are written and as they are resolved."""
+    """Return the environment's directories, as written and resolved."""
     paths = sysconfig.get_paths()
-    own = [Path(paths[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
-    own.append(Path(sys.executable).resolve().parent)
-    return tuple(dict.fromkeys([*own, *(path.resolve() for path in own)]))
+    keys = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    directories = [*(Path(paths[key]) for key in keys), Path(sys.executable).resolve().parent]
+    return tuple(dict.fromkeys([*directories, *(path.resolve() for path in directories)]))
 
 
 def user_path_entries() -> dict[Path, int]:
     """Return the resolved entries of `sys.path` before the standard library, and their positions.
 
-    The modules of later entries (those of a `.pth` file, or those that a notebook appends) come
-    after those of the environment. Entries of the environment itself are left out.
+    The environment takes precedence over later entries (of a `.pth` file, or appended by a
+    notebook). Entries of the environment are left out.
     """
-    found: dict[Path, int] = {}
+    positions: dict[Path, int] = {}
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
-    for place, entry in enumerate(sys.path):
+    for position, entry in enumerate(sys.path):
         # Python, too, imports only from entries that are strings.
         if isinstance(entry, str):
             try:
@@ -86,14 +85,14 @@ def user_path_entries() -> dict[Path, int]:
             if path == library:
                 break
             if not is_in_environment(path):
-                found.setdefault(path, place)
-    return found
+                positions.setdefault(path, position)
+    return positions
 
 
 def module_sources(name: str, beside: Path | None = None) -> tuple[ModuleSource, ...]:
-    """Return the user's parts that a top-level module is imported from; none for other modules.
+    """Return where a top-level module of the user's is imported from; empty for other modules.
 
-    A namespace package may have several.
+    A namespace package may have several sources.
 
     Args:
         name: name of the module.
@@ -110,22 +109,22 @@ def module_sources(name: str, beside: Path | None = None) -> tuple[ModuleSource,
 
 
 def _sources_of_spec(name: str, spec: ModuleSpec) -> tuple[ModuleSource, ...]:
-    places = spec.submodule_search_locations
+    locations = spec.submodule_search_locations
     # A path of `zipimport` continues below the zip's path.
-    if places is not None:
-        found = [_part(name, Path(place).absolute()) for place in list(places)]
+    if locations is not None:
+        sources = [_source_at(name, Path(location).absolute()) for location in list(locations)]
     elif spec.has_location and spec.origin is not None:
         origin = Path(spec.origin).absolute()
-        found = [_part(name + _suffix(origin.name), origin)]
+        sources = [_source_at(name + _suffix(origin.name), origin)]
     else:
-        found = []
-    return tuple(part for part in found if part is not None and not is_in_environment(part.path))
+        sources = []
+    return tuple(s for s in sources if s is not None and not is_in_environment(s.path))
 
 
 def loaded_source(name: str) -> tuple[ModuleSource, ...]:
-    """Return the file of a loaded module, as a part that has the module's full dotted name.
+    """Return the file of a loaded module, under the module's full dotted name.
 
-    It serves a module whose package is found nowhere: pytest imports a test module like this with
+    For a module whose package has no files: pytest imports test modules like this with
     `--import-mode=importlib`.
     """
     module = sys.modules.get(name)
@@ -135,8 +134,8 @@ def loaded_source(name: str) -> tuple[ModuleSource, ...]:
     path = Path(file).absolute()
     if not path.is_file() or is_in_environment(path):
         return ()
-    package = "/__init__" * (path.name == _INIT)
-    return (ModuleSource(_file_name(name) + package + _suffix(path.name), path),)
+    init = "/__init__" * (path.name == _INIT)
+    return (ModuleSource(_file_name(name) + init + _suffix(path.name), path),)
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
@@ -148,21 +147,21 @@ def _spec_of(name: str) -> ModuleSpec | None:
             return find_spec(name)
         except (ImportError, ValueError):
             return None
-    # Not getattr: a lazy module would answer by importing.
-    known: dict[str, Any] = getattr(module, "__dict__", {})
-    found = known.get("__spec__")
-    path, file = known.get("__path__"), known.get("__file__")
-    if path is None and isinstance(found, ModuleSpec):
-        return found
-    # A module that was made without a spec, or that has extended its path (pkgutil.extend_path).
+    # Not getattr: a lazy module would import.
+    attributes: dict[str, Any] = getattr(module, "__dict__", {})
+    own_spec = attributes.get("__spec__")
+    path, file = attributes.get("__path__"), attributes.get("__file__")
+    if path is None and isinstance(own_spec, ModuleSpec):
+        return own_spec
+    # The module has no spec, or has extended its path (pkgutil.extend_path).
     spec = ModuleSpec(name, None, origin=file if isinstance(file, str) else None)
     spec.has_location = spec.origin is not None
-    spec.submodule_search_locations = None if path is None else [str(one) for one in path]
+    spec.submodule_search_locations = None if path is None else [str(entry) for entry in path]
     return spec
 
 
-def _part(name: str, path: Path) -> ModuleSource | None:
-    """Return the part at a path, which may continue inside a zip; None if nothing is there."""
+def _source_at(name: str, path: Path) -> ModuleSource | None:
+    """Return the source at a path, which may continue inside a zip; None if there is no file."""
     if path.exists():
         return ModuleSource(name, path)
     for above in path.parents:
@@ -180,45 +179,45 @@ def _suffix(file: str) -> str:
 
 @dataclass
 class ImportReader:
-    """The imports of modules, read again only if the module's file has changed."""
+    """A reader of modules' imports, which reads a file again only if the file has changed."""
 
-    _known: dict[tuple[Path, str], tuple[object, tuple[Import, ...]]] = field(default_factory=dict)
+    _cache: dict[tuple[Path, str], tuple[object, tuple[Import, ...]]] = field(default_factory=dict)
 
-    def imports(self, part: ModuleSource, name: str) -> tuple[Import, ...]:
-        """Return the imports of a module of a part; none if the part has no source of it."""
-        stem = "/".join(name.split(".")[1:])
-        if part.name.endswith(_INIT) and part.name.removesuffix(f"/{_INIT}") == _file_name(name):
+    def imports(self, source: ModuleSource, name: str) -> tuple[Import, ...]:
+        """Return the imports of a module; empty if the source does not contain its text."""
+        stem, file_name = "/".join(name.split(".")[1:]), _file_name(name)
+        if source.name == f"{file_name}/{_INIT}":
             candidates = [("", True)]
-        elif part.name.endswith(_SUFFIXES):
-            candidates = [("", False)] if part.name == f"{_file_name(name)}.py" else []
+        elif source.name.endswith(_SUFFIXES):
+            candidates = [("", False)] if source.name == f"{file_name}.py" else []
         else:
             candidates = [(f"{stem}/{_INIT}".lstrip("/"), True)]
             candidates += [(f"{stem}.py", False)] if stem else []
-        for inner, package in candidates:
-            found = self._read(part, inner, name, package)
-            if found is not None:
-                return found
+        for inner, is_package in candidates:
+            imports = self._read(source, inner, name, is_package)
+            if imports is not None:
+                return imports
         return ()
 
     def _read(
-        self, part: ModuleSource, inner: str, name: str, package: bool
+        self, source: ModuleSource, inner: str, name: str, is_package: bool
     ) -> tuple[Import, ...] | None:
-        file = part.path if part.inside or not inner else part.path / inner
-        inside = "/".join(filter(None, (part.inside, inner))) if part.inside else ""
+        file = source.path if source.inside or not inner else source.path / inner
+        inside = "/".join(filter(None, (source.inside, inner))) if source.inside else ""
         try:
             stat = file.stat()
         except OSError:
             return None
         state = stat.st_mtime_ns, stat.st_size, stat.st_ino
-        known = self._known.get((file, inside))
-        if known is not None and known[0] == state:
-            return known[1]
-        source = _content(file, inside)
-        if source is None:
+        cached = self._cache.get((file, inside))
+        if cached is not None and cached[0] == state:
+            return cached[1]
+        text = _content(file, inside)
+        if text is None:
             return None
-        found = imports_of_source(name, source.decode(errors="replace"), package)
-        self._known[file, inside] = state, found
-        return found
+        imports = imports_of_source(name, text.decode(errors="replace"), is_package)
+        self._cache[file, inside] = state, imports
+        return imports
 
 
 def _file_name(name: str) -> str:
@@ -232,44 +231,42 @@ def _content(file: Path, inside: str) -> bytes | None:
         with zipfile.ZipFile(file) as archive:
             return archive.read(inside)
     except (OSError, KeyError, zipfile.BadZipFile):
-        return None  # packing, or the rank, reports what cannot be read
+        return None  # packing, or the rank, reports the error
 
 
 def users_module_sources(
-    names: Iterable[str], sources: ImportReader, beside: Path | None = None
+    names: Iterable[str], reader: ImportReader, beside: Path | None = None
 ) -> tuple[ModuleSource, ...]:
-    """Return the user's parts that modules are imported from, and those that they import in turn.
+    """Return the sources of the user's modules among some modules and those that they import.
 
     Args:
-        names: dotted names of what is imported first.
-        sources: reads the imports of modules on the way.
+        names: dotted names of the modules.
+        reader: reads the imports of the user's modules.
         beside: as in `module_sources`.
     """
-    pending, met = list(names), set[str]()
-    tops: dict[str, tuple[ModuleSource, ...]] = {}
-    alone: dict[str, tuple[ModuleSource, ...]] = {}
+    pending, visited = list(names), set[str]()
+    by_top: dict[str, tuple[ModuleSource, ...]] = {}
+    loaded: dict[str, tuple[ModuleSource, ...]] = {}
     while pending:
         name = pending.pop()
-        if name in met:
+        if name in visited:
             continue
-        met.add(name)
+        visited.add(name)
         top, _, below = name.partition(".")
-        if top not in tops:
-            tops[top] = module_sources(top, beside)
+        if top not in by_top:
+            by_top[top] = module_sources(top, beside)
         if below:
             pending.append(name.rpartition(".")[0])
-        for part in tops[top]:
-            pending += [found.name for found in sources.imports(part, name)]
-        if below and not tops[top] and name in sys.modules and _is_made_up(top):
-            alone[name] = loaded_source(name)
-            for part in alone[name]:
-                pending += [i.name for i in sources.imports(part, name)]
-    found = itertools.chain.from_iterable((*tops.values(), *alone.values()))
-    return tuple(dict.fromkeys(found))
+        if below and not by_top[top] and name in sys.modules and _has_no_file(top):
+            loaded[name] = loaded_source(name)
+        for source in (*by_top[top], *loaded.get(name, ())):
+            pending += [item.name for item in reader.imports(source, name)]
+    sources = itertools.chain.from_iterable((*by_top.values(), *loaded.values()))
+    return tuple(dict.fromkeys(sources))
 
 
-def _is_made_up(top: str) -> bool:
-    """Return whether a loaded module has no file or directory at all."""
+def _has_no_file(top: str) -> bool:
+    """Return whether a loaded module has neither a file nor a directory."""
     spec = _spec_of(top)
     return spec is None or (spec.origin is None and not spec.submodule_search_locations)
 

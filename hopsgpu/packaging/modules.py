@@ -32,17 +32,17 @@ from hopsgpu.packaging.module_finder import (
     users_module_sources,
 )
 
-# A directory beyond these limits is no project of modules (a home directory, /tmp): only modules at
-# its top level are taken, and parts that are named.
+# A directory beyond these limits is not a project of modules (a home directory, /tmp). Of such a
+# directory, only top-level modules and the modules that a call imports are packed.
 MAX_ENTRIES = 5_000
-MOST_BYTES = 20 * 2**20
+MAX_BYTES = 20 * 2**20
 # The directory of a container in which YARN unpacks the modules that `hopsgpu submit` ships.
 SHIPPED_MODULES_DIR = "hopsgpu-modules"
-_BRING = "pass it with python_env= if the ranks' Python lacks it"
-# A launch waits for it: the best compression takes 50 % longer, for a tenth of the bytes.
-_LEVEL = 1
-# Largest number of files of a package with data that is still searched for its modules.
-_MOST_LOOKED_AT = 20 * MAX_ENTRIES
+_PYTHON_ENV_ADVICE = "pass it with python_env= if the ranks' Python lacks it"
+# A launch waits for the packing: the best level takes 50 % longer and saves a tenth of the bytes.
+_COMPRESSION_LEVEL = 1
+# A package with data may have this many files and still be searched for its modules.
+_MAX_SEARCHED = 20 * MAX_ENTRIES
 
 
 @dataclass(frozen=True)
@@ -69,83 +69,82 @@ class PackedModules:
 
 @dataclass(frozen=True)
 class ImportRoot:
-    """A place that ranks import from as from one entry of `sys.path`.
+    """An entry of the ranks' `sys.path`.
 
     Attributes:
-        path: a directory or zip, all of whose modules are packed if it is small; None for the parts
-            alone.
-        parts: parts that are packed whatever else there is, with the files in them.
-        expected: whether the user expects modules from there that nothing names. If such a root is
-            large, some of them are packed, and a warning says which. Another root is packed whole
-            or not at all.
+        path: a directory or zip, all of whose modules are packed if it is small; None for the
+            sources alone.
+        sources: modules and packages that are packed in any case, with all their files.
+        is_expected: whether the user expects modules from `path` that no import names. If such a
+            root is large, some of its modules are packed, and a warning says which. Any other root
+            is packed whole or not at all.
     """
 
     path: Path | None
-    parts: tuple[ModuleSource, ...] = ()
-    expected: bool = True
+    sources: tuple[ModuleSource, ...] = ()
+    is_expected: bool = True
 
 
 def import_roots(
     function: Callable[..., Any],
     imported: ImportedModules = ImportedModules(),  # noqa: B008 - frozen
-    added: Path | None = None,
-    sources: ImportReader | None = None,
+    py_files_dir: Path | None = None,
+    reader: ImportReader | None = None,
 ) -> tuple[ImportRoot, ...]:
     """Return where the ranks of a function import the user's modules from, in `sys.path` order.
 
-    That is the directory of the script (or the notebook's working directory), and every other place
-    outside the Python environment that has a module which the function, its arguments, the script
-    or one of those modules imports. If YARN runs the script, the modules beside it are those that
-    were shipped with it.
+    The roots are the directory of the script (or the notebook's working directory), and places
+    outside the Python environment that have an imported module. Imports of the function, its
+    arguments, the script and these modules count. If YARN runs the script, the modules beside it
+    are those that were shipped with it.
 
     Args:
         function: the user's function.
         imported: what its pickle imports.
-        added: the directory of the files that Spark's `addPyFile` and `--py-files` brought to the
-            driver.
-        sources: reads the imports of modules on the way.
+        py_files_dir: the directory of the files that Spark's `addPyFile` and `--py-files` brought
+            to the driver.
+        reader: reads the imports of the user's modules.
     """
-    named = {*imported.needed, *imported.likely, _module_of(function), *modules_bound_in_main()}
-    parts = users_module_sources(sorted(named), sources or ImportReader())
-    places = user_path_entries()
+    names = {*imported.needed, *imported.likely, _home_module(function), *modules_bound_in_main()}
+    sources = users_module_sources(sorted(names), reader or ImportReader())
+    positions = user_path_entries()
     main = sys.modules.get("__main__")
     first = [] if main is None else [_root_of_main(main)]
     entries = [Path(entry) for entry in sys.path if isinstance(entry, str)]
     first += [path.resolve() for path in entries if path.parent.name == SHIPPED_MODULES_DIR]
-    whole = [path for path in first if path is not None and not is_in_environment(path)]
-    later = {p.root for p in parts if p.root is not None and p.root.resolve() in places}
-    brought = [] if added is None else [added, *_zips_in(added, places)]
+    main_roots = [path for path in first if path is not None and not is_in_environment(path)]
+    later = {s.root for s in sources if s.root is not None and s.root.resolve() in positions}
+    py_files = [] if py_files_dir is None else [py_files_dir, *_zips_in(py_files_dir, positions)]
     ordered = sorted(
-        (path for path in later.union(brought) if not is_in_environment(path)),
-        key=lambda path: places.get(path.resolve(), len(places)),
+        (path for path in later.union(py_files) if not is_in_environment(path)),
+        key=lambda path: positions.get(path.resolve(), len(positions)),
     )
-    return _with_parts([*whole, *ordered], [*whole, *brought], parts)
+    return _assign_sources([*main_roots, *ordered], [*main_roots, *py_files], sources)
 
 
-def _with_parts(
-    paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[ModuleSource]
+def _assign_sources(
+    paths: Sequence[Path], expected: Iterable[Path], sources: Iterable[ModuleSource]
 ) -> tuple[ImportRoot, ...]:
-    """Return each root once, with its parts; parts that belong to no root come last."""
-    own: dict[Path, list[ModuleSource]] = {}
+    """Return each root once, with its sources; sources that belong to no root come last."""
+    by_root: dict[Path, list[ModuleSource]] = {}
     written: dict[Path, Path] = {}
     for path in paths:
-        own.setdefault(path.resolve(), [])
+        by_root.setdefault(path.resolve(), [])
         written.setdefault(path.resolve(), path)
-    rest: list[ModuleSource] = []
-    for part in parts:
-        root = None if part.root is None else part.root.resolve()
-        (rest if root is None or root not in own else own[root]).append(part)
-    known = {path.resolve() for path in expected}
-    found = [ImportRoot(written[path], tuple(below), path in known) for path, below in own.items()]
-    return (*found, ImportRoot(None, tuple(rest))) if rest else tuple(found)
+    rootless: list[ModuleSource] = []
+    for source in sources:
+        root = None if source.root is None else source.root.resolve()
+        (rootless if root is None else by_root.get(root, rootless)).append(source)
+    resolved = {path.resolve() for path in expected}
+    roots = [ImportRoot(written[r], tuple(below), r in resolved) for r, below in by_root.items()]
+    return (*roots, ImportRoot(None, tuple(rootless))) if rootless else tuple(roots)
 
 
-def _zips_in(directory: Path, places: Iterable[Path]) -> list[Path]:
-    """Return the zips on `sys.path` that are in a directory."""
-    return [path for path in places if path.parent == directory.resolve() and path.is_file()]
+def _zips_in(directory: Path, entries: Iterable[Path]) -> list[Path]:
+    return [path for path in entries if path.parent == directory.resolve() and path.is_file()]
 
 
-def _module_of(function: Callable[..., Any]) -> str:
+def _home_module(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     home = getattr(function, "__module__", None)
@@ -153,29 +152,28 @@ def _module_of(function: Callable[..., Any]) -> str:
 
 
 def root_of_script(script: Path) -> ImportRoot:
-    """Return the user's modules that a script imports, as one root.
+    """Return a root with the modules beside a script, and those that it imports from elsewhere.
 
-    They are those in its own directory, and those elsewhere on this Python's `sys.path` that it
-    imports.
+    Elsewhere is this Python's `sys.path`.
     """
     beside = script.resolve().parent
     try:
         source = script.read_text(encoding="utf-8", errors="replace")
     except OSError:  # packing reports it
         source = ""
-    names = [found.name for found in imports_of_source("__main__", source, package=False)]
-    own = None if is_in_environment(beside) else beside
-    parts = users_module_sources(names, ImportReader(), own)
-    return ImportRoot(own, tuple(part for part in parts if part.root != own))
+    names = [item.name for item in imports_of_source("__main__", source, is_package=False)]
+    directory = None if is_in_environment(beside) else beside
+    sources = users_module_sources(names, ImportReader(), directory)
+    return ImportRoot(directory, tuple(s for s in sources if s.root != directory))
 
 
 def _root_of_main(main: ModuleType) -> Path | None:
     file = getattr(main, "__file__", None)
     if file is None:
-        # A notebook or `python -c`: modules beside it come from the working directory.
+        # A notebook or `python -c` imports modules from the working directory.
         try:
             return Path.cwd() if "" in sys.path else None
-        except FileNotFoundError:  # it was removed: nothing is imported from it either
+        except FileNotFoundError:  # the directory was removed
             return None
     spec = getattr(main, "__spec__", None)
     name = main.__name__ if spec is None else spec.name
@@ -185,38 +183,42 @@ def _root_of_main(main: ModuleType) -> Path | None:
 
 @dataclass
 class Packer:
-    """A packer of modules for several launches, which packs again only if a file has changed.
-
-    Several threads may use it.
+    """A thread-safe packer for several launches, which packs again only if a file has changed.
 
     Attributes:
-        sources: the imports of the modules, for `import_roots`.
+        import_reader: reads the imports of the modules, for `import_roots`.
     """
 
-    sources: ImportReader = field(default_factory=ImportReader)
+    import_reader: ImportReader = field(default_factory=ImportReader)
     _last: tuple[object, PackedModules] | None = None
 
     def pack(self, roots: Sequence[ImportRoot | Path]) -> PackedModules:
-        """Pack as `pack_modules` does; a file has changed if its time, size, inode or mode has."""
-        found = [
-            _found(root if isinstance(root, ImportRoot) else ImportRoot(root)) for root in roots
-        ]
-        state = [(one.warnings, [file.state for file in one.files]) for one in found]
+        """Pack as `pack_modules` does.
+
+        A file has changed if its time, size, inode or mode differs.
+        """
+        found = [_packable_files(r if isinstance(r, ImportRoot) else ImportRoot(r)) for r in roots]
+        state = [(root.warnings, [file.state for file in root.files]) for root in found]
         last = self._last
         if last is None or last[0] != state:
-            last = self._last = (state, _packed(found))
+            last = self._last = (state, _pack(found))
         return last[1]
 
 
 def pack_modules(roots: Sequence[ImportRoot | Path]) -> PackedModules:
-    """Pack the modules below each root, every file of the packages among them, and named parts.
+    """Pack each root's sources, and the modules below it with all files of their packages.
 
-    Hidden directories, virtual environments, caches and this hopsgpu itself are left out. If a root
-    has more than 20 MiB of modules and packages, only its modules are packed, without other files.
-    If it has more than 5,000 entries, or its modules alone exceed 20 MiB, only the modules at its
-    top level are packed. A root with `expected=False` is then not packed at all. Named parts are
-    packed in each case; if a part exceeds these limits itself, only its modules are packed, without
-    other files, or nothing. A warning says so.
+    Hidden directories, virtual environments, caches and this hopsgpu itself are left out.
+
+    - If a root has more than 20 MiB of modules and packages, only its modules are packed, without
+      other files.
+    - If a root has more than 5,000 entries, or more than 20 MiB of modules, only the modules at its
+      top level are packed.
+    - In both cases, a root with `is_expected=False` is not packed at all.
+    - If a source exceeds these limits, only its modules are packed, without other files, or
+      nothing.
+
+    A warning says what is not packed.
     """
     return Packer().pack(roots)
 
@@ -229,14 +231,14 @@ class _PackableFiles:
     warnings: tuple[str, ...]
 
 
-def _found(root: ImportRoot) -> _PackableFiles:
+def _packable_files(root: ImportRoot) -> _PackableFiles:
     warnings: list[str] = []
     files: dict[str, File] = {}
-    for part in root.parts:
-        for file in _of_part(part, warnings):
+    for source in root.sources:
+        for file in _files_of_source(source, warnings):
             files.setdefault(file.name, file)
     if root.path is not None:
-        for file in _of_root(root.path, root.expected, warnings):
+        for file in _files_of_root(root.path, root.is_expected, warnings):
             files.setdefault(file.name, file)
     unnamed = sorted(printable(file.path) for name, file in files.items() if not is_utf8(name))
     if unnamed:
@@ -246,23 +248,23 @@ def _found(root: ImportRoot) -> _PackableFiles:
     return _PackableFiles(tuple(files[name] for name in ordered), tuple(warnings))
 
 
-def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
+def _files_of_root(path: Path, is_expected: bool, warnings: list[str]) -> list[File]:
     """Return a root's modules with the files of its packages; fewer if the root is too large."""
-    found = files_below(path, "", most=MAX_ENTRIES)
-    if found is not None:
-        packages = {file.name.rpartition("/")[0] for file in found if is_package(file)}
+    below = files_below(path, "", limit=MAX_ENTRIES)
+    if below is not None:
+        packages = {file.name.rpartition("/")[0] for file in below if is_package(file)}
         packages.discard("")
-        all_files = [f for f in found if f.is_module or not packages.isdisjoint(f.above)]
-        modules = [file for file in all_files if file.is_module]
-        if _size(all_files) <= MOST_BYTES:
-            return all_files
-        if expected and _size(modules) <= MOST_BYTES:
+        files = [f for f in below if f.is_module or not packages.isdisjoint(f.parents)]
+        modules = [file for file in files if file.is_module]
+        if _size(files) <= MAX_BYTES:
+            return files
+        if is_expected and _size(modules) <= MAX_BYTES:
             warnings.append(
-                f"{printable(path)} contains more than {MOST_BYTES >> 20} MiB: of packages that the"
+                f"{printable(path)} contains more than {MAX_BYTES >> 20} MiB: of packages that the"
                 " function and the script do not name, only modules are sent to the ranks"
             )
             return modules
-    if not expected or not path.is_dir():
+    if not is_expected or not path.is_dir():
         return []
     warnings.append(
         f"{printable(path)} is too large to send to the ranks: they can import only its top-level"
@@ -272,53 +274,55 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
     return [file for file in files_in(path) if file.is_module]
 
 
-def _of_part(part: ModuleSource, warnings: list[str]) -> list[File]:
-    """Return all files of a part; only its modules if the files are too many, or nothing."""
-    found = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
-    if found is not None and _is_small(found):
-        return found
-    where = printable(part.path)
-    if any(part.path.parent.glob("*.dist-info")):
-        # pip has installed packages here: a part of such a package would shadow a whole one.
-        warnings.append(f"{where} is too large to send to the ranks: {_BRING}")
+def _files_of_source(source: ModuleSource, warnings: list[str]) -> list[File]:
+    """Return all files of a source; if there are too many, only its modules or nothing."""
+    files = files_below(source.path, source.name, inside=source.inside, limit=_MAX_SEARCHED)
+    if files is not None and _is_small(files):
+        return files
+    where = printable(source.path)
+    if any(source.path.parent.glob("*.dist-info")):
+        # pip has installed packages here: an incomplete package would shadow a complete one.
+        warnings.append(f"{where} is too large to send to the ranks: {_PYTHON_ENV_ADVICE}")
         return []
-    modules = [file for file in found or () if file.is_module]
-    if found is not None and _is_small(modules):
+    modules = [file for file in files or () if file.is_module]
+    if files is not None and _is_small(modules):
         warnings.append(
             f"{where} is too large to send to the ranks: only its modules are sent. Put data on"
-            f" the lake, or {_BRING}"
+            f" the lake, or {_PYTHON_ENV_ADVICE}"
         )
         return modules
-    warnings.append(f"{where} is too large to send to the ranks: {_BRING}")
+    warnings.append(f"{where} is too large to send to the ranks: {_PYTHON_ENV_ADVICE}")
     return []
 
 
 def _is_small(files: Sequence[File]) -> bool:
-    return len(files) <= MAX_ENTRIES and _size(files) <= MOST_BYTES
+    return len(files) <= MAX_ENTRIES and _size(files) <= MAX_BYTES
 
 
 def _size(files: Sequence[File]) -> int:
     return sum(file.size for file in files)
 
 
-def _packed(roots: Sequence[_PackableFiles]) -> PackedModules:
+def _pack(roots: Sequence[_PackableFiles]) -> PackedModules:
     warnings = [warning for root in roots for warning in root.warnings]
     names: set[str] = set()
     buffer = io.BytesIO()
-    taken = [root.files for root in roots if root.files]
+    packed = [root.files for root in roots if root.files]
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, files in enumerate(taken):
+        for number, files in enumerate(packed):
             for file in files:
                 # With a fixed time, equal modules give equal bytes.
                 entry = zipfile.ZipInfo(f"{number}/{file.name}")
-                entry.external_attr = (stat.S_IFREG | (0o755 if file.may_run else 0o644)) << 16
+                entry.external_attr = (
+                    stat.S_IFREG | (0o755 if file.is_executable else 0o644)
+                ) << 16
                 try:
                     content = file.content()
                 except (OSError, zipfile.BadZipFile, KeyError) as error:
-                    why = getattr(error, "strerror", None) or error
-                    warnings.append(f"{printable(file.path)} is not sent to the ranks: {why}")
+                    reason = getattr(error, "strerror", None) or error
+                    warnings.append(f"{printable(file.path)} is not sent to the ranks: {reason}")
                     continue
-                archive.writestr(entry, content, zipfile.ZIP_DEFLATED, _LEVEL)
+                archive.writestr(entry, content, zipfile.ZIP_DEFLATED, _COMPRESSION_LEVEL)
                 if file.is_module:
                     names.add(file.top)
-    return PackedModules(buffer.getvalue(), len(taken), tuple(warnings), frozenset(names))
+    return PackedModules(buffer.getvalue(), len(packed), tuple(warnings), frozenset(names))

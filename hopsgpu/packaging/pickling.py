@@ -1,13 +1,13 @@
 """Pickling of the user's function, and errors that name what cannot be pickled.
 
-A call is one or more parts; later parts add keyword arguments. A part is a head (plain data: what
-`__main__` is, and sources), and then pickles that share a memo:
+A call has one or more parts; later parts add keyword arguments. A part has a head (plain data: a
+description of `__main__`, and sources), and then pickles that share a memo:
 
-    {name: value} …, None     what must be in `__main__` first
+    {name: value} …, None     definitions that `__main__` must have first
     (function, args, kwargs)
-    {name: value} …, None     what else of `__main__` the pickler met in these
+    {name: value} …, None     further definitions of `__main__` that these refer to
 
-`main_module` loads them.
+`main_module` loads the parts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hopsgpu.packaging.reducers import (
     ReducingPickler,
     ValuePickler,
     reduce_singleton,
-    resolved,
+    resolve,
 )
 from hopsgpu.packaging.sources import sources_of
 from hopsgpu.packaging.unpicklable import (
@@ -56,28 +56,31 @@ class _CallPickler(ReducingPickler):
     """A pickler for ranks: functions of `__main__` share the namespace of `__main__` there too.
 
     Attributes:
-        met: what was pickled by value from `__main__`, by the names that it has there.
-        classes: the classes of `__main__` among them, and classes inside these, by qualified name.
+        definitions: objects of `__main__` that were pickled by value, by their names there.
+        classes: classes of `__main__` that were pickled by value, also inner ones, by qualified
+            name.
         files: files with code that was pickled by value.
 
     Args:
         file: the file to write.
         main: the namespace of `__main__`.
-        noted: notes the modules that the pickle and its code import.
-        risks: notes the objects whose load runs code of their own.
+        import_recorder: records the modules that the pickle and its code import.
+        risks: records the objects whose load runs code of their own.
     """
 
     def __init__(
         self,
         file: Any,
         main: Mapping[str, Any],
-        noted: ImportRecorder | None = None,
+        import_recorder: ImportRecorder | None = None,
         risks: LoadRisks | None = None,
     ) -> None:
         super().__init__(file)
         self._main = main
-        self._recorders = [recorder for recorder in (noted, risks) if recorder is not None]
-        self.met: dict[str, Any] = {}
+        self._recorders = [
+            recorder for recorder in (import_recorder, risks) if recorder is not None
+        ]
+        self.definitions: dict[str, Any] = {}
         self.classes: dict[str, type] = {}
         self.files: dict[str, None] = {}
         self.globals_ref[id(main)] = Namespace()
@@ -88,10 +91,10 @@ class _CallPickler(ReducingPickler):
             return self._reduce_code
         if is_config(kind):
             return self._configs.reduce
-        own: Any = kind.__reduce__
+        reduce_method: Any = kind.__reduce__
         if (
             kind.__module__ == MAIN
-            and own is not object.__reduce__
+            and reduce_method is not object.__reduce__
             and kind not in self.dispatch_table
         ):
             return self._reduce_customized
@@ -100,50 +103,52 @@ class _CallPickler(ReducingPickler):
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         for recorder in self._recorders:
-            recorder.see(obj, by_value=reduced is not NotImplemented)
+            recorder.record(obj, is_by_value=reduced is not NotImplemented)
         return reduced
 
     def class_by_value(self, cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         if cls.__module__ == MAIN:
             self.classes[cls.__qualname__] = cls
-            self._meet(cls.__qualname__, cls)
-            self._meet_annotations(cls)
+            self._add_definition(cls.__qualname__, cls)
+            self._add_annotations(cls)
         return reduced
 
     def function_by_value(self, function: FunctionType) -> None:
         if function.__module__ == MAIN:
-            self._meet(function.__qualname__, function)
+            self._add_definition(function.__qualname__, function)
         refuse_own_operators(function)
 
-    def _meet(self, name: str, value: object) -> None:
-        """Note what `__main__` has under a name; for something inside a class, note the class."""
-        if resolved(name, self._main) is value:
+    def _add_definition(self, name: str, value: object) -> None:
+        """Add the definition that has a name in `__main__`; for a nested one the outer class."""
+        if resolve(name, self._main) is value:
             first = name.partition(".")[0]
-            self.met[first] = self._main[first]
+            self.definitions[first] = self._main[first]
 
-    def _meet_annotations(self, cls: type) -> None:
-        """Note what the texts among a class's annotations name, for `typing.get_type_hints`.
+    def _add_annotations(self, cls: type) -> None:
+        """Add what a class's string annotations name, for `typing.get_type_hints`.
 
-        Only modules and objects of the standard library, which every rank can import anyway, and
-        classes of `__main__` are noted.
+        These are modules and objects of the standard library, which every rank can import, and
+        classes of `__main__`.
         """
         for annotation in vars(cls).get("__annotations__", {}).values():
             if isinstance(annotation, str):
                 for name in _NAME.findall(annotation):
                     value = self._main.get(name)
                     if value is not None and _is_for_annotations(value):
-                        self.met[name] = value
+                        self.definitions[name] = value
 
     def _reduce_code(self, code: CodeType) -> Any:
-        """Reduce code as cloudpickle does, but keep the file's name, which cloudpickle omits."""
+        """Reduce code as cloudpickle does, but keep the file's name, which cloudpickle drops."""
         self.files[code.co_filename] = None
         kind, args = internals._code_reduce(code)
-        return kind, tuple(code.co_filename if one == "<dynamic-code>" else one for one in args)
+        return kind, tuple(
+            code.co_filename if constant == "<dynamic-code>" else constant for constant in args
+        )
 
     def _reduce_customized(self, value: Any) -> Any:
         reduced = value.__reduce_ex__(self.proto)
-        if isinstance(reduced, str) and resolved(reduced, self._main) is value:
-            self._meet(reduced, value)
+        if isinstance(reduced, str) and resolve(reduced, self._main) is value:
+            self._add_definition(reduced, value)
             return reduce_singleton(value)
         return reduced
 
@@ -159,35 +164,37 @@ def pickle_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    noted: ImportRecorder | None = None,
+    import_recorder: ImportRecorder | None = None,
     risks: LoadRisks | None = None,
 ) -> bytes:
-    """Return a call as bytes: a function, its arguments, and what it needs of `__main__`.
+    """Return a part of a call as bytes.
 
     Functions and classes of `__main__` are pickled by value; those of modules by name.
 
     Args:
-        function: the user's function; None if this call is added to another one that comes first.
+        function: the user's function; None if this is a later part of a call.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        noted: notes the modules that the pickle and its code import.
-        risks: notes the objects whose load runs code of their own.
+        import_recorder: records the modules that the pickle and its code import.
+        risks: records the objects whose load runs code of their own.
 
     Raises:
         ConfigError: something cannot be pickled; the message names the attribute.
     """
     main = _namespace_of(function)
     body = io.BytesIO()
-    pickler = _CallPickler(body, main, noted, risks)
+    pickler = _CallPickler(body, main, import_recorder, risks)
     try:
-        dumped = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
+        dumped = _dump_definitions(
+            pickler, _initial_definitions(function, args, kwargs, main), set()
+        )
         begin = body.tell()
         pickler.dump((function, args, dict(kwargs)))
-        late = _dump_definitions(pickler, pickler.met, dumped) != dumped
+        late = _dump_definitions(pickler, pickler.definitions, dumped) != dumped
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise _refused(function, args, kwargs, main, error) from error
+        raise _unpicklable_call_error(function, args, kwargs, main, error) from error
     head = {
         "main": describe_main(main),
         "sources": sources_of(pickler.files, pickler.classes, main),
@@ -198,11 +205,11 @@ def pickle_call(
 
 
 def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
-    """Return what a rank returns as bytes, for the driver.
+    """Return a rank's return value as bytes.
 
     Args:
-        value: the value that the rank returns.
-        names: what came from the driver's `__main__`, by name.
+        value: the return value.
+        names: definitions that came from the driver's `__main__`, by name.
     """
     buffer = io.BytesIO()
     ValuePickler(buffer, names).dump(value)
@@ -210,7 +217,7 @@ def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
 
 
 def pickle_code(function: Callable[..., Any]) -> bytes:
-    """Return bytes that are the same in each session for the same function; never load them.
+    """Return bytes for a digest: equal functions give equal bytes in all sessions. Never load them.
 
     Raises:
         ConfigError: the function cannot be pickled; the message names the attribute.
@@ -221,51 +228,52 @@ def pickle_code(function: Callable[..., Any]) -> bytes:
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise _refused(function, (), {}, _namespace_of(function), error) from error
+        raise _unpicklable_call_error(function, (), {}, _namespace_of(function), error) from error
     return buffer.getvalue()
 
 
 def _dump_definitions(
     pickler: _CallPickler, names: Mapping[str, Any], dumped: set[str]
 ) -> set[str]:
-    """Dump names of `__main__`, and those met meanwhile; return all names that were dumped."""
+    """Dump definitions, and those that they refer to; return all names that were dumped."""
     dumped = set(dumped)
     while new := {name: value for name, value in names.items() if name not in dumped}:
         pickler.dump(new)
         dumped |= new.keys()
-        names = dict(pickler.met)
+        names = dict(pickler.definitions)
     pickler.dump(None)
     return dumped
 
 
 def _namespace_of(function: Any) -> Mapping[str, Any]:
-    """Return the namespace of `__main__`: the function's, if the function belongs to `__main__`.
+    """Return the namespace of `__main__`: the function's, if it is defined there.
 
-    If a notebook or console runs code in a namespace of its own, `sys.modules` may have another
-    one.
+    A notebook or console may run code in a namespace that is not that of `sys.modules`.
     """
-    inner = _unwrapped(function)
-    own = inner.__globals__ if isinstance(inner, FunctionType) else {}
-    return own if own.get("__name__") == MAIN else vars(sys.modules[MAIN])
+    inner = _innermost_function(function)
+    namespace = inner.__globals__ if isinstance(inner, FunctionType) else {}
+    return namespace if namespace.get("__name__") == MAIN else vars(sys.modules[MAIN])
 
 
-def _definitions(
+def _initial_definitions(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], main: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a call refers to in `__main__`, as far as that is visible at once.
+    """Return the definitions of `__main__` that a call refers to directly.
 
-    It comes before the arguments, so that processes that a rank spawns need not load the arguments.
+    They come before the arguments, so that processes that a rank spawns need not load these.
     """
-    inner = _unwrapped(function)
-    found: list[Any] = [inner, *map(type, (inner, *args, *kwargs.values()))]
+    inner = _innermost_function(function)
+    candidates: list[Any] = [inner, *map(type, (inner, *args, *kwargs.values()))]
     if isinstance(inner, FunctionType) and inner.__globals__ is main:
         names = internals._extract_code_globals(inner.__code__)
-        found += [main[name] for name in names if name in main]
-    defined = [v for v in found if isinstance(v, (FunctionType, type)) and v.__module__ == MAIN]
+        candidates += [main[name] for name in names if name in main]
+    defined = [
+        v for v in candidates if isinstance(v, (FunctionType, type)) and v.__module__ == MAIN
+    ]
     return {v.__qualname__: v for v in defined if main.get(v.__qualname__) is v}
 
 
-def _unwrapped(function: Any) -> Any:
+def _innermost_function(function: Any) -> Any:
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -276,13 +284,12 @@ def _unwrapped(function: Any) -> Any:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return a readable name of any callable."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-def _refused(
+def _unpicklable_call_error(
     function: Callable[..., Any] | None,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -291,14 +298,14 @@ def _refused(
 ) -> ConfigError:
     """Return the error for a call that cannot be pickled; it names the culprit."""
 
-    def travels(value: object) -> bool:
+    def can_be_pickled(value: object) -> bool:
         try:
             _CallPickler(io.BytesIO(), main).dump(value)
-        except Exception:  # noqa: BLE001 - any refusal means the same: it does not travel
+        except Exception:  # noqa: BLE001 - any error means that the value cannot be pickled
             return False
         return True
 
-    search = Search(travels)
+    search = Search(can_be_pickled)
     where, culprit = next(_culprits(search, function, args, kwargs), ("train_fn", function))
     of = "" if function is None else f"train_fn={name_of(function)}"
     refusal = refusal_of(culprit)
@@ -315,8 +322,8 @@ def _refused(
     )
 
 
-class _Finder(_CallPickler):
-    """A pickler that refuses one object."""
+class _SeekingPickler(_CallPickler):
+    """A pickler that raises RefusedObject when it meets one object."""
 
     def __init__(self, main: Mapping[str, Any], sought: object) -> None:
         super().__init__(io.BytesIO(), main)
@@ -324,7 +331,7 @@ class _Finder(_CallPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if obj is self._sought:
-            raise RefusedObject("this object is sought")
+            raise RefusedObject("found")
         return super().reducer_override(obj)
 
 
@@ -334,19 +341,19 @@ def unloadable_call_error(
     kwargs: Mapping[str, Any],
     failure: LoadFailure,
 ) -> ConfigError:
-    """Return the error for a call that was pickled, but cannot be loaded."""
+    """Return the error for a call that can be pickled, but not loaded."""
     main, sought = _namespace_of(function), failure.sample
 
-    def travels(value: object) -> bool:
+    def can_be_pickled(value: object) -> bool:
         try:
-            _Finder(main, sought).dump(value)
+            _SeekingPickler(main, sought).dump(value)
         except RefusedObject:
             return False
         return True
 
-    search = Search(travels, lambda value: value is sought)
+    search = Search(can_be_pickled, lambda value: value is sought)
     culprits = () if sought is None else _culprits(search, function, args, kwargs)
-    where = next((path for path, found in culprits if found is sought), "an object in it")
+    where = next((path for path, value in culprits if value is sought), "an object in it")
     what = f"{where} is {describe_value(sought)}"
     if sought is None:
         what = "it has an object"
@@ -365,5 +372,5 @@ def _culprits(
     kwargs: Mapping[str, Any],
 ) -> Iterator[tuple[str, object]]:
     for what, value in (("train_fn", function), ("args", args), ("kwargs", kwargs)):
-        if (found := search.culprit(value, what)) is not None:
-            yield found
+        if (culprit := search.culprit(value, what)) is not None:
+            yield culprit

@@ -22,10 +22,10 @@ from hopsgpu.packaging import code_variables
 from hopsgpu.packaging.code_variables import Setting
 from hopsgpu.packaging.import_scan import (
     codes_of,
-    executed,
     imports_of_code,
     imports_of_source,
-    parsed,
+    parse_source,
+    walk_executed,
 )
 from hopsgpu.packaging.modules import PackedModules
 
@@ -150,7 +150,9 @@ def _reached(function: Callable[..., Any], modules: PackedModules) -> _Reached:
         pending += [_Module(name.rpartition(".")[0], False)] if "." in name else []
         if name in sources:
             found = imports_of_source(name, *sources[name])
-            pending += [_Module(i.name, module.all) for i in found if module.all or not i.called]
+            pending += [
+                _Module(i.name, module.all) for i in found if module.all or not i.is_deferred
+            ]
     return _Reached(met, sources, sets, names)
 
 
@@ -209,7 +211,7 @@ def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
 def _set_by_source(source: str, functions: bool) -> tuple[Setting, ...]:
     if code_variables.ENVIRON not in source and code_variables.PUTENV not in source:
         return ()
-    nodes = executed(parsed(source))
+    nodes = walk_executed(parse_source(source))
     return tuple(code_variables.of_nodes(node for node, called in nodes if functions or not called))
 
 

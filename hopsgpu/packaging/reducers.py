@@ -32,7 +32,7 @@ MAIN = "__main__"
 _Reduced = tuple[Any, ...]
 
 
-def resolved(name: str, namespace: Mapping[str, Any]) -> object:
+def resolve(name: str, namespace: Mapping[str, Any]) -> object:
     """Return what a qualified name refers to; None if it refers to nothing.
 
     Args:
@@ -126,7 +126,7 @@ def _is_importable(value: Any) -> bool:
     if module is None or value.__module__ == MAIN:
         return False
     name = getattr(value, "__qualname__", value.__name__)
-    return resolved(name, vars(module)) is value
+    return resolve(name, vars(module)) is value
 
 
 def _unless_importable(reducer: Callable[[Any], _Reduced]) -> Callable[[Any], Any]:
@@ -348,7 +348,7 @@ class ValuePickler(ReducingPickler):
         self._names = names
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
-        if cls.__module__ != MAIN or resolved(cls.__qualname__, self._names) is not cls:
+        if cls.__module__ != MAIN or resolve(cls.__qualname__, self._names) is not cls:
             return reduced
         return class_of_driver, (internals._get_or_create_tracker_id(cls), cls.__qualname__)
 
@@ -365,7 +365,7 @@ def class_of_driver(tracker: str, name: str) -> type:
         AttributeError: there is no class of that name either.
     """
     sent = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
-    found = resolved(name, vars(sys.modules[MAIN])) if sent is None else sent
+    found = resolve(name, vars(sys.modules[MAIN])) if sent is None else sent
     if not isinstance(found, type):
         raise AttributeError(f"the driver's __main__ no longer has a class {name}")
     return found

@@ -43,7 +43,7 @@ def gang(spark: SparkSession, hdfs_url: str) -> Iterator[hopsgpu.Gang]:
     """Two ranks in a container, for the tests below that need no gang of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOPSGPU_ROOT", f"{hdfs_url}/tmp/data-held-{uuid.uuid4().hex}")
-        patch.setattr(arguments, "likely_preloads", tuple)
+        patch.setattr(arguments, "likely_imports", tuple)
         held = hopsgpu.hold(workers=2, placement="pack", progress="off")
     with held:
         yield held

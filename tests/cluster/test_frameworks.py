@@ -25,7 +25,7 @@ def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang
     before = manager.gpus()[0]
     with pytest.MonkeyPatch.context() as patch:
         # It would be PyTorch, which none of them wants.
-        patch.setattr(arguments, "likely_preloads", tuple)
+        patch.setattr(arguments, "likely_imports", tuple)
         held = hopsgpu.hold(workers=2, visible="rank", progress="off")
     with held:
         yield held

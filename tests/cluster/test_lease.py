@@ -123,7 +123,7 @@ def test_ctrl_c_gives_back_a_held_gang_and_the_end_of_the_script_what_its_runs_h
         import sys, time, traceback
         import hopsgpu
         from hopsgpu.launcher import arguments
-        arguments.likely_preloads = tuple  # imports nothing ahead
+        arguments.likely_imports = tuple  # imports nothing ahead
         hopsgpu.session("ends early")
         run = hopsgpu.submit(time.sleep, args=(600,), gpus_per_worker=2, progress="off")
         try:
@@ -320,7 +320,7 @@ BUSY_SCHEDULER = """
     from hopsgpu.launcher import arguments
     from pyspark import AccumulatorParam, InheritableThread, TaskContext
 
-    arguments.likely_preloads = tuple  # imports nothing ahead
+    arguments.likely_imports = tuple  # imports nothing ahead
     busy_seconds, *bound = map(float, sys.argv[1:])
     if bound:
         gang_allocator.FLIP_SECONDS = bound[0]
@@ -418,7 +418,7 @@ def packed(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Ga
     """Two ranks in each of two containers, with all GPUs: for the tests below, which come last."""
     before = manager.gpus()[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "likely_preloads", tuple)
+        patch.setattr(arguments, "likely_imports", tuple)
         held = hopsgpu.hold(workers=4, placement="pack", memory_per_worker="256m", progress="off")
     with held:
         yield held

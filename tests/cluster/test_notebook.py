@@ -125,7 +125,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         """
         import contextlib
         from hopsgpu.launcher import arguments
-        arguments.likely_preloads = tuple  # imports nothing ahead
+        arguments.likely_imports = tuple  # imports nothing ahead
         held = contextlib.ExitStack()
         gang = held.enter_context(hopsgpu.hold(workers=2, placement="pack", progress="off"))
         """,

@@ -50,7 +50,7 @@ TOGETHER = (("pytorch_on_the_lake", "tour"), ("search", "tensorflow_digits"))
 # Ranks on the gangs that are held want no framework.
 FIRST = """\
 from hopsgpu.launcher import arguments
-arguments.likely_preloads = tuple
+arguments.likely_imports = tuple
 """
 
 

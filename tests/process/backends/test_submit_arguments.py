@@ -241,8 +241,9 @@ def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path;"
         "from hopsgpu.backends.spark.package_archive import pack_package;"
-        "from hopsgpu.packaging.modules import roots_of; import hopsgpu; print(hopsgpu.__file__);"
-        "pack_package(Path(sys.argv[1])); print(*[r.path for r in roots_of(pack_package)])"
+        "from hopsgpu.packaging.modules import import_roots; import hopsgpu;"
+        "print(hopsgpu.__file__);"
+        "pack_package(Path(sys.argv[1])); print(*[r.path for r in import_roots(pack_package)])"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "again.zip")],

@@ -26,7 +26,7 @@ def test_the_root_of_a_function_is_where_its_module_is_imported_from() -> None:
 
 
 def test_the_environment_itself_is_not_packed() -> None:
-    found = [path for root in import_roots(pytest.raises) for path in (root.path, *root.parts)]
+    found = [path for root in import_roots(pytest.raises) for path in (root.path, *root.sources)]
     assert not any("site-packages" in str(path) for path in found)
 
 
@@ -53,7 +53,7 @@ def test_hopsgpu_itself_is_no_module_of_the_users() -> None:
 def test_too_large_a_directory_gives_its_top_and_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(modules, "MAX_ENTRIES", 3)
     (tmp_path / "deep").mkdir()
     for number in range(4):
         (tmp_path / "deep" / f"{number}.py").write_text("x")
@@ -66,7 +66,8 @@ def test_too_large_a_directory_gives_its_top_and_a_warning(
 @pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
 def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "script.py").write_text(
-        "from hopsgpu.packaging.modules import roots_of\ndef f(): ...\nprint(roots_of(f)[0].path)\n"
+        "from hopsgpu.packaging.modules import import_roots\n"
+        "def f(): ...\nprint(import_roots(f)[0].path)\n"
     )
     ran = subprocess.run(
         [sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -75,7 +76,9 @@ def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None
 
 
 def test_a_notebooks_working_directory_is_a_root(tmp_path: Path) -> None:
-    code = "from hopsgpu.packaging.modules import roots_of\nprint(roots_of(lambda: 0)[0].path)"
+    code = (
+        "from hopsgpu.packaging.modules import import_roots\nprint(import_roots(lambda: 0)[0].path)"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -119,21 +122,21 @@ def test_all_files_of_a_package_however_deep_and_of_whatever_kind(tmp_path: Path
 def test_what_is_named_in_a_root_that_is_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(modules, "MAX_ENTRIES", 3)
     write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json", *(f"data/{n}.csv" for n in range(4)))
     part = ModuleSource("pkg", tmp_path / "pkg")
     packed = pack_modules([ImportRoot(tmp_path, (part,))])
     assert names(packed) == ["0/pkg/__init__.py", "0/pkg/t.json", "0/top.py"]
     assert "is too large" in packed.warnings[0]
-    packed = pack_modules([ImportRoot(tmp_path, (part,), expected=False)])
+    packed = pack_modules([ImportRoot(tmp_path, (part,), is_expected=False)])
     assert (names(packed), packed.warnings) == (["0/pkg/__init__.py", "0/pkg/t.json"], ())
-    assert pack_modules([ImportRoot(tmp_path, expected=False)]) == pack_modules([])
+    assert pack_modules([ImportRoot(tmp_path, is_expected=False)]) == pack_modules([])
 
 
 def test_files_beside_modules_give_way_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modules, "MOST_BYTES", 100)
+    monkeypatch.setattr(modules, "MAX_BYTES", 100)
     write(tmp_path, "a/__init__.py", "b/__init__.py")
     write(tmp_path, "a/weights.bin", "b/other.bin", content="x" * 90)
     packed = pack_modules([ImportRoot(tmp_path, (ModuleSource("a", tmp_path / "a"),))])
@@ -156,9 +159,9 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
     write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
     part = ModuleSource("a", tmp_path / "a")
     assert names(pack_modules([ImportRoot(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
-    monkeypatch.setattr(modules, "MOST_BYTES", 100)
+    monkeypatch.setattr(modules, "MAX_BYTES", 100)
     write(tmp_path, "a/weights.bin", content="x" * 101)
-    for root in (ImportRoot(None, (part,)), ImportRoot(tmp_path, (part,), expected=False)):
+    for root in (ImportRoot(None, (part,)), ImportRoot(tmp_path, (part,), is_expected=False)):
         packed = pack_modules([root])
         assert names(packed) == []
         assert "a is too large to send to the ranks: pass it with python_env=" in packed.warnings[0]
@@ -254,12 +257,12 @@ def test_what_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
 LAYOUT = """
 import io, sys, zipfile
 from hopsgpu.packaging.import_scan import ImportRecorder
-from hopsgpu.packaging.modules import pack_modules, roots_of
+from hopsgpu.packaging.modules import pack_modules, import_roots
 from hopsgpu.packaging.pickling import pickle_call
 def shown(function, *args):
     noted = ImportRecorder()
-    pickle_call(function, args, {}, noted=noted)
-    packed = pack_modules(roots_of(function, noted.imported()))
+    pickle_call(function, args, {}, import_recorder=noted)
+    packed = pack_modules(import_roots(function, noted.imported()))
     print(*sorted(zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()), *packed.warnings)
 """
 LAZY = "def train():\n    import own.train\n"
@@ -346,7 +349,7 @@ def test_what_spark_was_given_comes_along_unnamed(
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr(f"{module}/__init__.py", "")
         monkeypatch.syspath_prepend(tmp_path / name)
-    packed = pack_modules(import_roots(pytest.raises, added=tmp_path))
+    packed = pack_modules(import_roots(pytest.raises, py_files_dir=tmp_path))
     assert packed.names >= {"added", "zipped"}
     assert "hopsgpu" not in packed.names
     assert not [name for name in names(packed) if name.endswith(("csv", ".zip"))]

@@ -233,10 +233,10 @@ def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import json, numpy\nimport sklearn as unused\n"
         "from hopsgpu.packaging.preload import scan_function\n"
-        "from hopsgpu.packaging.modules import pack_modules, roots_of\n"
+        "from hopsgpu.packaging.modules import pack_modules, import_roots\n"
         "def net():\n    import mine\n    return numpy\n"
         "def train():\n    return net()\n"
-        "print(*scan_function(train, pack_modules(roots_of(train))).imports)\n"
+        "print(*scan_function(train, pack_modules(import_roots(train))).imports)\n"
     )
     ran = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True

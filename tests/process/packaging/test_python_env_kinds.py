@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import packing
-from hopsgpu.packaging.python_env.builder import this_python
+from hopsgpu.packaging.python_env.builder import driver_python
 from hopsgpu.packaging.python_env.conda import CondaEnvironment, prefix_of
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.recipes import Archive, Directory, Packages, StoredArchive
@@ -120,7 +120,7 @@ def test_names_show_no_password_and_no_options() -> None:
 def key_of(given: object) -> str:
     wanted = recipe_for(given)
     assert not isinstance(wanted, StoredArchive)
-    return wanted.key(this_python(), NEVER)
+    return wanted.key(driver_python(), NEVER)
 
 
 def test_equal_keys_where_the_same_would_come_of_it(

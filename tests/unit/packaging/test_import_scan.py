@@ -22,7 +22,7 @@ from tests import in_ranks
 
 def imported(function: Callable[..., Any], *args: object) -> ImportedModules:
     noted = ImportRecorder()
-    pickle_call(function, args, {}, noted=noted)
+    pickle_call(function, args, {}, import_recorder=noted)
     return noted.imported()
 
 

@@ -12,6 +12,6 @@ def test_links_that_lead_nowhere_hide_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "nowhere").symlink_to("nothing")
     (tmp_path / "no directory").symlink_to("train.py/below")
-    below = files_below(tmp_path, "", most=10)
+    below = files_below(tmp_path, "", limit=10)
     assert below is not None and [file.name for file in below] == ["train.py"]
     assert [file.name for file in files_in(tmp_path)] == ["train.py"]
