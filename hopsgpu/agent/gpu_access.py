@@ -32,7 +32,7 @@ async def find_unopened(gpus: Sequence[str]) -> dict[str, str]:
 
     Simulated GPUs are not checked.
     """
-    simulated = read_container_gpus().simulated
+    simulated = read_container_gpus().simulated_addresses
     real = [gpu for gpu in gpus if gpu not in simulated]
     reasons = await asyncio.gather(*map(_tried, real))
     return {gpu: why for gpu, why in zip(real, reasons, strict=True) if why}

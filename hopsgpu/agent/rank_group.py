@@ -136,7 +136,7 @@ class RankGroup:
         self._directory.mkdir(parents=True, mode=0o700)
         spec = spec_of(message, python)
         path = [*roots, *python.packages, package_path()]
-        simulated = read_container_gpus().simulated
+        simulated = read_container_gpus().simulated_addresses
         self._killed_before = oom_kills()
         while daemon.warnings:
             await self._tell("warning", text=daemon.warnings.pop(0))
@@ -403,7 +403,7 @@ class RankGroup:
             ):
                 send = functools.partial(self._chunk, kind, rank.rank)
                 following.create_task(followed(follower, path, send))
-            async with sampling(gpus, sampled, broken=gpu_broke) as seen:
+            async with sampling(gpus, sampled, on_gpu_failure=gpu_broke) as seen:
                 end = await self._end_of(rank, kill)
             ended.set()
             killed = not ending.cancel()
@@ -463,7 +463,7 @@ class RankGroup:
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
         """Warn, once in this container, why events of its GPUs may go unnoticed."""
-        simulated = read_container_gpus().simulated if problems else ()
+        simulated = read_container_gpus().simulated_addresses if problems else ()
         real = {problem for gpu, problem in problems.items() if gpu not in simulated}
         for problem in sorted(real - self._unwatched):
             self._unwatched.add(problem)

@@ -168,7 +168,7 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
     name = NAMES[5]
 
     def told(node: NodeFacts) -> str | None:
-        if node.isolated:
+        if node.is_isolated:
             return "on"
         if node.visible is None or totals.get(node.host, 0) <= len(node.gpus):
             return None  # it was given all of the node's GPUs
@@ -195,7 +195,7 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
     if not bare:
         return ok(name, _told(facts, lambda node: f"nvidia-ml-py {node.nvml}"))
     where = join_names(node.host for node in bare)
-    if all(gpu.simulated for node in bare for gpu in node.gpus):
+    if all(gpu.is_simulated for node in bare for gpu in node.gpus):
         return unknown(name, f"no nvidia-ml-py on {where}, whose GPUs are simulated")
     return wrong(
         name,
@@ -212,7 +212,7 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     gpus = [gpu for node in facts for gpu in node.gpus]
     if not gpus:
         return unknown(name, "no GPU was assigned")
-    if all(gpu.simulated for gpu in gpus):
+    if all(gpu.is_simulated for gpu in gpus):
         built = _told(facts, lambda node: _all_built(node) or "no framework")
         return unknown(name, f"these GPUs are simulated and have no driver ({built})")
     problems = [text for node in facts for text in _cuda_problems(node)]
@@ -245,7 +245,7 @@ def _cuda_problems(node: NodeFacts) -> Iterable[str]:
 
 
 def _drivers(node: NodeFacts) -> list[str]:
-    return sorted({gpu.driver for gpu in node.gpus if gpu.driver and not gpu.simulated})
+    return sorted({gpu.driver for gpu in node.gpus if gpu.driver and not gpu.is_simulated})
 
 
 def _all_built(node: NodeFacts) -> str:

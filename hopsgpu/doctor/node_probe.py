@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.backends.spark.spark_versions import jar_version, java_version
-from hopsgpu.gpu.container_gpus import Gpu, read_container_gpus
+from hopsgpu.gpu.container_gpus import ContainerGpu, read_container_gpus
 from hopsgpu.gpu.node.devices import DriverError, list_devices
 from hopsgpu.gpu.node.leases import LeaseError, lease_directory
 
@@ -65,7 +65,7 @@ class NodeFacts:
         spark: version of the executors' Spark, or "".
         gpus: GPUs of this container.
         visible: how many GPUs it sees; None if unknown.
-        isolated: whether the discovery script found the container isolated.
+        is_isolated: whether the discovery script found the container isolated.
         leases: the directory of leases.
         frameworks: frameworks that this Python has.
         nvml: version of its nvidia-ml-py, or "" without it.
@@ -76,9 +76,9 @@ class NodeFacts:
     executable: str
     java: str
     spark: str
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[ContainerGpu, ...]
     visible: int | None
-    isolated: bool
+    is_isolated: bool
     leases: Leases
     frameworks: tuple[Framework, ...]
     nvml: str
@@ -97,7 +97,7 @@ def inspect_node() -> NodeFacts:
         spark=spark_version(os.environ.get("CLASSPATH", ""), container),
         gpus=gpus.gpus,
         visible=_visible(),
-        isolated=gpus.isolated,
+        is_isolated=gpus.is_isolated,
         leases=_leases(),
         frameworks=tuple(frameworks()),
         nvml=_nvml(),

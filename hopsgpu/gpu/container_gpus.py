@@ -13,15 +13,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Gpu:
+class ContainerGpu:
     """A GPU that the discovery script gave out.
 
     Attributes:
-        address: its address, the UUID.
+        address: the UUID.
         name: name of the product.
         driver: version of NVIDIA's driver.
         state: "healthy", "watch" or "bad".
-        reason: why it is not healthy.
+        reason: why the GPU is not healthy.
     """
 
     address: str
@@ -31,31 +31,31 @@ class Gpu:
     reason: str
 
     @property
-    def simulated(self) -> bool:
-        """Return whether it is a simulated GPU of the development cluster."""
+    def is_simulated(self) -> bool:
+        """Whether the GPU is a simulated one of the development cluster."""
         return self.name.startswith("Simulated")
 
 
 @dataclass(frozen=True)
 class ContainerGpus:
-    """What the discovery script gave out.
+    """The GPUs that the discovery script gave out.
 
     Attributes:
         gpus: the GPUs, in the order of the addresses that Spark has.
-        isolated: whether the script found the container isolated.
+        is_isolated: whether the script found the container isolated.
     """
 
-    gpus: tuple[Gpu, ...] = ()
-    isolated: bool = False
+    gpus: tuple[ContainerGpu, ...] = ()
+    is_isolated: bool = False
 
     @property
-    def simulated(self) -> frozenset[str]:
-        """Return the addresses of the simulated GPUs, which no driver knows."""
-        return frozenset(gpu.address for gpu in self.gpus if gpu.simulated)
+    def simulated_addresses(self) -> frozenset[str]:
+        """The addresses of the simulated GPUs, which no driver knows."""
+        return frozenset(gpu.address for gpu in self.gpus if gpu.is_simulated)
 
 
 def read_container_gpus(container: Path = Path()) -> ContainerGpus:
-    """Return what was given out to a container; nothing if the script did not run.
+    """Return the GPUs of a container; none if the discovery script did not run.
 
     Args:
         container: directory of the container.
@@ -65,7 +65,7 @@ def read_container_gpus(container: Path = Path()) -> ContainerGpus:
     except FileNotFoundError:
         return ContainerGpus()
     gpus = (
-        Gpu(gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"])
+        ContainerGpu(gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"])
         for gpu in fields["gpus"]
     )
     return ContainerGpus(tuple(gpus), fields["isolated"])
@@ -84,4 +84,4 @@ def log_container_gpus(container: ContainerGpus) -> None:
             reason,
         )
     if container.gpus:
-        log.debug("the container is %sisolated", "" if container.isolated else "not ")
+        log.debug("the container is %sisolated", "" if container.is_isolated else "not ")

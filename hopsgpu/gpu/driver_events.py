@@ -34,12 +34,12 @@ class GpuEvent:
 
     @property
     def is_fatal(self) -> bool:
-        """Return whether the GPU can no longer be used."""
+        """Whether the GPU can no longer be used."""
         return self.state == BAD
 
 
-def unusable(gpu: str, problem: str) -> GpuEvent:
-    """Return the event of a GPU of which NVML says that it is lost, or must be reset.
+def failure_event(gpu: str, problem: str) -> GpuEvent:
+    """Return the event of a GPU that NVML reports as lost, or as to be reset.
 
     Args:
         gpu: address of the GPU.
@@ -53,8 +53,8 @@ def unusable(gpu: str, problem: str) -> GpuEvent:
 def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], list[GpuEvent]]]:
     """Yield a function that returns the XID events since its last call, while inside the context.
 
-    GPUs whose driver reports no events (vGPU, WSL) have none. An event of a GPU of which only
-    MIG devices are used counts for each of them.
+    GPUs whose driver reports no events (vGPU, WSL) have none. An event of a GPU that is used as
+    MIG devices counts for each of these devices.
 
     Args:
         nvml: the module pynvml, initialised.
@@ -68,39 +68,39 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
     try:
         for address, handle in handles.items():
             try:
-                whole = _whole(nvml, handle)
-                addresses.setdefault(as_text(nvml.nvmlDeviceGetUUID(whole)), []).append(address)
-                nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
+                gpu = _physical_gpu(nvml, handle)
+                addresses.setdefault(as_text(nvml.nvmlDeviceGetUUID(gpu)), []).append(address)
+                nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, events)
             except nvml.NVMLError:
-                continue  # it has no events; its samples show what else is wrong with it
+                continue  # the GPU has no events; its samples show other problems
 
-        def take() -> list[GpuEvent]:
-            found: list[GpuEvent] = []
+        def take_events() -> list[GpuEvent]:
+            xids: list[GpuEvent] = []
             while addresses:
                 try:
                     event = nvml.nvmlEventSetWait_v2(events, 0)
                 except nvml.NVMLError:
-                    break  # no more events; or the driver is gone, which the samples show
+                    break  # no more events; or no driver any more, which the samples show
                 verdict = judge_xid(int(event.eventData))
-                found += [GpuEvent(gpu, *verdict) for gpu in gpus_of(event.device)]
-            return found
+                xids += [GpuEvent(gpu, *verdict) for gpu in gpus_of(event.device)]
+            return xids
 
         def gpus_of(device: Any) -> list[str]:
             try:
                 return addresses.get(as_text(nvml.nvmlDeviceGetUUID(device)), [])
             except nvml.NVMLError:
-                # A lost GPU may not report its UUID. It is one of these; NVIDIA's k8s-device-plugin
-                # also counts such an event for all of them (internal/rm/health.go).
+                # A lost GPU may not report its UUID. Count the event for all GPUs, as NVIDIA's
+                # k8s-device-plugin does (internal/rm/health.go).
                 return list(handles)
 
-        yield take
+        yield take_events
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlEventSetFree(events)
 
 
-def _whole(nvml: Any, handle: Any) -> Any:
-    """Return the GPU of a MIG device, which reports its events; another handle as it is."""
+def _physical_gpu(nvml: Any, handle: Any) -> Any:
+    """Return the handle of the GPU, which reports the events of its MIG devices."""
     try:
         return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except nvml.NVMLError:

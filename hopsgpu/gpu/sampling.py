@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.core.gpu_usage import GpuSample
-from hopsgpu.gpu.driver_events import GpuEvent, unusable, xid_events
+from hopsgpu.gpu.driver_events import GpuEvent, failure_event, xid_events
 from hopsgpu.gpu.node.nvml import FATAL, as_text
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _JOIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Observations:
-    """What was seen of GPUs; it grows while they are sampled.
+    """Events and problems of GPUs; the lists grow while the GPUs are sampled.
 
     Attributes:
         events: events of the GPUs.
@@ -43,31 +43,32 @@ async def sampling(
     report: Callable[[GpuSample], None],
     nvml: Any = None,
     seconds: float = _SECONDS,
-    broken: Callable[[], None] = lambda: None,
+    on_gpu_failure: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Observations]:
-    """Sample GPUs while inside the context; yield what is seen of them.
+    """Sample GPUs in a thread while inside the context.
 
-    A call of NVML that never returns delays neither the caller nor the end of its process. A GPU
-    that NVML does not know, and every GPU if NVML is not available, is reported once, with the
-    problem, and not sampled. A GPU that can no longer be used is reported once and queried again.
+    A call of NVML that never returns delays neither the caller nor the exit of the process. A GPU
+    that NVML does not know is reported once, with the problem, and not sampled; so is every GPU if
+    NVML is not available. A GPU that can no longer be used is reported once and queried again.
 
     Args:
         gpus: UUIDs of the GPUs; if there are none, no thread is started.
-        report: called with each sample, in a thread; never after the end. It may raise OSError,
-            which ends the sampling.
-        nvml: the module pynvml; by default it is imported, if it is installed.
+        report: called with each sample, in a thread; never after the context. If the function
+            raises OSError, the sampling ends.
+        nvml: the module pynvml; None imports it if it is installed.
         seconds: seconds between two samples of a GPU.
-        broken: called in a thread when a GPU can no longer be used.
+        on_gpu_failure: called in a thread when a GPU can no longer be used.
     """
     if not gpus:
         yield Observations()
         return
-    sampler = _Sampler(gpus, report, nvml, seconds, broken)
-    # A daemon: an interpreter that ends does not wait for a call that hangs in the driver.
+    sampler = _Sampler(gpus, report, nvml, seconds, on_gpu_failure)
+    # A daemon thread: the exit of the interpreter does not wait for a call that hangs in the
+    # driver.
     thread = threading.Thread(target=sampler.run, name="hopsgpu-nvml", daemon=True)
     thread.start()
     try:
-        yield sampler.seen
+        yield sampler.observations
     finally:
         sampler.stop()
         await asyncio.to_thread(thread.join, _JOIN_SECONDS)
@@ -80,10 +81,10 @@ class _Sampler:
         report: Callable[[GpuSample], None],
         nvml: Any,
         seconds: float,
-        broken: Callable[[], None],
+        on_gpu_failure: Callable[[], None],
     ) -> None:
-        self.seen = Observations()
-        self._broken = broken
+        self.observations = Observations()
+        self._on_gpu_failure = on_gpu_failure
         self._gpus = gpus
         self._report = report
         self._nvml = nvml
@@ -100,7 +101,7 @@ class _Sampler:
         try:
             self._run()
         except OSError as error:
-            # The node's disk is full: the rank's own output and reports say so.
+            # The node's disk is full. Other parts of the agent report that.
             log.info("samples no more GPUs: %s", error)
 
     def _run(self) -> None:
@@ -117,7 +118,7 @@ class _Sampler:
         try:
             self._sample(nvml)
         except (nvml.NVMLError, AttributeError) as error:
-            # AttributeError: a pynvml too old to have the call, or not that of nvidia-ml-py.
+            # AttributeError: the module pynvml is too old, or is not that of nvidia-ml-py.
             self._refuse(self._gpus, f"NVML failed: {error}")
         finally:
             with contextlib.suppress(nvml.NVMLError):
@@ -129,27 +130,27 @@ class _Sampler:
             return
         last: dict[str, str] = {}
         with contextlib.ExitStack() as stack:
-            take: Callable[[], list[GpuEvent]] = list
+            take_events: Callable[[], list[GpuEvent]] = list
             try:
-                take = stack.enter_context(xid_events(nvml, handles))
+                take_events = stack.enter_context(xid_events(nvml, handles))
             except nvml.NVMLError as error:
                 problem = f"NVML reports no events: {error}"
                 log.info("%s", problem)
-                self.seen.problems.update(dict.fromkeys(handles, problem))
+                self.observations.problems.update(dict.fromkeys(handles, problem))
             while not self._stopped.is_set():
                 for uuid, handle in handles.items():
-                    sample, is_usable = _look(nvml, uuid, handle)
+                    sample, is_usable = _sample_gpu(nvml, uuid, handle)
                     if not sample.problem or sample.problem != last.get(uuid):
                         self._send(sample)
-                        self._note([] if is_usable else [unusable(uuid, sample.problem)])
+                        self._record([] if is_usable else [failure_event(uuid, sample.problem)])
                     if sample.problem != last.get(uuid, ""):
                         outcome = f"failed: {sample.problem}" if sample.problem else "works again"
                         log.info("the sample of GPU %s %s", uuid, outcome)
                     last[uuid] = sample.problem
-                self._note(take())
+                self._record(take_events())
                 self._stopped.wait(self._seconds)
-            # The event that ended a rank may come only with its end.
-            self._note(take())
+            # The event that ended a rank may arrive only when the rank ends.
+            self._record(take_events())
 
     def _handles(self, nvml: Any) -> dict[str, Any]:
         handles = {}
@@ -159,21 +160,21 @@ class _Sampler:
             except nvml.NVMLError as error:
                 if error.value in FATAL and not uuid.startswith("MIG-"):
                     self._send(GpuSample(time.time(), uuid, problem=str(error)))
-                    self._note([unusable(uuid, str(error))])
+                    self._record([failure_event(uuid, str(error))])
                 else:
                     self._refuse([uuid], f"NVML does not know the GPU: {error}")
         return handles
 
-    def _note(self, events: Sequence[GpuEvent]) -> None:
+    def _record(self, events: Sequence[GpuEvent]) -> None:
         for event in events:
             log.info("GPU %s is %s: %s", event.gpu, event.state, event.reason)
-        self.seen.events.extend(events)
+        self.observations.events.extend(events)
         if any(event.is_fatal for event in events):
-            self._broken()
+            self._on_gpu_failure()
 
     def _refuse(self, gpus: Sequence[str], problem: str) -> None:
         log.info("does not sample %s: %s", ", ".join(gpus), problem)
-        self.seen.problems.update(dict.fromkeys(gpus, problem))
+        self.observations.problems.update(dict.fromkeys(gpus, problem))
         for uuid in gpus:
             self._send(GpuSample(time.time(), uuid, problem=problem))
 
@@ -195,7 +196,7 @@ def _handle(nvml: Any, uuid: str) -> Any:
     except nvml.NVMLError as error:
         if error.value not in FATAL:
             raise
-        # NVML tries the GPUs one by one, and gives the same error if it meets another, lost GPU.
+        # NVML tries the GPUs one by one, and gives the same error if another GPU is lost.
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -205,9 +206,9 @@ def _handle(nvml: Any, uuid: str) -> Any:
 
 
 def _memory(nvml: Any, handle: Any) -> Any:
-    """Return NVML's answer about memory, in which `used` is what processes use.
+    """Return NVML's memory information, in which `used` counts only the memory of processes.
 
-    The first version of the call also counts what the driver reserves, about 500 MB on an H100.
+    The first version of the call also counts the driver's reserve, about 500 MB on an H100.
     """
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
@@ -215,7 +216,7 @@ def _memory(nvml: Any, handle: Any) -> Any:
         return nvml.nvmlDeviceGetMemoryInfo(handle)  # drivers before 510
 
 
-def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
+def _sample_gpu(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
     """Return a sample, and whether the GPU can still be used."""
 
     def ask(call: Callable[..., Any], *arguments: object) -> Any:

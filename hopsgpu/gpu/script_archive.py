@@ -1,4 +1,4 @@
-"""The packing of the programs that run on nodes, where hopsgpu is not installed."""
+"""Packs the programs that run on nodes, where hopsgpu is not installed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hopsgpu.core.spec import MOST_GPUS
 
-# The directory in the container; Spark runs `./hopsgpu-discovery/gpus-2`.
+# The directory in the container: Spark runs `./hopsgpu-discovery/gpus-2`.
 ALIAS = "hopsgpu-discovery"
 _SHEBANG = "#!/usr/bin/env python3\n"
-# Spark passes no argument to the script, so there is one for each amount.
+# Spark passes no argument to the script, so each amount has a script of its own.
 _LAUNCHER = """import os, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
@@ -35,7 +35,7 @@ def script_for(amount: int) -> str:
 
 
 def marker_script(resource: str) -> str:
-    """Return the path, in the container, of the script that tells Spark of a marker resource."""
+    """Return the path, in the container, of the script that reports a marker resource to Spark."""
     return f"./{ALIAS}/{_marker_file(resource)}"
 
 
@@ -81,8 +81,8 @@ def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
 def pack_health_check(target: Path) -> Path:
     """Write the NodeManagers' health check as one file, for an administrator to copy.
 
-    It is a zip archive that Python runs (PEP 441). Its content is not compressed, so that whoever
-    must trust it can read it with a pager.
+    The file is a zip archive that Python runs (PEP 441). The content is not compressed, so that an
+    administrator can read it with a pager.
     """
     modules = node_modules("discovery_script", "leases", "lease_keeper")
     with target.open("wb") as file:

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hopsgpu.gpu.node.lease_keeper import WatchedProcess, kept_by_processes
+from hopsgpu.gpu.node.lease_keeper import WatchedProcess, start_keepers
 from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins.node import holders
@@ -49,8 +49,8 @@ def script(directory: Path, executor: int, told: int) -> None:
             if time.monotonic() > until_then:
                 return
             time.sleep(0.002)  # another's end is nothing that anybody tells of
-        with kept_by_processes(leases, watched) as stay:
-            os.write(told, leases.held[0].encode())
+        with start_keepers(leases, watched) as stay:
+            os.write(told, leases.addresses[0].encode())
             stay()
 
 
@@ -96,9 +96,9 @@ def forked(act: Callable[[], None]) -> int:
 
 def all_taken(leases: Leases) -> bool:
     for gpu in GPUS:
-        if gpu not in leases.held:
+        if gpu not in leases.addresses:
             leases.take(gpu)
-    return len(leases.held) == len(GPUS)
+    return len(leases.addresses) == len(GPUS)
 
 
 def kill_a_keeper(directory: Path, chance: random.Random) -> bool:
@@ -173,11 +173,11 @@ def play(directory: Path, marks: Path, chance: random.Random, rounds: int) -> di
             span = ROUND * (1 + number // rounds)
             number += 1
             begun = time.monotonic()
-            ends = []
+            ends_within = []
             for _ in range(EXECUTORS):
                 running.append(forked(lambda: executor(directory, marks, told)))
-                ends.append((begun + chance.uniform(0, span), running[-1]))
-            for end, pid in sorted(ends):
+                ends_within.append((begun + chance.uniform(0, span), running[-1]))
+            for end, pid in sorted(ends_within):
                 time.sleep(max(0.0, end - time.monotonic()))
                 if chance.random() < KEEPERS_KILLED:
                     keepers_killed += kill_a_keeper(directory, chance)

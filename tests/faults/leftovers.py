@@ -106,7 +106,7 @@ class Leftovers:
 
     def _leases(self) -> list[str]:
         own = "".join(file.read_text() for file in self._cluster.glob("nodes/*/bin/nvidia-smi"))
-        return [one.address for one in read_leases({}) if one.held and one.address in own]
+        return [one.address for one in read_leases({}) if one.is_held and one.address in own]
 
     def _check_models(self, version: int | None) -> None:
         model = self._root / "models" / MODEL

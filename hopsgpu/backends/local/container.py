@@ -112,8 +112,8 @@ def _gpus(request: ContainerRequest) -> Iterator[None]:
             _wait,
             lambda text: _report(warning=text),
         )
-        leases.sign(owner(os.environ, os.getpid()))
-        write_container_gpus(devices, isolated=False)
+        leases.write_owner(owner(os.environ, os.getpid()))
+        write_container_gpus(devices, is_isolated=False)
         with _refreshed(leases):
             yield
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hopsgpu.backends.local.machine import check_gpus, own_gpus, usable
 from hopsgpu.gpu.node.devices import Device, foreign_processes
-from hopsgpu.gpu.node.discovery_script import named
+from hopsgpu.gpu.node.discovery_script import describe_processes
 from hopsgpu.gpu.node.leases import Leases, read_leases, try_lock
 
 _TURN = "turn"
@@ -57,24 +57,24 @@ def take_gpus(
     try:
         while True:
             for gpu in good:
-                if len(leases.held) < wanted:
+                if len(leases.addresses) < wanted:
                     leases.take(gpu.address)
-            if len(leases.held) == wanted:
+            if len(leases.addresses) == wanted:
                 break
             if not wait(_why_not_free([gpu.address for gpu in good], leases)):
                 raise NoLongerNeeded
     finally:
         os.close(turn)
-    for gpu in (held := [gpu for gpu in good if gpu.address in leases.held]):
+    for gpu in (held := [gpu for gpu in good if gpu.address in leases.addresses]):
         if others := foreign_processes(gpu.processes):
-            warn(f"{gpu.address} is also in use by process {named(others)}")
+            warn(f"{gpu.address} is also in use by process {describe_processes(others)}")
     return held
 
 
 def _why_not_free(addresses: Collection[str], leases: Leases) -> str:
     reasons = [f"{address}: {why}" for address, why in leases.refused.items()]
     for lease in read_leases(os.environ):
-        if lease.held and lease.address in addresses and lease.address not in leases.held:
+        if lease.is_held and lease.address in addresses and lease.address not in leases.addresses:
             owner = ", ".join(f"{key} {value}" for key, value in lease.owner.items() if value)
             reasons.append(f"{lease.address} is leased to another gang ({owner})")
     return "; ".join(reasons) or "another process has just leased a GPU"

@@ -84,7 +84,7 @@ def usable(
         and gpu.address not in avoided
         and (gpu_type is None or has_type(gpu.name, gpu_type))
     )
-    return tuple(sorted(good, key=lambda gpu: gpu.rank))
+    return tuple(sorted(good, key=lambda gpu: gpu.badness))
 
 
 def check_gpus(

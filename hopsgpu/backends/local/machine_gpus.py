@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from hopsgpu.backends.local.machine import own_gpus
 from hopsgpu.errors import DiscoveryError
 from hopsgpu.gpu.node.devices import Device, foreign_processes
-from hopsgpu.gpu.node.discovery_script import named
+from hopsgpu.gpu.node.discovery_script import describe_processes
 from hopsgpu.gpu.node.health import BAD
 from hopsgpu.gpu.node.leases import LeaseError, read_leases
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
@@ -27,7 +27,7 @@ def machine_inventory(user: str) -> ClusterGpus:
     """
     gpus = own_gpus()
     try:
-        leased = {lease.address for lease in read_leases(os.environ) if lease.held}
+        leased = {lease.address for lease in read_leases(os.environ) if lease.is_held}
     except LeaseError as error:
         raise DiscoveryError(
             f"the leases of this machine's GPUs cannot be read: {error}"
@@ -75,7 +75,7 @@ def machine_gpus(
         acls=None,
         executor="",
         problems=tuple(
-            f"{address} is in use by process {named(processes)}"
+            f"{address} is in use by process {describe_processes(processes)}"
             for address, processes in others.items()
             if processes
         ),

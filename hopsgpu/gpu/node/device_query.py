@@ -1,6 +1,6 @@
-"""Print what the driver tells of the GPUs, as JSON on stdout: the program that `ask_driver` runs.
+"""The program that `ask_driver` runs: it prints the driver's GPUs as JSON on stdout.
 
-A driver that hangs blocks this process, not the one that waits for it.
+A driver that hangs blocks this process, not the process that waits for the output.
 """
 
 import importlib
@@ -21,35 +21,35 @@ from hopsgpu.gpu.node.devices import (
 )
 
 
-def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing:
+def read(environ: Mapping[str, str], seconds: float, should_ask_nvml: bool) -> Listing:
     """Return the node's GPUs.
 
     Args:
         environ: may name the nvidia-smi to use.
-        seconds: time limit for everything; only the calls of nvidia-smi are held to it.
-        with_nvml: whether to ask NVML first, if Python has `pynvml`.
+        seconds: time limit for everything; only the calls of nvidia-smi are stopped after it.
+        should_ask_nvml: whether to ask NVML first, if Python has `pynvml`.
 
     Raises:
         NoDriverError: there is neither NVML nor nvidia-smi.
         HungDriverError: nvidia-smi did not answer in time.
         DriverError: neither lists the GPUs; the message says why, for both.
     """
-    until = time.monotonic() + seconds
-    if not with_nvml or nvidia_smi.VARIABLE in environ:
+    deadline = time.monotonic() + seconds
+    if not should_ask_nvml or nvidia_smi.VARIABLE in environ:
         return nvidia_smi.read(environ, seconds)
-    none = False
+    is_nvml_missing = False
     try:
         return nvml.read(importlib.import_module("pynvml"))
     except (ImportError, NoDriverError) as error:
-        none, refused = True, str(error)
+        is_nvml_missing, refused = True, str(error)
     except DriverError as error:
         refused = str(error)
     try:
-        return nvidia_smi.read(environ, until - time.monotonic())
+        return nvidia_smi.read(environ, deadline - time.monotonic())
     except HungDriverError:
         raise
     except DriverError as error:
-        if none and isinstance(error, NoDriverError):
+        if is_nvml_missing and isinstance(error, NoDriverError):
             raise NoDriverError(
                 f"{error}; {refused}: check that this node has a GPU driver"
             ) from None
@@ -59,13 +59,13 @@ def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing
 def main() -> None:
     """Print the listing, or why there is none.
 
-    The program's arguments are the directory or archive of the package, the seconds, and NO_NVML or
-    nothing.
+    The program's arguments are the directory or archive of the package, the seconds, and
+    optionally NO_NVML.
     """
     seconds = float(sys.argv[2])
     try:
         answer = encode(read(os.environ, seconds, NO_NVML not in sys.argv[3:]))
     except DriverError as error:
         answer = encode(error)
-    # On a line of its own, whatever else this process prints.
+    # On a line of its own: an imported module may have printed part of a line.
     print(f"\n{json.dumps(answer)}")

@@ -12,17 +12,17 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
 from hopsgpu.gpu.node.health import STATES, Readings, Verdict, judge_readings
 
-# Without persistence mode the driver sets up each GPU anew, which takes seconds for each.
+# Without persistence mode the driver initialises each GPU again, which takes seconds per GPU.
 ANSWER_SECONDS = 60.0
 # The kernel module's list of a node's GPUs (NVIDIA's README, "The /proc Interface").
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 
 # Tells the program that lists the GPUs to leave out NVML.
 NO_NVML = "no-nvml"
-_INNER_SHARE = 0.9
-_MOST_SAID = 200
-_MOST_NAMED = 200
-# Not counted: CUDA's MPS server computes for its clients, which are listed too.
+_INNER_TIME_SHARE = 0.9
+_MAX_QUOTED = 200
+_MAX_NAME_LENGTH = 200
+# CUDA's MPS server is not counted: it computes for its clients, which are listed too.
 _MPS_SERVER = "nvidia-cuda-mps-server"
 
 
@@ -67,16 +67,15 @@ class Device(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """Return the verdict on its health."""
         return judge_readings(self.readings)
 
     @property
-    def rank(self) -> int:
-        """Return 0 for a healthy GPU, more for a worse one."""
+    def badness(self) -> int:
+        """0 for a healthy GPU; the larger, the worse."""
         return STATES.index(self.verdict.state)
 
     def as_json(self) -> Dict[str, Any]:
-        """Return what the agent reads of the GPU in the container's directory."""
+        """Return the fields that the agent reads in the container's directory."""
         state, reason = self.verdict
         return {
             "address": self.address,
@@ -93,20 +92,20 @@ class Listing(NamedTuple):
 
     Attributes:
         devices: the GPUs, in the order of their PCI bus ids.
-        isolated: whether the node is known to have GPUs that cannot be used from here.
+        is_isolated: whether the node is known to have GPUs that cannot be used from here.
     """
 
     devices: Tuple[Device, ...]
-    isolated: bool = False
+    is_isolated: bool = False
 
 
 def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
     """Return the GPUs of this node.
 
-    If its driver hangs or fails, they are the GPUs that the kernel lists, as bad ones.
+    If the driver hangs or fails, all GPUs that the kernel lists are returned as bad ones.
 
     Args:
-        seconds: how long to wait for the driver, in all.
+        seconds: longest wait for the driver, in all.
 
     Raises:
         NoDriverError: there is neither NVML nor nvidia-smi.
@@ -131,31 +130,31 @@ def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
     If NVML fails, nvidia-smi is asked too.
 
     Args:
-        seconds: how long to wait for the driver, in all.
+        seconds: longest wait for the driver, in all.
 
     Raises:
         NoDriverError: there is neither NVML nor nvidia-smi.
         HungDriverError: the driver did not answer in time.
         DriverError: the driver failed, or its answer is unintelligible.
     """
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     why = ""
-    # The second try is without NVML: its library crashed, or another module has the name pynvml.
+    # The second try is without NVML: its library may crash, or another module be named pynvml.
     for options in ((), (NO_NVML,)):
-        left = until - time.monotonic()
-        code, out, err = run_bounded([*_reading_program(left), *options], left)
+        seconds_left = deadline - time.monotonic()
+        code, out, err = run_bounded([*_reading_program(seconds_left), *options], seconds_left)
         if code != 0:
             why = f"listing the GPUs failed with exit code {code}: {_last_line(err)}"
             continue
         try:
             return _decode(json.loads(_answer_in(out)))
         except (ValueError, KeyError, TypeError):
-            why = f"the list of the GPUs cannot be parsed: {_last_line(out)[:_MOST_SAID]}"
+            why = f"the list of the GPUs cannot be parsed: {_last_line(out)[:_MAX_QUOTED]}"
     raise DriverError(why)
 
 
 def _answer_in(out: str) -> str:
-    """Return the line with the answer; an imported module may print lines before and after it."""
+    """Return the line with the answer; an imported module may print other lines."""
     return _last_line("\n".join(line for line in out.splitlines() if line.startswith("{")))
 
 
@@ -163,26 +162,26 @@ def _reading_program(seconds: float) -> List[str]:
     """Return the command that asks the driver in a process of its own.
 
     A process cannot abandon its own call into a driver that hangs. The program is found where this
-    module is, which may be an archive.
+    module is, possibly in an archive.
     """
     root = Path(__file__).resolve().parents[3]
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
         "from hopsgpu.gpu.node.device_query import main; main()"
     )
-    # The commands that it starts must give up before its own time is over.
-    inner = seconds * _INNER_SHARE
+    # The commands that the program starts must give up before the program's own time is over.
+    inner = seconds * _INNER_TIME_SHARE
     return [sys.executable or "python3", "-B", "-c", program, str(root), str(inner)]
 
 
 def encode(answer: Union[Listing, DriverError]) -> Dict[str, Any]:
-    """Return the answer as JSON fields, which `ask_driver` reads from the program that it runs."""
+    """Return the answer as the JSON fields that `ask_driver` reads."""
     if isinstance(answer, DriverError):
         return {"error": type(answer).__name__, "reason": str(answer)}
     devices = [
         {**device._asdict(), "readings": device.readings._asdict()} for device in answer.devices
     ]
-    return {"devices": devices, "isolated": answer.isolated}
+    return {"devices": devices, "isolated": answer.is_isolated}
 
 
 def _decode(answer: Dict[str, Any]) -> Listing:
@@ -190,7 +189,7 @@ def _decode(answer: Dict[str, Any]) -> Listing:
         kinds = {kind.__name__: kind for kind in (NoDriverError, HungDriverError)}
         raise kinds.get(answer["error"], DriverError)(answer["reason"])
     # A GPU that is listed twice counts once.
-    devices = {one.address: one for one in map(_device, answer["devices"])}
+    devices = {device.address: device for device in map(_device, answer["devices"])}
     return Listing(tuple(devices.values()), answer["isolated"])
 
 
@@ -203,27 +202,27 @@ def _device(fields: Dict[str, Any]) -> Device:
 def foreign_processes(processes: Iterable[Process]) -> Tuple[Process, ...]:
     """Return the processes that take a GPU from its lessee.
 
-    A process that is not visible from here has ended, or belongs to another namespace, whose pids
-    mean nothing in this one.
+    A process that is not visible from here has ended, or belongs to another PID namespace.
     """
     return tuple(
         Process(process.pid, as_line(process.name))
         for process in processes
-        if not process.name.endswith(_MPS_SERVER) and _alive(process.pid)
+        if not process.name.endswith(_MPS_SERVER) and _is_alive(process.pid)
     )
 
 
 def as_line(name: str) -> str:
     """Return a name as a short text without control characters, for logs.
 
-    The users of a node choose the names of processes, and garbage may be in the memory of a GPU.
+    The users of a node choose the names of processes, and a GPU's memory may contain garbage.
     """
-    return "".join(one if one.isprintable() else "\ufffd" for one in name[:_MOST_NAMED])
+    characters = name[:_MAX_NAME_LENGTH]
+    return "".join(char if char.isprintable() else "\ufffd" for char in characters)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
-        # Unlike /proc, which may be mounted with hidepid, this works for others' processes too.
+        # This works for other users' processes too; /proc may be mounted with hidepid.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -233,7 +232,7 @@ def _alive(pid: int) -> bool:
 
 
 def bus_ids(directory: Path = DRIVER_GPUS) -> Tuple[str, ...]:
-    """Return the PCI bus ids of the GPUs that the kernel module has, without asking a GPU."""
+    """Return the PCI bus ids of the GPUs that the kernel module has, without using a GPU."""
     try:
         return tuple(sorted(bus_id(gpu.name) for gpu in directory.iterdir()))
     except OSError:
@@ -247,17 +246,18 @@ def bus_id(text: str) -> str:
 
 
 def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
-    """Run a command that asks the driver, and abandon it if it hangs.
+    """Run a command that asks the driver, and abandon the command if it hangs.
 
     Returns:
-        Its exit code, its stdout and its stderr.
+        The exit code, stdout and stderr.
 
     Raises:
         HungDriverError: the command takes longer than `seconds`.
         OSError: the command cannot be started.
     """
-    # In a process group of its own, to be killed with its children; in no directory that YARN
-    # wants to remove; and without our stdout, for whose end Spark waits.
+    # A process group of its own: it is killed with its children. YARN must be able to remove the
+    # container's directory, so the command runs in another one. Spark waits for the end of our
+    # stdout, so the command does not inherit it.
     process = subprocess.Popen(
         command,
         cwd="/",
@@ -284,8 +284,8 @@ def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
     return process.returncode, _text(out), _text(err)
 
 
-def _text(said: bytes) -> str:
-    return said.decode("utf-8", "replace")
+def _text(output: bytes) -> str:
+    return output.decode("utf-8", "replace")
 
 
 def _last_line(text: str) -> str:

@@ -1,13 +1,13 @@
-"""Tell Spark which GPUs an executor may use.
+"""The discovery script: it reports to Spark which GPUs an executor may use.
 
 Spark runs `gpus-N` of the archive that `hopsgpu.gpu.script_archive` packs, in the container's
-directory and without arguments; N is the number of GPUs to give out. The script needs Python 3.6
+directory and without arguments. N is the number of GPUs to give out. The script needs Python 3.6
 and the NVIDIA driver, but no installed hopsgpu.
 
-It prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark, exactly N addresses and those of
-healthy GPUs first, and leaves what is known of the GPUs in the container's directory for the agent.
-A bad GPU, or one that another process computes on, is given out if there is no better one: YARN
-counts it, and an executor that failed because of it would come again and again.
+The script prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark: exactly N addresses, those of
+healthy GPUs first. For the agent, it describes the GPUs in a file of the container's directory. If
+there is no better GPU, the script gives out a bad one, or one that another process computes on.
+YARN counts such a GPU too: if the executor failed because of it, its successors would fail again.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from hopsgpu.gpu.node.devices import (
     list_devices,
 )
 from hopsgpu.gpu.node.health import BAD, Readings
-from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, ancestors, kept_by_processes
+from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, ancestors, start_keepers
 from hopsgpu.gpu.node.leases import (
     VARIABLE,
     LeaseError,
@@ -54,7 +54,7 @@ from hopsgpu.gpu.node.leases import (
 CONTAINER_GPUS = "hopsgpu-gpus.json"
 OWN_LEASES = "hopsgpu-gpu-leases"
 _POLL_SECONDS = 0.3
-_MOST_NAMED = 5
+_MAX_LISTED_PROCESSES = 5
 _JAVA = "java"
 _SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"))
 
@@ -67,10 +67,10 @@ class WaitLimits(NamedTuple):
     """The longest waits, in seconds.
 
     Attributes:
-        leased: wait for a GPU that another executor has leased: the ResourceManager can free a GPU
-            before the process that had it has ended.
-        busy: wait for a process without a lease to end, before its GPU is taken for a bad one.
-        bad: wait before a bad GPU is taken while a better one is another executor's.
+        leased: wait for a GPU that another executor has leased. The ResourceManager can free a GPU
+            before the process that used it has ended.
+        busy: wait for the end of a process without a lease, before its GPU counts as bad.
+        bad: wait before a bad GPU is taken while another executor has a better one.
         driver: wait for the driver's answer.
     """
 
@@ -80,54 +80,56 @@ class WaitLimits(NamedTuple):
     driver: float = ANSWER_SECONDS
 
 
-PATIENCE = WaitLimits()
+DEFAULT_LIMITS = WaitLimits()
 
 
 def choose_gpus(
-    devices: Iterable[Device], had: Collection[str], busy: Collection[str], settled: bool
+    devices: Iterable[Device], leased: Collection[str], busy: Collection[str], should_take_bad: bool
 ) -> List[str]:
     """Return the addresses to try to lease, the best first.
 
     Args:
         devices: GPUs of the node.
-        had: addresses that this process has leased already.
+        leased: addresses that this process has leased already.
         busy: addresses of GPUs that were found in use.
-        settled: whether to take a bad GPU while a better one is another executor's.
+        should_take_bad: whether to take a bad GPU while another executor has a better one.
     """
     free = sorted(
-        (one for one in devices if one.address not in had and one.address not in busy),
-        key=lambda one: one.rank,
+        (gpu for gpu in devices if gpu.address not in leased and gpu.address not in busy),
+        key=lambda gpu: gpu.badness,
     )
-    better = [one.address for one in free if one.verdict.state != BAD]
-    bad = [one.address for one in free if one.verdict.state == BAD]
-    return better + bad if settled or not better else better
+    better = [gpu.address for gpu in free if gpu.verdict.state != BAD]
+    bad = [gpu.address for gpu in free if gpu.verdict.state == BAD]
+    return better + bad if should_take_bad or not better else better
 
 
-def in_use(devices: Iterable[Device], had: Collection[str]) -> Dict[str, Tuple[Process, ...]]:
-    """Return the leased GPUs that others compute on, with the processes that do.
+def processes_on_leased(
+    devices: Iterable[Device], leased: Collection[str]
+) -> Dict[str, Tuple[Process, ...]]:
+    """Return the processes that compute on leased GPUs, by address.
 
-    Bad ones do not count, because no rank will compute on them.
+    Bad GPUs do not count, because no rank will compute on them.
     """
     return {
-        one.address: one.processes
-        for one in devices
-        if one.address in had and one.processes and one.verdict.state != BAD
+        gpu.address: gpu.processes
+        for gpu in devices
+        if gpu.address in leased and gpu.processes and gpu.verdict.state != BAD
     }
 
 
 def acquire_gpus(
     amount: int,
     leases: Leases,
-    look: Callable[[], Listing],
-    patience: WaitLimits,
+    list_gpus: Callable[[], Listing],
+    limits: WaitLimits,
     environ: Mapping[str, str],
 ) -> Tuple[List[Device], bool]:
     """Lease GPUs that nobody else has leased and nobody else computes on.
 
-    If there are too few, those that others compute on are given out as bad ones.
+    If there are too few, GPUs that others compute on are given out as bad ones.
 
     Args:
-        look: lists the node's GPUs.
+        list_gpus: lists the node's GPUs.
         environ: may name the directory of the leases.
 
     Returns:
@@ -135,87 +137,90 @@ def acquire_gpus(
 
     Raises:
         DiscoveryFailure: there are too few GPUs; the message says which there are and who has them.
-        DriverError: `look` raises it.
+        DriverError: `list_gpus` raises it.
     """
     began = time.monotonic()
-    listing = look()
+    listing = list_gpus()
     in_use_since: Dict[str, float] = {}
     busy: Dict[str, Tuple[Process, ...]] = {}
     log = _WaitLog()
     while True:
-        settled = time.monotonic() - began >= patience.bad
-        _take(leases, choose_gpus(listing.devices, leases.held, busy, settled), amount)
-        hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
-        if hopeless or time.monotonic() - began >= patience.leased:
-            # Taken as bad ones: YARN counts them, and an executor that failed would come back to
-            # them.
+        should_take_bad = time.monotonic() - began >= limits.bad
+        _take(leases, choose_gpus(listing.devices, leases.addresses, busy, should_take_bad), amount)
+        is_hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
+        if is_hopeless or time.monotonic() - began >= limits.leased:
+            # Take the busy GPUs as bad ones: YARN counts them too, so the successor of an executor
+            # that fails would get them again.
             _take(leases, busy, amount)
-            if len(leases.held) < amount:
-                raise DiscoveryFailure(_why(amount, listing, leases, busy, environ))
-        if len(leases.held) == amount:
-            # List them again, now that no other executor can start anything on them.
-            listing = look()
-            found = [_usable(one, busy) for one in listing.devices if one.address in leases.held]
-            using = in_use(found, leases.held)
-            if len(found) == amount and not using:
-                return sorted(found, key=lambda one: one.rank), listing.isolated
-            for address in set(leases.held).difference(one.address for one in found):
-                leases.release(address)  # it fell off the bus
-            for address, processes in using.items():
-                log.once(address, functools.partial(_busy, address, processes))
+            if len(leases.addresses) < amount:
+                raise DiscoveryFailure(_shortage(amount, listing, leases, busy, environ))
+        if len(leases.addresses) == amount:
+            # List the GPUs again, now that no other executor can start anything on these.
+            listing = list_gpus()
+            leased = set(leases.addresses)
+            gpus = [_with_use(gpu, busy) for gpu in listing.devices if gpu.address in leased]
+            processes_by_gpu = processes_on_leased(gpus, leased)
+            if len(gpus) == amount and not processes_by_gpu:
+                return sorted(gpus, key=lambda gpu: gpu.badness), listing.is_isolated
+            for address in leased.difference(gpu.address for gpu in gpus):
+                leases.release(address)  # the GPU fell off the bus
+            for address, processes in processes_by_gpu.items():
+                log.log_once(address, functools.partial(_busy_text, address, processes))
                 since = in_use_since.setdefault(address, time.monotonic())
-                if time.monotonic() - since >= patience.busy:
+                if time.monotonic() - since >= limits.busy:
                     leases.release(address)
                     busy[address] = processes
         else:
-            log.once("waits", functools.partial(_why, amount, listing, leases, busy, environ))
-        # Poll, since nothing reports the end of another executor, or of a process.
+            reason = functools.partial(_shortage, amount, listing, leases, busy, environ)
+            log.log_once("waits", reason)
+        # Poll: nothing reports the end of another executor or process.
         time.sleep(_POLL_SECONDS)
 
 
 class _WaitLog:
-    """The log of what is waited for: each reason is written once."""
-
     def __init__(self) -> None:
         self._written: Set[str] = set()
 
-    def once(self, key: str, reason: Callable[[], str]) -> None:
-        """Write a reason, unless one was written for the key before."""
+    def log_once(self, key: str, reason: Callable[[], str]) -> None:
+        """Write the reason of a wait, unless one was written for the key before."""
         if key not in self._written:
             self._written.add(key)
-            # The directory that the environment names may be unusable in an isolated container.
+            # In an isolated container, the lease directory that the environment names may be
+            # unusable.
             with contextlib.suppress(LeaseError, OSError):
                 _log(f"waits: {reason()}")
 
 
-def _busy(address: str, processes: Sequence[Process]) -> str:
-    return f"{address} is in use by process {named(processes)}"
+def _busy_text(address: str, processes: Sequence[Process]) -> str:
+    return f"{address} is in use by process {describe_processes(processes)}"
 
 
 def _take(leases: Leases, addresses: Iterable[str], amount: int) -> None:
     for address in addresses:
-        if len(leases.held) < amount:
+        if len(leases.addresses) < amount:
             leases.take(address)
 
 
-def _usable(device: Device, busy: Collection[str]) -> Device:
-    """Return a GPU as it is, or as a bad one if the wait for its processes was in vain."""
+def _with_use(device: Device, busy: Collection[str]) -> Device:
+    """Return a GPU as it is, or as a bad one if its processes did not end in time."""
     if device.address not in busy or not device.processes or device.verdict.state == BAD:
         return device
-    return device._replace(readings=Readings(f"in use by process {named(device.processes)}"))
+    problem = f"in use by process {describe_processes(device.processes)}"
+    return device._replace(readings=Readings(problem))
 
 
-def named(processes: Sequence[Process]) -> str:
+def describe_processes(processes: Sequence[Process]) -> str:
     """Return processes with their users, for people."""
     names = [
-        f"{one.pid} ({', '.join(filter(None, (one.name, _user_of(one.pid)))) or 'unknown'})"
-        for one in processes
+        f"{process.pid}"
+        f" ({', '.join(filter(None, (process.name, _user_of(process.pid)))) or 'unknown'})"
+        for process in processes
     ]
-    return ", ".join(names[:_MOST_NAMED])
+    return ", ".join(names[:_MAX_LISTED_PROCESSES])
 
 
 def _user_of(pid: int) -> str:
-    """Return who owns a process, or "" if the process is not visible from here."""
+    """Return the owner of a process, or "" if the process is not visible from here."""
     try:
         uid = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -226,116 +231,116 @@ def _user_of(pid: int) -> str:
         return f"user {uid}"
 
 
-def _why(
+def _shortage(
     amount: int,
     listing: Listing,
     leases: Leases,
     busy: Mapping[str, Tuple[Process, ...]],
     environ: Mapping[str, str],
 ) -> str:
-    owners = {lease.address: lease.owner for lease in read_leases(environ) if lease.held}
-    said = []
+    owners = {lease.address: lease.owner for lease in read_leases(environ) if lease.is_held}
+    reasons = []
     for device in listing.devices:
         address = device.address
         if address in busy:
-            said.append(_busy(address, busy[address]))
+            reasons.append(_busy_text(address, busy[address]))
         elif address in leases.refused:
-            said.append(f"{address}: {leases.refused[address]}")
-        elif address in owners and address not in leases.held:
+            reasons.append(f"{address}: {leases.refused[address]}")
+        elif address in owners and address not in leases.addresses:
             fields = [f"{key} {value}" for key, value in owners[address].items() if value]
-            said.append(f"{address} is leased to another executor ({', '.join(fields)})")
+            reasons.append(f"{address} is leased to another executor ({', '.join(fields)})")
     requested = "1 GPU was" if amount == 1 else f"{amount} GPUs were"
-    available = f"{len(leases.held)} {'is' if len(leases.held) == 1 else 'are'} available"
+    available = f"{len(leases.addresses)} {'is' if len(leases.addresses) == 1 else 'are'} available"
     return (
         f"{requested} requested; this node has {len(listing.devices)}, and {available}"
-        + "".join(f"; {reason}" for reason in said)
+        + "".join(f"; {reason}" for reason in reasons)
     )
 
 
-def executor_among(above: Sequence[Ancestor]) -> int:
-    """Return the pid of the executor, whose end must be that of its leases.
+def find_executor(ancestors_of_script: Sequence[Ancestor]) -> int:
+    """Return the pid of the executor, with which the leases must end.
 
-    Spark's executor is the nearest Java process. Between it and the script there may be whatever a
-    node has as `python3`: a shell that ends with the script.
+    Spark's executor is the nearest Java process. If a node's `python3` is a shell script, there is
+    a shell between the executor and this script, which ends with this script.
 
     Args:
-        above: ancestors of the script, the nearest first; at least one.
+        ancestors_of_script: ancestors of the script, the nearest first; at least one.
     """
-    java = [one for one in above if _JAVA in one.names]
-    # If no Java is visible, or the script was run by hand.
-    other = [one for one in above if not one.names & _SHELLS and one.pid != 1]
-    return [*java[:1], *other[:1], above[0]][0].pid
+    java = [process for process in ancestors_of_script if _JAVA in process.names]
+    # No Java process is visible, or the script was run by hand.
+    other = [p for p in ancestors_of_script if not p.names & _SHELLS and p.pid != 1]
+    return [*java[:1], *other[:1], ancestors_of_script[0]][0].pid
 
 
 @contextlib.contextmanager
-def _executor() -> Iterator[WatchedProcess]:
-    above = ancestors()
-    pid = executor_among(above)
-    if not any(_JAVA in one.names for one in above):
-        # Whoever runs the script by hand should know why the GPU is not free again.
+def _watch_executor() -> Iterator[WatchedProcess]:
+    ancestors_of_script = ancestors()
+    pid = find_executor(ancestors_of_script)
+    if not any(_JAVA in process.names for process in ancestors_of_script):
+        # Somebody who runs the script by hand should know how long the GPU stays leased.
         _log(f"no Java process is an ancestor: the lease lasts until process {pid} ends")
     with WatchedProcess(pid) as watched:
-        # It is watched only from now on: it may have ended before, and its pid be another's.
-        if executor_among(ancestors()) != pid:
+        # Check again: the pid may have been reused before this process began to watch it.
+        if find_executor(ancestors()) != pid:
             raise ProcessLookupError("the executor that requested the GPUs has ended")
         yield watched
 
 
-def write_container_gpus(devices: Iterable[Device], isolated: bool) -> None:
-    """Write what is known of the container's GPUs into its directory, for the agent.
+def write_container_gpus(devices: Iterable[Device], is_isolated: bool) -> None:
+    """Describe the GPUs in a file of the container's directory, for the agent.
 
     Raises:
         DiscoveryFailure: the file cannot be written.
     """
-    said = {"gpus": [device.as_json() for device in devices], "isolated": isolated}
+    fields = {"gpus": [device.as_json() for device in devices], "isolated": is_isolated}
     try:
         new = Path(f"{CONTAINER_GPUS}.new")
-        new.write_text(json.dumps(said), encoding="ascii")
+        new.write_text(json.dumps(fields), encoding="ascii")
         new.replace(CONTAINER_GPUS)
     except OSError as error:
         raise DiscoveryFailure(f"cannot write {CONTAINER_GPUS} for the agent: {error}") from None
 
 
-def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
-    """Return the node's directory of leases, or, if it is unusable, an isolated container's own."""
+def _find_directory(environ: Mapping[str, str], list_gpus: Callable[[], Listing]) -> Path:
+    """Return the node's lease directory; if it is unusable, an isolated container uses its own."""
     try:
         return lease_directory(environ)
     except (LeaseError, OSError):
-        if not look().isolated:
+        if not list_gpus().is_isolated:
             raise
         return lease_directory({VARIABLE: str(Path(OWN_LEASES).absolute())})
 
 
-def _discover(amount: int, patience: WaitLimits) -> None:
+def _discover(amount: int, limits: WaitLimits) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(CONTAINER_GPUS).unlink()  # of an earlier run
-    look = functools.partial(list_devices, patience.driver)
-    with _executor() as executor, Leases(_directory(os.environ, look)) as leases:
-        devices, isolated = acquire_gpus(amount, leases, look, patience, os.environ)
-        leases.sign(owner(os.environ, executor.pid))
-        with kept_by_processes(leases, executor) as stay:
-            write_container_gpus(devices, isolated)
+    list_gpus = functools.partial(list_devices, limits.driver)
+    with _watch_executor() as executor, Leases(_find_directory(os.environ, list_gpus)) as leases:
+        devices, is_isolated = acquire_gpus(amount, leases, list_gpus, limits, os.environ)
+        leases.write_owner(owner(os.environ, executor.pid))
+        with start_keepers(leases, executor) as keep_leases:
+            write_container_gpus(devices, is_isolated)
             for device in devices:
                 state, reason = device.verdict
                 _log(f"gives out {device.address}, {state}{reason and ': ' + reason}")
-            said = {"name": "gpu", "addresses": [device.address for device in devices]}
-            # Not print(): a pipe that nobody reads must be noticed before the keepers stay.
-            os.write(sys.stdout.fileno(), json.dumps(said).encode() + b"\n")
-            stay()
+            answer = {"name": "gpu", "addresses": [device.address for device in devices]}
+            # Not print(): a broken pipe must raise its error before the keepers stay.
+            os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
+            keep_leases()
 
 
-def main(amount: int, patience: WaitLimits = PATIENCE) -> int:
-    """Give out GPUs, or say on stderr why not.
+def main(amount: int, limits: WaitLimits = DEFAULT_LIMITS) -> int:
+    """Give out GPUs, or write to stderr why not.
 
     Args:
         amount: number of GPUs.
-        patience: how long to wait for better ones.
+        limits: longest waits for better GPUs.
 
     Returns:
         The exit code.
     """
     try:
-        _discover(amount, patience)
+        _discover(amount, limits)
     except (DiscoveryFailure, DriverError, LeaseError, OSError) as error:
         print(f"hopsgpu discovery: {error}", file=sys.stderr)
         return 1
@@ -345,7 +350,7 @@ def main(amount: int, patience: WaitLimits = PATIENCE) -> int:
 def _log(message: str) -> None:
     """Write a line to stderr, which Spark copies into the executor's log.
 
-    It differs from the line about a failure, which hopsgpu's doctor searches for.
+    The prefix differs from that of a failure, which hopsgpu's doctor searches for.
     """
-    with contextlib.suppress(OSError):  # nobody reads it
+    with contextlib.suppress(OSError):  # stderr is closed
         print(f"hopsgpu discovery INFO: {message}", file=sys.stderr)

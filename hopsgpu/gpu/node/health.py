@@ -1,7 +1,7 @@
 """Rules for whether a GPU is fit for work: pure functions of what the driver reports.
 
-A GPU is healthy, to be watched (it computes, and is given out after the healthy ones), or bad
-(what runs on it fails, or its results cannot be trusted).
+A GPU is "healthy", "watch" (it computes, and is given out after the healthy GPUs), or "bad"
+(programs on it fail, or their results cannot be trusted).
 """
 
 from types import MappingProxyType
@@ -10,12 +10,12 @@ from typing import Iterator, Mapping, NamedTuple, Optional, Tuple
 HEALTHY = "healthy"
 WATCH = "watch"
 BAD = "bad"
-# From the best to the worst, which is the order in which GPUs are given out.
+# The order in which GPUs are given out.
 STATES = (HEALTHY, WATCH, BAD)
 
-# nvmlDeviceGpuRecoveryAction_t of nvml.h: value → (state, nvidia-smi's word, what to do). The
-# guide "GPU Memory Error Management" (Error Recovery and Response Flags) says of each whether
-# new work may start. A GPU to be drained and reset still computes, at a reduced capacity.
+# nvmlDeviceGpuRecoveryAction_t of nvml.h: value → (state, nvidia-smi's word, what to do). NVIDIA's
+# guide "GPU Memory Error Management" (Error Recovery and Response Flags) says for each action
+# whether new work may start. A GPU to be drained and reset still computes, at a reduced capacity.
 RECOVERY_ACTIONS: Mapping[int, Tuple[str, str, str]] = MappingProxyType(
     {
         0: (HEALTHY, "None", ""),
@@ -30,8 +30,8 @@ RECOVERY_ACTIONS: Mapping[int, Tuple[str, str, str]] = MappingProxyType(
 )
 _NO_ACTION = 0
 # NVIDIA's "GPU Memory Error Management", "Row Remapping": 64 retirements at most before Ampere.
-_MOST_RETIRED = 64
-_MANY_RETIRED = 60
+_MAX_RETIRED_PAGES = 64
+_MANY_RETIRED_PAGES = 60
 
 
 class Verdict(NamedTuple):
@@ -53,11 +53,11 @@ class Readings(NamedTuple):
 
     Attributes:
         problem: why the GPU cannot be queried, in the driver's words, or "".
-        has_unread_processes: whether some processes that may compute on it could not be read.
+        has_unread_processes: whether processes that may compute on the GPU could not be read.
         recovery_action: a key of RECOVERY_ACTIONS (drivers from R565 on).
         volatile_double_bit: uncorrectable ECC errors since the driver was loaded.
         aggregate_double_bit: the same over the GPU's life.
-        sram_threshold_exceeded: whether its SRAM had more such errors than NVIDIA accepts.
+        sram_threshold_exceeded: whether the SRAM had more such errors than NVIDIA accepts.
         remapped_correctable: rows of memory remapped for correctable errors (from Ampere on).
         remapped_uncorrectable: rows of memory remapped for uncorrectable errors.
         remap_pending: whether a row will be remapped when the GPU is reset.
@@ -96,17 +96,17 @@ def judge_readings(readings: Readings) -> Verdict:
         The worst state that the rules give, with the reasons of all rules, the worst first.
     """
     if readings.problem:
-        # no other reading of a GPU that does not answer can be trusted
+        # The other readings of a GPU that does not answer cannot be trusted.
         return Verdict(BAD, readings.problem)
-    said = [*_recovery(readings), *_errors(readings), *_memory(readings), *_clocks(readings)]
-    said += _processes(readings)
-    said.sort(key=lambda verdict: -STATES.index(verdict.state))
-    state = said[0].state if said else HEALTHY
-    return Verdict(state, "; ".join(verdict.reason for verdict in said))
+    verdicts = [*_recovery(readings), *_errors(readings), *_memory(readings), *_clocks(readings)]
+    verdicts += _processes(readings)
+    verdicts.sort(key=lambda verdict: -STATES.index(verdict.state))
+    state = verdicts[0].state if verdicts else HEALTHY
+    return Verdict(state, "; ".join(verdict.reason for verdict in verdicts))
 
 
 def _recovery(readings: Readings) -> Iterator[Verdict]:
-    """Yield the verdict of NVML itself, which counts most: nvmlDeviceGpuRecoveryAction_t."""
+    """Yield NVML's own verdict: nvmlDeviceGpuRecoveryAction_t."""
     action = readings.recovery_action
     if action is None or action == _NO_ACTION:
         return
@@ -118,12 +118,12 @@ def _recovery(readings: Readings) -> Iterator[Verdict]:
 def _errors(readings: Readings) -> Iterator[Verdict]:
     """Yield the verdicts on uncorrectable ECC errors.
 
-    The calls are nvmlDeviceGetTotalEccErrors and nvmlDeviceGetSramEccErrorStatus. Data was lost,
-    and what continues with that memory is in doubt: the GPU is bad until it is reset, which clears
-    the volatile count. But if the driver knows recovery actions and requires none, "the GPU can be
-    immediately used again by starting a new GPU process" (GPU Memory Error Management, Error
-    Recovery and Response Flags). The count over its life says that a GPU has had errors, not that
-    it has one now. The threshold of its SRAM is the one above which NVIDIA takes the GPU back.
+    The calls are nvmlDeviceGetTotalEccErrors and nvmlDeviceGetSramEccErrorStatus. Such an error
+    loses data, so the GPU is bad until a reset, which clears the volatile count. There is one
+    exception. If the driver knows recovery actions and requires none, "the GPU can be immediately
+    used again by starting a new GPU process" (GPU Memory Error Management, Error Recovery and
+    Response Flags). The aggregate count shows that the GPU has had errors, not that it has one
+    now. Above the SRAM threshold, NVIDIA takes the GPU back.
     """
     if readings.sram_threshold_exceeded:
         yield Verdict(BAD, "more uncorrectable SRAM errors than NVIDIA's threshold: replace it")
@@ -138,10 +138,10 @@ def _errors(readings: Readings) -> Iterator[Verdict]:
 def _memory(readings: Readings) -> Iterator[Verdict]:
     """Yield the verdicts on rows and pages of memory.
 
-    The calls are nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPages. A remapping that failed
-    leaves bad memory in use. One that is pending does not: until the reset "unaffected applications
-    can continue running without affecting accuracy and performance, and new workloads can be
-    launched", because the page is kept out of use.
+    The calls are nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPages. A failed remapping leaves
+    bad memory in use. A pending remapping does not, because the driver no longer uses the page.
+    Until the reset, "unaffected applications can continue running without affecting accuracy and
+    performance, and new workloads can be launched".
     """
     rows = (
         f"{readings.remapped_uncorrectable or 0} rows remapped for uncorrectable errors,"
@@ -152,10 +152,10 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
     if readings.remap_pending:
         yield Verdict(WATCH, f"a row remapping is pending ({rows}): nvidia-smi --gpu-reset")
     pages = readings.retired_pages or 0
-    if pages >= _MANY_RETIRED:
+    if pages >= _MANY_RETIRED_PAGES:
         yield Verdict(
             WATCH,
-            f"{pages} pages of its memory are retired, of {_MOST_RETIRED} at most: replace it",
+            f"{pages} pages of its memory are retired, of {_MAX_RETIRED_PAGES} at most: replace it",
         )
     if readings.retirement_pending:
         yield Verdict(WATCH, f"a page retirement is pending ({pages} retired): reload the driver")
@@ -164,8 +164,8 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
 def _clocks(readings: Readings) -> Iterator[Verdict]:
     """Yield the verdicts on clocks that are held down: nvmlDeviceGetCurrentClocksEventReasons.
 
-    The GPU computes correctly, at half its clock or less. It is to be watched, because a slow rank
-    delays its gang. The state passes with its cause.
+    The GPU computes correctly, at half its clock or less. A slow rank delays its gang. The state
+    ends with its cause.
     """
     if readings.hw_thermal:
         yield Verdict(
@@ -178,7 +178,7 @@ def _clocks(readings: Readings) -> Iterator[Verdict]:
 
 
 def _processes(readings: Readings) -> Iterator[Verdict]:
-    """Yield the verdict on a GPU that may be in use: other GPUs are given out first."""
+    """Yield a verdict on a GPU that may be in use, so that other GPUs are given out first."""
     if readings.has_unread_processes:
         yield Verdict(
             WATCH,
@@ -190,8 +190,8 @@ class Xid(NamedTuple):
     """An error event of the driver.
 
     Attributes:
-        state: state of the GPU after it; HEALTHY if the application causes the event.
-        meaning: its meaning, in the words of NVIDIA's catalogue.
+        state: state of the GPU after the event; HEALTHY if the application causes the event.
+        meaning: meaning in the words of NVIDIA's catalogue.
         action: what to do.
     """
 
@@ -203,9 +203,9 @@ class Xid(NamedTuple):
 _APPLICATION = "look for the cause in the program: the GPU is not at fault"
 _RESET = "nvidia-smi --gpu-reset, or reboot the node"
 
-# NVIDIA, "Analyzing Xid Errors with the Xid Catalog", its immediate actions. HEALTHY are those
-# that NVIDIA's k8s-device-plugin ignores as the application's (internal/rm/health.go). It ignores
-# 109 too, for which the catalogue requires a reset: here it is WATCH.
+# The source is NVIDIA's "Analyzing Xid Errors with the Xid Catalog", immediate actions. Events that
+# NVIDIA's k8s-device-plugin ignores, because the application causes them, are HEALTHY
+# (internal/rm/health.go). The plugin ignores 109 too, but the catalogue requires a reset: WATCH.
 XIDS: Mapping[int, Xid] = MappingProxyType(
     {
         13: Xid(HEALTHY, "graphics engine exception", _APPLICATION),
@@ -241,7 +241,7 @@ def judge_xid(number: int) -> Verdict:
     """Return the verdict on a GPU for which the driver has just reported an event.
 
     Args:
-        number: number of the event; for one that is not in XIDS, the GPU is to be watched.
+        number: number of the event; an event that is not in XIDS gives WATCH.
     """
     unknown = Xid(WATCH, "unknown to hopsgpu", "see NVIDIA's Xid catalogue")
     state, meaning, action = XIDS.get(number, unknown)

@@ -1,8 +1,8 @@
 """The keepers: two small processes that hold an executor's leases until the executor has ended.
 
-The discovery script cannot hold them: it ends before the executor starts to work. The keepers
-share each lock, which the kernel drops with the last of them, and watch each other: if one is
-killed, the other forks a new one.
+The discovery script cannot hold the leases: it ends before the executor starts to work. The keepers
+share each lock, and the kernel drops a lock when the last of them ends. The keepers watch each
+other: if one is killed, the other forks a new one.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from hopsgpu.gpu.node.leases import Leases
 _SYS_PIDFD_OPEN = 434  # the same number on all architectures that YARN runs on
 _POLL_SECONDS = 0.5
 _REFRESH_SECONDS = 10.0
-# Between tries to fork the other keeper, until there is room for it.
+# Between tries to fork the other keeper, if the process limit does not allow it.
 _RETRY_SECONDS = 0.1
 # In /proc/PID/stat after the command: the state, the parent, the number of threads, the start time.
 _STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
@@ -38,19 +38,15 @@ _READY, _GO = b"?", b"!"
 class WatchedProcess:
     """A process whose end is watched, through a pidfd if the kernel has them (from Linux 5.3).
 
-    Args:
-        pid: pid of the process.
-        with_pidfd: whether to use a pidfd.
-
     Raises:
         ProcessLookupError: there is no such process.
     """
 
-    def __init__(self, pid: int, with_pidfd: bool = True) -> None:
+    def __init__(self, pid: int, should_use_pidfd: bool = True) -> None:
         self.pid = pid
-        self._pidfd = _pidfd_open(pid) if with_pidfd else None
+        self._pidfd = _pidfd_open(pid) if should_use_pidfd else None
         self._started = _start_time(pid)
-        if self._pidfd is None and self._ended():
+        if self._pidfd is None and self._has_ended():
             raise ProcessLookupError(f"process {pid} has ended")
 
     def __enter__(self) -> "WatchedProcess":
@@ -60,29 +56,27 @@ class WatchedProcess:
         self.close()
 
     def close(self) -> None:
-        """Stop watching the process."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
     @property
     def descriptors(self) -> List[int]:
-        """Return the descriptor by which the process is watched, if there is one."""
+        """The descriptor by which the process is watched, if there is one."""
         return [] if self._pidfd is None else [self._pidfd]
 
-    def ends(self, seconds: float) -> bool:
-        """Return whether the process has ended, or ends within some seconds."""
-        return bool(wait_for_ended([self], seconds))
+    def ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the process; return whether the process has ended."""
+        return bool(wait_for_any([self], seconds))
 
-    def ended(self) -> bool:
-        """Return whether the process has ended."""
+    def has_ended(self) -> bool:
         if self._pidfd is not None:
             return bool(select.select([self._pidfd], [], [], 0.0)[0])
-        return self._ended()
+        return self._has_ended()
 
-    def _ended(self) -> bool:
+    def _has_ended(self) -> bool:
         if self._started is not None:
-            # also if the pid is another process's by now
+            # The pid may belong to another process by now.
             return _start_time(self.pid) != self._started
         try:
             os.kill(self.pid, 0)
@@ -93,20 +87,20 @@ class WatchedProcess:
         return False
 
 
-def wait_for_ended(processes: Sequence[WatchedProcess], seconds: float) -> List[WatchedProcess]:
-    """Return the processes that have ended, as soon as there are any or the time is over."""
-    until = time.monotonic() + seconds
+def wait_for_any(processes: Sequence[WatchedProcess], seconds: float) -> List[WatchedProcess]:
+    """Return the processes that have ended, once there are any or the time is over."""
+    deadline = time.monotonic() + seconds
     while True:
-        over = [process for process in processes if process.ended()]
-        left = until - time.monotonic()
-        if over or left <= 0:
-            return over
-        descriptors = [one for process in processes for one in process.descriptors]
+        ended_processes = [process for process in processes if process.has_ended()]
+        seconds_left = deadline - time.monotonic()
+        if ended_processes or seconds_left <= 0:
+            return ended_processes
+        descriptors = [fd for process in processes for fd in process.descriptors]
         if len(descriptors) == len(processes):
-            select.select(descriptors, [], [], left)
+            select.select(descriptors, [], [], seconds_left)
         else:
             # Without pidfds nothing reports the end of a process that is not a child.
-            time.sleep(min(left, _POLL_SECONDS))
+            time.sleep(min(seconds_left, _POLL_SECONDS))
 
 
 def _pidfd_open(pid: int) -> Optional[int]:
@@ -137,7 +131,7 @@ class _Status(NamedTuple):
 
 def _status(pid: int) -> Optional[_Status]:
     try:
-        # The name, in parentheses, may contain anything.
+        # The name, in parentheses, may contain parentheses and spaces.
         begin, _, end = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
     except OSError:
         return None
@@ -149,7 +143,7 @@ def _start_time(pid: int) -> Optional[str]:
     status = _status(pid)
     if status is None:
         return None
-    # A zombie with threads is a process of which only the first thread has ended.
+    # In a zombie with several threads, only the first thread has ended.
     if status.fields[_STATE] in (b"Z", b"X") and int(status.fields[_THREADS]) <= 1:
         return None
     return status.fields[_START].decode()
@@ -159,8 +153,8 @@ class Ancestor(NamedTuple):
     """An ancestor of this process.
 
     Attributes:
-        pid: its pid.
-        names: names of what it runs, as far as they are visible: the script, and the program.
+        pid: pid of the ancestor.
+        names: names of the script and the program that it runs, as far as they are visible.
     """
 
     pid: int
@@ -170,34 +164,35 @@ class Ancestor(NamedTuple):
 def ancestors() -> List[Ancestor]:
     """Return the ancestors of this process, the nearest first, as far as they are visible.
 
-    If /proc is mounted with hidepid, other users' processes are not visible, nor are the ancestors
-    of these.
+    If /proc is mounted with hidepid, the first process of another user hides all further ancestors.
     """
-    found: List[Ancestor] = []
+    result: List[Ancestor] = []
     pid = os.getppid()
     while pid > 0:
         status = _status(pid)
         if status is None:
             break
         names = {status.name}
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or is another user's
             names.add(Path(os.readlink(f"/proc/{pid}/exe")).name)
-        found.append(Ancestor(pid, frozenset(names)))
+        result.append(Ancestor(pid, frozenset(names)))
         pid = int(status.fields[_PARENT])
-    return found or [Ancestor(os.getppid(), frozenset())]
+    return result or [Ancestor(os.getppid(), frozenset())]
 
 
 @contextlib.contextmanager
-def kept_by_processes(leases: Leases, executor: WatchedProcess) -> Iterator[Callable[[], None]]:
+def start_keepers(leases: Leases, executor: WatchedProcess) -> Iterator[Callable[[], None]]:
     """Start two processes that hold the leases until the executor has ended.
 
-    Yield a function that makes them stay. If it is not called, they end with this context: an
-    executor that never learned of its GPUs, or a script that was killed, leaves nothing behind.
+    Yield a function that makes the processes stay. If this function is not called, the processes
+    end with this context. So nothing is left of a script that was killed, or of an executor that
+    was never given its GPUs.
 
     Raises:
         OSError: the processes cannot be started, or were killed.
     """
-    # Only the first keeper says that both are ready; each reads from `order` whether to stay.
+    # Only the first keeper writes that both are ready; each keeper reads from `order` whether to
+    # stay.
     is_ready, says_ready = os.pipe()
     order, orders = os.pipe()
     with os.fdopen(is_ready, "rb", 0) as ready, os.fdopen(orders, "wb", 0) as commands:
@@ -205,28 +200,28 @@ def kept_by_processes(leases: Leases, executor: WatchedProcess) -> Iterator[Call
             if os.fork() == 0:
                 ready.close()
                 commands.close()
-                _keep(leases, executor, says_ready, order)
+                _run_keeper(leases, executor, says_ready, order)
         finally:
             os.close(says_ready)
             os.close(order)
         if ready.read(1) != _READY:
             raise ChildProcessError("the process that keeps the leases was killed")
-        yield lambda: _tell(commands)
+        yield lambda: _send_order(commands)
 
 
-def _tell(commands: BinaryIO) -> None:
+def _send_order(commands: BinaryIO) -> None:
     commands.write(_GO + _GO)  # one byte for each keeper
 
 
-def _keep(leases: Leases, executor: WatchedProcess, says_ready: int, order: int) -> None:
-    """Run a keeper until it ends; it forks the other keeper, which runs on from there."""
+def _run_keeper(leases: Leases, executor: WatchedProcess, says_ready: int, order: int) -> None:
+    """Run a keeper until it ends; the keeper forks the other keeper, which continues from there."""
     try:
         # Leave the container's process group, whose members YARN kills one after another: the
-        # leases must outlive the executor, not the other way round. The keeper ends right after it.
+        # leases must outlive the executor.
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        # YARN removes the container's directory, and Spark waits for the end of our stdout.
+        # YARN must be able to remove the container's directory; Spark waits until stdout is closed.
         os.chdir("/")
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
@@ -240,19 +235,21 @@ def _keep(leases: Leases, executor: WatchedProcess, says_ready: int, order: int)
         stays = os.read(order, 1) == _GO
         os.close(order)
         if stays:
-            _stay(leases, executor, other)
+            _hold_leases(leases, executor, other)
     finally:
         os._exit(0)
 
 
-def _stay(leases: Leases, executor: WatchedProcess, other: Optional[WatchedProcess]) -> None:
+def _hold_leases(leases: Leases, executor: WatchedProcess, other: Optional[WatchedProcess]) -> None:
     """Hold the leases until the executor has ended, and replace the other keeper if it ends."""
     while True:
         watched = [executor] if other is None else [executor, other]
-        over = wait_for_ended(watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS)
-        if executor in over:
+        ended_processes = wait_for_any(
+            watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS
+        )
+        if executor in ended_processes:
             return
-        if other is None or other in over:
+        if other is None or other in ended_processes:
             if other is not None:
                 other.close()
             with contextlib.suppress(ChildProcessError):  # this keeper did not fork it
@@ -267,7 +264,7 @@ def _other_keeper() -> Optional[WatchedProcess]:
     try:
         child = os.fork()
     except OSError:
-        return None  # no room for a process, which must not end the lease
+        return None  # the process limit is reached, which must not end the lease
     if child == 0:
         os.setsid()  # so that killing the session of one keeper spares the other
     try:
@@ -275,15 +272,15 @@ def _other_keeper() -> Optional[WatchedProcess]:
     except ProcessLookupError:
         return None
     if child == 0 and os.getppid() != me:
-        other.close()  # it has ended, and its pid may be another's
+        other.close()  # the parent has ended, and its pid may be another process's
         return None
     return other
 
 
 def _close_all_but(descriptors: Collection[int]) -> None:
-    """Close all other descriptors, which the executor has handed down and which are its own."""
-    with contextlib.suppress(OSError):  # no /proc: then they stay open
+    """Close all other descriptors, which are inherited from the executor."""
+    with contextlib.suppress(OSError):  # without /proc the descriptors stay open
         for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
             if descriptor > 2 and descriptor not in descriptors:
-                with contextlib.suppress(OSError):  # the descriptor that listed them
+                with contextlib.suppress(OSError):  # the descriptor of this directory is closed
                     os.close(descriptor)

@@ -1,15 +1,14 @@
 """Leases of a node's GPUs: locks in a directory that all users of the node share.
 
-YARN grants a number of GPUs and no particular devices, and without container isolation every
-container of a node sees all of them. So a GPU is given out under an flock (flock(2)) on a file of
-its own. The kernel drops a lock with the last process that holds it, whatever ended that process,
-and pids play no part: no kill, crash, reboot, reused pid or hidden process table leaves a GPU
-locked, and containers with process tables of their own exclude each other as soon as they share the
-directory. Two processes hold each lock (`hopsgpu.gpu.node.lease_keeper`), so that killing one of
-them frees no GPU in use.
+YARN grants a number of GPUs and no particular devices. Without container isolation, every container
+of a node sees all GPUs. Therefore a GPU is given out under an flock (flock(2)) on a file of its
+own. The kernel drops a lock when the last process that holds it ends, whatever ended that process.
+Pids play no part: no kill, crash, reboot, reused pid or hidden process table leaves a GPU locked.
+Containers in different PID namespaces exclude each other if they share the directory. Two processes
+hold each lock (`hopsgpu.gpu.node.lease_keeper`), so killing one of them frees no GPU in use.
 
-A GPU and a MIG device of it have different addresses, but never both at a time: a GPU that has MIG
-enabled has no address of its own.
+A GPU and its MIG devices are never leased at the same time: a GPU in MIG mode has no address of its
+own.
 """
 
 import contextlib
@@ -30,56 +29,56 @@ _MODE = 0o1777
 _FILE_MODE = 0o666
 _NAME = re.compile(r"(GPU|MIG|PCI)-[0-9A-Za-z:./-]+")
 _OWNER = ("pid", "container", "user", "since")
-_LONGEST = 4096
-_LONGEST_VALUE = 100
+_MAX_BYTES = 4096
+_MAX_VALUE_LENGTH = 100
 
 
 class LeaseError(Exception):
     """The node's directory of leases, or a file in it, is not as it must be."""
 
 
-class Lease(NamedTuple):
-    """A lease, and what its file says, for people: whoever may write it may have written anything.
+class GpuLease(NamedTuple):
+    """A lease as its file describes it, for people: all users of the node may write the file.
 
     Attributes:
         address: address of the GPU.
-        held: whether somebody holds the lease.
+        is_held: whether a process holds the lease.
         owner: the last holder, as `owner` describes it.
     """
 
     address: str
-    held: bool
+    is_held: bool
     owner: Mapping[str, str]
 
 
 def lease_directory(environ: Mapping[str, str]) -> Path:
     """Return the node's directory of locks; create it for all users if it does not exist.
 
-    The first process that needs it creates it, unless the administrator has: it may belong to any
-    user. Its owner could remove locks that are in use; `Leases.refresh` restores them.
+    The administrator creates the directory, or the first process that needs it; so any user may own
+    it. The owner could remove locks that are in use; `Leases.refresh` restores them.
 
     Raises:
         LeaseError: the path is not a directory, not all users may use it, or it is relative.
         OSError: the directory cannot be created.
     """
-    path = _place(environ)
+    path = _directory_path(environ)
     _make_directory(path)
-    with _opened(path) as directory:
-        found = os.fstat(directory)
-        mode = stat.S_IMODE(found.st_mode)
+    with _open_directory(path) as directory:
+        status = os.fstat(directory)
+        mode = stat.S_IMODE(status.st_mode)
         if mode & _MODE != _MODE:
             # The sticky bit keeps users from removing each other's locks.
-            if os.geteuid() not in (0, found.st_uid):
+            if os.geteuid() not in (0, status.st_uid):
                 raise LeaseError(
-                    f"{path} belongs to user {found.st_uid} and has mode {mode:o}, but all users"
+                    f"{path} belongs to user {status.st_uid} and has mode {mode:o}, but all users"
                     f" of this node share it: chown root {path}; chmod 1777 {path}"
                 )
             os.fchmod(directory, _MODE)
     return path
 
 
-def _place(environ: Mapping[str, str]) -> Path:
-    # A fixed one: two applications that each have a TMPDIR of their own would share nothing there.
+def _directory_path(environ: Mapping[str, str]) -> Path:
+    # A fixed path: applications may have different TMPDIRs, and would not share a directory there.
     path = Path(environ.get(VARIABLE) or DIRECTORY)
     if not path.is_absolute():
         raise LeaseError(
@@ -90,10 +89,10 @@ def _place(environ: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[int]:
+def _open_directory(directory: Path) -> Iterator[int]:
     """Open the directory, and yield its descriptor; refuse a link.
 
-    The directory's owner may put a link to another directory in its place at any time.
+    The directory's owner may replace the directory by a link at any time.
 
     Raises:
         LeaseError: the path is not a directory.
@@ -111,13 +110,13 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _make_directory(path: Path) -> None:
-    with _for_everybody(), contextlib.suppress(FileExistsError):
+    with _no_umask(), contextlib.suppress(FileExistsError):
         path.mkdir(_MODE)
 
 
 @contextlib.contextmanager
-def _for_everybody() -> Iterator[None]:
-    # Created with its mode: another user may need it before a chmod.
+def _no_umask() -> Iterator[None]:
+    # The file or directory has its mode from the start: another user may need it before a chmod.
     before = os.umask(0)
     try:
         yield
@@ -129,8 +128,7 @@ class Leases:
     """The leases of this process, and of the processes that it forks while it holds them.
 
     Attributes:
-        held: addresses of the leased GPUs, in the order in which they were taken.
-        refused: address → why its file cannot be locked at all.
+        refused: address → why the GPU's file cannot be locked at all.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -142,16 +140,17 @@ class Leases:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for address in self.held:
+        for address in self.addresses:
             self.release(address)
 
     @property
-    def held(self) -> List[str]:
+    def addresses(self) -> List[str]:
+        """The addresses of the leased GPUs, in the order in which they were taken."""
         return list(self._descriptors)
 
     @property
     def descriptors(self) -> List[int]:
-        """Return the descriptors that hold the locks."""
+        """The descriptors that hold the locks."""
         return list(self._descriptors.values())
 
     def take(self, address: str) -> bool:
@@ -160,7 +159,8 @@ class Leases:
         try:
             descriptor = try_lock(self._path(address))
         except (LeaseError, OSError) as error:
-            # Another user's trap or accident must not make the node's other GPUs unavailable.
+            # A file that another user made unusable must not make the node's other GPUs
+            # unavailable.
             self.refused[address] = str(error)
             return False
         if descriptor is None:
@@ -169,20 +169,20 @@ class Leases:
         return True
 
     def release(self, address: str) -> None:
-        """Release the lease of a GPU, as far as this process holds it."""
+        """Close this process's descriptor of a lease; forked processes still hold theirs."""
         os.close(self._descriptors.pop(address))
 
-    def sign(self, owner: Mapping[str, str]) -> None:
+    def write_owner(self, owner: Mapping[str, str]) -> None:
         """Write the owner into the files of the held leases; ignore a full disk."""
-        said = json.dumps(dict(owner)).encode() + b"\n"
+        content = json.dumps(dict(owner)).encode() + b"\n"
         for descriptor in self._descriptors.values():
-            # also a file that could be opened for reading only
+            # The file may be open for reading only.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, said, 0)
+                os.pwrite(descriptor, content, 0)
 
     def refresh(self) -> None:
-        """Touch the files, so that cleaners of old files spare them; take removed ones anew."""
+        """Touch the files, so that cleaners of old files spare them; take removed files again."""
         for address, descriptor in list(self._descriptors.items()):
             with contextlib.suppress(OSError):
                 os.utime(descriptor)
@@ -198,9 +198,9 @@ class Leases:
 
 
 def file_name(address: str) -> str:
-    """Return the name of a GPU's file, in which underscores replace slashes.
+    """Return the name of a GPU's file.
 
-    Old drivers have slashes in the UUIDs of MIG devices.
+    Underscores replace slashes, which old drivers have in the UUIDs of MIG devices.
 
     Raises:
         LeaseError: the text is not the address of a GPU.
@@ -211,15 +211,17 @@ def file_name(address: str) -> str:
 
 
 def owner(environ: Mapping[str, str], pid: int) -> Dict[str, str]:
-    """Return what a lease's file says of its holder: pid, container, user and since (UTC).
+    """Return the fields that a lease's file has about its holder: pid, container, user, since
+    (UTC).
 
     Args:
+        environ: environment of the container.
         pid: pid of the executor.
     """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # in containers a user id may have no name
+        user = str(os.getuid())  # in a container, the user may have no name
     return {
         "pid": str(pid),
         "container": environ.get("CONTAINER_ID", ""),
@@ -228,48 +230,48 @@ def owner(environ: Mapping[str, str], pid: int) -> Dict[str, str]:
     }
 
 
-def read_leases(environ: Mapping[str, str]) -> List[Lease]:
+def read_leases(environ: Mapping[str, str]) -> List[GpuLease]:
     """Return the leases of this node; none if there is no directory of leases.
 
-    Reading a lease holds its lock for a moment: whoever wants it meanwhile must try again.
+    Reading a lease holds its lock for a moment; a process that takes the lease then must retry.
 
     Raises:
         LeaseError: the directory is named by a relative path.
     """
-    directory = _place(environ)
+    directory = _directory_path(environ)
     leases = []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in sorted(directory.iterdir()):
             address = path.name.replace("_", "/")
-            # the file is not a lease, or we may not read it
+            # The file is not a lease, or we may not read it.
             with contextlib.suppress(OSError, LeaseError):
                 leases.append(_read_lease(directory / file_name(address), address))
     return leases
 
 
-def _read_lease(path: Path, address: str) -> Lease:
+def _read_lease(path: Path, address: str) -> GpuLease:
     descriptor = _open(path, os.O_RDONLY)
-    held = True
+    is_held = True
     try:
-        said = _owner_of(os.pread(descriptor, _LONGEST, 0))
+        owner_fields = _owner_of(os.pread(descriptor, _MAX_BYTES, 0))
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            held = False
+            is_held = False
     finally:
         os.close(descriptor)
-    return Lease(address, held, said)
+    return GpuLease(address, is_held, owner_fields)
 
 
-def _owner_of(said: bytes) -> Dict[str, str]:
+def _owner_of(content: bytes) -> Dict[str, str]:
     try:
-        fields = json.loads(said.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):  # another user's file may hold anything
+        fields = json.loads(content.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):  # another user's file may contain anything
         return {}
     if not isinstance(fields, dict):
         return {}
-    # Shown on a terminal: without control characters, and of limited length.
+    # For a terminal: without control characters, and of limited length.
     return {
-        key: "".join(filter(str.isprintable, str(fields[key])))[:_LONGEST_VALUE]
+        key: "".join(filter(str.isprintable, str(fields[key])))[:_MAX_VALUE_LENGTH]
         for key in _OWNER
         if key in fields
     }
@@ -278,16 +280,16 @@ def _owner_of(said: bytes) -> Dict[str, str]:
 def try_lock(path: Path) -> Optional[int]:
     """Return a descriptor that holds a file's lock, or None if another process holds it."""
     descriptor = _open_or_make(path)
-    locked = False
+    is_locked = False
     try:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The lock of a file that was just removed excludes nobody: the caller tries again.
-            locked = _is_at(descriptor, path)
+            # The lock of a file that was just removed excludes nobody: the caller retries.
+            is_locked = _is_at(descriptor, path)
     finally:
-        if not locked:
+        if not is_locked:
             os.close(descriptor)
-    return descriptor if locked else None
+    return descriptor if is_locked else None
 
 
 def _open_or_make(path: Path) -> int:
@@ -298,36 +300,36 @@ def _open_or_make(path: Path) -> int:
             try:
                 return _open(path, os.O_RDWR)
             except PermissionError:
-                # flock(2) needs no more than a descriptor for reading
+                # A descriptor for reading suffices for flock(2).
                 return _open(path, os.O_RDONLY)
-        with contextlib.suppress(FileExistsError):  # somebody else created it first: open that one
-            return _make(path)
+        with contextlib.suppress(FileExistsError):  # another process created it first: open it
+            return _create(path)
 
 
-def _make(path: Path) -> int:
-    with _for_everybody():
+def _create(path: Path) -> int:
+    with _no_umask():
         return _open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
 
 def _open(path: Path, flags: int) -> int:
     """Open a regular file that has no other name, and return its descriptor.
 
-    The other name of a hard link may be that of a file that its owner needs.
+    Another user may have hard-linked one of our files here.
 
     Raises:
-        LeaseError: the path is not such a file.
+        LeaseError: the path is not a regular file, or has several hard links.
     """
     safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    with _opened(path.parent) as directory:
+    with _open_directory(path.parent) as directory:
         try:
             descriptor = os.open(path.name, flags | safely, _FILE_MODE, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
                 raise LeaseError(f"{path} is not a file: remove it") from None
             raise
-    found = os.fstat(descriptor)
-    # No name: it was removed meanwhile, which is noticed when it is locked.
-    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+    status = os.fstat(descriptor)
+    # A file without a name was removed meanwhile; `try_lock` notices that.
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
     raise LeaseError(f"{path} is not a file, or has several hard links: remove it")
@@ -335,8 +337,8 @@ def _open(path: Path, flags: int) -> int:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        with _opened(path.parent) as directory:
-            there = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+        with _open_directory(path.parent) as directory:
+            named_file = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
     except (LeaseError, OSError):
         return False
-    return os.path.samestat(os.fstat(descriptor), there)
+    return os.path.samestat(os.fstat(descriptor), named_file)

@@ -1,4 +1,4 @@
-"""A node's GPUs as nvidia-smi reports them, for when Python has no NVML."""
+"""A node's GPUs as nvidia-smi reports them, if Python has no NVML."""
 
 import os
 import re
@@ -25,12 +25,12 @@ from hopsgpu.gpu.node.devices import (
 from hopsgpu.gpu.node.health import RECOVERY_ACTIONS, Readings
 
 TOOL = "nvidia-smi"
-# Names the nvidia-smi to use, or the directory that it is in, and leaves NVML out: for nodes that
-# have nvidia-smi elsewhere, and for nodes whose GPUs are simulated or shared out.
+# The nvidia-smi to use, or its directory. If the variable is set, NVML is not used. It is for nodes
+# that have nvidia-smi elsewhere, and for nodes whose GPUs are simulated or partitioned.
 VARIABLE = "HOPSGPU_NVIDIA_SMI"
-# Where YARN's own plugin looks for it (GpuDiscoverer.DEFAULT_BINARY_SEARCH_DIRS).
-_PLACES = ("/usr/bin", "/bin", "/usr/local/nvidia/bin")
-# What it says of a lost GPU, before or instead of the other GPUs.
+# YARN's own plugin searches these directories (GpuDiscoverer.DEFAULT_BINARY_SEARCH_DIRS).
+_DIRECTORIES = ("/usr/bin", "/bin", "/usr/local/nvidia/bin")
+# nvidia-smi's message about a lost GPU, before or instead of the other GPUs.
 _LOST = re.compile(
     r"Unable to determine the device handle for gpu\s*(?:\d+:\s*)?"
     r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])?:?\s*(.*)",
@@ -51,18 +51,18 @@ _ID = re.compile(r'\bid="([^"]*)"')
 _QUOTES = {"&quot;": '"', "&apos;": "'"}
 # The driver prints this in place of a name that it does not know.
 _UNKNOWN = re.compile(r"N/A|ERR!|\[.*\]")
-# The driver prints these in place of a list that is empty, or that the GPU does not support.
+# The driver prints these in place of an empty list, or of a list that the GPU does not support.
 _NO_LIST = ("", "N/A", "None")
-# What it says in place of a value if the GPU cannot be used.
+# The driver prints these in place of a value if the GPU cannot be used.
 _FATAL = ("GPU is lost", "GPU requires reset")
 # Not isdigit(), which accepts "²"; and a pid as the kernel accepts it.
 _NUMBER = re.compile("[0-9]{1,18}")
 _PID = re.compile("[1-9][0-9]{0,8}")
 _NUMERAL = re.compile("[0-9]+")
 # More GPUs than any node has.
-_MOST_ASKED = 64
+_MAX_GPUS = 64
 # More memory than any GPU has (16 TiB): such a number is an error of the driver.
-_MOST_MIB = 2**24
+_MAX_MIB = 2**24
 
 
 class Output(NamedTuple):
@@ -70,13 +70,13 @@ class Output(NamedTuple):
 
     Attributes:
         driver: version of the driver.
-        gpus: the GPUs, as far as the output describes them completely, each with an "id": its bus
-            id, or for one that reports none its UUID, or else its index.
-        cut: the ids of the GPUs that it describes incompletely.
+        gpus: the GPUs that the output describes completely, each with an "id": the bus id, the UUID
+            if there is no bus id, or else the index.
+        cut: the ids of the GPUs that the output describes incompletely.
         is_consistent: whether the output is complete, and has each GPU once and not more GPUs than
-            it counts. If not, it was cut off, or the name of a process pretends to be a GPU.
-        gpu_count: how many GPUs it counts.
-        outside: what was printed before and after the document.
+            it counts. Otherwise it was cut off, or the name of a process pretends to be a GPU.
+        gpu_count: how many GPUs the output counts.
+        outside: text before and after the document.
     """
 
     driver: str
@@ -88,7 +88,7 @@ class Output(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """The GPUs by their ids, why GPUs are lost, by id ("" for what is unknown), and their count."""
+    """The GPUs by id, why GPUs are lost, by id ("" if it is unknown), and the number of GPUs."""
 
     devices: Dict[str, List[Device]]
     lost: Dict[str, str]
@@ -96,24 +96,24 @@ class _Answer(NamedTuple):
     gpu_count: int = 0
 
 
-def find(environ: Mapping[str, str]) -> str:
+def find_nvidia_smi(environ: Mapping[str, str]) -> str:
     """Return the path of the node's nvidia-smi.
 
     Raises:
         NoDriverError: there is no nvidia-smi.
         DriverError: the environment names one that cannot be run.
     """
-    named = environ.get(VARIABLE)
-    if named:
-        path = Path(named) / TOOL if Path(named).is_dir() else Path(named)
+    value = environ.get(VARIABLE)
+    if value:
+        path = Path(value) / TOOL if Path(value).is_dir() else Path(value)
         if not os.access(str(path), os.X_OK):
-            raise DriverError(f"{VARIABLE}={named}: must be an executable {TOOL} or its directory")
+            raise DriverError(f"{VARIABLE}={value}: must be an executable {TOOL} or its directory")
         return str(path.absolute())
-    places = [*environ.get("PATH", "").split(os.pathsep), *_PLACES]
-    found = shutil.which(TOOL, path=os.pathsep.join(filter(None, places)))
-    if found is None:
-        raise NoDriverError(f"no {TOOL} on the PATH or in {', '.join(_PLACES)}")
-    return str(Path(found).absolute())
+    places = [*environ.get("PATH", "").split(os.pathsep), *_DIRECTORIES]
+    executable = shutil.which(TOOL, path=os.pathsep.join(filter(None, places)))
+    if executable is None:
+        raise NoDriverError(f"no {TOOL} on the PATH or in {', '.join(_DIRECTORIES)}")
+    return str(Path(executable).absolute())
 
 
 def read(environ: Mapping[str, str], seconds: float) -> Listing:
@@ -127,104 +127,109 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
         HungDriverError: nvidia-smi did not answer in time.
         DriverError: nvidia-smi cannot be run or failed, or its answer is unintelligible.
     """
-    smi = find(environ)
+    smi = find_nvidia_smi(environ)
     kernel = bus_ids()
-    until = time.monotonic() + seconds
-    answer = _query([smi], until)
+    deadline = time.monotonic() + seconds
+    answer = _query([smi], deadline)
     if not answer.is_consistent or (answer.lost and not answer.devices):
         # If one GPU is lost, old drivers report nothing else of the node.
-        answer = _query_each(smi, kernel, answer, until)
+        answer = _query_each(smi, kernel, answer, deadline)
     answer.lost.pop("", None)
-    found = {bus: list(devices) for bus, devices in answer.devices.items()}
+    by_bus = {bus: list(devices) for bus, devices in answer.devices.items()}
     for bus, why in answer.lost.items():
         problem = f"{TOOL} cannot reach it: {why or 'no reason given'}"
-        found.setdefault(bus, [Device(_place(bus), readings=Readings(problem))])
-    # A tool that the environment names may show only a part of what can be used.
-    isolated = VARIABLE not in environ and len(found) < len(kernel)
-    return Listing(_with_own_addresses(found), isolated)
+        by_bus.setdefault(bus, [Device(_bus_address(bus), readings=Readings(problem))])
+    # A tool that the environment names may show only some of the usable GPUs.
+    is_isolated = VARIABLE not in environ and len(by_bus) < len(kernel)
+    return Listing(_with_unique_addresses(by_bus), is_isolated)
 
 
-def _query_each(smi: str, kernel: Tuple[str, ...], answer: _Answer, until: float) -> _Answer:
+def _query_each(smi: str, kernel: Tuple[str, ...], answer: _Answer, deadline: float) -> _Answer:
     """Ask for each GPU alone, by its bus id or else its index.
 
-    The first GPU of an output comes before all names of processes, so it can be trusted.
+    Only the first GPU of an output can be trusted: no name of a process comes before it.
     """
     devices: Dict[str, List[Device]] = {}
     lost = dict(answer.lost)
-    for name in kernel or map(str, range(min(answer.gpu_count, _MOST_ASKED))):
+    for name in kernel or map(str, range(min(answer.gpu_count, _MAX_GPUS))):
         try:
-            one = _query([smi, "-i", name], until)
+            single = _query([smi, "-i", name], deadline)
         except HungDriverError:
             raise
         except DriverError as error:
-            # A GPU of the kernel that is not shown at all belongs to another container.
+            # A GPU that only the kernel lists belongs to another container.
             if not kernel or _NOT_SHOWN not in str(error):
                 lost[name] = str(error)
             continue
-        if one.devices:
-            shown = next(iter(one.devices))
-            devices[shown] = one.devices[shown]
-            lost.pop(shown, None)
+        if single.devices:
+            bus = next(iter(single.devices))
+            devices[bus] = single.devices[bus]
+            lost.pop(bus, None)
         else:
-            why = next(iter(one.lost.values()), "") or answer.lost.get(name, "")
-            lost[next(iter(one.lost), "") or name] = why
+            why = next(iter(single.lost.values()), "") or answer.lost.get(name, "")
+            lost[next(iter(single.lost), "") or name] = why
     return _Answer(devices, lost, True)
 
 
-def _with_own_addresses(found: Mapping[str, List[Device]]) -> Tuple[Device, ...]:
-    """Return the GPUs in the order of their bus ids, each with an address that no other one has."""
+def _with_unique_addresses(by_bus: Mapping[str, List[Device]]) -> Tuple[Device, ...]:
+    """Return the GPUs in the order of their bus ids, each with an address of its own."""
     devices: Dict[str, Device] = {}
-    for bus in sorted(found):
-        for index, device in enumerate(found[bus]):
+    for bus in sorted(by_bus):
+        for index, device in enumerate(by_bus[bus]):
             if device.address in devices:
                 problem = f"{TOOL} reports the UUID of another GPU for it: {device.address}"
-                device = device._replace(address=_place(bus, index), readings=Readings(problem))
+                device = device._replace(
+                    address=_bus_address(bus, index), readings=Readings(problem)
+                )
             devices[device.address] = device
     return tuple(devices.values())
 
 
-def _place(bus: str, index: int = 0) -> str:
-    """Return the address of a GPU, or of a further MIG device of one, that reports no UUID."""
+def _bus_address(bus: str, index: int = 0) -> str:
+    """Return the address of a GPU, or of its MIG device with this index, that reports no UUID."""
     return f"PCI-{bus}/{index}" if index else f"PCI-{bus}"
 
 
-def _query(command: List[str], until: float) -> _Answer:
-    code, out, err = run_bounded([*command, "-q", "-x"], until - time.monotonic())
+def _query(command: List[str], deadline: float) -> _Answer:
+    code, out, err = run_bounded([*command, "-q", "-x"], deadline - time.monotonic())
     output = read_output(out)
-    said = f"{output.outside if output else out}\n{err}"
-    lost = {bus_id(bus) if bus else "": as_line(why.strip()) for bus, why in _LOST.findall(said)}
+    messages = f"{output.outside if output else out}\n{err}"
+    lost = {
+        bus_id(bus) if bus else "": as_line(why.strip()) for bus, why in _LOST.findall(messages)
+    }
     if output is None or not (output.gpus or output.cut or output.is_consistent):
         if lost:
             return _Answer({}, lost, True)
-        words = " ".join(as_line(line) for line in said.split("\n")).split()
+        words = " ".join(as_line(line) for line in messages.split("\n")).split()
         reason = "its output is incomplete" if output else " ".join(words)[:300] or "no output"
         raise DriverError(f"{TOOL} failed with exit code {code}: {reason}")
     if not output.gpus:
         lost.update((gpu, f"the output of {TOOL} about it is incomplete") for gpu in output.cut)
     has_slices = any(_slices(gpu) for gpu in output.gpus)
-    listing = run_bounded([*command, "-L"], until - time.monotonic())[1] if has_slices else ""
-    slices = _listed_slices(listing)
+    listing = run_bounded([*command, "-L"], deadline - time.monotonic())[1] if has_slices else ""
+    slices = _parse_slices(listing)
     devices: Dict[str, List[Device]] = {}
     for gpu in output.gpus:
-        # The first one can be trusted: see `_query_each`.
+        # Only the first GPU with an id can be trusted: see `_query_each`.
         devices.setdefault(gpu.attrib["id"], _devices(gpu, output.driver, slices))
     return _Answer(devices, lost, output.is_consistent, output.gpu_count)
 
 
 def read_output(out: str) -> Optional[Output]:
-    """Return what `nvidia-smi -q -x` has printed; None if there is no document in it.
+    """Return the parsed output of `nvidia-smi -q -x`; None if there is no document in it.
 
-    It is no XML if the name of a process, or garbage in a GPU's memory, has characters of XML. So
-    each GPU is read up to its processes, and of these each name is read as it is.
+    The output is not well-formed XML if the name of a process, or garbage in a GPU's memory, has
+    XML's special characters. Therefore this function reads each GPU up to its processes, and then
+    the name of each process as it is.
     """
     begin, end = out.find(_BEGIN), out.rfind(_END)
     if begin < 0:
         return None
-    is_whole = end > begin
-    head, *blocks = _GPU_BEGIN.split(out[begin:end] if is_whole else out[begin:])
+    is_closed = end > begin
+    head, *blocks = _GPU_BEGIN.split(out[begin:end] if is_closed else out[begin:])
     log = _parse("", head)
-    counted = read_number(_text(log, "nvidia_smi_log/attached_gpus"))
-    count = len(blocks) if counted is None else counted
+    attached = read_number(_text(log, "nvidia_smi_log/attached_gpus"))
+    count = len(blocks) if attached is None else attached
     gpus: List[ElementTree.Element] = []
     cut: List[str] = []
     for index, block in enumerate(blocks):
@@ -239,23 +244,23 @@ def read_output(out: str) -> Optional[Output]:
         else:
             cut.append(gpu.attrib["id"])
     ids = {*cut, *(gpu.attrib["id"] for gpu in gpus)}
-    is_consistent = is_whole and not cut and len(ids) == len(blocks) <= count
+    is_consistent = is_closed and not cut and len(ids) == len(blocks) <= count
     driver = as_line(_text(log, "nvidia_smi_log/driver_version"))
-    outside = out[:begin] + (out[end:] if is_whole else "")
+    outside = out[:begin] + (out[end:] if is_closed else "")
     return Output(driver, tuple(gpus), tuple(cut), is_consistent, count, outside)
 
 
 def _parse(name: str, text: str) -> ElementTree.Element:
-    """Return a new element with the elements of a text, whatever else the text has.
+    """Return a new element with the elements of a text.
 
-    Unlike XML's own parser it takes each character and each tag, and it knows no entities of a
-    document type, so nothing can be expanded.
+    Unlike an XML parser, this function accepts each character and each tag. It knows no entities
+    of a document type, so nothing can be expanded.
     """
     path = [ElementTree.Element(name)]
-    done = 0
+    position = 0
     for tag in _TAG.finditer(text):
-        _add_text(path[-1], text[done : tag.start()])
-        done = tag.end()
+        _add_text(path[-1], text[position : tag.start()])
+        position = tag.end()
         is_end, name, rest = tag.groups()
         if not is_end:
             path.append(ElementTree.SubElement(path[-1], name))
@@ -264,7 +269,7 @@ def _parse(name: str, text: str) -> ElementTree.Element:
         elif name in (element.tag for element in path[1:]):
             while path.pop().tag != name:
                 pass
-    _add_text(path[-1], text[done:])
+    _add_text(path[-1], text[position:])
     return path[0]
 
 
@@ -274,8 +279,8 @@ def _add_text(element: ElementTree.Element, text: str) -> None:
 
 
 def _add_processes(gpu: ElementTree.Element, text: str) -> None:
-    """Add the list of a GPU's processes, as XML has it, from the text behind its first tag."""
-    # The last end of the list is not that in the name of a process.
+    """Add the list of a GPU's processes, from the text after the list's first tag."""
+    # Only the last end tag cannot be part of the name of a process.
     inner, list_end, _ = text.rpartition(_LIST_END)
     first, *rest = (inner if list_end else text).split(_PROCESS_BEGIN)
     listed = ElementTree.SubElement(gpu, "processes")
@@ -292,16 +297,16 @@ def _add_processes(gpu: ElementTree.Element, text: str) -> None:
 
 
 def _has_unread_processes(gpu: ElementTree.Element) -> bool:
-    """Return whether the list of processes lacks some of those that may compute on the GPU."""
+    """Return whether the list may lack processes that compute on the GPU."""
     listed = gpu.find("processes")
     if listed is None:
         return False
     if not len(listed):
         return (listed.text or "").strip() not in _NO_LIST
     return any(
-        one.tag != "process_info"
-        or (_may_compute(one) and not _NUMERAL.fullmatch(_text(one, "pid")))
-        for one in listed
+        process.tag != "process_info"
+        or (_may_compute(process) and not _NUMERAL.fullmatch(_text(process, "pid")))
+        for process in listed
     )
 
 
@@ -310,7 +315,7 @@ def _may_compute(process: ElementTree.Element) -> bool:
 
 
 def _id_of(gpu: ElementTree.Element, attributes: str, index: int) -> str:
-    """Return what names a GPU for `nvidia-smi -i`, its bus id where there is one."""
+    """Return the id of a GPU for `nvidia-smi -i`: the bus id if there is one."""
     attribute = _ID.search(attributes)
     for place in (attribute.group(1) if attribute else "", _text(gpu, "pci/pci_bus_id")):
         if _BUS.fullmatch(bus_id(place)):
@@ -325,43 +330,46 @@ def _devices(
     """Return a GPU, or its MIG devices.
 
     Args:
-        slices: UUIDs and profiles of MIG devices: see `_listed_slices`.
+        slices: UUIDs and profiles of MIG devices: see `_parse_slices`.
     """
     uuid, bus = _text(gpu, "uuid"), gpu.attrib["id"]
     readings = _readings(gpu)
     if not _UUID.fullmatch(uuid):
-        uuid = _place(bus)
+        uuid = _bus_address(bus)
         readings = Readings(readings.problem or f"{TOOL} reports no UUID of it")
     name = _text(gpu, "product_name")
     name = "" if _UNKNOWN.fullmatch(name) else as_line(name)
-    whole = Device(uuid, name, _mib(gpu), driver, readings)
+    device = Device(uuid, name, _mib(gpu), driver, readings)
     if readings.problem or _text(gpu, "mig_mode/current_mig") != "Enabled":
-        return [whole._replace(processes=_processes(gpu, None))]
-    found = []
+        return [device._replace(processes=_processes(gpu, None))]
+    devices = []
     for index, part in enumerate(_slices(gpu)):
-        own = _text(part, "uuid")
+        mig_uuid = _text(part, "uuid")
         # Old drivers leave out the UUID here.
-        key = own if _UUID.fullmatch(own) else f"{uuid} {_text(part, 'index')}"
+        key = mig_uuid if _UUID.fullmatch(mig_uuid) else f"{uuid} {_text(part, 'index')}"
         address, profile = slices.get(key, (key, ""))
-        is_named = _UUID.fullmatch(address)
-        found.append(
-            whole._replace(
-                address=address if is_named else _place(bus, index + 1),
+        has_uuid = _UUID.fullmatch(address)
+        devices.append(
+            device._replace(
+                address=address if has_uuid else _bus_address(bus, index + 1),
                 name=f"{name} MIG {as_line(profile)}".strip(),
                 memory_mib=_mib(part),
-                readings=readings if is_named else Readings(f"{TOOL} reports no UUID of it"),
+                readings=readings if has_uuid else Readings(f"{TOOL} reports no UUID of it"),
                 processes=_processes(gpu, _instance(part)),
             )
         )
-    return found
+    return devices
 
 
 def _slices(gpu: ElementTree.Element) -> List[ElementTree.Element]:
     return gpu.findall("mig_devices/mig_device")
 
 
-def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
-    """Return UUIDs and profiles of MIG devices from `nvidia-smi -L`, by both forms of address."""
+def _parse_slices(listing: str) -> Dict[str, Tuple[str, str]]:
+    """Return the MIG devices of `nvidia-smi -L`: UUID and profile.
+
+    Each has two keys: its UUID, and the UUID of its GPU with its index.
+    """
     slices: Dict[str, Tuple[str, str]] = {}
     gpu = ""
     for line in listing.splitlines():
@@ -378,11 +386,11 @@ def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
 def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[Process, ...]:
     """Return the processes that compute on a GPU, or on its MIG device with this instance."""
     return foreign_processes(
-        Process(int(_text(one, "pid")), _text(one, "process_name"))
-        for one in gpu.findall("processes/process_info")
-        if _may_compute(one)
-        and _PID.fullmatch(_text(one, "pid"))
-        and instance in (None, _instance(one))
+        Process(int(_text(process, "pid")), _text(process, "process_name"))
+        for process in gpu.findall("processes/process_info")
+        if _may_compute(process)
+        and _PID.fullmatch(_text(process, "pid"))
+        and instance in (None, _instance(process))
     )
 
 
@@ -391,11 +399,11 @@ def _instance(element: ElementTree.Element) -> str:
 
 
 def _readings(gpu: ElementTree.Element) -> Readings:
-    # Without the processes: one may have the name "GPU is lost".
+    # Without the processes: a process may have the name "GPU is lost".
     facts = (element for part in gpu if part.tag != "processes" for element in part.iter())
-    said = {(element.text or "").strip() for element in facts}
+    values = {(element.text or "").strip() for element in facts}
     for problem in _FATAL:
-        if problem in said:
+        if problem in values:
             return Readings(f"{TOOL} reports: {problem}")
     names = {name: number for number, (_, name, _) in RECOVERY_ACTIONS.items()}
     retired = [
@@ -422,7 +430,7 @@ def _readings(gpu: ElementTree.Element) -> Readings:
 
 
 def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
-    """Return the double-bit errors, which are listed by memory from Ampere on, in total before."""
+    """Return the double-bit errors: from Ampere on, their sum over the kinds of memory."""
     kinds = gpu.findall(f"ecc_errors/{counter}/*")
     numbers = [read_number(kind.text or "") for kind in kinds if "uncorrectable" in kind.tag]
     counts = [count for count in numbers if count is not None]
@@ -432,7 +440,7 @@ def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
 
 
 def _clocks(gpu: ElementTree.Element, reason: str) -> Optional[bool]:
-    for word in ("event", "throttle"):  # the older name
+    for word in ("event", "throttle"):  # older drivers use the second word
         state = _text(gpu, f"clocks_{word}_reasons/clocks_{word}_reason_{reason}")
         if state in ("Active", "Not Active"):
             return state == "Active"
@@ -448,13 +456,13 @@ def _mib(element: ElementTree.Element) -> int:
 
 
 def read_mib(text: str) -> Optional[int]:
-    """Return the MiB of "40960 MiB" or "40960"; None if that is no memory of a GPU."""
+    """Return the number of "40960 MiB" or "40960"; None for other texts and impossible numbers."""
     number = read_number(text.partition(" ")[0])
-    return number if number is not None and number <= _MOST_MIB else None
+    return number if number is not None and number <= _MAX_MIB else None
 
 
 def read_number(text: str) -> Optional[int]:
-    """Return the number that a text is; None for a negative one, and for any other text."""
+    """Return a text of up to 18 digits as a number; None for any other text."""
     return int(text) if _NUMBER.fullmatch(text.strip()) else None
 
 

@@ -1,7 +1,7 @@
 """A node's GPUs as NVML reports them, through the module `pynvml` of nvidia-ml-py.
 
 The names and numbers are those of the NVML API reference. Old drivers and old versions of
-nvidia-ml-py lack some of the calls, and a GPU supports only some; what is not reported is None.
+nvidia-ml-py lack some of the calls, and a GPU supports only some: the other values are None.
 """
 
 from typing import Any, List, Optional, Tuple
@@ -61,59 +61,61 @@ class _Reader:
         self._driver = as_text(nvml.nvmlSystemGetDriverVersion())
 
     def listing(self) -> Listing:
-        found: List[Tuple[str, Device]] = []
+        devices: List[Tuple[str, Device]] = []
         lost: List[str] = []
-        isolated = False
+        is_isolated = False
         for index in range(self._nvml.nvmlDeviceGetCount()):
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 bus = bus_id(as_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
             except self._nvml.NVMLError as error:
-                # Another container's GPU, to which cgroups deny this one access.
+                # Cgroups deny this container access to a GPU of another one.
                 if error.value == _NO_PERMISSION:
-                    isolated = True
+                    is_isolated = True
                 else:
                     lost.append(f"NVML cannot reach it: {error}")
                 continue
-            found += [(bus, device) for device in self._devices(handle, bus)]
-        # NVML does not say which GPU does not answer: it is one that only the kernel has.
-        known = {bus for bus, _ in found}
-        missing = [] if isolated else [bus for bus in bus_ids() if bus not in known]
-        found += [(bus, self._lost(bus, why)) for bus, why in zip(missing, lost)]
-        found.sort(key=lambda pair: pair[0])
-        return Listing(tuple(device for _, device in found), isolated)
+            devices += [(bus, device) for device in self._devices(handle, bus)]
+        # NVML does not say which GPU does not answer: take those that only the kernel lists.
+        buses = {bus for bus, _ in devices}
+        missing = [] if is_isolated else [bus for bus in bus_ids() if bus not in buses]
+        devices += [(bus, self._lost_device(bus, why)) for bus, why in zip(missing, lost)]
+        devices.sort(key=lambda pair: pair[0])
+        return Listing(tuple(device for _, device in devices), is_isolated)
 
-    def _lost(self, bus: str, why: str) -> Device:
+    def _lost_device(self, bus: str, why: str) -> Device:
         return Device(f"PCI-{bus}", driver=self._driver, readings=Readings(why))
 
     def _devices(self, handle: Any, bus: str) -> List[Device]:
         try:
             readings = self._readings(handle)
-            slices = self._slices(handle)
-            parts = [handle] if slices is None else slices
-            return [self._device(part, handle, readings) for part in parts]
+            mig_devices = self._mig_devices(handle)
+            handles = [handle] if mig_devices is None else mig_devices
+            return [self._device(visible, handle, readings) for visible in handles]
         except (_LostError, self._nvml.NVMLError) as error:
-            # Whatever is wrong with this GPU, the others can be used.
+            # The other GPUs can still be used.
             uuid = self._ask("nvmlDeviceGetUUID", handle, fatal=())
             name = self._ask("nvmlDeviceGetName", handle, fatal=())
-            lost = self._lost(bus, f"NVML reports: {error}")._replace(name=as_text(name or ""))
+            lost = self._lost_device(bus, f"NVML reports: {error}")._replace(
+                name=as_text(name or "")
+            )
             return [lost if uuid is None else lost._replace(address=as_text(uuid))]
 
     def _device(self, handle: Any, parent: Any, readings: Readings) -> Device:
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         calls = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-        running = [one for call in calls for one in self._ask(call, handle) or []]
+        running = [process for call in calls for process in self._ask(call, handle) or []]
         return Device(
             address=as_text(self._nvml.nvmlDeviceGetUUID(handle)),
             name=self._product(handle, parent),
             memory_mib=0 if memory is None else memory.total // _MIB,
             driver=self._driver,
             readings=readings,
-            processes=foreign_processes(Process(one.pid, self._name(one.pid)) for one in running),
+            processes=foreign_processes(Process(p.pid, self._name(p.pid)) for p in running),
         )
 
     def _product(self, handle: Any, parent: Any) -> str:
-        """Return the product's name; a MIG device's ends with "MIG" and, if known, its profile."""
+        """Return the product's name; that of a MIG device has "MIG" and, if known, the profile."""
         name = as_line(as_text(self._ask("nvmlDeviceGetName", handle) or ""))
         if handle is parent or "MIG" in name:
             return name
@@ -122,14 +124,15 @@ class _Reader:
     def _name(self, pid: int) -> str:
         return as_text(self._ask("nvmlSystemGetProcessName", pid, fatal=()) or "")
 
-    def _slices(self, handle: Any) -> Optional[List[Any]]:
-        """Return handles of a GPU's MIG devices, or None if its MIG mode is off."""
+    def _mig_devices(self, handle: Any) -> Optional[List[Any]]:
+        """Return handles of a GPU's MIG devices, or None if the MIG mode is off."""
         mode = self._ask("nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return None
-        most = self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-        slices = [self._ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(most)]
-        return [one for one in slices if one is not None]
+        count = self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        call = "nvmlDeviceGetMigDeviceHandleByIndex"
+        handles = [self._ask(call, handle, index) for index in range(count)]
+        return [mig_device for mig_device in handles if mig_device is not None]
 
     def _readings(self, handle: Any) -> Readings:
         rows = self._ask("nvmlDeviceGetRemappedRows", handle) or (None,) * 4
@@ -142,10 +145,10 @@ class _Reader:
             sram_threshold_exceeded=self._sram_threshold(handle),
             remapped_correctable=rows[0],
             remapped_uncorrectable=rows[1],
-            remap_pending=_yes(rows[2]),
-            remap_failed=_yes(rows[3]),
-            retired_pages=self._retired(handle),
-            retirement_pending=_yes(pending),
+            remap_pending=_as_bool(rows[2]),
+            remap_failed=_as_bool(rows[3]),
+            retired_pages=self._count_retired_pages(handle),
+            retirement_pending=_as_bool(pending),
             hw_thermal=None if clocks is None else bool(clocks & _HW_THERMAL),
             hw_power_brake=None if clocks is None else bool(clocks & _HW_POWER_BRAKE),
             sw_thermal=None if clocks is None else bool(clocks & _SW_THERMAL),
@@ -167,7 +170,7 @@ class _Reader:
             return None
         return bool(status.bThresholdExceeded)
 
-    def _retired(self, handle: Any) -> Optional[int]:
+    def _count_retired_pages(self, handle: Any) -> Optional[int]:
         causes = (_RETIRED_MULTIPLE_SINGLE_BIT, _RETIRED_DOUBLE_BIT)
         pages = [self._ask("nvmlDeviceGetRetiredPages", handle, cause) for cause in causes]
         counts = [len(page) for page in pages if page is not None]
@@ -180,7 +183,7 @@ class _Reader:
         return int(values[0].value.uiVal)
 
     def _ask(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = FATAL) -> Any:
-        """Return what a call returns, or None if this NVML, or this GPU, does not support it.
+        """Return the result of a call, or None if this NVML, or this GPU, does not support it.
 
         Raises:
             _LostError: the GPU cannot be used.
@@ -196,10 +199,10 @@ class _Reader:
             return None
 
 
-def _yes(flag: Optional[int]) -> Optional[bool]:
+def _as_bool(flag: Optional[int]) -> Optional[bool]:
     return None if flag is None else bool(flag)
 
 
-def as_text(said: Any) -> str:
-    """Return a text of NVML as str; old versions of nvidia-ml-py give bytes."""
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+def as_text(value: Any) -> str:
+    """Return a text of NVML as str; old versions of nvidia-ml-py return bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -185,7 +185,7 @@ def test_a_gpu_that_does_not_answer(node: Reader, new_words: bool) -> None:
         ]
         assert [one.verdict.state for one in listing.devices] == ["healthy", "bad", "healthy"]
         assert "Unknown Error" in listing.devices[1].verdict.reason
-        assert not listing.isolated
+        assert not listing.is_isolated
 
 
 def test_gpus_of_other_containers_are_not_shown(node: Reader) -> None:
@@ -193,8 +193,8 @@ def test_gpus_of_other_containers_are_not_shown(node: Reader) -> None:
     node.play([gpu(0, handle_error=NO_PERMISSION), gpu(1)])
     for listing in (node.nvml(), node.smi()):
         assert [one.address for one in listing.devices] == [gpu(1)["uuid"]]
-        assert listing.isolated
-    assert not node.smi(HOPSGPU_NVIDIA_SMI=str(node._root / "bin")).isolated
+        assert listing.is_isolated
+    assert not node.smi(HOPSGPU_NVIDIA_SMI=str(node._root / "bin")).is_isolated
 
 
 def test_processes_of_a_gpu_and_of_its_mig_devices(node: Reader) -> None:

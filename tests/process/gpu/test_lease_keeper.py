@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script, lease_keeper
-from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, kept_by_processes
+from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, start_keepers
 from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins import gpu
@@ -126,7 +126,7 @@ def test_which_process_is_the_executor(above: list[list[str]], executor: int) ->
     # The last one is pid 1, by which nobody is told apart.
     pids = range(len(above), 0, -1)
     seen = [Ancestor(pid, frozenset(names)) for pid, names in zip(pids, above, strict=True)]
-    assert discovery_script.executor_among(seen) == pids[executor]
+    assert discovery_script.find_executor(seen) == pids[executor]
 
 
 def test_by_hand_it_says_until_when_it_leases(
@@ -136,7 +136,7 @@ def test_by_hand_it_says_until_when_it_leases(
     monkeypatch.setattr(
         discovery_script, "ancestors", lambda: [Ancestor(parent, frozenset({"tmux"}))]
     )
-    with discovery_script._executor() as executor:
+    with discovery_script._watch_executor() as executor:
         assert executor.pid == parent
     said = capsys.readouterr().err
     assert said == (
@@ -172,16 +172,18 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
         one.kill()
 
 
-@pytest.mark.parametrize("with_pidfd", [True, False])
-def test_the_end_of_a_process_is_seen(process: subprocess.Popen[bytes], with_pidfd: bool) -> None:
-    with WatchedProcess(process.pid, with_pidfd) as watched:
-        assert not watched.ends(0.0)
+@pytest.mark.parametrize("should_use_pidfd", [True, False])
+def test_the_end_of_a_process_is_seen(
+    process: subprocess.Popen[bytes], should_use_pidfd: bool
+) -> None:
+    with WatchedProcess(process.pid, should_use_pidfd) as watched:
+        assert not watched.ends_within(0.0)
         process.kill()
-        assert watched.ends(20.0)  # as a zombie: nobody has reaped it
+        assert watched.ends_within(20.0)  # as a zombie: nobody has reaped it
         process.wait()
-        assert watched.ends(0.0)
+        assert watched.ends_within(0.0)
     with pytest.raises(ProcessLookupError):
-        WatchedProcess(process.pid, with_pidfd)
+        WatchedProcess(process.pid, should_use_pidfd)
 
 
 def test_a_process_whose_first_thread_has_ended_lives() -> None:
@@ -198,18 +200,18 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
         status = Path(f"/proc/{process.pid}/status")
         assert until(lambda: "State:\tZ" in status.read_text(), 10)
         assert not gone(process.pid)
-        with WatchedProcess(process.pid, with_pidfd=False) as watched:
-            assert not watched.ends(0.0)
+        with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
+            assert not watched.ends_within(0.0)
             process.kill()
-            assert watched.ends(20.0)
+            assert watched.ends_within(20.0)
 
 
 def test_a_number_that_is_anothers_by_now(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with WatchedProcess(process.pid, with_pidfd=False) as watched:
+    with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
         monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: "later")
-        assert watched.ends(0.0)
+        assert watched.ends_within(0.0)
 
 
 def test_a_process_table_that_shows_nothing(
@@ -217,11 +219,11 @@ def test_a_process_table_that_shows_nothing(
 ) -> None:
     """/proc with hidepid, and a kernel without pidfds."""
     monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: None)
-    with WatchedProcess(process.pid, with_pidfd=False) as watched:
-        assert not watched.ends(0.0)
+    with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
+        assert not watched.ends_within(0.0)
         process.kill()
         process.wait()
-        assert watched.ends(20.0)
+        assert watched.ends_within(20.0)
 
 
 def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +233,13 @@ def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lease_keeper.ancestors() == [Ancestor(os.getppid(), frozenset())]
 
 
-@pytest.mark.parametrize("with_pidfd", [True, False])
+@pytest.mark.parametrize("should_use_pidfd", [True, False])
 def test_the_keeper_keeps_until_the_executor_ends(
-    directory: Path, process: subprocess.Popen[bytes], with_pidfd: bool
+    directory: Path, process: subprocess.Popen[bytes], should_use_pidfd: bool
 ) -> None:
-    with Leases(directory) as given, WatchedProcess(process.pid, with_pidfd) as executor:
+    with Leases(directory) as given, WatchedProcess(process.pid, should_use_pidfd) as executor:
         assert given.take(A)
-        with kept_by_processes(given, executor) as stay:
+        with start_keepers(given, executor) as stay:
             stay()
     with Leases(directory) as late:
         assert not late.take(A)
@@ -245,18 +247,18 @@ def test_the_keeper_keeps_until_the_executor_ends(
         assert until(lambda: late.take(A), 30)
 
 
-@pytest.mark.parametrize("with_pidfd", [True, False])
+@pytest.mark.parametrize("should_use_pidfd", [True, False])
 def test_a_killed_keeper_is_replaced(
     directory: Path,
     process: subprocess.Popen[bytes],
-    with_pidfd: bool,
+    should_use_pidfd: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not with_pidfd:
+    if not should_use_pidfd:
         monkeypatch.setattr(lease_keeper, "_pidfd_open", lambda pid: None)
     with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
-        with kept_by_processes(given, executor) as stay:
+        with start_keepers(given, executor) as stay:
             stay()
     with Leases(directory) as late:
         for which in (0, 1, 0):
@@ -283,7 +285,7 @@ def test_keepers_go_on_where_there_is_no_room_for_another(
     monkeypatch.setattr(lease_keeper.os, "fork", fork)
     with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
-        with kept_by_processes(given, executor) as stay:
+        with start_keepers(given, executor) as stay:
             stay()
     with Leases(directory) as late:
         assert not late.take(A)
@@ -300,7 +302,7 @@ def test_keepers_that_were_killed_before_they_could_stay(
         assert given.take(A)
         with (
             pytest.raises(ChildProcessError, match="was killed"),
-            kept_by_processes(given, executor),
+            start_keepers(given, executor),
         ):
             pytest.fail("nobody keeps the lease")
     with Leases(directory) as late:
@@ -312,7 +314,7 @@ def test_a_keeper_that_was_not_told_to_stay_ends(
 ) -> None:
     with pytest.raises(OSError, match="nobody reads"), Leases(directory) as given:
         assert given.take(A)
-        with WatchedProcess(process.pid) as executor, kept_by_processes(given, executor):
+        with WatchedProcess(process.pid) as executor, start_keepers(given, executor):
             raise OSError("nobody reads")
     with Leases(directory) as late:
         assert until(lambda: late.take(A), 30)

@@ -68,7 +68,7 @@ def as_user(uid: int, act: Callable[[], object]) -> None:
 def test_one_has_it_until_it_gives_it_back(directory: Path) -> None:
     with Leases(directory) as first, Leases(directory) as second:
         assert first.take(A) and not second.take(A)
-        assert second.take(B) and second.held == [B]
+        assert second.take(B) and second.addresses == [B]
         first.release(A)
         assert second.take(A)
     with Leases(directory) as third:
@@ -159,7 +159,7 @@ def test_what_is_no_lock_file_costs_its_gpu_alone(
         assert not held.take(A)
         assert "remove it" in held.refused[A] and str(directory / A) in held.refused[A]
         assert held.take(B)
-        held.sign({"user": "me"})
+        held.write_owner({"user": "me"})
     victim = directory / "victim"
     assert not victim.exists() or victim.read_text() == "dear"
     assert [lease.address for lease in read_leases({"HOPSGPU_LEASE_DIR": str(directory)})] == [B]
@@ -217,13 +217,13 @@ def test_cleaners_of_old_files_are_kept_off(directory: Path) -> None:
 def test_a_file_says_whose_it_is(directory: Path, environ: dict[str, str]) -> None:
     with Leases(directory) as held:
         held.take(A)
-        held.sign(owner(environ, 4711))
+        held.write_owner(owner(environ, 4711))
         (lease,) = read_leases(environ)
-        assert (lease.address, lease.held) == (A, True)
+        assert (lease.address, lease.is_held) == (A, True)
         assert lease.owner["pid"] == "4711" and lease.owner["container"] == "container_1"
         assert lease.owner["user"] and lease.owner["since"].endswith("Z")
         assert not Leases(directory).take(A)  # to read it did not free it
-    assert [lease.held for lease in read_leases(environ)] == [False]
+    assert [lease.is_held for lease in read_leases(environ)] == [False]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_another_users_files(shared: Path) -> None:
             assert held.take(B)  # a lock needs no more than to read it
             assert not held.take("GPU-cccc")
             assert "Permission denied" in held.refused["GPU-cccc"]
-            held.sign({"user": "nobody"})
+            held.write_owner({"user": "nobody"})
 
     as_user(NOBODY, taken)
     assert {lease.address: lease.owner for lease in read_leases(environ)} == {

@@ -206,7 +206,7 @@ def test_a_name_that_pretends_to_be_a_gpu(
     listing = read(two_gpus(hostile), each_alone(hostile), kernel)
     assert [one.address for one in listing.devices] == [UUID, OTHER_UUID]
     assert all(one.verdict.state == HEALTHY for one in listing.devices)
-    assert not listing.isolated
+    assert not listing.is_isolated
     # The process of the name is not hidden.
     assert listing.devices[0].processes == (Process(os.getpid(), ""),)
 
@@ -311,7 +311,7 @@ def test_two_gpus_without_bus_ids(read: Callable[..., Listing], odd: str) -> Non
     out = two_gpus().replace(OTHER_BUS, odd).replace(BUS, odd)
     listing = read(out, kernel=(BUS, OTHER_BUS))
     assert [one.address for one in listing.devices] == [UUID, OTHER_UUID]
-    assert not listing.isolated
+    assert not listing.is_isolated
 
 
 def mig(*fields: str) -> str:
@@ -347,7 +347,7 @@ def test_odd_values_of_a_mig_device(read: Callable[..., Listing], field: str, od
 
 def test_a_gpu_with_mig_and_no_mig_device_is_no_isolation(read: Callable[..., Listing]) -> None:
     listing = read(mig(), kernel=(BUS,))
-    assert (listing.devices, listing.isolated) == ((), False)
+    assert (listing.devices, listing.is_isolated) == ((), False)
 
 
 def test_the_development_cluster_reads_the_same() -> None:

@@ -168,7 +168,7 @@ def test_one_gang_at_a_time_collects_gpus(tmp_path: Path, taking: Callable[..., 
     with Leases(tmp_path / "leases") as leases:
         with pytest.raises(NoLongerNeeded):
             taking(1, leases, lambda why: bool(said.append(why)))  # type: ignore[func-returns-value]
-        assert not leases.held
+        assert not leases.addresses
     assert said == ["another gang on this machine is waiting for GPUs"]
 
 

@@ -191,10 +191,10 @@ class Node:
         (self.bin / "python3").write_text(f'#!/bin/sh\n{python} "$@"\n')
         (self.bin / "python3").chmod(0o755)
 
-    def start(self, amount: int, patience: WaitLimits | None = None) -> Executor:
+    def start(self, amount: int, limits: WaitLimits | None = None) -> Executor:
         """An executor whose JVM has just run the script."""
         script = f"./{script_archive.ALIAS}/gpus-{amount}"
-        if patience is not None:
+        if limits is not None:
             script += "-impatient"
             shipped = self.root / script
             text = self.root / script_archive.ALIAS / f"gpus-{amount}"
@@ -202,7 +202,7 @@ class Node:
                 text.read_text().replace(
                     f"main({amount})",
                     f"main({amount}, __import__('hopsgpu.gpu.node.discovery_script', fromlist='x')"
-                    f".{patience})",
+                    f".{limits})",
                 )
             )
             shipped.chmod(0o755)

@@ -10,8 +10,8 @@ import pytest
 
 from hopsgpu.control.peer import device_fields
 from hopsgpu.gpu.container_gpus import (
+    ContainerGpu,
     ContainerGpus,
-    Gpu,
     log_container_gpus,
     read_container_gpus,
 )
@@ -25,7 +25,9 @@ def test_nothing_is_given_where_the_script_did_not_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert (
-        read_container_gpus() == read_container_gpus(tmp_path) == ContainerGpus((), isolated=False)
+        read_container_gpus()
+        == read_container_gpus(tmp_path)
+        == ContainerGpus((), is_isolated=False)
     )
     assert device_fields() == []
 
@@ -42,8 +44,8 @@ def test_what_the_script_leaves_is_read_by_all(
     given = read_container_gpus(tmp_path)
     watched, bad = given.gpus
     assert watched.state == "watch" and "a row remapping is pending" in watched.reason
-    assert bad == Gpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
-    assert given.isolated and given.simulated == {"GPU-2"}
+    assert bad == ContainerGpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
+    assert given.is_isolated and given.simulated_addresses == {"GPU-2"}
     monkeypatch.chdir(tmp_path)
     known = {"driver": "550.54"}
     assert device_fields() == [
@@ -54,8 +56,8 @@ def test_what_the_script_leaves_is_read_by_all(
 
 def test_what_discovery_chose_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hopsgpu.gpu")
-    healthy = Gpu("GPU-1", "NVIDIA A100", "550.54", "healthy", "")
-    log_container_gpus(ContainerGpus((healthy, Gpu("GPU-2", "", "", "bad", "it is lost"))))
+    healthy = ContainerGpu("GPU-1", "NVIDIA A100", "550.54", "healthy", "")
+    log_container_gpus(ContainerGpus((healthy, ContainerGpu("GPU-2", "", "", "bad", "it is lost"))))
     assert caplog.messages == [
         "discovery gave out GPU-1 (NVIDIA A100, driver 550.54), healthy",
         "discovery gave out GPU-2 (unknown product, driver unknown), bad: it is lost",

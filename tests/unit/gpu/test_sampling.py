@@ -254,7 +254,7 @@ def befallen(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> tup
     samples, broken = Samples(), threading.Semaphore(0)
 
     async def go() -> Observations:
-        watching = sampling(gpus, samples, nvml, seconds=0.01, broken=broken.release)
+        watching = sampling(gpus, samples, nvml, seconds=0.01, on_gpu_failure=broken.release)
         async with watching as seen:
             await samples.until(len(gpus))
             change()
@@ -309,7 +309,7 @@ def seen_until_broken(nvml: FakeNvml, gpus: list[str], change: Callable[[], None
     samples, broken = Samples(), threading.Event()
 
     async def go() -> Observations:
-        async with sampling(gpus, samples, nvml, seconds=0.01, broken=broken.set) as seen:
+        async with sampling(gpus, samples, nvml, seconds=0.01, on_gpu_failure=broken.set) as seen:
             await samples.until(1)
             change()
             assert await asyncio.to_thread(broken.wait, SECONDS)
