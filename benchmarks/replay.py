@@ -226,14 +226,14 @@ POLICIES: Mapping[str, Callable[[Setting], list[Record]]] = {
     "elastic": lambda setting: in_line(setting, elastic=True),
     "idle timeout": lambda setting: in_line(setting, tail=_IDLE_TIMEOUT),
     "session": lambda setting: in_line(setting, tail=setting.session_seconds),
-    "no line": one_by_one,
+    "no queue": one_by_one,
 }
 _EXPLAINED = {
     "hopsgpu": "launch(workers=n, acquire_timeout=None)",
     "elastic": "the same, and gangs of 2 and more may have half: workers=(n / 2, n)",
     "idle timeout": "hopsgpu's line, but executors end by Spark's idle timeout of 60 s",
     "session": "hopsgpu's line, but executors are held for the session",
-    "no line": "executors granted one by one, Spark's idle timeout of 60 s",
+    "no queue": "executors granted one by one, Spark's idle timeout of 60 s",
 }
 
 

@@ -1,4 +1,4 @@
-"""No line: YARN grants executors one by one, and every job keeps what it has until it is whole.
+"""No queue: YARN grants executors one by one, and every job keeps what it has until it is whole.
 
 Of the queues, the one that has the least is served first, and in a queue the application that came
 first, as the CapacityScheduler does. Spark asks for 1, 2, 4, … executors, a second apart. A gang
