@@ -49,20 +49,20 @@ def doctor(
     Exit code 0 if nothing is wrong; a check that could not run does not count as wrong.
     """
     from hopsgpu.doctor.examination import Examination
-    from hopsgpu.doctor.report import State
+    from hopsgpu.doctor.report import CheckState
 
     settings = dict(map(_property, conf))
     if queue is not None:
         settings["spark.yarn.queue"] = queue
-    counts = dict.fromkeys(State, 0)
-    for check in Examination(settings, session=not no_session, seconds=seconds).checks():
+    counts = dict.fromkeys(CheckState, 0)
+    for check in Examination(settings, not no_session, seconds).checks():
         counts[check.state] += 1
         click.echo(json.dumps(check.to_json()) if as_json else shown(check))
         sys.stdout.flush()
     if not as_json:
         summary = ", ".join(f"{count} {state.value}" for state, count in counts.items())
         click.echo(f"\n{summary}")
-    sys.exit(1 if counts[State.WRONG] else 0)
+    sys.exit(1 if counts[CheckState.WRONG] else 0)
 
 
 def shown(check: Check) -> str:

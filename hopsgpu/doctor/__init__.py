@@ -1,5 +1,5 @@
-"""Checks of a cluster and a session, which say how to fix what is wrong.
+"""Checks of a cluster and a session; each says how to fix a problem.
 
-`facts`, `node_probe` and `probe_gang` gather facts; the checks, in the other modules, are pure
-functions of them.
+`facts`, `node_probe` and `probe_gang` gather facts. The checks, in the other modules, are pure
+functions of the facts.
 """

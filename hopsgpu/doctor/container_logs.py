@@ -9,42 +9,37 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.snapshot import Node
 
-_ENOUGH = 64 * 1024
-_LONGEST = 300
+_MAX_LOG_BYTES = 64 * 1024
+_MAX_REASON_LENGTH = 300
 
 
-class Logs:
-    """The logs of containers on some nodes.
-
-    Args:
-        nodes: nodes, as the ResourceManager reports them.
-        managers: addresses of their NodeManagers.
-    """
+class ContainerLogs:
+    """The logs of containers on nodes as the ResourceManager reports them."""
 
     def __init__(self, nodes: Iterable[Node], managers: NodeManagers) -> None:
         self._managers = managers
         self._addresses = {node.host: node.web for node in nodes if node.web}
 
     def reason(self, container: str, host: str) -> str:
-        """Return why an ended container of a host ended.
+        """Return why a container ended.
 
         Raises:
-            HopsGpuError: its log cannot be read (yet), or does not say it.
+            HopsGpuError: the log cannot be read (yet), or is empty.
         """
         if host not in self._addresses:
             raise HopsGpuError(f"the ResourceManager reports no NodeManager on {host}")
-        log = self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
-        if reason := reason_in(log):
+        log = self._managers.log(self._addresses[host], container, "stderr", _MAX_LOG_BYTES)
+        if reason := last_reason(log):
             return reason
         raise HopsGpuError("it is empty")
 
 
-def reason_in(log: str) -> str:
+def last_reason(log: str) -> str:
     """Return the discovery script's last message in an executor's log, else the last error."""
     lines = [line.strip() for line in log.splitlines()]
     ours = [
         line.partition("hopsgpu discovery: ")[2] for line in lines if "hopsgpu discovery: " in line
     ]
     errors = [line for line in lines if re.search(r"\b(ERROR|[\w.]+(Error|Exception)\b)", line)]
-    found = ours or errors or [line for line in lines if line]
-    return found[-1][:_LONGEST] if found else ""
+    reasons = ours or errors or [line for line in lines if line]
+    return reasons[-1][:_MAX_REASON_LENGTH] if reasons else ""

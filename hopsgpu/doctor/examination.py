@@ -1,4 +1,4 @@
-"""All checks, the quick ones first; each is yielded as soon as it is known."""
+"""Runs all checks, the quick ones first, and yields each result as soon as it is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopsgpu.doctor import (
     yarn_checks,
 )
 from hopsgpu.doctor.report import Check, unknown, wrong
-from hopsgpu.doctor.yarn_checks import Yarn
+from hopsgpu.doctor.yarn_checks import YarnFacts
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.hadoop_conf import HadoopConf
@@ -35,58 +35,58 @@ _NO_CREDENTIALS = "not asked without Kerberos credentials"
 
 @dataclass(frozen=True)
 class Examination:
-    """What to check.
+    """The order of the checks, and the facts that they need.
 
     Attributes:
         conf: Spark properties of the session, as for hopsgpu.session().
-        session: whether to start a Spark application.
+        should_start_session: whether to start a Spark application.
         seconds: seconds to wait for containers on the nodes.
     """
 
     conf: Mapping[str, str]
-    session: bool
+    should_start_session: bool
     seconds: float
 
     def checks(self) -> Iterator[Check]:
-        """Yield every check, in an order in which causes precede their effects."""
+        """Yield every check; causes precede their effects."""
         try:
             defaults, unread = spark_defaults(os.environ), None
         except ConfigError as error:
             defaults, unread = {}, str(error)
-        own = {**defaults, **self.conf}
-        machine = gather.machine_facts(os.environ, own)
+        settings = {**defaults, **self.conf}
+        machine = gather.machine_facts(os.environ, settings)
         yield machine_checks.check_java(machine)
         yield machine_checks.check_spark(machine)
         yield machine_checks.check_python(machine)
         client, setting = gather.client_facts(os.environ)
         yield machine_checks.check_hadoop_conf(client)
-        found, credentials = None, ""
-        if not client.problem:  # otherwise there is nothing that could be checked
+        yarn, no_credentials = None, ""
+        if not client.problem:
             yield machine_checks.check_resource_types(client)
             if is_kerberized(setting):
-                credentials = yield from _kerberos(setting, own, client)
-            if credentials:
+                no_credentials = yield from _kerberos(setting, settings, client)
+            if no_credentials:
                 yield from (unknown(name, _NO_CREDENTIALS) for name in ("yarn", *_YARN))
             else:
-                found = yield from self._yarn(setting, own)
+                yarn = yield from self._yarn(setting, settings)
         if unread is not None:
             yield wrong("settings", unread, "make it readable, or set SPARK_CONF_DIR")
         else:
-            gpus = 0 if found is None else len(found.gpus.nodes)
-            yield settings_checks.check_settings(defaults, self.conf, gpus)
-        if credentials:
+            gpu_nodes = 0 if yarn is None else len(yarn.gpus.nodes)
+            yield settings_checks.check_settings(defaults, self.conf, gpu_nodes)
+        if no_credentials:
             yield unknown("hdfs", _NO_CREDENTIALS)
             return
-        root = gather.lake_root(own, os.environ, setting)
+        root = gather.lake_root(settings, os.environ, setting)
         if not client.problem or not root.startswith("file:"):
             yield self._lake(root, client)
-        if self.session and not client.problem:
-            label = own.get("spark.yarn.executor.nodeLabelExpression", "")
-            yield from self._session(found, setting, machine, label)
+        if self.should_start_session and not client.problem:
+            label = settings.get("spark.yarn.executor.nodeLabelExpression", "")
+            yield from self._session(yarn, setting, machine, label)
 
     def _yarn(
         self, setting: gather.Setting, settings: Mapping[str, str]
-    ) -> Generator[Check, None, Yarn | None]:
+    ) -> Generator[Check, None, YarnFacts | None]:
         try:
             yarn = gather.yarn_facts(setting)
         except HopsGpuError as error:
@@ -100,7 +100,7 @@ class Examination:
         yield yarn_checks.check_submission(yarn, settings.get("spark.yarn.queue", "default"))
         return yarn
 
-    def _lake(self, root: str, client: machine_checks.Client) -> Check:
+    def _lake(self, root: str, client: machine_checks.HadoopClient) -> Check:
         if client.filesystem is None and root.startswith("file:"):
             return unknown("hdfs", "the Hadoop configuration names no HDFS")
         try:
@@ -113,9 +113,9 @@ class Examination:
 
     def _session(
         self,
-        yarn: Yarn | None,
+        yarn: YarnFacts | None,
         setting: gather.Setting,
-        machine: machine_checks.Machine,
+        machine: machine_checks.DriverMachine,
         label: str,
     ) -> Iterator[Check]:
         why = "the ResourceManager does not answer" if yarn is None else "no node has GPUs"
@@ -125,7 +125,7 @@ class Examination:
             names = ("session", "gang", *node_checks.NAMES)
             yield from (unknown(name, f"not tried: {why}") for name in names)
             return
-        # Imported only here, because it imports Spark.
+        # A late import, because this module imports Spark.
         from hopsgpu.doctor.session_checks import Sessions
 
         manager = ResourceManager(web_addresses(setting))
@@ -134,14 +134,14 @@ class Examination:
 
 
 def _kerberos(
-    setting: gather.Setting, own: Mapping[str, str], client: machine_checks.Client
+    setting: gather.Setting, settings: Mapping[str, str], client: machine_checks.HadoopClient
 ) -> Generator[Check, None, str]:
     """Yield the checks of Kerberos; return why there are no credentials, or ""."""
-    found = gather.credentials(setting, own.get, client.managers, os.environ)
-    yield kerberos_checks.check_identity(found, time.time())
-    yield kerberos_checks.check_web(found)
+    credentials = gather.credentials(setting, settings.get, client.managers, os.environ)
+    yield kerberos_checks.check_identity(credentials, time.time())
+    yield kerberos_checks.check_web(credentials)
     yield kerberos_checks.check_protection(HadoopConf.load_hdfs(os.environ).get)
-    return found.problem
+    return credentials.problem
 
 
 def _no_spark() -> str:

@@ -19,8 +19,8 @@ from hopsgpu.devcluster.admin import site_properties
 from hopsgpu.devcluster.java import java_of_spark
 from hopsgpu.doctor.kerberos_checks import Credentials
 from hopsgpu.doctor.lake_checks import LakeFacts
-from hopsgpu.doctor.machine_checks import Client, Machine
-from hopsgpu.doctor.yarn_checks import Yarn
+from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
+from hopsgpu.doctor.yarn_checks import YarnFacts
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_user
@@ -35,21 +35,21 @@ Setting = Callable[[str], str | None]
 _WEB_SECONDS = (3.0, 5.0)
 
 
-def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Machine:
-    """Return what drivers would run with here.
+def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> DriverMachine:
+    """Return the Java, Python and Spark of a driver on this machine.
 
     Args:
         environ: environment of the process.
         settings: Spark properties of the session.
     """
-    found = java_of_spark(environ)
-    if found is None:
+    choice = java_of_spark(environ)
+    if choice is None:
         version, at = None, "JAVA_HOME is not set and there is no java on the PATH"
     else:
-        origin, binary, java = found
+        origin, binary, java = choice
         version, at = (java.version if java else None), f"{binary}, by {origin}"
     home = _spark_home(environ)
-    return Machine(
+    return DriverMachine(
         java=version,
         java_at=at,
         python=platform.python_version(),
@@ -74,7 +74,7 @@ def _spark_home(environ: Mapping[str, str]) -> str:
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:
         return str(Path(spec.origin).parent)
-    # As a session looks for it: a spark-submit on the PATH may be a distribution's wrapper.
+    # A session searches like this: a spark-submit on the PATH may be a distribution's wrapper.
     try:
         return cluster_spark()
     except ConfigError:
@@ -88,7 +88,7 @@ def _pyspark() -> str | None:
         return None
 
 
-def client_facts(environ: Mapping[str, str]) -> tuple[Client, Setting]:
+def client_facts(environ: Mapping[str, str]) -> tuple[HadoopClient, Setting]:
     """Return the Hadoop configuration here, and a function that returns its properties."""
     named = (environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     places = tuple(dict.fromkeys(place for n in named for place in n.split(os.pathsep) if place))
@@ -96,45 +96,45 @@ def client_facts(environ: Mapping[str, str]) -> tuple[Client, Setting]:
         setting = HadoopConf.load(environ).get
         types = _types(places, setting)
     except ConfigError as error:
-        return Client(places, str(error), None, (), None), lambda name: None
-    return Client(places, "", setting("fs.defaultFS"), web_addresses(setting), types), setting
+        return HadoopClient(places, str(error), None, (), None), lambda name: None
+    return HadoopClient(places, "", setting("fs.defaultFS"), web_addresses(setting), types), setting
 
 
 def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
-    """Return `yarn.resource-types` from resource-types.xml, as YARN reads it, or other files."""
+    """Return `yarn.resource-types` from resource-types.xml or, as YARN does, from other files."""
     file = next((f for place in places if (f := Path(place, "resource-types.xml")).is_file()), None)
-    own = None if file is None else site_properties(file).get("yarn.resource-types")
-    types = own or setting("yarn.resource-types")
+    in_file = None if file is None else site_properties(file).get("yarn.resource-types")
+    types = in_file or setting("yarn.resource-types")
     return (
         None if types is None else tuple(part.strip() for part in types.split(",") if part.strip())
     )
 
 
-def yarn_facts(setting: Setting) -> Yarn:
-    """Return what the ResourceManager reports.
+def yarn_facts(setting: Setting) -> YarnFacts:
+    """Ask the ResourceManager.
 
     Raises:
-        HopsGpuError: it does not answer, or rejects the requests.
+        HopsGpuError: the ResourceManager does not answer, or rejects the requests.
     """
     manager = ResourceManager(web_addresses(setting))
     with manager.checked_form():
         return _yarn(manager, setting)
 
 
-def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
+def _yarn(manager: ResourceManager, setting: Setting) -> YarnFacts:
     scheduler = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
     info = manager.ask("/ws/v1/cluster/info")["clusterInfo"]
     metrics = manager.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
-    whole = metrics.get("totalClusterResourcesAcrossPartition") or {}
-    kinds = (whole.get("resourceInformations") or {}).get("resourceInformation") or []
+    totals = metrics.get("totalClusterResourcesAcrossPartition") or {}
+    kinds = (totals.get("resourceInformations") or {}).get("resourceInformation") or []
     nodes = manager.nodes()
-    return Yarn(
+    return YarnFacts(
         address=", ".join(manager.addresses),
         version=str(info.get("resourceManagerVersion", "")),
         scheduler=scheduler["type"],
         policy=str((scheduler.get("rootQueue") or {}).get("schedulingPolicy", "")),
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
-        knows_gpus=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
+        has_gpu_type=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
         gpus=Observer(setting).look(),
         nodes=nodes,
         queues=manager.queues(),
@@ -142,7 +142,7 @@ def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
 
 
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
-    """Return the root of runs and models, as a session finds it."""
+    """Return the root of runs and models that a session would use."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
     user = "" if named else hadoop_user(setting, environ)
     return choose_root(named, setting("fs.defaultFS"), user)
@@ -151,13 +151,14 @@ def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: 
 def credentials(
     setting: Setting, spark: Setting, managers: Sequence[str], environ: MutableMapping[str, str]
 ) -> Credentials:
-    """Find out which Kerberos credentials this user has, and which daemons require them.
+    """Return the Kerberos credentials of this user, and which daemons require them.
 
     Args:
         setting: returns a property of Hadoop's configuration, or None.
         spark: returns a property of the session, or None.
         managers: web addresses of the ResourceManagers.
-        environ: environment of this process; with a keytab it then names the tickets.
+        environ: environment of this process; if there is a keytab, it is changed to name the
+            tickets.
     """
     problem, user, ticket, keytab = "", "", None, ""
     try:
@@ -187,16 +188,11 @@ def lake_facts(root: str) -> LakeFacts:
         first, second = (home / f".doctor-{secrets.token_hex(6)}-{n}" for n in ("a", "b"))
         try:
             first.write(content)
-            moved = first.rename(second)
-            same = second.read() == content
+            is_intact = first.rename(second) and second.read() == content
         finally:
             first.remove()
             second.remove()
     except HopsGpuError as error:
         return LakeFacts(root, str(error), time.monotonic() - began)
-    problem = (
-        ""
-        if moved and same
-        else "a file that was written and renamed there has a different content"
-    )
-    return LakeFacts(root, problem, time.monotonic() - began)
+    problem = "a file that was written and renamed there has a different content"
+    return LakeFacts(root, "" if is_intact else problem, time.monotonic() - began)

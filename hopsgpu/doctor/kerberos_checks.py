@@ -1,4 +1,4 @@
-"""Checks of Kerberos: who this user is, for how long, and what the cluster's daemons require. Pure.
+"""Pure checks of Kerberos: the user's identity, its expiry, and the requirements of the daemons.
 
 Sources: Hadoop's documentation, "Hadoop in Secure Mode" and "Data Confidentiality".
 """
@@ -18,10 +18,10 @@ _SOON_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Credentials:
-    """What was found out about this user's credentials.
+    """This user's credentials, and which daemons require them.
 
     Attributes:
-        problem: why there are none that Hadoop accepts, or "".
+        problem: why Hadoop would accept no credentials of this user, or "".
         user: name of the user for Hadoop; "" if it is not known.
         ticket: the ticket; None if it is not known.
         keytab: the keytab that Spark's settings name, or "".
@@ -37,22 +37,22 @@ class Credentials:
     has_client: bool
 
 
-def check_identity(found: Credentials, now: float) -> Check:
-    """Check whether there is a ticket or a keytab, and for how long it serves.
+def check_identity(credentials: Credentials, now: float) -> Check:
+    """Check whether there is a ticket or a keytab that lasts.
 
     Args:
-        found: what was found out.
+        credentials: credentials of the user.
         now: seconds since the epoch.
     """
     name = "kerberos"
-    if found.problem:
-        return wrong(name, found.problem, "get a ticket, or name a keytab that fits")
-    if found.ticket is None:
-        return unknown(name, "klist is not installed, so the ticket was not looked at")
-    ticket = found.ticket
-    seen = f"{found.user} ({ticket.principal}), ticket until {_local(ticket.expires)}"
-    if found.keytab:
-        return ok(name, f"{seen}, then new ones from the keytab {found.keytab}")
+    if credentials.problem:
+        return wrong(name, credentials.problem, "get a ticket, or name a keytab that fits")
+    if credentials.ticket is None:
+        return unknown(name, "klist is not installed, so the ticket was not checked")
+    ticket = credentials.ticket
+    seen = f"{credentials.user} ({ticket.principal}), ticket until {_local(ticket.expires)}"
+    if credentials.keytab:
+        return ok(name, f"{seen}, then new ones from the keytab {credentials.keytab}")
     if ticket.renewable_until is None:
         seen += ", not renewable"
     else:
@@ -63,18 +63,19 @@ def check_identity(found: Credentials, now: float) -> Check:
     return ok(name, seen, details)
 
 
-def check_web(found: Credentials) -> Check:
-    """Check whether this Python can ask the daemons that require Kerberos on the web (SPNEGO)."""
+def check_web(credentials: Credentials) -> Check:
+    """Check whether this Python can ask daemons that require Kerberos on the web (SPNEGO)."""
     name = "spnego"
-    silent = [address for address, told in found.spnego.items() if told is None]
+    spnego = credentials.spnego
+    silent = [address for address, is_required in spnego.items() if is_required is None]
     details = [f"{address} did not answer" for address in silent]
-    required = [address for address, told in found.spnego.items() if told]
-    if len(silent) == len(found.spnego):
+    required = [address for address, is_required in spnego.items() if is_required]
+    if len(silent) == len(spnego):
         return unknown(name, "no ResourceManager answers", details=details)
     if not required:
         return ok(name, "YARN's REST interface requires no Kerberos", details)
     seen = f"{', '.join(required)} requires Kerberos"
-    if not found.has_client:
+    if not credentials.has_client:
         fix = "pip install 'hopsgpu[kerberos]' (needs a compiler and libkrb5's headers)"
         return wrong(name, f"{seen}, and requests-gssapi cannot be imported", fix, details)
     return ok(name, f"{seen}: a driver in YARN (cluster mode) needs a keytab", details)

@@ -13,8 +13,8 @@ class LakeFacts:
 
     Attributes:
         root: URL of the directory.
-        problem: what went wrong, or "".
-        seconds: seconds that it took; None if it was given up.
+        problem: why it failed, or "".
+        seconds: seconds that it took; None if the lake did not answer in time.
     """
 
     root: str
@@ -23,7 +23,7 @@ class LakeFacts:
 
 
 def check_lake(facts: LakeFacts) -> Check:
-    """Check whether models can be published: written, renamed and read back."""
+    """Check whether models can be published, which writes and renames files."""
     elsewhere = "set HOPSGPU_ROOT or spark.hopsgpu.root to a directory of your own"
     if facts.seconds is None:
         return unknown("hdfs", f"{facts.root} did not answer: {facts.problem}", elsewhere)

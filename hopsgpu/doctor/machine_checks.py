@@ -8,7 +8,7 @@ from hopsgpu.backends.spark.spark_versions import either, javas, knows_python, m
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
 from hopsgpu.yarn.resources import GPU
 
-# For advice on a machine without a Spark.
+# The version of the advice on a machine without a Spark.
 _NEWEST = "4.0"
 _CONF_DIR = (
     "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (for the development cluster:"
@@ -17,17 +17,17 @@ _CONF_DIR = (
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What drivers on this machine would run with.
+class DriverMachine:
+    """The Java, Python and Spark of a driver on this machine.
 
     Attributes:
         java: major version of the Java that Spark's scripts would start; None if none works.
         java_at: path of that Java, and which setting names it.
         python: version of this Python.
         executors_python: the executors' Python, and which setting names it.
-        pyspark: version of the PySpark that Python finds; None without one.
-        spark: version of Spark's jars; None if there are none.
-        spark_home: their directory, or "".
+        pyspark: version of the PySpark that Python finds; None without PySpark.
+        spark: version of Spark's jars; None without jars.
+        spark_home: directory of Spark, or "".
     """
 
     java: int | None
@@ -40,12 +40,12 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Client:
+class HadoopClient:
     """The Hadoop configuration of this machine.
 
     Attributes:
         places: directories that HADOOP_CONF_DIR and YARN_CONF_DIR name.
-        problem: why it cannot be read, or "".
+        problem: why the configuration cannot be read, or "".
         filesystem: `fs.defaultFS`, or None.
         managers: web addresses of the ResourceManagers.
         types: `yarn.resource-types`; None if neither resource-types.xml nor yarn-site.xml has it.
@@ -58,7 +58,7 @@ class Client:
     types: tuple[str, ...] | None
 
 
-def check_java(machine: Machine) -> Check:
+def check_java(machine: DriverMachine) -> Check:
     """Check whether the Spark here runs on the Java here."""
     spark = machine.spark or _NEWEST
     accepted = javas(spark)
@@ -73,8 +73,8 @@ def check_java(machine: Machine) -> Check:
     return wrong("java", f"{seen} is not a version that Spark {spark} runs on", fix)
 
 
-def check_spark(machine: Machine) -> Check:
-    """Check whether there is a supported Spark, and Python's part of it matches the JVM's."""
+def check_spark(machine: DriverMachine) -> Check:
+    """Check whether there is a supported Spark, and PySpark matches the jars."""
     if machine.spark is None:
         where = f" in {machine.spark_home}" if machine.spark_home else ""
         return wrong(
@@ -89,13 +89,13 @@ def check_spark(machine: Machine) -> Check:
     )
     if problem is not None:
         return wrong("spark", problem.what, problem.fix)
-    # Distributions add to Apache's version, as in 3.5.6-amzn-2.
+    # Distributions append to Apache's version, as in 3.5.6-amzn-2.
     if not machine.spark.startswith(pyspark):
         return ok("spark", f"{seen}; Python imports PySpark {pyspark}, of the same minor version")
     return ok("spark", seen)
 
 
-def check_python(machine: Machine) -> Check:
+def check_python(machine: DriverMachine) -> Check:
     """Report which Python the driver and the executors run, and whether PySpark knows it."""
     seen = f"{machine.python}; executors: {machine.executors_python}"
     if machine.spark is not None and not knows_python(machine.spark, machine.python):
@@ -107,7 +107,7 @@ def check_python(machine: Machine) -> Check:
     return ok("python", seen)
 
 
-def check_hadoop_conf(client: Client) -> Check:
+def check_hadoop_conf(client: HadoopClient) -> Check:
     """Check whether the Hadoop configuration says where HDFS and YARN are."""
     if not client.places:
         seen = f"HADOOP_CONF_DIR is not set, so no cluster was checked: {_CONF_DIR}"
@@ -125,7 +125,7 @@ def check_hadoop_conf(client: Client) -> Check:
     return ok("hadoop conf", f"{where}: {client.filesystem}, {', '.join(client.managers)}")
 
 
-def check_resource_types(client: Client) -> Check:
+def check_resource_types(client: HadoopClient) -> Check:
     """Check whether the configuration here defines GPUs, so that Spark can request them."""
     name = "resource types"
     fix = (

@@ -1,4 +1,4 @@
-"""Checks of what containers on the nodes have seen. Pure."""
+"""Pure checks of the facts that containers on the nodes report."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def check_nodes(
     spark: str,
     totals: Mapping[str, int],
 ) -> tuple[Check, ...]:
-    """Return all checks of what was seen in containers.
+    """Return all checks of the nodes.
 
     Args:
         facts: facts of the nodes on which a container ran.
-        failed: by host, what went wrong on nodes where a container should have run.
+        failed: by host, why a container failed there.
         skipped: by host, why no container was requested.
-        problem: what ended the gang, or "".
+        problem: the error that ended the gang, or "".
         python: version of the driver's Python.
         spark: version of the driver's Spark.
         totals: GPUs that YARN has, by host.
@@ -51,9 +51,9 @@ def check_nodes(
     checks = [check_discovery(facts, failed, skipped)]
     if not facts:
         rest = [unknown(name, "no node could be checked") for name in NAMES[1:]]
-        if found := other_python(problem):
+        if versions := other_python(problem):
             rest[0] = wrong(
-                NAMES[1], f"the driver runs Python {python}, they {found[0]}", _python(python)
+                NAMES[1], f"the driver runs Python {python}, they {versions[0]}", _python(python)
             )
         return (*checks, *rest)
     return (
@@ -74,7 +74,7 @@ def check_discovery(
     """Check whether the discovery script assigns GPUs on each node."""
     name = NAMES[0]
     nothing = {n.host: "the discovery script left no list of GPUs" for n in facts if not n.gpus}
-    ill = [
+    unhealthy = [
         f"{node.host}: {gpu.address} ({gpu.name}) is {gpu.state}: {gpu.reason}"
         for node in facts
         for gpu in node.gpus
@@ -93,15 +93,15 @@ def check_discovery(
             name,
             f"{seen}, and not on {join_names(sorted({**failed, **nothing}))}",
             _DISCOVERY,
-            broken + ill + unseen,
+            broken + unhealthy + unseen,
         )
     if any(gpu.state == BAD for node in facts for gpu in node.gpus):
         return wrong(
-            name, f"{seen}; some GPUs are bad", "check or replace these GPUs", ill + unseen
+            name, f"{seen}; some GPUs are bad", "check or replace these GPUs", unhealthy + unseen
         )
     if unseen:
-        return unknown(name, f"{seen}; {len(skipped)} not checked", "", ill + unseen)
-    return ok(name, seen, ill)
+        return unknown(name, f"{seen}; {len(skipped)} not checked", "", unhealthy + unseen)
+    return ok(name, seen, unhealthy)
 
 
 def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
@@ -116,7 +116,7 @@ def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
             _python(driver),
             (f"{node.host}: Python {node.python} ({node.executable})" for node in other),
         )
-    return ok(name, _told(facts, lambda node: f"{node.python} ({node.executable})"))
+    return ok(name, _group_by_text(facts, lambda node: f"{node.python} ({node.executable})"))
 
 
 def _python(driver: str) -> str:
@@ -125,10 +125,10 @@ def _python(driver: str) -> str:
 
 
 def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
-    """Report which Java the executors run; Spark accepts it, since they run."""
+    """Report which Java the executors run; Spark accepts that version, because they run."""
     if not any(node.java for node in facts):
         return unknown(NAMES[2], "the nodes' JAVA_HOME does not show the version")
-    return ok(NAMES[2], _told(facts, lambda node: node.java or "unknown"))
+    return ok(NAMES[2], _group_by_text(facts, lambda node: node.java or "unknown"))
 
 
 def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
@@ -145,7 +145,7 @@ def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
         )
     if not any(node.spark for node in facts):
         return unknown(name, "the executors' class path does not show the version")
-    return ok(name, _told(facts, lambda node: node.spark or "unknown"))
+    return ok(name, _group_by_text(facts, lambda node: node.spark or "unknown"))
 
 
 def check_leases(facts: Sequence[NodeFacts]) -> Check:
@@ -160,21 +160,21 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
             " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR on the nodes",
             broken,
         )
-    return ok(name, _told(facts, lambda node: f"{node.leases.path}, sticky and writable"))
+    return ok(name, _group_by_text(facts, lambda node: f"{node.leases.path}, sticky and writable"))
 
 
 def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Check:
-    """Report whether a container sees only its own GPUs; either answer is fine."""
+    """Report whether a container sees only its own GPUs; both answers are fine."""
     name = NAMES[5]
 
-    def told(node: NodeFacts) -> str | None:
+    def isolation_of(node: NodeFacts) -> str | None:
         if node.is_isolated:
             return "on"
         if node.visible is None or totals.get(node.host, 0) <= len(node.gpus):
-            return None  # it was given all of the node's GPUs
+            return None  # the container has all of the node's GPUs
         return "off" if node.visible > len(node.gpus) else "on"
 
-    kinds = {node.host: told(node) for node in facts}
+    kinds = {node.host: isolation_of(node) for node in facts}
     off = [host for host, kind in kinds.items() if kind == "off"]
     on = [host for host, kind in kinds.items() if kind == "on"]
     if off:
@@ -193,7 +193,7 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
     name = NAMES[6]
     bare = [node for node in facts if not node.nvml]
     if not bare:
-        return ok(name, _told(facts, lambda node: f"nvidia-ml-py {node.nvml}"))
+        return ok(name, _group_by_text(facts, lambda node: f"nvidia-ml-py {node.nvml}"))
     where = join_names(node.host for node in bare)
     if all(gpu.is_simulated for node in bare for gpu in node.gpus):
         return unknown(name, f"no nvidia-ml-py on {where}, whose GPUs are simulated")
@@ -213,8 +213,8 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     if not gpus:
         return unknown(name, "no GPU was assigned")
     if all(gpu.is_simulated for gpu in gpus):
-        built = _told(facts, lambda node: _all_built(node) or "no framework")
-        return unknown(name, f"these GPUs are simulated and have no driver ({built})")
+        frameworks = _group_by_text(facts, lambda node: _frameworks_text(node) or "no framework")
+        return unknown(name, f"these GPUs are simulated and have no driver ({frameworks})")
     problems = [text for node in facts for text in _cuda_problems(node)]
     if problems:
         return wrong(
@@ -228,40 +228,43 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     bare = [node.host for node in facts if not node.frameworks]
     if bare:
         return unknown(name, f"no torch, tensorflow or jax on {join_names(bare)}")
-    return ok(
-        name, _told(facts, lambda node: f"{_all_built(node)}; driver {join_names(_drivers(node))}")
-    )
+
+    def describe(node: NodeFacts) -> str:
+        return f"{_frameworks_text(node)}; driver {join_names(_drivers(node))}"
+
+    return ok(name, _group_by_text(facts, describe))
 
 
 def _cuda_problems(node: NodeFacts) -> Iterable[str]:
     with_cuda = [framework for framework in node.frameworks if framework.cuda]
     if node.frameworks and not with_cuda:
-        yield f"{node.host}: {_all_built(node)}: they would train on the CPU"
+        yield f"{node.host}: {_frameworks_text(node)}: they would train on the CPU"
     for framework in with_cuda:
         oldest = oldest_driver(framework.cuda)
         for driver in _drivers(node):
             if oldest is not None and version_of(driver) < version_of(oldest):
-                yield f"{node.host}: {_built(framework)} needs driver {oldest}, but it has {driver}"
+                needs = f"{_framework_text(framework)} needs driver {oldest}"
+                yield f"{node.host}: {needs}, but it has {driver}"
 
 
 def _drivers(node: NodeFacts) -> list[str]:
     return sorted({gpu.driver for gpu in node.gpus if gpu.driver and not gpu.is_simulated})
 
 
-def _all_built(node: NodeFacts) -> str:
-    return join_names(map(_built, node.frameworks))
+def _frameworks_text(node: NodeFacts) -> str:
+    return join_names(map(_framework_text, node.frameworks))
 
 
-def _built(framework: Framework) -> str:
+def _framework_text(framework: Framework) -> str:
     cuda = f"CUDA {framework.cuda}" if framework.cuda else "no CUDA"
     return f"{framework.name} {framework.version} ({cuda})"
 
 
-def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
-    """Return what the nodes report, once if it is the same everywhere."""
+def _group_by_text(facts: Sequence[NodeFacts], describe: Callable[[NodeFacts], str]) -> str:
+    """Return the nodes' texts; a text that is the same on all nodes comes once, without hosts."""
     hosts_by_text: dict[str, list[str]] = {}
     for node in facts:
-        hosts_by_text.setdefault(tell(node), []).append(node.host)
+        hosts_by_text.setdefault(describe(node), []).append(node.host)
     if len(hosts_by_text) == 1:
         return next(iter(hosts_by_text))
     return "; ".join(f"{join_names(hosts)}: {text}" for text, hosts in hosts_by_text.items())

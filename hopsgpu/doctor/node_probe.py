@@ -1,4 +1,4 @@
-"""The inspection of a node from inside a container, where it runs as the function of a rank."""
+"""Inspects a node from inside a container, as the function of a rank."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Framework:
     """A framework in the executors' Python.
 
     Attributes:
-        name: name of its package.
-        version: its version.
-        cuda: version of the CUDA that it was built with, such as "12.4"; "" if built without.
+        name: name of the package.
+        version: version of the package.
+        cuda: version of the CUDA that it was built with, such as "12.4"; "" without CUDA.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Framework:
 
 
 @dataclass(frozen=True)
-class Leases:
+class LeaseDirectory:
     """The directory in which the node's GPUs are leased.
 
     Attributes:
@@ -55,20 +55,20 @@ class Leases:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node, seen from a container on it.
+    """Facts of a node, seen from a container on it.
 
     Attributes:
-        host: its name.
+        host: name of the node.
         python: version of the executors' Python.
-        executable: that Python.
+        executable: path of the executors' Python.
         java: version of the executors' Java, or "".
         spark: version of the executors' Spark, or "".
         gpus: GPUs of this container.
-        visible: how many GPUs it sees; None if unknown.
+        visible: how many GPUs the container sees; None if unknown.
         is_isolated: whether the discovery script found the container isolated.
         leases: the directory of leases.
-        frameworks: frameworks that this Python has.
-        nvml: version of its nvidia-ml-py, or "" without it.
+        frameworks: frameworks of the executors' Python.
+        nvml: version of nvidia-ml-py there, or "".
     """
 
     host: str
@@ -79,14 +79,14 @@ class NodeFacts:
     gpus: tuple[ContainerGpu, ...]
     visible: int | None
     is_isolated: bool
-    leases: Leases
+    leases: LeaseDirectory
     frameworks: tuple[Framework, ...]
     nvml: str
 
 
 def inspect_node() -> NodeFacts:
     """Inspect the node; call it in a rank."""
-    # The container's directory, as its launch script set it; a rank works in another one.
+    # PWD is the container's directory, from its launch script; a rank works in another directory.
     container = Path(os.environ.get("PWD", "."))
     gpus = read_container_gpus(container)
     return NodeFacts(
@@ -114,27 +114,27 @@ def _visible() -> int | None:
 def _nvml() -> str:
     if importlib.util.find_spec("pynvml") is None:
         return ""
-    # An older distribution had the name of the module.
+    # An older distribution is called pynvml.
     return _version("nvidia-ml-py") or _version("pynvml") or "unknown version"
 
 
-def _leases() -> Leases:
+def _leases() -> LeaseDirectory:
     try:
-        return Leases(str(lease_directory(os.environ)), "")
+        return LeaseDirectory(str(lease_directory(os.environ)), "")
     except (LeaseError, OSError) as error:
-        return Leases("", str(error))
+        return LeaseDirectory("", str(error))
 
 
 def spark_version(class_path: str, container: Path) -> str:
-    """Return the version of the Spark on an executor's class path; "" if that does not show it.
+    """Return the version of the Spark on an executor's class path; "" if the path does not show it.
 
     Args:
         class_path: the container's class path, with {{PWD}} for the container's directory.
-        container: that directory.
+        container: the container's directory.
     """
     for entry in class_path.replace("{{PWD}}", str(container)).split(os.pathsep):
-        if entry.endswith("/*") and (found := jar_version(Path(entry[:-2]))):
-            return found
+        if entry.endswith("/*") and (version := jar_version(Path(entry[:-2]))):
+            return version
     return ""
 
 
@@ -142,10 +142,10 @@ def frameworks() -> Iterator[Framework]:
     """Yield the frameworks in this Python and the CUDA of each, without importing them."""
     if (torch := _variables("torch", "version.py")) is not None:
         yield Framework("torch", str(torch.get("__version__")), torch.get("cuda") or "")
-    if (built := _variables("tensorflow", "python/platform/build_info.py")) is not None:
+    if (build := _variables("tensorflow", "python/platform/build_info.py")) is not None:
         version = _version("tensorflow") or _version("tensorflow-cpu")
         # The values that tf.sysconfig.get_build_info() returns.
-        yield Framework("tensorflow", version, built["build_info"].get("cuda_version", ""))
+        yield Framework("tensorflow", version, build["build_info"].get("cuda_version", ""))
     if importlib.util.find_spec("jax") is not None:
         plugins = (name for name in _JAX if _version(name))
         cuda = next((re.sub(r"\D", "", name) for name in plugins), "")

@@ -1,4 +1,4 @@
-"""A container on each node with GPUs, started by a gang of the doctor."""
+"""A gang of the doctor, with a container on each node with GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.settings import check_gang
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
-from hopsgpu.doctor.container_logs import Logs
+from hopsgpu.doctor.container_logs import ContainerLogs
 from hopsgpu.doctor.node_probe import NodeFacts, inspect_node
 from hopsgpu.doctor.yarn_checks import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
@@ -29,7 +29,7 @@ _SHAPE: Mapping[str, Any] = {
     "cores_per_worker": 1,
     "memory_per_worker": f"{RANK_MIB}m",
 }
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _RUN_SECONDS = 30.0
 _ENDING_SECONDS = 45.0
 _SNAPSHOT_SECONDS = 10.0
@@ -40,13 +40,13 @@ class ProbeResult:
     """The result of the gang.
 
     Attributes:
-        facts: what its containers have seen.
+        facts: facts that the containers report.
         failed: by host, why no container stayed there.
-        skipped: by host, why none was available.
-        uninspected: by host, why it was not inspected; another gang, without those above, may do
-            that.
-        error: the error that ended it, or None.
-        seconds: seconds until all containers were there; 0 if they never were.
+        skipped: by host, why no container was granted there.
+        uninspected: by host, why it was not inspected; another gang, without the hosts above, may
+            inspect it.
+        error: the error that ended the gang, or None.
+        seconds: seconds until all containers were granted; 0 if they were not.
     """
 
     facts: tuple[NodeFacts, ...] = ()
@@ -57,17 +57,17 @@ class ProbeResult:
     seconds: float = 0.0
 
 
-def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> ProbeResult:
+def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> ProbeResult:
     """Inspect nodes from containers on them.
 
     Args:
         hosts: nodes with a free GPU.
         logs: logs of containers that ended unexpectedly.
-        seconds: seconds to wait for the containers.
+        seconds: longest wait for the containers.
     """
     try:
         application = _application()
-        workers = _most(len(hosts), application)
+        workers = _max_containers(len(hosts), application)
         run = submit(
             inspect_node,
             workers=workers,
@@ -78,26 +78,26 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> ProbeResult:
             progress="off",
             **_SHAPE,
         )
-    except Exception as error:  # noqa: BLE001 - Spark's own too: they are the result
+    except Exception as error:  # noqa: BLE001 - also Spark's own errors are a result
         return ProbeResult(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
-    watched = _Watched(hosts, logs)
+    watch = _GangWatch(hosts, logs)
     with _ended(run):
-        while not run.wait(_LOOK_SECONDS):
-            watched.look(run.status(), application.failing.containers())
-            if watched.is_clear:
-                run.cancel()  # the other containers would only fail again
+        while not run.wait(_POLL_SECONDS):
+            watch.record(run.status(), application.failing.containers())
+            if watch.is_decided:
+                run.cancel()  # the failed containers would only fail again
         try:
             result = run.result()
         except Exception as error:  # noqa: BLE001 - as above
-            return watched.unfinished(error)
+            return watch.failure_result(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
-    left = sorted(set(hosts) - {node.host for node in facts})
+    skipped = sorted(set(hosts) - {node.host for node in facts})
     allowed = f"queue and user limit allow {workers} of {count_of(len(hosts), 'container')} at once"
-    line = result.timeline
+    timeline = result.timeline
     return ProbeResult(
         facts=facts,
-        skipped=dict.fromkeys(left, allowed),
-        seconds=(line.granted or 0.0) - (line.requested or 0.0),
+        skipped=dict.fromkeys(skipped, allowed),
+        seconds=(timeline.granted or 0.0) - (timeline.requested or 0.0),
     )
 
 
@@ -107,11 +107,11 @@ def _application() -> Application:
     return application
 
 
-def _most(nodes: int, application: Application) -> int:
+def _max_containers(nodes: int, application: Application) -> int:
     """Return on how many nodes the queue and the user limit allow a container at once.
 
     Raises:
-        CapacityError: not even one is allowed.
+        CapacityError: not even one container is allowed.
     """
     shape = plan(inspect_node, workers=1, placement="spread", **_SHAPE).shape
     return largest_gang(nodes, shape, application)
@@ -119,7 +119,7 @@ def _most(nodes: int, application: Application) -> int:
 
 def largest_gang(nodes: int, shape: ExecutorShape, application: Application) -> int:
     """Return the most executors, one per node, that the application may have; 1 at least."""
-    # The plan's snapshot, from a moment ago, is recent enough.
+    # The snapshot that `plan` took a moment ago is recent enough.
     snapshot = application.snapshot(_SNAPSHOT_SECONDS)
 
     def is_refused(workers: int) -> bool:
@@ -135,7 +135,7 @@ def largest_gang(nodes: int, shape: ExecutorShape, application: Application) -> 
 
 @contextlib.contextmanager
 def _ended(run: Run) -> Iterator[None]:
-    """End the run on every path, and remove its record, which nobody needs."""
+    """Cancel the run on every path, and remove its record, which nobody needs."""
     try:
         yield
     finally:
@@ -147,55 +147,57 @@ def _ended(run: Run) -> Iterator[None]:
             ).remove()
 
 
-class _Watched:
-    """What is observed of the gang while it waits."""
+class _GangWatch:
+    """Observes which containers of a waiting gang start, and why others end."""
 
-    def __init__(self, hosts: Sequence[str], logs: Logs) -> None:
+    def __init__(self, hosts: Sequence[str], logs: ContainerLogs) -> None:
         self._hosts = frozenset(hosts)
         self._logs = logs
         self._ended: dict[str, str] = {}  # the containers that ended, with their hosts
         self._unread: dict[str, tuple[str, str]] = {}
-        self.came: frozenset[str] = frozenset()
+        self.started_hosts: frozenset[str] = frozenset()
         self.failed: dict[str, str] = {}
         self.why = ""
 
     @property
-    def is_clear(self) -> bool:
-        """Whether the outcome on each node is known, and some failed."""
-        return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
+    def is_decided(self) -> bool:
+        """Whether the outcome on each node is known, and some nodes failed."""
+        return bool(self.failed) and self._hosts <= self.started_hosts | self.failed.keys()
 
-    def unfinished(self, error: Exception) -> ProbeResult:
-        """Return the result of a gang that did not become whole, or whose ranks failed."""
+    def failure_result(self, error: Exception) -> ProbeResult:
+        """Return the result of a gang that did not become complete, or whose ranks failed."""
         self._read_logs()
         for host, (container, why) in sorted(self._unread.items()):
             self.failed[host] = f"{container} ended there, and its log cannot be read: {why}"
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
-        late = isinstance(error, GangTimeout | Cancelled)
-        why = (self.why or str(error)) if late else "the gang failed"
-        missing = f"no container started there in time: {why}" if late else why
-        left = [host for host in hosts if late and host in self.came]
-        if self.failed and not left:
-            # Containers that failed again and again may have ended the application, or kept others
+        is_late = isinstance(error, GangTimeout | Cancelled)
+        why = (self.why or str(error)) if is_late else "the gang failed"
+        missing = f"no container started there in time: {why}" if is_late else why
+        uninspected = [host for host in hosts if is_late and host in self.started_hosts]
+        if self.failed and not uninspected:
+            # Containers that failed repeatedly may have ended the application, or prevented others
             # from starting.
-            left = hosts
-        came = {host: f"its container started, but others did not: {why}" for host in self.came}
+            uninspected = hosts
+        others_missing = f"its container started, but others did not: {why}"
         return ProbeResult(
             failed=self.failed,
-            skipped={host: missing for host in hosts if host not in left},
-            uninspected={host: came.get(host, why) for host in left},
+            skipped={host: missing for host in hosts if host not in uninspected},
+            uninspected={
+                host: others_missing if host in self.started_hosts else why for host in uninspected
+            },
             error=error,
         )
 
-    def look(self, status: RunStatus, ended: Mapping[str, str]) -> None:
+    def record(self, status: RunStatus, ended: Mapping[str, str]) -> None:
         """Record which containers started, what the gang waits for, and why containers ended.
 
         Args:
-            status: the gang's.
-            ended: the containers that ended before their executors were ready, with their hosts.
+            status: status of the gang.
+            ended: containers that ended before their executors were ready, with their hosts.
         """
         if status.state != "waiting":
             return
-        self.came |= frozenset(status.granted_hosts)
+        self.started_hosts |= frozenset(status.granted_hosts)
         self.why = status.waiting_for
         self._ended = dict(ended)
         self._read_logs()
@@ -204,7 +206,7 @@ class _Watched:
         """Read why containers ended; a log that cannot be read now may be readable later."""
         self._unread = {}
         for container, host in self._ended.items():
-            if host not in self._hosts or host in self.came or host in self.failed:
+            if host not in self._hosts or host in self.started_hosts or host in self.failed:
                 continue
             try:
                 self.failed[host] = self._logs.reason(container, host)

@@ -1,4 +1,4 @@
-"""The doctor's own session: started with a time limit, and without Spark's log output."""
+"""Starts the doctor's own session, with a time limit and without Spark's log output."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
 
     Args:
         conf: properties of the session.
-        manager: the ResourceManager, which says why the application waits.
-        seconds: seconds that the start may take.
+        manager: the ResourceManager, which knows why the application waits.
+        seconds: longest time for the start.
 
     Raises:
-        NoSessionError: it did not start.
+        NoSessionError: the session did not start.
     """
     tag = f"{_NAME}-{secrets.token_hex(4)}"
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
@@ -82,7 +82,7 @@ def first_cause(error: str) -> str:
 def _given_up(
     manager: ResourceManager, tag: str, seconds: float, starting: BoundedCall[Any]
 ) -> str:
-    """End an application that does not start; return what YARN says about it."""
+    """Kill an application that does not start; return a message with YARN's reason."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
         app = manager.tagged(tag)
@@ -95,7 +95,7 @@ def _given_up(
 
 
 def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall[Any]) -> str:
-    """Ask YARN to end an application; return what to say if it does not, or ""."""
+    """Ask YARN to kill an application; return a text if it may still be running, or ""."""
     try:
         manager.kill(app.id, app.user)
     except HopsGpuError as error:
@@ -104,7 +104,7 @@ def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
         return f"; it may still be running: {_BY_HAND} {app.id}"
-    except Exception:  # noqa: BLE001 - Spark says here that it was killed
+    except Exception:  # noqa: BLE001 - Spark reports here that the application was killed
         return ""
     return f"; it has just started, and may still be running: {_BY_HAND} {app.id}"
 
@@ -113,7 +113,7 @@ def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall
 def _stderr_in_file() -> Iterator[Path]:
     """Send this process's stderr, and that of its child processes, to a file until the exit.
 
-    Spark's JVM continues to write there.
+    Spark's JVM continues to write to the file after that.
     """
     descriptor, name = tempfile.mkstemp(prefix="hopsgpu-doctor-", suffix=".log")
     before = os.dup(2)

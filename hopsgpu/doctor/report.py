@@ -8,9 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class State(StrEnum):
-    """The state of a check."""
-
+class CheckState(StrEnum):
     OK = "ok"
     WRONG = "wrong"
     UNKNOWN = "unknown"
@@ -18,24 +16,24 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
+    """The result of a check.
 
     Attributes:
-        name: name of what was checked.
-        state: whether it is fine, wrong, or unknown.
-        seen: what was seen, or why it is unknown, in one line.
-        fix: what to do; "" for nothing.
+        name: name of the check.
+        state: whether the result is fine, wrong, or unknown.
+        seen: the facts, or why they are unknown, in one line.
+        fix: advice; "" for none.
         details: more lines, for example one per node.
     """
 
     name: str
-    state: State
+    state: CheckState
     seen: str
     fix: str = ""
     details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON values; what to do is under "mend", as programs know it."""
+        """Return the fields as JSON values; the JSON name of `fix` is "mend"."""
         fields = asdict(self)
         fields["mend"] = fields.pop("fix")
         return {**fields, "state": self.state.value, "details": list(self.details)}
@@ -43,21 +41,21 @@ class Check:
 
 def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
     """Return a check that found no problem."""
-    return Check(name, State.OK, seen, "", tuple(details))
+    return Check(name, CheckState.OK, seen, "", tuple(details))
 
 
 def wrong(name: str, seen: str, fix: str, details: Iterable[str] = ()) -> Check:
-    """Return a check that found what must be fixed."""
-    return Check(name, State.WRONG, seen, fix, tuple(details))
+    """Return a check that found a problem."""
+    return Check(name, CheckState.WRONG, seen, fix, tuple(details))
 
 
 def unknown(name: str, why: str, fix: str = "", details: Iterable[str] = ()) -> Check:
     """Return a check that could not be made, and why."""
-    return Check(name, State.UNKNOWN, why, fix, tuple(details))
+    return Check(name, CheckState.UNKNOWN, why, fix, tuple(details))
 
 
-def join_names(names: Iterable[str], most: int = 8) -> str:
-    """Return names in one line, only the first of many."""
-    whole = list(names)
-    more = [f"and {len(whole) - most} more"] if len(whole) > most else []
-    return ", ".join([*whole[:most], *more])
+def join_names(names: Iterable[str], maximum: int = 8) -> str:
+    """Return the first names, and how many more there are, in one line."""
+    items = list(names)
+    more = [f"and {len(items) - maximum} more"] if len(items) > maximum else []
+    return ", ".join([*items[:maximum], *more])

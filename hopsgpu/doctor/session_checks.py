@@ -1,4 +1,4 @@
-"""What the doctor's own session shows: that it starts, and what its containers see."""
+"""Checks that start sessions and gangs of the doctor's own."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import node_checks
-from hopsgpu.doctor.container_logs import Logs
-from hopsgpu.doctor.machine_checks import Machine
+from hopsgpu.doctor.container_logs import ContainerLogs
+from hopsgpu.doctor.machine_checks import DriverMachine
 from hopsgpu.doctor.probe_gang import ProbeResult, try_nodes
 from hopsgpu.doctor.probe_session import NoSessionError, started
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
-from hopsgpu.doctor.yarn_checks import Yarn, to_look_at
+from hopsgpu.doctor.yarn_checks import YarnFacts, nodes_to_inspect
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import count_of
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -22,34 +22,35 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 _SESSION_SECONDS = 120.0
 _GANG = "gang"
 _EXCLUDED = "spark.yarn.exclude.nodes"
-# Applications after the first, each of which takes a minute or so.
-_MORE = 2
+# Applications after the first one. Each takes about a minute.
+_MAX_RETRIES = 2
 
 
 class Sessions:
     """Starts applications, and inspects the nodes from containers.
 
     Args:
-        yarn: state of YARN before.
-        setting: a property of Hadoop's configuration, or None.
+        yarn: state of YARN before the first application.
+        setting: returns a property of Hadoop's configuration, or None.
+        manager: the ResourceManager.
         machine: this machine.
         conf: Spark properties of the sessions.
-        label: label of the nodes for their executors, "" for nodes without one.
-        seconds: seconds to wait for containers on the nodes.
+        label: label of the nodes for the executors, "" for nodes without a label.
+        seconds: longest wait for containers on the nodes.
     """
 
     def __init__(
         self,
-        yarn: Yarn,
+        yarn: YarnFacts,
         setting: Callable[[str], str | None],
         manager: ResourceManager,
-        machine: Machine,
+        machine: DriverMachine,
         conf: Mapping[str, str],
         label: str,
         seconds: float,
     ) -> None:
         self._yarn = yarn
-        self._logs = Logs(yarn.nodes, NodeManagers(setting))
+        self._logs = ContainerLogs(yarn.nodes, NodeManagers(setting))
         self._manager = manager
         self._machine = machine
         self._conf = conf
@@ -59,16 +60,16 @@ class Sessions:
     def checks(self) -> Iterator[Check]:
         """Yield the checks that need an application.
 
-        If containers fail on some nodes, or do not start in time, another application, which
-        excludes these nodes, inspects the others.
+        If containers fail on some nodes, or do not start in time, another application inspects the
+        other nodes.
         """
-        free, skipped = to_look_at(self._yarn, self._label)
-        result = yield from self._first(free)
+        free, skipped = nodes_to_inspect(self._yarn, self._label)
+        result = yield from self._probe_first(free)
         if result is None:
             return
-        for _ in range(_MORE):
+        for _ in range(_MAX_RETRIES):
             if result.uninspected:
-                result = self._again(result)
+                result = self._probe_rest(result)
         yield check_gang(result)
         yield from node_checks.check_nodes(
             result.facts,
@@ -80,8 +81,8 @@ class Sessions:
             totals={node.host: node.total for node in self._yarn.gpus.nodes},
         )
 
-    def _first(self, hosts: Sequence[str]) -> Generator[Check, None, ProbeResult | None]:
-        """Yield the first application's checks, and return its result, None if it did not start."""
+    def _probe_first(self, hosts: Sequence[str]) -> Generator[Check, None, ProbeResult | None]:
+        """Yield the first application's checks; return its result, None if it did not start."""
         try:
             with started(self._conf, self._manager, _SESSION_SECONDS) as session:
                 yield ok("session", f"{session.sparkContext.applicationId} has started")
@@ -91,8 +92,8 @@ class Sessions:
         yield from (unknown(name, "no session") for name in (_GANG, *node_checks.NAMES))
         return None
 
-    def _again(self, earlier: ProbeResult) -> ProbeResult:
-        """Try the nodes that are left, without the others; return the result with all results."""
+    def _probe_rest(self, earlier: ProbeResult) -> ProbeResult:
+        """Inspect the uninspected nodes with another gang; return the result of both gangs."""
         hosts = tuple(earlier.uninspected)
         excluded = filter(None, (self._conf.get(_EXCLUDED), *earlier.failed, *earlier.skipped))
         try:
@@ -110,10 +111,10 @@ class Sessions:
 
 
 def check_gang(result: ProbeResult) -> Check:
-    """Check whether all executors started and reached the driver by the control channel. Pure."""
+    """Check whether all executors started and reached the driver over the control channel."""
     if result.facts:
-        came = count_of(len(result.facts), "executor")
-        return ok(_GANG, f"{came} reached the driver {result.seconds:.0f} s after the request")
+        executors = count_of(len(result.facts), "executor")
+        return ok(_GANG, f"{executors} reached the driver {result.seconds:.0f} s after the request")
     error = result.error
     if error is None:
         return unknown(_GANG, "no node has a free GPU")

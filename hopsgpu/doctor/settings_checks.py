@@ -10,12 +10,12 @@ from hopsgpu.doctor.report import Check, ok, wrong
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 
-# The RAPIDS Accelerator wants it, and guides of distributions put it into spark-defaults.conf.
+# The RAPIDS Accelerator needs this property; distributions' guides set it in spark-defaults.conf.
 _EXECUTORS_GPUS = "spark.executor.resource.gpu.amount"
 
 
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """Return what hopsgpu.session(conf=conf) starts with in a plain script.
+    """Return the properties of hopsgpu.session(conf=conf) in a plain script.
 
     Args:
         defaults: the properties of spark-defaults.conf.
@@ -33,10 +33,10 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
         conf: the user's own properties.
         nodes: number of nodes with GPUs.
     """
-    name, mine = "settings", session_settings(defaults, conf)
+    name, settings = "settings", session_settings(defaults, conf)
     try:
-        check_session(mine)
-        check_gang(mine.get, max(nodes, 1))
+        check_session(settings)
+        check_gang(settings.get, max(nodes, 1))
     except ConfigError as error:
         return wrong(
             name,
@@ -44,11 +44,11 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
             "change these settings in spark-defaults.conf, or in conf= (--conf here)",
             [str(error)],
         )
-    held = mine.get(_EXECUTORS_GPUS, "0")
-    if held != "0":
+    amount = settings.get(_EXECUTORS_GPUS, "0")
+    if amount != "0":
         return wrong(
             name,
-            f"every executor holds GPUs, also during ETL ({_EXECUTORS_GPUS}={held})",
+            f"every executor holds GPUs, also during ETL ({_EXECUTORS_GPUS}={amount})",
             "remove it and spark.task.resource.gpu.amount from spark-defaults.conf: gangs request"
             " their GPUs themselves",
         )

@@ -14,7 +14,7 @@ from hopsgpu.yarn.resources import GPU, Amount
 from hopsgpu.yarn.snapshot import Node, Queue
 
 RANK_MIB = 512
-# The container that is requested on each node, for a rank of this much memory.
+# The container of a gang of the doctor.
 CONTAINER = Amount(1, 1, RANK_MIB + HEAP_MIB + AGENT_MIB)
 _CAPACITY, _FAIR = "capacityScheduler", "fairScheduler"
 _CALCULATOR = (
@@ -25,15 +25,15 @@ _TYPES = "yarn-scripts/resource-types.xml to the ResourceManager and the NodeMan
 
 
 @dataclass(frozen=True)
-class Yarn:
-    """What the ResourceManager reports.
+class YarnFacts:
+    """The state of YARN as the ResourceManager reports it.
 
     Attributes:
-        address: addresses of its web pages.
+        address: addresses of the ResourceManagers' web pages.
         version: version of Hadoop.
         scheduler: type of the scheduler, such as "capacityScheduler".
-        policy: policy of the FairScheduler's root queue, such as "drf"; "" for others.
-        knows_gpus: whether it counts GPUs.
+        policy: policy of the FairScheduler's root queue, such as "drf"; "" for other schedulers.
+        has_gpu_type: whether the ResourceManager counts GPUs.
         gpus: the inventory.
         nodes: all nodes, with their free resources.
         queues: all queues.
@@ -43,29 +43,29 @@ class Yarn:
     version: str
     scheduler: str
     policy: str
-    knows_gpus: bool
+    has_gpu_type: bool
     gpus: ClusterGpus
     nodes: tuple[Node, ...]
     queues: tuple[Queue, ...]
 
 
-def check_manager(yarn: Yarn) -> Check:
+def check_manager(yarn: YarnFacts) -> Check:
     """Report that the ResourceManager answers."""
     return ok("yarn", f"Hadoop {yarn.version} at {yarn.address}, {yarn.scheduler}")
 
 
-def check_calculator(yarn: Yarn) -> Check:
+def check_calculator(yarn: YarnFacts) -> Check:
     """Check whether the scheduler counts GPUs, not only memory."""
     name = "calculator"
-    if not yarn.knows_gpus:
+    if not yarn.has_gpu_type:
         return wrong(
             name,
             f"the ResourceManager does not know {GPU}",
             f"copy {_TYPES}, set {_CALCULATOR}, and restart them",
         )
     if yarn.scheduler == _CAPACITY:
-        # With another calculator it refuses to start if resource types besides memory and cores
-        # are defined.
+        # With another calculator, the CapacityScheduler does not start if resource types besides
+        # memory and cores are defined.
         return ok(name, "the CapacityScheduler counts GPUs (DominantResourceCalculator)")
     if yarn.scheduler == _FAIR and yarn.policy.lower() != "drf":
         return wrong(
@@ -81,80 +81,83 @@ def check_calculator(yarn: Yarn) -> Check:
     )
 
 
-def check_gpus(yarn: Yarn) -> Check:
+def check_gpus(yarn: YarnFacts) -> Check:
     """Check whether YARN has GPUs on running nodes."""
-    name, found = "gpus", yarn.gpus
-    running = [node for node in found.nodes if node.state == "RUNNING"]
-    if not found.nodes:
-        others = sum(node.state == "RUNNING" for node in yarn.nodes)
+    name, gpu_nodes = "gpus", yarn.gpus.nodes
+    running = [node for node in gpu_nodes if node.state == "RUNNING"]
+    if not gpu_nodes:
+        count = sum(node.state == "RUNNING" for node in yarn.nodes)
         return wrong(
             name,
-            f"no node has {GPU} ({count_of(others, 'node')} running)",
+            f"no node has {GPU} ({count_of(count, 'node')} running)",
             "set yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
             " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there",
         )
     where = join_names(f"{node.host} {node.total}" for node in running)
     nodes = f"{count_of(len(running), 'node')} ({where or 'none'})"
     seen = f"{sum(node.total for node in running)} on {nodes}"
-    # A node that was taken out of service on purpose is not a fault.
-    ill = [node for node in found.nodes if node.unhealthy]
-    if ill:
+    # A node that was decommissioned on purpose is not a fault.
+    unhealthy = [node for node in gpu_nodes if node.unhealthy]
+    if unhealthy:
         return wrong(
             name,
-            f"{seen}; not usable: {join_names(node.host for node in ill)}",
+            f"{seen}; not usable: {join_names(node.host for node in unhealthy)}",
             "repair these nodes; an UNHEALTHY node returns when its health check passes",
-            [f"{node.host} is {node.state}: {node.health or 'it gives no reason'}" for node in ill],
+            [
+                f"{node.host} is {node.state}: {node.health or 'it gives no reason'}"
+                for node in unhealthy
+            ],
         )
     return ok(name, seen) if running else unknown(name, f"{seen}: no node with GPUs is running")
 
 
-def check_node_managers(yarn: Yarn) -> Check:
+def check_node_managers(yarn: YarnFacts) -> Check:
     """Check whether the NodeManagers describe their GPUs, as placement by type requires."""
-    name, found = "node managers", yarn.gpus
-    if not found.nodes:
+    name, gpus = "node managers", yarn.gpus
+    if not gpus.nodes:
         return unknown(name, "no node has GPUs")
-    if found.problems:
+    if gpus.problems:
         return unknown(
             name,
             "some do not describe their GPUs, so gpu_type cannot be used for them",
             "open the NodeManagers' web ports to this machine; leave"
             " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices at auto; restart a"
             " NodeManager whose nvidia-smi failed ten times",
-            found.problems,
+            gpus.problems,
         )
-    kinds = join_names(f"{each.count} × {each.name}" for each in found.types)
-    drivers = join_names(sorted({node.driver for node in found.nodes if node.driver}))
-    return ok(name, f"{kinds or 'no types'}; driver {drivers or 'unknown'}")
+    types = join_names(f"{gpu_type.count} × {gpu_type.name}" for gpu_type in gpus.types)
+    drivers = join_names(sorted({node.driver for node in gpus.nodes if node.driver}))
+    return ok(name, f"{types or 'no types'}; driver {drivers or 'unknown'}")
 
 
-def check_submission(yarn: Yarn, name: str) -> Check:
+def check_submission(yarn: YarnFacts, name: str) -> Check:
     """Check whether the queue accepts applications, and may have GPUs."""
-    another = "name another queue: --queue, or spark.yarn.queue"
+    advice = "name another queue: --queue, or spark.yarn.queue"
     try:
         check_queue(name, yarn.queues)
     except CapacityError as error:
-        return wrong("queue", str(error), another)
+        return wrong("queue", str(error), advice)
     try:
         chain = chain_of(yarn.queues, name)
     except HopsGpuError:
-        # YARN may create it, or map it to another queue, when an application is submitted.
+        # At submission, YARN may create the queue, or map it to another queue.
         return unknown("queue", f"{name} is not among the queues yet; the scheduler may create it")
     gpus = min(queue.maximum.gpus for queue in chain)
-    own = chain[0]
-    guaranteed = count_of(own.guaranteed.gpus, "GPU")
-    seen = f"{own.path}: {guaranteed} guaranteed, at most {gpus}, {own.used.gpus} used"
+    leaf = chain[0]
+    guaranteed = count_of(leaf.guaranteed.gpus, "GPU")
+    seen = f"{leaf.path}: {guaranteed} guaranteed, at most {gpus}, {leaf.used.gpus} used"
     if gpus == 0 and yarn.gpus.total:
-        return wrong("queue", seen, f"give it a share of GPUs, or {another}")
+        return wrong("queue", seen, f"give it a share of GPUs, or {advice}")
     acls = "; YARN checks its access control at submission" if yarn.gpus.acls else ""
     return ok("queue", seen + acls)
 
 
-def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return nodes with GPUs that have room for a container now, and why others have none.
+def nodes_to_inspect(yarn: YarnFacts, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return nodes with GPUs that have room for a container now, and why other nodes have none.
 
     Args:
         yarn: state of YARN.
-        label: label of the nodes for the session's executors, "" for nodes without one.
+        label: label of the nodes for the session's executors, "" for nodes without a label.
     """
     free, why = [], {}
     sizes = {node.host: node for node in yarn.nodes if node.state == "RUNNING"}
@@ -168,7 +171,7 @@ def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]
                 " (--conf spark.yarn.executor.nodeLabelExpression)"
             )
         elif not gpus.free:
-            why[gpus.host] = f"{_its(gpus.total)} in use{_by(yarn.gpus, gpus)}"
+            why[gpus.host] = f"{_gpus_in_use_text(gpus.total)} in use{_users_text(yarn.gpus, gpus)}"
         elif not (node.total - node.used).room_for(CONTAINER):
             why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are needed"
         else:
@@ -176,11 +179,11 @@ def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]
     return tuple(free), why
 
 
-def _its(gpus: int) -> str:
+def _gpus_in_use_text(gpus: int) -> str:
     return "its GPU is" if gpus == 1 else f"its {gpus} GPUs are"
 
 
-def _by(gpus: ClusterGpus, node: GpuNode) -> str:
+def _users_text(gpus: ClusterGpus, node: GpuNode) -> str:
     users = [
         f"{app.id} '{app.name}' of {app.user} ({app.hosts[node.host]})"
         for app in gpus.users

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hopsgpu.backends.local.machine import check_gpus, own_gpus, usable
-from hopsgpu.gpu.node.devices import Device, foreign_processes
+from hopsgpu.gpu.node.devices import GpuDevice, foreign_processes
 from hopsgpu.gpu.node.discovery_script import describe_processes
 from hopsgpu.gpu.node.leases import Leases, read_leases, try_lock
 
@@ -31,7 +31,7 @@ def take_gpus(
     directory: Path,
     wait: Callable[[str], bool],
     warn: Callable[[str], None],
-) -> list[Device]:
+) -> list[GpuDevice]:
     """Lease a number of GPUs of this machine.
 
     Args:

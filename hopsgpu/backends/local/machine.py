@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hopsgpu.core.gpu_types import has_type
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
-from hopsgpu.gpu.node.devices import Device, DriverError, NoDriverError, list_devices
+from hopsgpu.gpu.node.devices import DriverError, GpuDevice, NoDriverError, list_devices
 from hopsgpu.gpu.node.health import BAD
 from hopsgpu.units import count_of
 
@@ -29,7 +29,7 @@ class Machine:
 
     cores: int
     memory_mib: int
-    gpus: tuple[Device, ...] = ()
+    gpus: tuple[GpuDevice, ...] = ()
 
     def __str__(self) -> str:
         names = sorted({gpu.name or "GPU" for gpu in self.gpus})
@@ -50,7 +50,7 @@ def this_machine(*, gpus: bool = True) -> Machine:
     return Machine(len(os.sched_getaffinity(0)), memory, own_gpus() if gpus else ())
 
 
-def own_gpus() -> tuple[Device, ...]:
+def own_gpus() -> tuple[GpuDevice, ...]:
     """Return the GPUs of this machine, bad ones included; empty without an NVIDIA driver.
 
     Raises:
@@ -68,8 +68,8 @@ def own_gpus() -> tuple[Device, ...]:
 
 
 def usable(
-    gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str]
-) -> tuple[Device, ...]:
+    gpus: Sequence[GpuDevice], gpu_type: str | None, avoided: Collection[str]
+) -> tuple[GpuDevice, ...]:
     """Return the GPUs that a gang may use, the healthy ones first.
 
     Args:
@@ -88,7 +88,7 @@ def usable(
 
 
 def check_gpus(
-    wanted: int, gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str] = ()
+    wanted: int, gpus: Sequence[GpuDevice], gpu_type: str | None, avoided: Collection[str] = ()
 ) -> None:
     """Check that this machine has enough usable GPUs for a gang that needs GPUs.
 

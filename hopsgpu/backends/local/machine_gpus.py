@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from hopsgpu.backends.local.machine import own_gpus
 from hopsgpu.errors import DiscoveryError
-from hopsgpu.gpu.node.devices import Device, foreign_processes
+from hopsgpu.gpu.node.devices import GpuDevice, foreign_processes
 from hopsgpu.gpu.node.discovery_script import describe_processes
 from hopsgpu.gpu.node.health import BAD
 from hopsgpu.gpu.node.leases import LeaseError, read_leases
@@ -36,7 +36,7 @@ def machine_inventory(user: str) -> ClusterGpus:
 
 
 def machine_gpus(
-    gpus: Sequence[Device], leased: Collection[str], host: str, user: str, now: float
+    gpus: Sequence[GpuDevice], leased: Collection[str], host: str, user: str, now: float
 ) -> ClusterGpus:
     """Return the machine's GPUs as those of a cluster of one node without queues.
 

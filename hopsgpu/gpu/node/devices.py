@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
-from hopsgpu.gpu.node.health import STATES, Readings, Verdict, judge_readings
+from hopsgpu.gpu.node.health import STATES, HealthVerdict, Readings, judge_readings
 
 # Without persistence mode the driver initialises each GPU again, which takes seconds per GPU.
 ANSWER_SECONDS = 60.0
@@ -38,14 +38,14 @@ class HungDriverError(DriverError):
     """The driver did not answer in time."""
 
 
-class Process(NamedTuple):
+class GpuProcess(NamedTuple):
     """A process that computes on a GPU."""
 
     pid: int
     name: str
 
 
-class Device(NamedTuple):
+class GpuDevice(NamedTuple):
     """A GPU, or a MIG device of one.
 
     Attributes:
@@ -63,10 +63,10 @@ class Device(NamedTuple):
     memory_mib: int = 0
     driver: str = ""
     readings: Readings = Readings()
-    processes: Tuple[Process, ...] = ()
+    processes: Tuple[GpuProcess, ...] = ()
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HealthVerdict:
         return judge_readings(self.readings)
 
     @property
@@ -95,7 +95,7 @@ class Listing(NamedTuple):
         is_isolated: whether the node is known to have GPUs that cannot be used from here.
     """
 
-    devices: Tuple[Device, ...]
+    devices: Tuple[GpuDevice, ...]
     is_isolated: bool = False
 
 
@@ -118,7 +118,7 @@ def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
     except NoDriverError:
         raise
     except DriverError as error:
-        devices = tuple(Device(f"PCI-{bus}", readings=Readings(str(error))) for bus in bus_ids())
+        devices = tuple(GpuDevice(f"PCI-{bus}", readings=Readings(str(error))) for bus in bus_ids())
         if not devices:
             raise
         return Listing(devices)
@@ -193,19 +193,19 @@ def _decode(answer: Dict[str, Any]) -> Listing:
     return Listing(tuple(devices.values()), answer["isolated"])
 
 
-def _device(fields: Dict[str, Any]) -> Device:
+def _device(fields: Dict[str, Any]) -> GpuDevice:
     readings = Readings(**fields.pop("readings"))
-    processes = tuple(Process(*process) for process in fields.pop("processes"))
-    return Device(readings=readings, processes=processes, **fields)
+    processes = tuple(GpuProcess(*process) for process in fields.pop("processes"))
+    return GpuDevice(readings=readings, processes=processes, **fields)
 
 
-def foreign_processes(processes: Iterable[Process]) -> Tuple[Process, ...]:
+def foreign_processes(processes: Iterable[GpuProcess]) -> Tuple[GpuProcess, ...]:
     """Return the processes that take a GPU from its lessee.
 
     A process that is not visible from here has ended, or belongs to another PID namespace.
     """
     return tuple(
-        Process(process.pid, as_line(process.name))
+        GpuProcess(process.pid, as_line(process.name))
         for process in processes
         if not process.name.endswith(_MPS_SERVER) and _is_alive(process.pid)
     )

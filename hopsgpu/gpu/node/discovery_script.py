@@ -34,10 +34,10 @@ from typing import (
 
 from hopsgpu.gpu.node.devices import (
     ANSWER_SECONDS,
-    Device,
     DriverError,
+    GpuDevice,
+    GpuProcess,
     Listing,
-    Process,
     list_devices,
 )
 from hopsgpu.gpu.node.health import BAD, Readings
@@ -84,7 +84,10 @@ DEFAULT_LIMITS = WaitLimits()
 
 
 def choose_gpus(
-    devices: Iterable[Device], leased: Collection[str], busy: Collection[str], should_take_bad: bool
+    devices: Iterable[GpuDevice],
+    leased: Collection[str],
+    busy: Collection[str],
+    should_take_bad: bool,
 ) -> List[str]:
     """Return the addresses to try to lease, the best first.
 
@@ -104,8 +107,8 @@ def choose_gpus(
 
 
 def processes_on_leased(
-    devices: Iterable[Device], leased: Collection[str]
-) -> Dict[str, Tuple[Process, ...]]:
+    devices: Iterable[GpuDevice], leased: Collection[str]
+) -> Dict[str, Tuple[GpuProcess, ...]]:
     """Return the processes that compute on leased GPUs, by address.
 
     Bad GPUs do not count, because no rank will compute on them.
@@ -123,7 +126,7 @@ def acquire_gpus(
     list_gpus: Callable[[], Listing],
     limits: WaitLimits,
     environ: Mapping[str, str],
-) -> Tuple[List[Device], bool]:
+) -> Tuple[List[GpuDevice], bool]:
     """Lease GPUs that nobody else has leased and nobody else computes on.
 
     If there are too few, GPUs that others compute on are given out as bad ones.
@@ -142,7 +145,7 @@ def acquire_gpus(
     began = time.monotonic()
     listing = list_gpus()
     in_use_since: Dict[str, float] = {}
-    busy: Dict[str, Tuple[Process, ...]] = {}
+    busy: Dict[str, Tuple[GpuProcess, ...]] = {}
     log = _WaitLog()
     while True:
         should_take_bad = time.monotonic() - began >= limits.bad
@@ -191,7 +194,7 @@ class _WaitLog:
                 _log(f"waits: {reason()}")
 
 
-def _busy_text(address: str, processes: Sequence[Process]) -> str:
+def _busy_text(address: str, processes: Sequence[GpuProcess]) -> str:
     return f"{address} is in use by process {describe_processes(processes)}"
 
 
@@ -201,7 +204,7 @@ def _take(leases: Leases, addresses: Iterable[str], amount: int) -> None:
             leases.take(address)
 
 
-def _with_use(device: Device, busy: Collection[str]) -> Device:
+def _with_use(device: GpuDevice, busy: Collection[str]) -> GpuDevice:
     """Return a GPU as it is, or as a bad one if its processes did not end in time."""
     if device.address not in busy or not device.processes or device.verdict.state == BAD:
         return device
@@ -209,7 +212,7 @@ def _with_use(device: Device, busy: Collection[str]) -> Device:
     return device._replace(readings=Readings(problem))
 
 
-def describe_processes(processes: Sequence[Process]) -> str:
+def describe_processes(processes: Sequence[GpuProcess]) -> str:
     """Return processes with their users, for people."""
     names = [
         f"{process.pid}"
@@ -235,7 +238,7 @@ def _shortage(
     amount: int,
     listing: Listing,
     leases: Leases,
-    busy: Mapping[str, Tuple[Process, ...]],
+    busy: Mapping[str, Tuple[GpuProcess, ...]],
     environ: Mapping[str, str],
 ) -> str:
     owners = {lease.address: lease.owner for lease in read_leases(environ) if lease.is_held}
@@ -286,7 +289,7 @@ def _watch_executor() -> Iterator[WatchedProcess]:
         yield watched
 
 
-def write_container_gpus(devices: Iterable[Device], is_isolated: bool) -> None:
+def write_container_gpus(devices: Iterable[GpuDevice], is_isolated: bool) -> None:
     """Describe the GPUs in a file of the container's directory, for the agent.
 
     Raises:

@@ -34,7 +34,7 @@ _MAX_RETIRED_PAGES = 64
 _MANY_RETIRED_PAGES = 60
 
 
-class Verdict(NamedTuple):
+class HealthVerdict(NamedTuple):
     """The verdict on a GPU's health.
 
     Attributes:
@@ -86,7 +86,7 @@ class Readings(NamedTuple):
     sw_thermal: Optional[bool] = None
 
 
-def judge_readings(readings: Readings) -> Verdict:
+def judge_readings(readings: Readings) -> HealthVerdict:
     """Return the verdict on a GPU; readings that were not reported have no effect.
 
     The sources are NVIDIA's: the NVML API reference, and the guides "GPU Memory Error
@@ -97,25 +97,25 @@ def judge_readings(readings: Readings) -> Verdict:
     """
     if readings.problem:
         # The other readings of a GPU that does not answer cannot be trusted.
-        return Verdict(BAD, readings.problem)
+        return HealthVerdict(BAD, readings.problem)
     verdicts = [*_recovery(readings), *_errors(readings), *_memory(readings), *_clocks(readings)]
     verdicts += _processes(readings)
     verdicts.sort(key=lambda verdict: -STATES.index(verdict.state))
     state = verdicts[0].state if verdicts else HEALTHY
-    return Verdict(state, "; ".join(verdict.reason for verdict in verdicts))
+    return HealthVerdict(state, "; ".join(verdict.reason for verdict in verdicts))
 
 
-def _recovery(readings: Readings) -> Iterator[Verdict]:
+def _recovery(readings: Readings) -> Iterator[HealthVerdict]:
     """Yield NVML's own verdict: nvmlDeviceGpuRecoveryAction_t."""
     action = readings.recovery_action
     if action is None or action == _NO_ACTION:
         return
     unknown = (WATCH, str(action), "see the NVML API reference")
     state, name, remedy = RECOVERY_ACTIONS.get(action, unknown)
-    yield Verdict(state, f"the driver's recovery action is {name!r}: {remedy}")
+    yield HealthVerdict(state, f"the driver's recovery action is {name!r}: {remedy}")
 
 
-def _errors(readings: Readings) -> Iterator[Verdict]:
+def _errors(readings: Readings) -> Iterator[HealthVerdict]:
     """Yield the verdicts on uncorrectable ECC errors.
 
     The calls are nvmlDeviceGetTotalEccErrors and nvmlDeviceGetSramEccErrorStatus. Such an error
@@ -126,16 +126,18 @@ def _errors(readings: Readings) -> Iterator[Verdict]:
     now. Above the SRAM threshold, NVIDIA takes the GPU back.
     """
     if readings.sram_threshold_exceeded:
-        yield Verdict(BAD, "more uncorrectable SRAM errors than NVIDIA's threshold: replace it")
+        yield HealthVerdict(
+            BAD, "more uncorrectable SRAM errors than NVIDIA's threshold: replace it"
+        )
     count, lifetime = readings.volatile_double_bit, readings.aggregate_double_bit
     if count:
         state = WATCH if readings.recovery_action == _NO_ACTION else BAD
-        yield Verdict(state, f"{count} double-bit ECC errors since the driver was loaded")
+        yield HealthVerdict(state, f"{count} double-bit ECC errors since the driver was loaded")
     elif lifetime:
-        yield Verdict(WATCH, f"{lifetime} double-bit ECC errors over its lifetime")
+        yield HealthVerdict(WATCH, f"{lifetime} double-bit ECC errors over its lifetime")
 
 
-def _memory(readings: Readings) -> Iterator[Verdict]:
+def _memory(readings: Readings) -> Iterator[HealthVerdict]:
     """Yield the verdicts on rows and pages of memory.
 
     The calls are nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPages. A failed remapping leaves
@@ -148,39 +150,43 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
         f" {readings.remapped_correctable or 0} for correctable ones"
     )
     if readings.remap_failed:
-        yield Verdict(BAD, f"a row of its memory could not be remapped ({rows}): replace it")
+        yield HealthVerdict(BAD, f"a row of its memory could not be remapped ({rows}): replace it")
     if readings.remap_pending:
-        yield Verdict(WATCH, f"a row remapping is pending ({rows}): nvidia-smi --gpu-reset")
+        yield HealthVerdict(WATCH, f"a row remapping is pending ({rows}): nvidia-smi --gpu-reset")
     pages = readings.retired_pages or 0
     if pages >= _MANY_RETIRED_PAGES:
-        yield Verdict(
+        yield HealthVerdict(
             WATCH,
             f"{pages} pages of its memory are retired, of {_MAX_RETIRED_PAGES} at most: replace it",
         )
     if readings.retirement_pending:
-        yield Verdict(WATCH, f"a page retirement is pending ({pages} retired): reload the driver")
+        yield HealthVerdict(
+            WATCH, f"a page retirement is pending ({pages} retired): reload the driver"
+        )
 
 
-def _clocks(readings: Readings) -> Iterator[Verdict]:
+def _clocks(readings: Readings) -> Iterator[HealthVerdict]:
     """Yield the verdicts on clocks that are held down: nvmlDeviceGetCurrentClocksEventReasons.
 
     The GPU computes correctly, at half its clock or less. A slow rank delays its gang. The state
     ends with its cause.
     """
     if readings.hw_thermal:
-        yield Verdict(
+        yield HealthVerdict(
             WATCH, "the hardware slows it down because of its temperature: check the cooling"
         )
     if readings.hw_power_brake:
-        yield Verdict(WATCH, "the power supply slows it down (power brake): check the power supply")
+        yield HealthVerdict(
+            WATCH, "the power supply slows it down (power brake): check the power supply"
+        )
     if readings.sw_thermal:
-        yield Verdict(WATCH, "the driver slows it down because of its temperature")
+        yield HealthVerdict(WATCH, "the driver slows it down because of its temperature")
 
 
-def _processes(readings: Readings) -> Iterator[Verdict]:
+def _processes(readings: Readings) -> Iterator[HealthVerdict]:
     """Yield a verdict on a GPU that may be in use, so that other GPUs are given out first."""
     if readings.has_unread_processes:
-        yield Verdict(
+        yield HealthVerdict(
             WATCH,
             "not all of its processes can be read: another process may compute on it",
         )
@@ -237,7 +243,7 @@ XIDS: Mapping[int, Xid] = MappingProxyType(
 )
 
 
-def judge_xid(number: int) -> Verdict:
+def judge_xid(number: int) -> HealthVerdict:
     """Return the verdict on a GPU for which the driver has just reported an event.
 
     Args:
@@ -245,4 +251,4 @@ def judge_xid(number: int) -> Verdict:
     """
     unknown = Xid(WATCH, "unknown to hopsgpu", "see NVIDIA's Xid catalogue")
     state, meaning, action = XIDS.get(number, unknown)
-    return Verdict(state, f"XID {number}, {meaning}: {action}")
+    return HealthVerdict(state, f"XID {number}, {meaning}: {action}")

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import List
 
 from hopsgpu.gpu.node.devices import (
-    Device,
     DriverError,
+    GpuDevice,
     HungDriverError,
     NoDriverError,
     ask_driver,
@@ -109,7 +109,7 @@ def _problem_line(error: DriverError, hang: Path) -> str:
     return f"{_UNUSABLE}: {error}"
 
 
-def _line(device: Device) -> str:
+def _line(device: GpuDevice) -> str:
     state, reason = device.verdict
     return " ".join(f"GPU {device.address} {device.name} is {state}: {reason}".split())
 

@@ -122,25 +122,25 @@ def _pidfd_open(pid: int) -> Optional[int]:
         return None  # an older kernel, or a container that filters system calls
 
 
-class _Status(NamedTuple):
+class _ProcessStat(NamedTuple):
     """The name of a process's program, and the fields of /proc/PID/stat that follow it."""
 
     name: str
     fields: List[bytes]
 
 
-def _status(pid: int) -> Optional[_Status]:
+def _process_stat(pid: int) -> Optional[_ProcessStat]:
     try:
         # The name, in parentheses, may contain parentheses and spaces.
         begin, _, end = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
     except OSError:
         return None
-    return _Status(os.fsdecode(begin.partition(b"(")[2]), end.split())
+    return _ProcessStat(os.fsdecode(begin.partition(b"(")[2]), end.split())
 
 
 def _start_time(pid: int) -> Optional[str]:
     """Return a process's start time as the kernel writes it, or None if the process has ended."""
-    status = _status(pid)
+    status = _process_stat(pid)
     if status is None:
         return None
     # In a zombie with several threads, only the first thread has ended.
@@ -169,7 +169,7 @@ def ancestors() -> List[Ancestor]:
     result: List[Ancestor] = []
     pid = os.getppid()
     while pid > 0:
-        status = _status(pid)
+        status = _process_stat(pid)
         if status is None:
             break
         names = {status.name}

@@ -10,12 +10,12 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 from xml.sax.saxutils import unescape
 
 from hopsgpu.gpu.node.devices import (
-    Device,
     DriverError,
+    GpuDevice,
+    GpuProcess,
     HungDriverError,
     Listing,
     NoDriverError,
-    Process,
     as_line,
     bus_id,
     bus_ids,
@@ -90,7 +90,7 @@ class Output(NamedTuple):
 class _Answer(NamedTuple):
     """The GPUs by id, why GPUs are lost, by id ("" if it is unknown), and the number of GPUs."""
 
-    devices: Dict[str, List[Device]]
+    devices: Dict[str, List[GpuDevice]]
     lost: Dict[str, str]
     is_consistent: bool
     gpu_count: int = 0
@@ -138,7 +138,7 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
     by_bus = {bus: list(devices) for bus, devices in answer.devices.items()}
     for bus, why in answer.lost.items():
         problem = f"{TOOL} cannot reach it: {why or 'no reason given'}"
-        by_bus.setdefault(bus, [Device(_bus_address(bus), readings=Readings(problem))])
+        by_bus.setdefault(bus, [GpuDevice(_bus_address(bus), readings=Readings(problem))])
     # A tool that the environment names may show only some of the usable GPUs.
     is_isolated = VARIABLE not in environ and len(by_bus) < len(kernel)
     return Listing(_with_unique_addresses(by_bus), is_isolated)
@@ -149,7 +149,7 @@ def _query_each(smi: str, kernel: Tuple[str, ...], answer: _Answer, deadline: fl
 
     Only the first GPU of an output can be trusted: no name of a process comes before it.
     """
-    devices: Dict[str, List[Device]] = {}
+    devices: Dict[str, List[GpuDevice]] = {}
     lost = dict(answer.lost)
     for name in kernel or map(str, range(min(answer.gpu_count, _MAX_GPUS))):
         try:
@@ -171,9 +171,9 @@ def _query_each(smi: str, kernel: Tuple[str, ...], answer: _Answer, deadline: fl
     return _Answer(devices, lost, True)
 
 
-def _with_unique_addresses(by_bus: Mapping[str, List[Device]]) -> Tuple[Device, ...]:
+def _with_unique_addresses(by_bus: Mapping[str, List[GpuDevice]]) -> Tuple[GpuDevice, ...]:
     """Return the GPUs in the order of their bus ids, each with an address of its own."""
-    devices: Dict[str, Device] = {}
+    devices: Dict[str, GpuDevice] = {}
     for bus in sorted(by_bus):
         for index, device in enumerate(by_bus[bus]):
             if device.address in devices:
@@ -208,7 +208,7 @@ def _query(command: List[str], deadline: float) -> _Answer:
     has_slices = any(_slices(gpu) for gpu in output.gpus)
     listing = run_bounded([*command, "-L"], deadline - time.monotonic())[1] if has_slices else ""
     slices = _parse_slices(listing)
-    devices: Dict[str, List[Device]] = {}
+    devices: Dict[str, List[GpuDevice]] = {}
     for gpu in output.gpus:
         # Only the first GPU with an id can be trusted: see `_query_each`.
         devices.setdefault(gpu.attrib["id"], _devices(gpu, output.driver, slices))
@@ -326,7 +326,7 @@ def _id_of(gpu: ElementTree.Element, attributes: str, index: int) -> str:
 
 def _devices(
     gpu: ElementTree.Element, driver: str, slices: Mapping[str, Tuple[str, str]]
-) -> List[Device]:
+) -> List[GpuDevice]:
     """Return a GPU, or its MIG devices.
 
     Args:
@@ -339,7 +339,7 @@ def _devices(
         readings = Readings(readings.problem or f"{TOOL} reports no UUID of it")
     name = _text(gpu, "product_name")
     name = "" if _UNKNOWN.fullmatch(name) else as_line(name)
-    device = Device(uuid, name, _mib(gpu), driver, readings)
+    device = GpuDevice(uuid, name, _mib(gpu), driver, readings)
     if readings.problem or _text(gpu, "mig_mode/current_mig") != "Enabled":
         return [device._replace(processes=_processes(gpu, None))]
     devices = []
@@ -383,10 +383,10 @@ def _parse_slices(listing: str) -> Dict[str, Tuple[str, str]]:
     return slices
 
 
-def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[Process, ...]:
+def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[GpuProcess, ...]:
     """Return the processes that compute on a GPU, or on its MIG device with this instance."""
     return foreign_processes(
-        Process(int(_text(process, "pid")), _text(process, "process_name"))
+        GpuProcess(int(_text(process, "pid")), _text(process, "process_name"))
         for process in gpu.findall("processes/process_info")
         if _may_compute(process)
         and _PID.fullmatch(_text(process, "pid"))

@@ -7,11 +7,11 @@ nvidia-ml-py lack some of the calls, and a GPU supports only some: the other val
 from typing import Any, List, Optional, Tuple
 
 from hopsgpu.gpu.node.devices import (
-    Device,
     DriverError,
+    GpuDevice,
+    GpuProcess,
     Listing,
     NoDriverError,
-    Process,
     as_line,
     bus_id,
     bus_ids,
@@ -50,18 +50,18 @@ def read(nvml: Any) -> Listing:
         kind = NoDriverError if error.value == _LIBRARY_NOT_FOUND else DriverError
         raise kind(f"NVML is not available: {error}") from None
     try:
-        return _Reader(nvml).listing()
+        return _NvmlReader(nvml).listing()
     except nvml.NVMLError as error:
         raise DriverError(f"NVML failed: {error}") from None
 
 
-class _Reader:
+class _NvmlReader:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
         self._driver = as_text(nvml.nvmlSystemGetDriverVersion())
 
     def listing(self) -> Listing:
-        devices: List[Tuple[str, Device]] = []
+        devices: List[Tuple[str, GpuDevice]] = []
         lost: List[str] = []
         is_isolated = False
         for index in range(self._nvml.nvmlDeviceGetCount()):
@@ -83,10 +83,10 @@ class _Reader:
         devices.sort(key=lambda pair: pair[0])
         return Listing(tuple(device for _, device in devices), is_isolated)
 
-    def _lost_device(self, bus: str, why: str) -> Device:
-        return Device(f"PCI-{bus}", driver=self._driver, readings=Readings(why))
+    def _lost_device(self, bus: str, why: str) -> GpuDevice:
+        return GpuDevice(f"PCI-{bus}", driver=self._driver, readings=Readings(why))
 
-    def _devices(self, handle: Any, bus: str) -> List[Device]:
+    def _devices(self, handle: Any, bus: str) -> List[GpuDevice]:
         try:
             readings = self._readings(handle)
             mig_devices = self._mig_devices(handle)
@@ -101,17 +101,17 @@ class _Reader:
             )
             return [lost if uuid is None else lost._replace(address=as_text(uuid))]
 
-    def _device(self, handle: Any, parent: Any, readings: Readings) -> Device:
+    def _device(self, handle: Any, parent: Any, readings: Readings) -> GpuDevice:
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         calls = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
         running = [process for call in calls for process in self._ask(call, handle) or []]
-        return Device(
+        return GpuDevice(
             address=as_text(self._nvml.nvmlDeviceGetUUID(handle)),
             name=self._product(handle, parent),
             memory_mib=0 if memory is None else memory.total // _MIB,
             driver=self._driver,
             readings=readings,
-            processes=foreign_processes(Process(p.pid, self._name(p.pid)) for p in running),
+            processes=foreign_processes(GpuProcess(p.pid, self._name(p.pid)) for p in running),
         )
 
     def _product(self, handle: Any, parent: Any) -> str:

@@ -24,8 +24,8 @@ from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.devcluster.site_files import xml_text
 from hopsgpu.doctor import facts as gather
 from hopsgpu.doctor import node_probe, probe_gang, probe_session, session_checks
-from hopsgpu.doctor.container_logs import Logs, reason_in
-from hopsgpu.doctor.machine_checks import Machine
+from hopsgpu.doctor.container_logs import ContainerLogs, last_reason
+from hopsgpu.doctor.machine_checks import DriverMachine
 from hopsgpu.doctor.probe_session import first_cause
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
@@ -148,7 +148,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
-def logs(daemon: Any, tmp_path: Path) -> Logs:
+def logs(daemon: Any, tmp_path: Path) -> ContainerLogs:
     (tmp_path / "hosts").write_text("127.0.0.1 a b\n")
     setting = {"hopsgpu.hosts": str(tmp_path / "hosts")}.get
     nodes = [
@@ -156,10 +156,10 @@ def logs(daemon: Any, tmp_path: Path) -> Logs:
         Node("a:1", "a", "RUNNING", NOTHING, NOTHING, web="a:1"),
         Node("b:1", "b", "RUNNING", NOTHING, NOTHING, web=f"b:{daemon.server_port}"),
     ]
-    return Logs(nodes, NodeManagers(setting))
+    return ContainerLogs(nodes, NodeManagers(setting))
 
 
-def test_why_a_container_ended_is_in_its_nodes_log(logs: Logs) -> None:
+def test_why_a_container_ended_is_in_its_nodes_log(logs: ContainerLogs) -> None:
     assert logs.reason("container_e1_2_3", "b") == "no nvidia-smi here"
     with pytest.raises(HopsGpuError, match="HTTP 404"):
         logs.reason("container_e1_2_4", "b")
@@ -203,10 +203,10 @@ def test_the_resource_manager_knows_gpus_where_a_node_has_some(name: str) -> Non
     rest = {"/ws/v1/cluster/info": info, "/ws/v1/cluster/metrics": {"clusterMetrics": {}}}
     with serving({**yarn_answers(name), **rest}) as manager:
         setting = {"yarn.resourcemanager.webapp.address": manager.address}.get
-        assert gather.yarn_facts(setting).knows_gpus
+        assert gather.yarn_facts(setting).has_gpu_type
         for one in manager.answers["/ws/v1/cluster/nodes"]["nodes"]["node"]:
             one["totalResource"] = one["usedResource"] = {}
-        assert not gather.yarn_facts(setting).knows_gpus
+        assert not gather.yarn_facts(setting).has_gpu_type
 
 
 @pytest.mark.parametrize(
@@ -221,22 +221,22 @@ def test_the_resource_manager_knows_gpus_where_a_node_has_some(name: str) -> Non
     ],
 )
 def test_without_the_scripts_word_the_last_error_counts(log: str, reason: str) -> None:
-    assert reason_in(log) == reason
+    assert last_reason(log) == reason
 
 
 def waiting(hosts: tuple[str, ...] = (), why: str = "YARN has not granted 1") -> RunStatus:
     return RunStatus("r", "waiting", 0, len(hosts), 2, hosts, why, 1.0)
 
 
-def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None:
-    watched = probe_gang._Watched(["a", "b"], logs)
-    watched.look(waiting(), {})
-    assert not watched.is_clear
-    watched.look(waiting(), {"container_e1_2_3": "b", "container_e1_2_5": "elsewhere"})
+def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: ContainerLogs) -> None:
+    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched.record(waiting(), {})
+    assert not watched.is_decided
+    watched.record(waiting(), {"container_e1_2_3": "b", "container_e1_2_5": "elsewhere"})
     assert watched.failed == {"b": "no nvidia-smi here"}
-    assert not watched.is_clear
-    watched.look(waiting(("a",)), {"container_e1_2_3": "b"})
-    assert watched.is_clear
+    assert not watched.is_decided
+    watched.record(waiting(("a",)), {"container_e1_2_3": "b"})
+    assert watched.is_decided
 
 
 class _BusyLogs:
@@ -255,28 +255,28 @@ class _BusyLogs:
 
 def test_a_log_that_cannot_be_read_is_tried_again() -> None:
     logs: Any = _BusyLogs()
-    watched = probe_gang._Watched(["a", "b"], logs)
-    watched.look(waiting(("a",)), {"container_1": "b"})
-    assert not watched.is_clear
-    watched.look(waiting(("a",)), {"container_1": "b"})
+    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched.record(waiting(("a",)), {"container_1": "b"})
+    assert not watched.is_decided
+    watched.record(waiting(("a",)), {"container_1": "b"})
     assert watched.failed == {"b": "no nvidia-smi here"}
-    assert watched.is_clear
-    watched.look(waiting(("a",)), {"container_1": "b"})  # is not read again
+    assert watched.is_decided
+    watched.record(waiting(("a",)), {"container_1": "b"})  # is not read again
 
 
 def test_a_log_is_tried_once_more_when_the_gang_ends() -> None:
     logs: Any = _BusyLogs()
-    watched = probe_gang._Watched(["a", "b"], logs)
-    watched.look(waiting(("a",)), {"container_1": "b"})
+    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched.record(waiting(("a",)), {"container_1": "b"})
     late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
-    assert watched.unfinished(late).failed == {"b": "no nvidia-smi here"}
+    assert watched.failure_result(late).failed == {"b": "no nvidia-smi here"}
 
 
-def test_a_container_that_ended_without_a_log_has_failed(logs: Logs) -> None:
+def test_a_container_that_ended_without_a_log_has_failed(logs: ContainerLogs) -> None:
     late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
-    watched = probe_gang._Watched(["a", "b"], logs)
-    watched.look(waiting(("b",)), {"container_1": "a", "container_2": "b"})
-    found = watched.unfinished(late)
+    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched.record(waiting(("b",)), {"container_1": "a", "container_2": "b"})
+    found = watched.failure_result(late)
     (why,) = found.failed.values()
     assert why.startswith("container_1 ended there, and its log cannot be read: ")
     assert "Connection refused" in why
@@ -284,15 +284,15 @@ def test_a_container_that_ended_without_a_log_has_failed(logs: Logs) -> None:
 
 
 def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None) -> Any:
-    watched = probe_gang._Watched(["a", "b", "c"], logs)
-    watched.look(waiting(came), {})
+    watched = probe_gang._GangWatch(["a", "b", "c"], logs)
+    watched.record(waiting(came), {})
     watched.failed.update(failed)
     return watched
 
 
 def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> None:
     late = GangTimeout("2 of 3 executors came", granted=2, wanted=3)
-    found = watched_gang(("a", "c"), {}).unfinished(late)
+    found = watched_gang(("a", "c"), {}).failure_result(late)
     assert found.skipped == {"b": "no container started there in time: YARN has not granted 1"}
     assert set(found.uninspected) == {"a", "c"}
     assert (
@@ -300,18 +300,18 @@ def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> 
         == "its container started, but others did not: YARN has not granted 1"
     )
     # Nothing says which of them would do better.
-    assert watched_gang((), {}).unfinished(late).uninspected == {}
+    assert watched_gang((), {}).failure_result(late).uninspected == {}
     failed = {"b": "no nvidia-smi"}
-    found = watched_gang(("a",), failed).unfinished(late)
+    found = watched_gang(("a",), failed).failure_result(late)
     assert (found.failed, set(found.skipped), set(found.uninspected)) == (failed, {"c"}, {"a"})
     # One that fails may have kept the others from coming, or have ended the application.
     for found in (
-        watched_gang((), failed).unfinished(late),
-        watched_gang(("a",), failed).unfinished(OSError("no")),
+        watched_gang((), failed).failure_result(late),
+        watched_gang(("a",), failed).failure_result(OSError("no")),
     ):
         assert (found.failed, found.skipped, set(found.uninspected)) == (failed, {}, {"a", "c"})
     # What is no matter of nodes would befall another gang too.
-    found = watched_gang(("a",), {}).unfinished(OSError("no"))
+    found = watched_gang(("a",), {}).failure_result(OSError("no"))
     assert found.uninspected == {}
     assert found.skipped == dict.fromkeys("abc", "the gang failed")
 
@@ -364,7 +364,7 @@ def test_nodes_are_left_out_until_a_gang_is_whole(
         CLUSTER, gpus=gpus(*map(gpu_node, hosts)), nodes=tuple(yarn_node(host) for host in hosts)
     )
     none: Any = None
-    here = Machine(17, "", "3.11.7", "", "4.3.0", "4.3.0", "")
+    here = DriverMachine(17, "", "3.11.7", "", "4.3.0", "4.3.0", "")
     conf = {"spark.yarn.exclude.nodes": "x"}
     doctor = session_checks.Sessions(yarn, {}.get, none, here, conf, "", 1.0)
     checks = {check.name: check for check in doctor.checks()}

@@ -18,11 +18,11 @@ from hopsgpu.devcluster.node_gpus import parse_query
 from hopsgpu.gpu.node import devices, nvml
 from hopsgpu.gpu.node import nvidia_smi as smi
 from hopsgpu.gpu.node.devices import (
-    Device,
     DriverError,
+    GpuDevice,
+    GpuProcess,
     HungDriverError,
     Listing,
-    Process,
     ask_driver,
     list_devices,
     run_bounded,
@@ -115,7 +115,7 @@ def test_what_a_real_h100_answers_is_read(tmp_path: Path) -> None:
     tool.write_text(f"#!/bin/sh\ncat '{answer}'\n")
     tool.chmod(0o755)
     (device,) = smi.read({smi.VARIABLE: str(tool), "PATH": "/usr/bin:/bin"}, 60.0).devices
-    assert device == Device(
+    assert device == GpuDevice(
         "GPU-00000000-1111-2222-3333-444444444444",
         "NVIDIA H100 80GB HBM3",
         81559,
@@ -200,10 +200,13 @@ def test_gpus_of_other_containers_are_not_shown(node: Reader) -> None:
 def test_processes_of_a_gpu_and_of_its_mig_devices(node: Reader) -> None:
     mine = {"pid": os.getpid(), "name": "python"}
     node.play([gpu(0, mig=[mig_device(0), mig_device(1, processes=[mine])])])
-    assert [one.processes for one in node.smi().devices] == [(), (Process(os.getpid(), "python"),)]
+    assert [one.processes for one in node.smi().devices] == [
+        (),
+        (GpuProcess(os.getpid(), "python"),),
+    ]
     node.play([gpu(0, processes=[mine, {"pid": 2**22 + 1, "name": "gone"}])])
     for listing in (node.nvml(), node.smi()):
-        assert listing.devices[0].processes == (Process(os.getpid(), "python"),)
+        assert listing.devices[0].processes == (GpuProcess(os.getpid(), "python"),)
 
 
 @pytest.mark.parametrize("pid", ["99999999999999999999999", "²", "0", "-1"])
@@ -357,7 +360,7 @@ def test_what_is_listed_here_as_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_p
     standins.play(tmp_path / "node.json", [gpu(0)])
     monkeypatch.setenv("HOPSGPU_NVIDIA_SMI", str(tmp_path / "bin"))
     monkeypatch.setenv("STANDIN_GPUS", str(tmp_path / "node.json"))
-    expected = Device(gpu(0)["uuid"], gpu(0)["name"], 81559, "550.54.15")
+    expected = GpuDevice(gpu(0)["uuid"], gpu(0)["name"], 81559, "550.54.15")
     (device,) = list_devices(30.0).devices
     assert device._replace(readings=Readings()) == expected
 

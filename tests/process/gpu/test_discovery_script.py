@@ -21,7 +21,7 @@ import pytest
 from hopsgpu.core.spec import MOST_GPUS
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script as script
-from hopsgpu.gpu.node.devices import Device
+from hopsgpu.gpu.node.devices import GpuDevice
 from hopsgpu.gpu.node.discovery_script import WaitLimits
 from hopsgpu.gpu.node.health import Readings
 from tests.conftest import until
@@ -387,9 +387,9 @@ def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
 
 
 def test_the_best_are_wanted_first() -> None:
-    bad = Device("GPU-bad", readings=Readings(recovery_action=2))
-    watched = Device("GPU-watched", readings=Readings(sw_thermal=True))
-    good = Device("GPU-good")
+    bad = GpuDevice("GPU-bad", readings=Readings(recovery_action=2))
+    watched = GpuDevice("GPU-watched", readings=Readings(sw_thermal=True))
+    good = GpuDevice("GPU-good")
     devices = [bad, watched, good]
     assert script.choose_gpus(devices, [], [], False) == ["GPU-good", "GPU-watched"]
     assert script.choose_gpus(devices, [], [], True) == ["GPU-good", "GPU-watched", "GPU-bad"]

@@ -15,7 +15,7 @@ import pytest
 
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import devices, health_check
-from hopsgpu.gpu.node.devices import Device, DriverError, HungDriverError, Listing, NoDriverError
+from hopsgpu.gpu.node.devices import DriverError, GpuDevice, HungDriverError, Listing, NoDriverError
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import no_real_driver, pythons
@@ -166,7 +166,7 @@ def test_an_error_is_told_in_a_locale_of_ascii(
     assert "NVIDIA \\xe9" in line
 
 
-GOOD = Listing((Device("GPU-a"),))
+GOOD = Listing((GpuDevice("GPU-a"),))
 HANGS = HungDriverError("the driver hangs")
 MISMATCH = DriverError("Driver/library version mismatch")
 

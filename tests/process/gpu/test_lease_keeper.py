@@ -229,7 +229,7 @@ def test_a_process_table_that_shows_nothing(
 def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
     parent, *_ = lease_keeper.ancestors()
     assert parent.pid == os.getppid() and parent.names
-    monkeypatch.setattr(lease_keeper, "_status", lambda pid: None)  # as /proc with hidepid
+    monkeypatch.setattr(lease_keeper, "_process_stat", lambda pid: None)  # as /proc with hidepid
     assert lease_keeper.ancestors() == [Ancestor(os.getppid(), frozenset())]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hopsgpu.devcluster.node_gpus import parse_query
 from hopsgpu.gpu.node import nvidia_smi as smi
-from hopsgpu.gpu.node.devices import Device, DriverError, Listing, Process
+from hopsgpu.gpu.node.devices import DriverError, GpuDevice, GpuProcess, Listing
 from hopsgpu.gpu.node.health import BAD, HEALTHY, WATCH
 from tests.unit.discovery_standins.node import pythons
 
@@ -99,11 +99,11 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Listing]]:
         return smi.read({"PATH": str(Path(__file__).parent)}, 60.0)
 
     monkeypatch.setattr(smi, "run_bounded", run)
-    monkeypatch.setattr(smi, "find", lambda environ: "nvidia-smi")
+    monkeypatch.setattr(smi, "find_nvidia_smi", lambda environ: "nvidia-smi")
     yield reading
 
 
-def only(listing: Listing) -> Device:
+def only(listing: Listing) -> GpuDevice:
     (device,) = listing.devices
     return device
 
@@ -152,7 +152,7 @@ def test_a_name_of_a_process_hides_no_gpu(read: Callable[..., Listing], name: st
     assert (first.address, second.address) == (UUID, OTHER_UUID)
     assert first.verdict.state == second.verdict.state == HEALTHY
     shown, last = first.processes
-    assert (shown.pid, last) == (os.getpid(), Process(os.getpid(), "last"))
+    assert (shown.pid, last) == (os.getpid(), GpuProcess(os.getpid(), "last"))
     assert shown.name.isprintable() and shown.name[:3] in {name[:3], "\ufffd\ufffdp", "a\ufffdU"}
     assert len(shown.name) <= 200
     assert second.processes == ()
@@ -160,7 +160,7 @@ def test_a_name_of_a_process_hides_no_gpu(read: Callable[..., Listing], name: st
 
 def test_names_that_nvidia_smi_has_escaped(read: Callable[..., Listing]) -> None:
     device = only(read(with_processes(process("a &amp; b &lt;c&gt; &quot;d&quot;"))))
-    assert device.processes == (Process(os.getpid(), 'a & b <c> "d"'),)
+    assert device.processes == (GpuProcess(os.getpid(), 'a & b <c> "d"'),)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_name_that_pretends_to_be_the_end_of_the_list(
     assert [one.address for one in listing.devices] == [UUID, OTHER_UUID]
     assert all(one.verdict.state != BAD for one in listing.devices)
     # No name hides another process.
-    assert Process(os.getpid(), "last") in listing.devices[0].processes
+    assert GpuProcess(os.getpid(), "last") in listing.devices[0].processes
     assert listing.devices[1].processes == ()
 
 
@@ -208,7 +208,7 @@ def test_a_name_that_pretends_to_be_a_gpu(
     assert all(one.verdict.state == HEALTHY for one in listing.devices)
     assert not listing.is_isolated
     # The process of the name is not hidden.
-    assert listing.devices[0].processes == (Process(os.getpid(), ""),)
+    assert listing.devices[0].processes == (GpuProcess(os.getpid(), ""),)
 
 
 def test_entities_of_a_document_type_are_not_expanded(read: Callable[..., Listing]) -> None:
@@ -254,7 +254,7 @@ def test_a_list_of_processes_that_is_cut_off(read: Callable[..., Listing]) -> No
     whole = with_processes(process("a"), process("b"))
     cut = whole[: whole.index("<process_name>b")]
     device = only(read(cut, {"0": cut}))
-    assert (device.address, device.processes) == (UUID, (Process(os.getpid(), "a"),))
+    assert (device.address, device.processes) == (UUID, (GpuProcess(os.getpid(), "a"),))
     assert device.verdict.state == WATCH
     assert "processes" in device.verdict.reason
 
@@ -287,7 +287,7 @@ def test_a_list_of_processes_that_cannot_be_read(
 @pytest.mark.parametrize("kind", ["C", "C+G", "M+C", "[Unknown Error]", ""])
 def test_a_process_of_an_unknown_type_may_compute(read: Callable[..., Listing], kind: str) -> None:
     device = only(read(with_processes(process("a", kind=kind))))
-    assert device.processes == (Process(os.getpid(), "a"),)
+    assert device.processes == (GpuProcess(os.getpid(), "a"),)
 
 
 @pytest.mark.parametrize(

@@ -25,15 +25,15 @@ from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.devcluster.node_gpus import Gpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
-from hopsgpu.gpu.node.devices import Device, Process
+from hopsgpu.gpu.node.devices import GpuDevice, GpuProcess
 from hopsgpu.gpu.node.health import Readings
 from hopsgpu.gpu.node.leases import Leases, lease_directory, try_lock
 from hopsgpu.storage.root import choose_root
 from hopsgpu.yarn.cluster_gpus import GpuType
 from tests.conftest import until
 
-TWO = tuple(Device(f"GPU-{n}", "NVIDIA A100-SXM4-40GB") for n in "ab")
-BAD = Device("GPU-c", "NVIDIA A100-SXM4-40GB", readings=Readings("fell off the bus"))
+TWO = tuple(GpuDevice(f"GPU-{n}", "NVIDIA A100-SXM4-40GB") for n in "ab")
+BAD = GpuDevice("GPU-c", "NVIDIA A100-SXM4-40GB", readings=Readings("fell off the bus"))
 LAPTOP, WORKSTATION = Machine(4, 16384), Machine(8, 65536, (BAD, *TWO))
 
 
@@ -220,8 +220,8 @@ def test_the_gpus_of_this_machine_are_told_as_a_clusters() -> None:
 
 
 def test_a_gpu_that_another_program_computes_on_is_said() -> None:
-    mine = Process(os.getpid(), "python")
-    used = Device("GPU-a", "NVIDIA A100-SXM4-40GB", processes=(mine,))
+    mine = GpuProcess(os.getpid(), "python")
+    used = GpuDevice("GPU-a", "NVIDIA A100-SXM4-40GB", processes=(mine,))
     found = machine_gpus((used,), (), "desk", "alice", 1.0)
     assert found.free == 1 and f"GPU-a is in use by process {os.getpid()}" in found.problems[0]
     # The ranks of who has leased it are no others.

@@ -10,17 +10,19 @@ from hopsgpu.backends.spark.settings import SESSION_DEFAULTS
 from hopsgpu.cli.doctor import shown
 from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_checks
 from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
-from hopsgpu.doctor.machine_checks import Client, Machine
-from hopsgpu.doctor.node_probe import Framework, Gpu, Leases, NodeFacts
-from hopsgpu.doctor.report import Check, State, join_names, ok, unknown, wrong
-from hopsgpu.doctor.yarn_checks import Yarn
+from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
+from hopsgpu.doctor.node_probe import ContainerGpu, Framework, LeaseDirectory, NodeFacts
+from hopsgpu.doctor.report import Check, CheckState, join_names, ok, unknown, wrong
+from hopsgpu.doctor.yarn_checks import YarnFacts
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue
 
-HERE = Machine(17, "/jdk/bin/java, by JAVA_HOME", "3.11.7", "python3", "4.3.0", "4.3.0", "/spark")
-CLIENT = Client(("/conf",), "", "hdfs://nn:8020", ("http://rm:8088",), ("yarn.io/gpu",))
+HERE = DriverMachine(
+    17, "/jdk/bin/java, by JAVA_HOME", "3.11.7", "python3", "4.3.0", "4.3.0", "/spark"
+)
+CLIENT = HadoopClient(("/conf",), "", "hdfs://nn:8020", ("http://rm:8088",), ("yarn.io/gpu",))
 BIG = Amount(2, 8, 65536)
 
 
@@ -39,10 +41,10 @@ def test_the_line_of_a_check() -> None:
     assert join_names("abcdefghij") == "a, b, c, d, e, f, g, h, and 2 more"
 
 
-def state_of(check: Check, seen: str = "", fix: str = "") -> State:
+def state_of(check: Check, seen: str = "", fix: str = "") -> CheckState:
     assert seen in " ".join((check.seen, *check.details)), check
     assert fix in check.fix, check
-    assert (check.state is State.WRONG) <= bool(check.fix), "what is wrong has a fix"
+    assert (check.state is CheckState.WRONG) <= bool(check.fix), "what is wrong has a fix"
     return check.state
 
 
@@ -132,12 +134,12 @@ def queue(path: str, most: int = 4, state: str = "RUNNING", leaf: bool = True) -
     return Queue(path, state, leaf, BIG * most, BIG, NOTHING, BIG)
 
 
-CLUSTER = Yarn(
+CLUSTER = YarnFacts(
     address="http://rm:8088",
     version="3.5.0",
     scheduler="capacityScheduler",
     policy="",
-    knows_gpus=True,
+    has_gpu_type=True,
     gpus=gpus(gpu_node("node1"), gpu_node("node2")),
     nodes=(node("node1"), node("node2")),
     queues=(queue("root", leaf=False), queue("root.default")),
@@ -148,7 +150,7 @@ CLUSTER = Yarn(
     ("changes", "state", "fix"),
     [
         ({}, "ok", ""),
-        ({"knows_gpus": False}, "wrong", "DominantResourceCalculator"),
+        ({"has_gpu_type": False}, "wrong", "DominantResourceCalculator"),
         ({"scheduler": "fairScheduler", "policy": "DRF"}, "ok", ""),
         ({"scheduler": "fairScheduler", "policy": "fair"}, "wrong", "drf"),
         ({"scheduler": "fifoScheduler"}, "unknown", ""),
@@ -211,12 +213,12 @@ def test_nodes_without_room_are_not_waited_for() -> None:
             node("node4", state="LOST"),
         ),
     )
-    free, why = yarn_checks.to_look_at(cluster, "")
+    free, why = yarn_checks.nodes_to_inspect(cluster, "")
     assert free == ("node1",)
     assert why["node2"] == "its 2 GPUs are in use by application_7 'nightly' of alice (2)"
     assert why["node3"].startswith("it has 2 GPUs, 0 cores")
     assert why["node4"] == "it is LOST"
-    free, why = yarn_checks.to_look_at(cluster, "fast")
+    free, why = yarn_checks.nodes_to_inspect(cluster, "fast")
     assert free == ()
     assert why["node1"].startswith("it has the node label '', and the session asks for 'fast'")
 
@@ -246,7 +248,7 @@ def test_the_lake() -> None:
     assert state_of(check_lake(LakeFacts("hdfs://a/b", "given up", None)), "given up") == "unknown"
 
 
-A100 = Gpu("GPU-1", "NVIDIA A100", "550.54.15", "healthy", "")
+A100 = ContainerGpu("GPU-1", "NVIDIA A100", "550.54.15", "healthy", "")
 TORCH = Framework("torch", "2.9.0", "12.8")
 NODE = NodeFacts(
     host="node1",
@@ -256,8 +258,8 @@ NODE = NodeFacts(
     spark="4.3.0",
     gpus=(A100,),
     visible=2,
-    isolated=False,
-    leases=Leases("/leases", ""),
+    is_isolated=False,
+    leases=LeaseDirectory("/leases", ""),
     frameworks=(TORCH,),
     nvml="13.580.82",
 )
@@ -285,7 +287,7 @@ def seen(
 
 def test_nodes_where_all_is_well() -> None:
     found = seen(NODE, replace(NODE, host="node2"))
-    assert {check.state for check in found.values()} == {State.OK}
+    assert {check.state for check in found.values()} == {CheckState.OK}
     assert found["isolation"].seen.startswith("off: node1, node2")
     assert found["cuda"].seen == "torch 2.9.0 (CUDA 12.8); driver 550.54.15"
 
@@ -305,7 +307,7 @@ def test_discovery_names_the_nodes_and_why() -> None:
 
 def test_without_a_node_the_rest_is_unknown() -> None:
     found = seen(skipped={"node1": "in use"})
-    assert {check.state for check in found.values()} == {State.UNKNOWN}
+    assert {check.state for check in found.values()} == {CheckState.UNKNOWN}
     told = "Spark's job failed: [PYTHON_VERSION_MISMATCH] Python in worker has different version:"
     found = seen(
         skipped={"node1": "the gang failed"}, problem=f"{told} 3.12 than that in driver: 3.11,"
@@ -336,13 +338,13 @@ def test_the_executors_python_and_spark_are_the_drivers() -> None:
 
 
 def test_leases() -> None:
-    broken = replace(NODE, host="node2", leases=Leases("", "/leases has mode 755"))
+    broken = replace(NODE, host="node2", leases=LeaseDirectory("", "/leases has mode 755"))
     found = seen(NODE, broken)["gpu leases"]
     assert state_of(found, "node2: /leases has mode 755", "1777") == "wrong"
 
 
 @pytest.mark.parametrize(
-    ("visible", "isolated", "totals", "state", "words"),
+    ("visible", "is_isolated", "totals", "state", "words"),
     [
         (2, False, 2, "ok", "off: node1"),
         (1, False, 2, "ok", "on: node1"),
@@ -352,9 +354,9 @@ def test_leases() -> None:
     ],
 )
 def test_isolation(
-    visible: int | None, isolated: bool, totals: int, state: str, words: str
+    visible: int | None, is_isolated: bool, totals: int, state: str, words: str
 ) -> None:
-    found = seen(replace(NODE, visible=visible, isolated=isolated), totals=totals)
+    found = seen(replace(NODE, visible=visible, is_isolated=is_isolated), totals=totals)
     assert state_of(found["isolation"], words) == state
 
 

@@ -12,7 +12,7 @@ from hopsgpu.doctor.kerberos_checks import (
     check_protection,
     check_web,
 )
-from hopsgpu.doctor.report import State
+from hopsgpu.doctor.report import CheckState
 from hopsgpu.storage.kerberos import KerberosTicket
 
 NOW = 1_795_000_000.0
@@ -25,19 +25,23 @@ FINE = Credentials(
 @pytest.mark.parametrize(
     ("found", "state", "words"),
     [
-        (FINE, State.OK, "alice (alice@R), ticket until 20"),
-        (replace(FINE, keytab="/k"), State.OK, "then new ones from the keytab /k"),
-        (replace(FINE, ticket=KerberosTicket("a@R", NOW + 36_000)), State.OK, "not renewable"),
+        (FINE, CheckState.OK, "alice (alice@R), ticket until 20"),
+        (replace(FINE, keytab="/k"), CheckState.OK, "then new ones from the keytab /k"),
+        (replace(FINE, ticket=KerberosTicket("a@R", NOW + 36_000)), CheckState.OK, "not renewable"),
         (
             replace(FINE, ticket=KerberosTicket("a@R", NOW + 60)),
-            State.WRONG,
+            CheckState.WRONG,
             "ends within the hour",
         ),
-        (replace(FINE, problem="there is no Kerberos ticket: run kinit"), State.WRONG, "kinit"),
-        (replace(FINE, ticket=None), State.UNKNOWN, "klist is not installed"),
+        (
+            replace(FINE, problem="there is no Kerberos ticket: run kinit"),
+            CheckState.WRONG,
+            "kinit",
+        ),
+        (replace(FINE, ticket=None), CheckState.UNKNOWN, "klist is not installed"),
     ],
 )
-def test_identity(found: Credentials, state: State, words: str) -> None:
+def test_identity(found: Credentials, state: CheckState, words: str) -> None:
     check = check_identity(found, NOW)
     assert check.state == state and words in check.seen, check
 
@@ -45,13 +49,21 @@ def test_identity(found: Credentials, state: State, words: str) -> None:
 @pytest.mark.parametrize(
     ("found", "state", "words"),
     [
-        (FINE, State.OK, f"{RM} requires Kerberos: a driver in YARN"),
-        (replace(FINE, has_client=False), State.WRONG, f"{RM} requires Kerberos, and requests-gs"),
-        (replace(FINE, spnego={RM: False}, has_client=False), State.OK, "requires no Kerberos"),
-        (replace(FINE, spnego={RM: None}), State.UNKNOWN, "no ResourceManager answers"),
+        (FINE, CheckState.OK, f"{RM} requires Kerberos: a driver in YARN"),
+        (
+            replace(FINE, has_client=False),
+            CheckState.WRONG,
+            f"{RM} requires Kerberos, and requests-gs",
+        ),
+        (
+            replace(FINE, spnego={RM: False}, has_client=False),
+            CheckState.OK,
+            "requires no Kerberos",
+        ),
+        (replace(FINE, spnego={RM: None}), CheckState.UNKNOWN, "no ResourceManager answers"),
     ],
 )
-def test_web_addresses(found: Credentials, state: State, words: str) -> None:
+def test_web_addresses(found: Credentials, state: CheckState, words: str) -> None:
     check = check_web(found)
     assert check.state == state and words in check.seen, check
 
@@ -59,20 +71,20 @@ def test_web_addresses(found: Credentials, state: State, words: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "state", "words"),
     [
-        ({}, State.OK, "RPC: authentication, blocks: none"),
-        ({"dfs.data.transfer.protection": "privacy"}, State.UNKNOWN, "ten times slower"),
-        ({"dfs.encrypt.data.transfer": "true"}, State.UNKNOWN, "ten times slower"),
+        ({}, CheckState.OK, "RPC: authentication, blocks: none"),
+        ({"dfs.data.transfer.protection": "privacy"}, CheckState.UNKNOWN, "ten times slower"),
+        ({"dfs.encrypt.data.transfer": "true"}, CheckState.UNKNOWN, "ten times slower"),
         (
             {
                 "dfs.data.transfer.protection": "privacy",
                 "hadoop.rpc.protection": "privacy",
                 "dfs.encrypt.data.transfer.cipher.suites": "AES/CTR/NoPadding",
             },
-            State.OK,
+            CheckState.OK,
             "RPC: privacy, blocks: privacy (AES/CTR/NoPadding)",
         ),
     ],
 )
-def test_protection(settings: dict[str, str], state: State, words: str) -> None:
+def test_protection(settings: dict[str, str], state: CheckState, words: str) -> None:
     check = check_protection(settings.get)
     assert check.state == state and words in check.seen, check

@@ -15,7 +15,7 @@ from hopsgpu.gpu.container_gpus import (
     log_container_gpus,
     read_container_gpus,
 )
-from hopsgpu.gpu.node.devices import Device
+from hopsgpu.gpu.node.devices import GpuDevice
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.gpu.node.health import Readings
 
@@ -36,8 +36,8 @@ def test_what_the_script_leaves_is_read_by_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = [
-        Device("GPU-1", "NVIDIA A100", 81559, "550.54", Readings(remap_pending=True)),
-        Device("GPU-2", "Simulated A100", 40960, "550.54", Readings("it is lost")),
+        GpuDevice("GPU-1", "NVIDIA A100", 81559, "550.54", Readings(remap_pending=True)),
+        GpuDevice("GPU-2", "Simulated A100", 40960, "550.54", Readings("it is lost")),
     ]
     said = {"gpus": [device.as_json() for device in devices], "isolated": True}
     (tmp_path / CONTAINER_GPUS).write_text(json.dumps(said))
