@@ -1,4 +1,4 @@
-"""Creation of classes that were pickled by value, and of objects: contents follow later."""
+"""Creation of empty classes and objects while a pickle is loaded; the pickle fills them later."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ def make_class(
     tracker: str | None,
     extra: Any,
 ) -> type:
-    """Create an empty class as cloudpickle does; its members follow.
+    """Create an empty class as cloudpickle does.
 
-    A metaclass or an `__init_subclass__` that requires keywords of the class statement, which
-    nobody knows any more, is not called: what it has done to the class is among the members.
+    The keywords of the class statement are lost. A metaclass or `__init_subclass__` that requires
+    them is not called: its changes to the class are among the members.
     """
     make = internals._make_skeleton_class
     try:
-        made: type = make(metaclass, name, bases, namespace, tracker, extra)
-        return made
+        cls: type = make(metaclass, name, bases, namespace, tracker, extra)
+        return cls
     except TypeError:
         plain = abc.ABCMeta if issubclass(metaclass, abc.ABCMeta) else type
         resolved_bases = types.resolve_bases(bases)
         with _without_hooks(resolved_bases):
             for maker in (metaclass, plain):
                 try:
-                    made = maker.__new__(metaclass, name, resolved_bases, dict(namespace))
-                except TypeError:  # the metaclass needs keywords too: the first error says more
+                    cls = maker.__new__(metaclass, name, resolved_bases, dict(namespace))
+                except TypeError:  # the metaclass needs keywords too: raise the first error
                     continue
-                tracked: type = internals._lookup_class_or_track(tracker, made)
+                tracked: type = internals._lookup_class_or_track(tracker, cls)
                 return tracked
         raise
 
 
 @contextlib.contextmanager
 def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
-    """Make the `__init_subclass__` of classes, and of their bases, do nothing meanwhile."""
+    """Disable the `__init_subclass__` of classes and their bases."""
     hooks = {
         cls: vars(cls)["__init_subclass__"]
         for base in bases
         for cls in base.__mro__
-        if "__init_subclass__" in vars(cls) and not _is_of_python(cls)
+        if "__init_subclass__" in vars(cls) and not _is_in_stdlib(cls)
     }
     try:
         for cls in hooks:
@@ -62,7 +62,7 @@ def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
             type.__setattr__(cls, "__init_subclass__", hook)
 
 
-def _is_of_python(cls: type) -> bool:
+def _is_in_stdlib(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -75,28 +75,28 @@ def make_container_class(
     tracker: str | None,
     extra: Any,
 ) -> type:
-    """Create an empty class whose registration as a container follows.
+    """Create an empty class that is registered as a container later.
 
-    The `__init_subclass__` of a base, as Flax has it, would register the class without its fields,
-    so it is not called: what it has done to the class is among the members.
+    An `__init_subclass__` such as Flax's would register the class without fields, so it is not
+    called. Its changes to the class are among the members.
 
     Raises:
         TypeError: the metaclass registers the class.
     """
-    known: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
-    if known is not None:
-        return known
+    existing: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
+    if existing is not None:
+        return existing
     with _without_hooks(types.resolve_bases(bases)):
-        made = make_class(metaclass, name, bases, namespace, tracker, extra)
-    if is_registered(made):
+        cls = make_class(metaclass, name, bases, namespace, tracker, extra)
+    if is_registered(cls):
         raise TypeError(
             f"{metaclass.__module__}.{metaclass.__qualname__} registers the class {name} as a"
             " container before the class has its fields"
         )
-    return made
+    return cls
 
 
 def make_bare(kind: type) -> Any:
-    """Return an object without its state, which follows; no `__new__` in Python is called."""
+    """Return an object without its state; no `__new__` in Python is called."""
     base: Any = next(base for base in kind.__mro__ if not isinstance(base.__new__, FunctionType))
     return base.__new__(kind)

@@ -1,7 +1,7 @@
-"""Environment variables that a function's code sets, and what that means for its ranks.
+"""Environment variables that a function's code sets, and the consequences for its ranks.
 
-They are found without running anything: assignments to `os.environ`, direct or by its methods, and
-calls of `putenv`, if the name is a literal in the code.
+No code is run. Assignments to `os.environ` (also by methods) and calls of `putenv` are recognised
+if the name is a literal.
 """
 
 from __future__ import annotations
@@ -16,117 +16,113 @@ from typing import NamedTuple
 
 ENVIRON, PUTENV = "environ", "putenv"
 
-# Variables that frameworks read while they are imported. Variables that only change logging are
-# left out: ranks that a fork server starts at once are worth more.
+# Variables that frameworks read at import. A fork server must not import frameworks for ranks that
+# set one, so variables that only change logging are left out.
 _AT_IMPORT = re.compile(
     r"KERAS_\w+|TF_(?!CPP_)\w+|JAX_\w+|XLA_\w+|PYTORCH_\w+|TORCH(DYNAMO_|INDUCTOR_(?!CACHE_DIR))\w+"
     r"|TORCH_(DYNAMO|COMPILER?|FX|CACHING|STRICT|FAKE_TENSOR)_\w+|(AOT|INDUCTOR|AOTINDUCTOR|PT2)_\w+"
     r"|MPL\w+|NUMBA_\w+"
     r"|(OMP|MKL|KMP|OPENBLAS|BLIS|GOTO|NUMEXPR|NPY)_\w+"
 )
-# Distinguishes a fork server whose ranks import frameworks themselves from one that has imported
-# them.
-_LATE = {"HOPSGPU_IMPORTS_AHEAD": "none"}
-# These variables decide which code runs, and scripts set them at their top level, which ranks do
-# not run.
-_CARRIED = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "JAX_ENABLE_X64")
+# Ranks with this variable get a fork server that has not imported frameworks.
+_LATE_IMPORTS = {"HOPSGPU_IMPORTS_AHEAD": "none"}
+# Scripts set these at their top level, which ranks do not run. They decide which code runs.
+_CARRIED_VARIABLES = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "JAX_ENABLE_X64")
 _MASTER = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 _WHOSE_GPU = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
 _PLACE = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"})
 
 
 class Setting(NamedTuple):
-    """A variable that code sets; with `default`, only if the variable is not set yet."""
+    """A variable that code sets; with `is_default`, only if the variable is not set yet."""
 
     name: str
-    default: bool
+    is_default: bool
 
 
-def read_at_import(settings: Iterable[Setting]) -> bool:
-    """Return whether frameworks read one of these variables while they are imported."""
+def has_import_time_settings(settings: Iterable[Setting]) -> bool:
+    """Return whether frameworks read one of these variables at import."""
     return any(_AT_IMPORT.fullmatch(setting.name) for setting in settings)
 
 
 def environment(settings: Iterable[Setting]) -> Mapping[str, str]:
-    """Return what to add to the environment of ranks whose function sets these variables."""
-    return _LATE if read_at_import(settings) else {}
+    """Return additions to the environment of ranks whose function sets these variables."""
+    return _LATE_IMPORTS if has_import_time_settings(settings) else {}
 
 
 def carried_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the driver's variables that ranks get although the user does not pass them."""
-    return {name: environ[name] for name in _CARRIED if name in environ}
+    return {name: environ[name] for name in _CARRIED_VARIABLES if name in environ}
 
 
 def has_own_master(settings: Iterable[Setting]) -> bool:
-    """Return whether a function that sets these variables makes ranks meet at its own address."""
-    return not _MASTER.isdisjoint(_imposed(settings))
+    """Return whether these variables give ranks another rendezvous address than hopsgpu's."""
+    return not _MASTER.isdisjoint(_overriding_names(settings))
 
 
 def warnings(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """Return warnings for the user about a function that sets these variables."""
-    imposed = _imposed(settings)
+    overriding = _overriding_names(settings)
     consequences = (
         (_MASTER, "ranks of different containers do not find each other"),
         (_WHOSE_GPU, "ranks use the GPUs of others"),
         (_PLACE, "two ranks may take the same place in the group"),
     )
     return tuple(
-        f"train_fn sets {' and '.join(sorted(imposed & names))}, which hopsgpu has set in every"
+        f"train_fn sets {' and '.join(sorted(overriding & names))}, which hopsgpu has set in every"
         f" rank: remove this, otherwise {consequence}"
         for names, consequence in consequences
-        if imposed & names
+        if overriding & names
     )
 
 
-def _imposed(settings: Iterable[Setting]) -> frozenset[str]:
-    """Return the names of the variables that are set even if they have a value already."""
-    return frozenset(setting.name for setting in settings if not setting.default)
+def _overriding_names(settings: Iterable[Setting]) -> frozenset[str]:
+    """Return the names of the variables that are set even if they have a value."""
+    return frozenset(setting.name for setting in settings if not setting.is_default)
 
 
-def of_code(code: CodeType) -> tuple[Setting, ...]:
-    """Return the variables that a function's code sets, without those of functions inside it."""
+def settings_of_code(code: CodeType) -> tuple[Setting, ...]:
+    """Return the variables that a function's code sets, without functions inside it."""
     return _settings(_accesses_of_code(code))
 
 
-def of_nodes(nodes: Iterable[ast.AST]) -> tuple[Setting, ...]:
-    """Return the variables that statements and expressions of a source set."""
+def settings_of_nodes(nodes: Iterable[ast.AST]) -> tuple[Setting, ...]:
     return _settings(access for node in nodes for access in _accesses_of_node(node))
 
 
 def _settings(accesses: Iterable[_Access]) -> tuple[Setting, ...]:
-    """Return what is set; a variable that the code also looks up counts as a default.
+    """Return the variables that are set; one that the code also looks up counts as a default.
 
-    Code that checks whether a variable is set knows what it does.
+    Code that looks a variable up respects a value that is already set.
     """
-    known = list(accesses)
-    looked_up = {name for kind, name in known if kind is _Kind.LOOK}
+    all_accesses = list(accesses)
+    looked_up = {name for kind, name in all_accesses if kind is _Kind.LOOKUP}
     return tuple(
         Setting(name, kind is _Kind.DEFAULT or name in looked_up)
-        for kind, name in known
-        if kind is not _Kind.LOOK
+        for kind, name in all_accesses
+        if kind is not _Kind.LOOKUP
     )
 
 
 class _Kind(enum.Enum):
     SET = enum.auto()
     DEFAULT = enum.auto()
-    LOOK = enum.auto()
+    LOOKUP = enum.auto()
 
 
 _Access = tuple[_Kind, str]
 _METHODS = {
     "setdefault": _Kind.DEFAULT,
     PUTENV: _Kind.SET,
-    "get": _Kind.LOOK,
-    "getenv": _Kind.LOOK,
+    "get": _Kind.LOOKUP,
+    "getenv": _Kind.LOOKUP,
 }
 
 
 def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
     if {ENVIRON, PUTENV}.isdisjoint(code.co_names):
         return
-    updates = False
-    # The two values that were loaded last: each is a name, or a constant in a tuple of its own.
+    is_update = False
+    # The last two loaded values: a name, or a tuple of one constant.
     before: object = None
     last: object = None
     for instruction in dis.get_instructions(code):
@@ -134,17 +130,17 @@ def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
         if operation == "STORE_SUBSCR" and before == ENVIRON:
             yield from _accesses(_Kind.SET, last)
         elif operation == "CONTAINS_OP" and last == ENVIRON:
-            yield from _accesses(_Kind.LOOK, before)
+            yield from _accesses(_Kind.LOOKUP, before)
         elif operation == "POP_TOP":
-            updates = False
-        elif operation == "KW_NAMES" and updates:  # Python 3.11's dis does not resolve it
+            is_update = False
+        elif operation == "KW_NAMES" and is_update:  # Python 3.11's dis does not resolve it
             yield from _accesses(_Kind.SET, code.co_consts[instruction.arg or 0])
         elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
-            updates = updates or (value == "update" and last == ENVIRON)
+            is_update = is_update or (value == "update" and last == ENVIRON)
             last = value  # an attribute replaces the object that it is looked up in
         elif operation.startswith("LOAD_"):
             loaded = (value,) if operation == "LOAD_CONST" else value
-            kind = _Kind.SET if updates else _METHODS.get(str(last))
+            kind = _Kind.SET if is_update else _METHODS.get(str(last))
             if kind is not None:
                 yield from _accesses(kind, loaded)
             before, last = last, loaded
@@ -167,9 +163,9 @@ def _accesses_of_node(node: ast.AST) -> Iterator[_Access]:
                     yield from _accesses_of_names(_Kind.SET, [target.slice])
         case ast.Compare():
             if any(map(_is_environ, node.comparators)):
-                yield from _accesses_of_names(_Kind.LOOK, [node.left])
+                yield from _accesses_of_names(_Kind.LOOKUP, [node.left])
         case ast.Call(func=ast.Attribute(attr="update", value=value)) if _is_environ(value):
-            keys = [key for one in node.args for key in getattr(one, "keys", ())]
+            keys = [key for argument in node.args for key in getattr(argument, "keys", ())]
             yield from _accesses_of_names(_Kind.SET, keys)
             yield from ((_Kind.SET, named.arg) for named in node.keywords if named.arg)
         case ast.Call(func=ast.Attribute(attr=method)) if method in _METHODS:

@@ -1,7 +1,7 @@
 """Pickling of OmegaConf's configurations, as Hydra gives them to a script.
 
-A resolver such as `${now:%H}` belongs to the process that registered it, so no rank can call it.
-The driver calls it once, and each rank has the same value.
+A resolver such as `${now:%H}` exists only in the process that registered it. The driver calls the
+resolver once, so that all ranks have the same value.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ _LIBRARY = "omegaconf"
 _RESOLVER = re.compile(r"(?<!\\)\$\{\s*([A-Za-z_][\w.]*)\s*:\s*(\w*)")
 # OmegaConf would take this text for an interpolation.
 _UNESCAPED = re.compile(r"(\\*)\$\{")
-# OmegaConf registers these in each process. Apart from `oc.env` they are functions of the config.
-_OF_LIBRARY = "oc."
+# OmegaConf registers these in each process. All but `oc.env` depend on the configuration only.
+_LIBRARY_PREFIX = "oc."
 _ENVIRONMENT = "oc.env"
 
 
 def is_config(kind: type) -> bool:
-    """Return whether a type is that of OmegaConf's configurations."""
     # Without the module there can be no configuration.
     library = sys.modules.get(_LIBRARY)
     return library is not None and issubclass(kind, library.Container)
@@ -34,15 +33,15 @@ def is_config(kind: type) -> bool:
 class ConfigReducer:
     """The reducer of OmegaConf's configurations for one pickler.
 
-    Parts of one configuration remain parts of one: they refer to each other by interpolation.
+    Nodes of one configuration keep one root, because interpolations refer to other nodes.
     """
 
     def __init__(self) -> None:
-        # By the identity of a root: the root, and the copies of its parts by their identities.
+        # By the id of a root: the root, and the copies of its nodes by the nodes' ids.
         self._roots: dict[int, tuple[Any, dict[int, Any]]] = {}
 
     def reduce(self, config: Any) -> Any:
-        """Reduce a configuration, or a part of one, to a copy without resolvers."""
+        """Reduce a configuration, or a node of one, to a copy without resolvers."""
         root = config._get_root()
         if id(root) not in self._roots:
             copies = _copies_without_resolvers(root)
@@ -51,25 +50,25 @@ class ConfigReducer:
                 resolved = copies[id(root)]
                 self._roots[id(resolved)] = (resolved, {})
         resolved = self._roots[id(root)][1].get(id(config))
-        return NotImplemented if resolved is None else (itself, (resolved,))
+        return NotImplemented if resolved is None else (return_config, (resolved,))
 
 
-def itself(config: Any) -> Any:
-    """Return its argument: the copy of a configuration that has become the configuration."""
+def return_config(config: Any) -> Any:
+    """Return its argument; unpickling calls it with the resolved copy of a configuration."""
     return config
 
 
 def _copies_without_resolvers(root: Any) -> dict[int, Any]:
-    """Return copies of a root and its parts by their identities; empty if all resolvers are ranks'.
+    """Return copies of a root and its nodes by the nodes' ids; empty if no resolver needs a copy.
 
-    The resolvers are called with the original, which remembers values of those that are cached: the
-    driver continues with the value that ranks have.
+    The resolvers are called with the original, which caches values: the driver keeps the values
+    that ranks get.
     """
     if not any(_needs_driver(node) for node in _nodes(root)):
         return {}
     copies: dict[int, Any] = {}
     _resolve_children(root, copy.deepcopy(root, copies))
-    # deepcopy() also notes what is no part of the configuration.
+    # deepcopy() also records objects that are not nodes.
     container = sys.modules[_LIBRARY].Container
     return {key: value for key, value in copies.items() if isinstance(value, container)}
 
@@ -78,7 +77,7 @@ def _needs_driver(node: Any) -> bool:
     return node._is_interpolation() and any(
         argument not in RESERVED_VARIABLES
         if name == _ENVIRONMENT
-        else not name.startswith(_OF_LIBRARY)
+        else not name.startswith(_LIBRARY_PREFIX)
         for name, argument in _RESOLVER.findall(node._value())
     )
 
@@ -90,7 +89,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _keys(node: Any) -> list[Any]:
-    """Return the keys of a node's children: none for a value, and for what is missing or None."""
+    """Return the keys of a node's children; empty for a value, a missing node and None."""
     library = sys.modules[_LIBRARY]
     if node._is_interpolation() or node._is_missing() or node._is_none():
         return []
@@ -100,10 +99,9 @@ def _keys(node: Any) -> list[Any]:
 
 
 def _resolve_children(original: Any, resolved: Any) -> None:
-    """Give the children of a copy the values that interpolations with resolvers have.
+    """Replace interpolations with resolvers in a copy by their values.
 
-    An interpolation that has no value here, for example because it refers to a missing value,
-    remains as it is: the function may never read it.
+    An interpolation that cannot be resolved here remains: the function may never read it.
     """
     library = sys.modules[_LIBRARY]
     for key in _keys(original):
@@ -118,15 +116,15 @@ def _resolve_children(original: Any, resolved: Any) -> None:
                 library.flag_override(resolved, list(flags), list(flags.values())),
                 library.flag_override(resolved._get_child(key), list(flags), list(flags.values())),
             ):
-                resolved[key] = _value_of(child)
+                resolved[key] = _config_value(child)
         _resolve_children(child, resolved._get_child(key))
 
 
-def _value_of(node: Any) -> Any:
-    """Return what a configuration takes for the value that an interpolation has."""
+def _config_value(node: Any) -> Any:
+    """Return an interpolation's value in the form that a configuration accepts."""
     if isinstance(node, sys.modules[_LIBRARY].Container):
         return node
     value = node._value()
     if isinstance(value, str):
-        return _UNESCAPED.sub(lambda found: f"{found[1] * 2}\\${{", value)
+        return _UNESCAPED.sub(lambda match: f"{match[1] * 2}\\${{", value)
     return value

@@ -1,6 +1,6 @@
-"""A check at the driver that ranks will be able to load a call: a fresh process loads it once.
+"""A check at the driver that ranks can load a call: a fresh process loads the call once.
 
-It is made only for calls with objects whose load runs code of their own (`load_risks`).
+Only calls with objects whose load runs their own code are checked (`load_risks`).
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from hopsgpu.packaging.load_check_process import LOADED
 
 log = logging.getLogger(__name__)
 
-# A check that takes longer is ended. An import of TensorFlow from a slow disk takes less.
+# The check is stopped after this time. An import of TensorFlow from a slow disk takes less.
 SECONDS = 30.0
-_SLICE_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _MODULE = "hopsgpu.packaging.load_check_process"
 _NO_GPUS = {
-    # A number, because code of the user's may read it as one.
+    # A number, because the user's code may parse it.
     "CUDA_VISIBLE_DEVICES": "-1",
     "HIP_VISIBLE_DEVICES": "-1",
     "ROCR_VISIBLE_DEVICES": "-1",
     "JAX_PLATFORMS": "cpu",
 }
-# The variables of a rank that is alone: objects may ask for their rank when they are loaded.
-_PLACE = {
+# The variables of a single rank: the load of an object may read its rank.
+_SINGLE_RANK = {
     "RANK": "0",
     "WORLD_SIZE": "1",
     "LOCAL_RANK": "0",
     "LOCAL_WORLD_SIZE": "1",
     "NODE_RANK": "0",
 }
-# Variables of the nodes that could keep a Python of this machine from running.
-_OF_INTERPRETERS = ("PYTHON", "LD_")
-_OF_GATEWAY = "PYSPARK_GATEWAY_"
+# Variables for the nodes that could prevent this machine's Python from running.
+_INTERPRETER_PREFIXES = ("PYTHON", "LD_")
+_GATEWAY_PREFIX = "PYSPARK_GATEWAY_"
 
 
 class LoadFailure(NamedTuple):
     """The failure of a load.
 
     Attributes:
-        error: the error in words.
-        sample: the object that cannot be loaded; None if it is not known which one.
+        error: the error as text.
+        sample: the object that cannot be loaded; None if unknown.
     """
 
     error: str
@@ -59,10 +59,7 @@ class LoadFailure(NamedTuple):
 
 
 class LoadChecks:
-    """The checks of an application, which do not repeat for the same types.
-
-    Several threads may use it.
-    """
+    """The checks of an application; each type is checked once. Thread-safe."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -74,20 +71,20 @@ class LoadChecks:
         call: bytes,
         risks: Mapping[type, object],
         environment: Mapping[str, str],
-        pickle_one: Callable[[object], bytes],
-        on_slice: Callable[[], None] = lambda: None,
+        pickle_sample: Callable[[object], bytes],
+        on_poll: Callable[[], None] = lambda: None,
     ) -> Iterator[list[LoadFailure]]:
-        """Load a call in another process while the body of `with` runs; then wait for the end.
+        """Load a call in another process while the body of `with` runs; then wait for the result.
 
         Args:
-            call: the call, pickled.
-            risks: objects in it whose load runs code of their own, by their types.
+            call: the pickled call.
+            risks: objects in it whose load runs their own code, by type.
             environment: variables that the ranks get besides the driver's.
-            pickle_one: returns a call that has one object as its argument.
-            on_slice: is called several times a second during the wait; the check ends if it raises.
+            pickle_sample: returns a call with one object as its argument.
+            on_poll: called several times a second during the wait; an error stops the check.
 
         Yields:
-            A list, which contains the failure after the body, if there is one.
+            A list, which contains the failure, if any, after the body.
         """
         failures: list[LoadFailure] = []
         new = {kind: value for kind, value in risks.items() if kind not in self._checked}
@@ -98,30 +95,30 @@ class LoadChecks:
         variables = _environment(environment)
         with _process(call, variables) as process:
             yield failures
-            error = _error_of(process, deadline, on_slice)
+            error = _load_error(process, deadline, on_poll)
         if error is None:
             self._checked.update(new)
             return
         for value in new.values():
-            with _process(pickle_one(value), variables) as process:
-                own = _error_of(process, deadline, on_slice)
-            if own is not None:
-                failures.append(LoadFailure(own, value))
+            with _process(pickle_sample(value), variables) as process:
+                cause = _load_error(process, deadline, on_poll)
+            if cause is not None:
+                failures.append(LoadFailure(cause, value))
                 return
         failures.append(LoadFailure(error, None))
 
 
 def _environment(ranks: Mapping[str, str]) -> dict[str, str]:
-    theirs = {n: value for n, value in ranks.items() if not n.startswith(_OF_INTERPRETERS)}
+    rank_variables = {n: v for n, v in ranks.items() if not n.startswith(_INTERPRETER_PREFIXES)}
     path = os.pathsep.join(str(Path(p).absolute()) for p in sys.path if isinstance(p, str))
     # The process must not reach the driver's JVM.
-    mine = {n: value for n, value in os.environ.items() if not n.startswith(_OF_GATEWAY)}
-    return {**mine, **theirs, **_PLACE, **_NO_GPUS, "PYTHONPATH": path}
+    own = {n: value for n, value in os.environ.items() if not n.startswith(_GATEWAY_PREFIX)}
+    return {**own, **rank_variables, **_SINGLE_RANK, **_NO_GPUS, "PYTHONPATH": path}
 
 
 @contextlib.contextmanager
 def _process(call: bytes, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Start a process that loads a call, and end it on exit; None if it cannot be started."""
+    """Start a process that loads a call, and kill it on exit; None if it cannot be started."""
     with contextlib.ExitStack() as stack:
         try:
             # A file in memory: a pipe would need a thread that fills it.
@@ -134,35 +131,35 @@ def _process(call: bytes, variables: Mapping[str, str]) -> Iterator[subprocess.P
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=dict(variables),
-                # Ctrl-C is for the driver, which ends the process.
+                # Ctrl-C must reach only the driver, which kills the process.
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             log.warning("it was not checked that the ranks can load the call: %s", error)
             yield None
             return
-        stack.callback(_end, process)
+        stack.callback(_kill, process)
         file.close()
         yield process
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    # The process leads a group, which has what the user's code has started.
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # The process leads a group with all processes that the user's code has started.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
 
 
-def _error_of(
-    process: subprocess.Popen[bytes] | None, deadline: float, on_slice: Callable[[], None]
+def _load_error(
+    process: subprocess.Popen[bytes] | None, deadline: float, on_poll: Callable[[], None]
 ) -> str | None:
-    """Return the error of a load; None if there is none, or if it is not known."""
+    """Return the error of a load; None if there is none, or the result is unknown."""
     if process is None:
         return None
     while True:
-        on_slice()
+        on_poll()
         try:
-            output, _ = process.communicate(timeout=_SLICE_SECONDS)
+            output, _ = process.communicate(timeout=_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if time.monotonic() < deadline:
                 continue

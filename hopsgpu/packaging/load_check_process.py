@@ -1,7 +1,7 @@
 """The process that loads a call as a rank does, before GPUs are requested.
 
-Run as `python -P -m hopsgpu.packaging.load_check_process DRIVER_PID` with the call as stdin. Its
-stdout gets `loaded`, or an error in JSON.
+Run as `python -P -m hopsgpu.packaging.load_check_process DRIVER_PID` with the call as stdin. It
+writes `loaded`, or an error as JSON, to stdout.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ from hopsgpu.linux import die_with
 from hopsgpu.packaging import main_module
 
 LOADED = b"loaded"
-# Characters of an error's message.
-_MOST = 4096
-# The file that raises the error of a missing environment variable.
-_OF_ENVIRON = (os.__file__, "<frozen os>")
-# Words of errors that only say that this process has no GPU.
-_DEVICES = re.compile(r"\b(cuda|gpus?|nvidia|hip|devices?|backends?)\b", re.IGNORECASE)
-# Errors of these modules are about the call. Those of other packages may be about a server or GPU.
-_OWN_ERRORS = ("builtins", "__main__", "pickle", "_pickle")
+# Of an error's message.
+_MAX_CHARACTERS = 4096
+# The file that raises KeyError for a missing environment variable.
+_ENVIRON_FILES = (os.__file__, "<frozen os>")
+# Words of errors whose cause may be that this process has no GPU.
+_DEVICE_WORDS = re.compile(r"\b(cuda|gpus?|nvidia|hip|devices?|backends?)\b", re.IGNORECASE)
+# Error classes of these modules concern the call; those of other packages may concern a server or
+# GPU.
+_CALL_ERROR_MODULES = ("builtins", "__main__", "pickle", "_pickle")
 
 
-def depends_on_node(error: BaseException) -> bool:
-    """Return whether an error may have its reason here, so that a rank may load the call.
+def may_depend_on_node(error: BaseException) -> bool:
+    """Return whether ranks may be able to load a call that raised an error here.
 
-    Files, servers, packages, GPUs and what a rank knows of its gang may be on the nodes only.
+    Files, servers, packages, GPUs and facts about the gang may exist on the nodes only.
     """
     if isinstance(error, (OSError, ImportError, MemoryError, HopsGpuError)):
         return True
-    if type(error).__module__ not in _OWN_ERRORS:
+    if type(error).__module__ not in _CALL_ERROR_MODULES:
         return True
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, KeyError) and frames and frames[-1].filename in _OF_ENVIRON:
+    if isinstance(error, KeyError) and frames and frames[-1].filename in _ENVIRON_FILES:
         return True  # a missing environment variable
     is_general = isinstance(error, (RuntimeError, AssertionError))
-    return is_general and _DEVICES.search(str(error)) is not None
+    return is_general and _DEVICE_WORDS.search(str(error)) is not None
 
 
-def _loaded(call: int) -> bytes:
-    """Load a call; return what to write to stdout."""
+def _load_result(call: int) -> bytes:
+    """Load a call; return the output for stdout."""
     try:
         main_module.load(Path(f"/proc/self/fd/{call}"))
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises is reported
         try:
-            message = str(error)[:_MOST]
+            message = str(error)[:_MAX_CHARACTERS]
         except Exception as problem:  # noqa: BLE001 - a user's __str__
             message = f"(its __str__ raised {type(problem).__name__})"
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-        return json.dumps({"error": text, "depends": depends_on_node(error)}).encode()
+        return json.dumps({"error": text, "depends": may_depend_on_node(error)}).encode()
     return LOADED
 
 
 def main() -> None:
-    """Load the call on stdin."""
     die_with(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     call, answer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    os.write(answer, _loaded(call))
-    # Exit functions and threads of the user's code could delay the end.
+    os.write(answer, _load_result(call))
+    # Exit functions and threads of the user's code could delay a normal exit.
     os._exit(0)
 
 

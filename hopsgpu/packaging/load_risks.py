@@ -1,8 +1,7 @@
-"""Objects of a call whose load runs code of their own, so that the load may fail in a rank.
+"""Objects of a call whose load runs their own code, so that the load may fail in a rank.
 
-Python's default way to pickle an object cannot fail when the object is loaded: it creates an object
-of the class and sets its attributes. Own ways can, and so can code that runs while a class is
-created.
+By default, pickle creates an object of the class and sets its attributes, which cannot fail.
+Customized pickling can fail, and so can code that runs while a class is created.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import types
 from typing import Any
 
 # Packages whose classes are known to load.
-_KNOWN = frozenset(
+_SAFE_PACKAGES = frozenset(
     {
         "PIL",
         "attr",
@@ -38,11 +37,11 @@ _KNOWN = frozenset(
         "typing_extensions",
     }
 )
-# Packages whose classes can be the bases of a script's classes, but whose objects have own ways.
-_KNOWN_BASES = frozenset({"accelerate", "flax", "keras", "tensorflow", "transformers"})
-# Methods that pickle calls when it loads an object. `__getattr__` is one, because pickle looks for
-# `__setstate__` before the object has its attributes.
-_HOOKS: frozenset[str] = frozenset(
+# Packages whose classes are safe as bases of a script's classes, but customize pickling.
+_SAFE_BASE_PACKAGES = frozenset({"accelerate", "flax", "keras", "tensorflow", "transformers"})
+# Methods that pickle calls when it loads an object. It calls `__getattr__` for `__setstate__`,
+# before the object has its attributes.
+_LOAD_METHODS: frozenset[str] = frozenset(
     {
         "__getattr__",
         "__getattribute__",
@@ -54,79 +53,78 @@ _HOOKS: frozenset[str] = frozenset(
         "__setstate__",
     }
 )
-_CREATES_CLASSES = frozenset({"__init_subclass__"})
+_CREATION_METHODS = frozenset({"__init_subclass__"})
 
 
 class LoadRisks:
-    """A record of such objects, kept while a call is pickled.
+    """A record of objects that may fail to load, kept while a call is pickled.
 
     Attributes:
-        found: the first object of each such type; for a class that is pickled by value and runs
-            code while it is created, the class itself.
+        samples: the first object of each such type; a class itself if it is pickled by value and
+            its creation runs code.
     """
 
     def __init__(self) -> None:
-        self.found: dict[type, object] = {}
+        self.samples: dict[type, object] = {}
         self._classes: set[type] = set()
         self._kinds: set[type] = set()
 
     def record(self, value: object, *, is_by_value: bool) -> None:
-        """Note an object that is about to be pickled.
+        """Record an object that is about to be pickled.
 
         Args:
-            value: any object that is no number, text or built-in container.
-            by_value: whether it is pickled by value, where that can differ.
+            value: any object except numbers, texts and built-in containers.
+            is_by_value: whether it is a function or class that is pickled by value.
         """
         kind = type(value)
         if issubclass(kind, type):
             cls: Any = value
             if is_by_value and cls not in self._classes:
                 self._classes.add(cls)
-                if creation_runs_code(cls):
-                    self.found[cls] = cls
+                if can_fail_to_create(cls):
+                    self.samples[cls] = cls
         elif kind not in self._kinds:
             self._kinds.add(kind)
-            if load_runs_code(kind):
-                self.found[kind] = value
+            if can_fail_to_load(kind):
+                self.samples[kind] = value
 
 
-def load_runs_code(kind: type) -> bool:
-    """Return whether loading an object of a type runs code that is not known to work."""
-    if _is_known(kind, _KNOWN) or isinstance(kind, enum.EnumMeta):
+def can_fail_to_load(kind: type) -> bool:
+    """Return whether the load of an object of a type runs code that is not known to be safe."""
+    if _is_in(kind, _SAFE_PACKAGES) or isinstance(kind, enum.EnumMeta):
         return False
-    hooks = _HOOKS
-    own: Any = kind
-    if (own.__reduce__, own.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
-        # An exception, for example, is loaded by a call of its class.
-        hooks |= {"__init__"}
+    methods = _LOAD_METHODS
+    cls: Any = kind
+    if (cls.__reduce__, cls.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__):
+        # For example, the load of an exception calls its class.
+        methods |= {"__init__"}
     if issubclass(kind, (list, dict, set)):
-        hooks |= {"__setitem__", "append", "extend", "add"}
-    if any(vars(cls).get("__slots__") for cls in kind.__mro__) and not hasattr(
-        kind, "__setstate__"
-    ):
-        hooks |= {"__setattr__"}
+        methods |= {"__setitem__", "append", "extend", "add"}
+    if not hasattr(kind, "__setstate__") and any(vars(c).get("__slots__") for c in kind.__mro__):
+        methods |= {"__setattr__"}
     return kind in copyreg.dispatch_table or any(
-        _has_own(cls, hooks) for cls in kind.__mro__ if not _is_known(cls, _KNOWN)
+        _has_unsafe_method(cls, methods) for cls in kind.__mro__ if not _is_in(cls, _SAFE_PACKAGES)
     )
 
 
-def creation_runs_code(cls: type) -> bool:
-    """Return whether creating a class anew runs code that is not known to work."""
-    known = _KNOWN | _KNOWN_BASES
-    return not _is_known(type(cls), known) or any(
-        _has_own(base, _CREATES_CLASSES) for base in cls.__mro__[1:] if not _is_known(base, known)
+def can_fail_to_create(cls: type) -> bool:
+    """Return whether the creation of a class runs code that is not known to be safe."""
+    packages = _SAFE_PACKAGES | _SAFE_BASE_PACKAGES
+    bases = [base for base in cls.__mro__[1:] if not _is_in(base, packages)]
+    return not _is_in(type(cls), packages) or any(
+        _has_unsafe_method(base, _CREATION_METHODS) for base in bases
     )
 
 
-def _is_known(cls: type, packages: frozenset[str]) -> bool:
+def _is_in(cls: type, packages: frozenset[str]) -> bool:
     # `__module__` of a class may be a property.
     first = str(cls.__module__).partition(".")[0]
     return first in packages or first in sys.stdlib_module_names
 
 
-def _has_own(cls: type, names: frozenset[str]) -> bool:
-    own = (value for name, value in vars(cls).items() if name in names)
-    return any(not _is_generated(value) for value in own)
+def _has_unsafe_method(cls: type, names: frozenset[str]) -> bool:
+    members = (value for name, value in vars(cls).items() if name in names)
+    return any(not _is_generated(value) for value in members)
 
 
 def _is_generated(method: Any) -> bool:

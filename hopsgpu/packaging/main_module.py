@@ -1,8 +1,7 @@
-"""The `__main__` of a rank: it has what came by value from the driver's, under the same names.
+"""The `__main__` of a rank: it has the definitions that came by value from the driver's `__main__`.
 
-Otherwise a rank's `__main__` would be hopsgpu's. With it, code that pickles by name (torch.save, a
-Pool, the workers of a DataLoader) finds the functions and classes of the user's script or notebook
-as in the driver.
+Code that pickles by name (torch.save, a Pool, the workers of a DataLoader) thus finds the functions
+and classes of the user's script or notebook as in the driver.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from typing import Any
 from hopsgpu.packaging.sources import ScriptLoader, add_sources
 
 _MAIN = "__main__"
-# The name of `__main__` in processes that multiprocessing spawns.
-_OF_SPAWNED = "__mp_main__"
-_DESCRIBED = ("__file__", "__package__", "__doc__")
-# The environment variable that names a rank's call for processes that multiprocessing spawns.
+# multiprocessing's name of `__main__` in processes that it spawns.
+_SPAWNED_MAIN = "__mp_main__"
+_DESCRIBED_NAMES = ("__file__", "__package__", "__doc__")
+# Names the file of a rank's call, for processes that multiprocessing spawns.
 VARIABLE = "HOPSGPU_CALL"
 # The module that multiprocessing runs in these processes.
-_SPAWNED = "hopsgpu.packaging.spawned_main"
+_SPAWNED_MODULE = "hopsgpu.packaging.spawned_main"
 
 
 class Namespace:
-    """The namespace of `__main__` in a pickle; it loads as that of the process that loads it."""
+    """A placeholder that is loaded as the namespace of the loading process's `__main__`."""
 
     def __reduce__(self) -> tuple[Callable[[], dict[str, Any]], tuple[()]]:
         return _namespace, ()
@@ -42,12 +41,12 @@ def _namespace() -> dict[str, Any]:
 
 
 def describe_main(main: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return a description of a `__main__`, without what is defined in it.
+    """Return the `__file__`, `__package__`, `__doc__` and the spec's name of a `__main__`, if any.
 
     Args:
-        main: its namespace. A notebook's has no file, a script's no specification.
+        main: its namespace. A notebook has no file, a script has no spec.
     """
-    description = {name: main[name] for name in _DESCRIBED if isinstance(main.get(name), str)}
+    description = {name: main[name] for name in _DESCRIBED_NAMES if isinstance(main.get(name), str)}
     if (spec := main.get("__spec__")) is not None:
         description["__spec__"] = spec.name
     return description
@@ -60,7 +59,7 @@ class LoadedCall:
     Attributes:
         function: the user's function.
         args, kwargs: its arguments.
-        names: what came from the driver's `__main__`, by its names there.
+        names: definitions that came from the driver's `__main__`, by name.
     """
 
     function: Callable[..., Any]
@@ -70,11 +69,11 @@ class LoadedCall:
 
 
 def load(call: Path) -> LoadedCall:
-    """Load a call, and make `__main__` the driver's, here and in processes spawned from here.
+    """Load a call, and give `__main__` of this and of spawned processes the driver's definitions.
 
     Args:
-        call: a file with the bytes of `pickling.pickle_call`; it must stay, because spawned
-            processes read it again.
+        call: a file with the bytes of `pickling.pickle_call`; spawned processes read it again, so
+            it must not be removed.
     """
     main = ModuleType(_MAIN)
     sys.modules[_MAIN] = main
@@ -89,21 +88,21 @@ def load(call: Path) -> LoadedCall:
         function, args, kwargs = called or function, (*args, *positional), {**kwargs, **named}
     assert function is not None, "the first part has the function"
     os.environ[VARIABLE] = str(call)
-    _have_spawned_restore()
-    # In a fork server this name refers to another module.
-    sys.modules[_OF_SPAWNED] = main
+    _restore_in_spawned()
+    # A fork server's name refers to another module.
+    sys.modules[_SPAWNED_MAIN] = main
     return LoadedCall(function, args, kwargs, names)
 
 
 def restore(namespace: dict[str, Any]) -> None:
     """Give a process that multiprocessing spawned from a rank the rank's `__main__`.
 
-    When `python` runs a script, multiprocessing runs the script again in such a process. A rank has
-    no script, and a script that launches a gang must not run again.
+    Otherwise multiprocessing would run the script in such a process. A rank has no script, and a
+    script that launches a gang must not run again.
 
     Args:
-        namespace: that of the module that multiprocessing runs as `__mp_main__`; it is emptied
-            first.
+        namespace: namespace of the module that multiprocessing runs as `__mp_main__`; its content
+            is replaced.
     """
     running = sys.modules[namespace["__name__"]]
     kept = {name: namespace[name] for name in ("__name__", "__builtins__")}
@@ -121,11 +120,11 @@ def restore(namespace: dict[str, Any]) -> None:
     finally:
         sys.modules[_MAIN] = before
     namespace.update(kept)
-    _have_spawned_restore()
+    _restore_in_spawned()
 
 
 class _CallPart:
-    """A part of a call, which is loaded step by step."""
+    """A part of a call, whose pickles are loaded one by one."""
 
     def __init__(self, head: Mapping[str, Any], stream: Any, main: dict[str, Any]) -> None:
         self.has_late_names = bool(head["late"])
@@ -135,15 +134,14 @@ class _CallPart:
         self._main = main
 
     def load(self) -> Any:
-        """Load the next pickle."""
         return self._unpickler.load()
 
     def skip(self) -> None:
-        """Skip the call itself, once the names before it are bound."""
+        """Skip the call itself, after the names before it were bound."""
         self._stream.seek(self._size, os.SEEK_CUR)
 
     def bind(self) -> dict[str, Any]:
-        """Bind the names that come next in the stream, and return them."""
+        """Bind the names that follow in the stream, and return them."""
         bound: dict[str, Any] = {}
         while (names := self.load()) is not None:
             self._main.update(names)
@@ -153,13 +151,13 @@ class _CallPart:
 
 def _call_parts(call: Path, main: dict[str, Any]) -> Iterator[_CallPart]:
     """Yield the parts of a call; each must be loaded before the next one is requested."""
-    described = False
+    is_described = False
     with call.open("rb") as stream:
         while stream.peek(1):
             head = pickle.load(stream)
-            if not described:
-                _describe(main, head["main"])
-                described = True
+            if not is_described:
+                _set_description(main, head["main"])
+                is_described = True
             sources, script = head["sources"], main.get("__file__")
             add_sources(sources, script is not None)
             if script in sources:
@@ -167,21 +165,21 @@ def _call_parts(call: Path, main: dict[str, Any]) -> Iterator[_CallPart]:
             yield _CallPart(head, stream, main)
 
 
-def _describe(main: dict[str, Any], driver: Mapping[str, str]) -> None:
+def _set_description(main: dict[str, Any], driver: Mapping[str, str]) -> None:
     main.update({"__doc__": None, "__package__": None, "__spec__": None, "__loader__": None})
-    main.update({name: driver[name] for name in _DESCRIBED if name in driver})
+    main.update({name: driver[name] for name in _DESCRIBED_NAMES if name in driver})
     if (name := driver.get("__spec__")) is not None:
         main["__spec__"] = ModuleSpec(name, None, origin=driver.get("__file__"))
 
 
-def _have_spawned_restore() -> None:
-    """Make the processes that multiprocessing spawns from now on call `restore`."""
+def _restore_in_spawned() -> None:
+    """Let processes that multiprocessing spawns from now on call `restore`."""
     spawn: Any = importlib.import_module("multiprocessing.spawn")
     prepare = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         preparation: dict[str, Any] = prepare(name)
         preparation.pop("init_main_from_path", None)
-        return {**preparation, "init_main_from_name": _SPAWNED}
+        return {**preparation, "init_main_from_name": _SPAWNED_MODULE}
 
     spawn.get_preparation_data = get_preparation_data

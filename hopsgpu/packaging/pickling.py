@@ -106,14 +106,14 @@ class _CallPickler(ReducingPickler):
             recorder.record(obj, is_by_value=reduced is not NotImplemented)
         return reduced
 
-    def class_by_value(self, cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+    def reduce_class(self, cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
         if cls.__module__ == MAIN:
             self.classes[cls.__qualname__] = cls
             self._add_definition(cls.__qualname__, cls)
             self._add_annotations(cls)
         return reduced
 
-    def function_by_value(self, function: FunctionType) -> None:
+    def on_function_by_value(self, function: FunctionType) -> None:
         if function.__module__ == MAIN:
             self._add_definition(function.__qualname__, function)
         refuse_own_operators(function)

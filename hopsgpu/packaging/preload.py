@@ -1,8 +1,8 @@
 """Predictions from a function's code: the packages it will import, the variables it will set.
 
-A fork server imports those of the packages that are known to be slow. Nothing is imported or run to
-predict them: they are in the bytecode of the function and of what it refers to, and in the sources
-of the user's modules that these import.
+A fork server imports the slow ones among these packages. No code is imported or run for the
+predictions. They come from the bytecode of the function and of objects that it refers to, and from
+the sources of the user's modules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hopsgpu.packaging.import_scan import (
 )
 from hopsgpu.packaging.modules import PackedModules
 
-# Packages that are slow to import, and known to compute nothing and touch no GPU meanwhile.
+# Packages that are slow to import, and neither compute nor use a GPU at import.
 PRELOADABLE = (
     "torch",
     "torchvision",
@@ -52,47 +52,44 @@ PRELOADABLE = (
     "optuna",
     "pytest",
 )
-# Packages whose submodules are imported ahead too, as they are as slow and as harmless.
-_WHOLE = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
-# A function that imports one of these trains with torch, whether it names torch or not.
-_ON_TORCH = frozenset(
+# Packages of which submodules too are slow to import, and safe.
+_WITH_SUBMODULES = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
+# Packages that import torch.
+_TORCH_BASED = frozenset(
     {"torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"}
 )
-# torch imports it when the first optimizer or parallel module is made, and that takes as long as to
-# import torch.
+# torch imports this module when it creates the first optimizer or parallel module. The import takes
+# as long as that of torch.
 _TORCH_COMPILER = "torch._dynamo"
-# Names in code that makes one of these.
-_OPTIMIZING = frozenset({"optim", "DistributedDataParallel", "fully_shard"})
+# Names in code that creates an optimizer or a parallel module.
+_OPTIMIZER_NAMES = frozenset({"optim", "DistributedDataParallel", "fully_shard"})
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
-# The references of a function are not followed beyond this number of objects.
-_MOST_OBJECTS = 10_000
-# Sources are read once for all launches of a held gang.
-_MOST_SOURCES = 4096
+
+_MAX_OBJECTS = 10_000
+# The cache serves all launches of a held gang.
+_CACHED_SOURCES = 4096
 
 
 class StaticFindings(NamedTuple):
-    """What a function's code shows before it runs.
+    """Predictions for a function.
 
     Attributes:
-        imports: the packages of `PRELOADABLE` that it will import, in that order, and then dotted
-            names of what may be a module in one of them, or an attribute of one; torch's compiler
-            is among them if it makes an optimizer. Empty if it sets variables that frameworks read
-            while they are imported.
-        sets: the environment variables that it sets.
+        imports: the packages of `PRELOADABLE` that it will import, in that order; then dotted names
+            of their modules (or of attributes of these), with torch's compiler if the function
+            creates an optimizer. Empty if it sets variables that frameworks read at import.
+        settings: the environment variables that it sets.
     """
 
     imports: tuple[str, ...] = ()
-    sets: frozenset[Setting] = frozenset()
+    settings: frozenset[Setting] = frozenset()
 
     @property
     def has_own_master(self) -> bool:
-        """Return whether it makes ranks meet at its own address."""
-        return code_variables.has_own_master(self.sets)
+        return code_variables.has_own_master(self.settings)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Return warnings for the user about it."""
-        return code_variables.warnings(self.sets)
+        return code_variables.warnings(self.settings)
 
     def environment(self, driver: Mapping[str, str]) -> dict[str, str]:
         """Return variables that its ranks get; the user's `env_vars` override them.
@@ -100,160 +97,172 @@ class StaticFindings(NamedTuple):
         Args:
             driver: the driver's own variables.
         """
-        return {**code_variables.carried_variables(driver), **code_variables.environment(self.sets)}
+        return {
+            **code_variables.carried_variables(driver),
+            **code_variables.environment(self.settings),
+        }
 
 
 def scan_function(function: Callable[..., Any], modules: PackedModules) -> StaticFindings:
-    """Return what a function will import and set.
+    """Predict the imports and settings of a function.
 
-    An import or assignment counts wherever it stands in the function, in what the function refers
-    to (globals, closures, defaults, a function that it decorates) and in the user's modules that
-    are imported on the way, except under `if TYPE_CHECKING`. Of the modules that contain these
-    objects only what runs at import counts: their other functions are not called. A name that only
-    execution would reveal is not found: then the import takes its time in the rank.
+    An import or assignment counts in the function, in objects that it refers to (globals, closures,
+    defaults, a decorated function) and in the user's modules that these import, except under
+    `if TYPE_CHECKING`. Modules that only define these objects count with the code that runs at
+    import. If a name is computed, its import is not predicted and takes its time in the rank.
 
     Args:
         function: the user's function.
         modules: the user's modules.
     """
-    reached = _reached(function, modules)
-    sets = set(reached.sets)
-    for name, every in reached.modules:
-        if name in reached.sources:
-            sets.update(_set_by_source(reached.sources[name][0], every))
-    imports = () if code_variables.read_at_import(sets) else _preloads(reached)
-    return StaticFindings(imports, frozenset(sets))
+    reachable = _reachable_code(function, modules)
+    settings = set(reachable.settings)
+    for name, is_called in reachable.modules:
+        if name in reachable.sources:
+            settings.update(_settings_of_source(reachable.sources[name][0], is_called))
+    if code_variables.has_import_time_settings(settings):
+        return StaticFindings((), frozenset(settings))
+    return StaticFindings(_preloadable_imports(reachable), frozenset(settings))
 
 
-class _Reached(NamedTuple):
-    """What a function reaches: modules, the user's sources, variables its functions set, names."""
+class _ReachableCode(NamedTuple):
+    """Code that a function may run.
+
+    Attributes:
+        modules: modules that are imported.
+        sources: the user's modules, by name: text, and whether the module is a package.
+        settings: variables that functions (not modules) set.
+        names: names of attributes and globals in functions.
+    """
 
     modules: set[_Module]
     sources: Mapping[str, tuple[str, bool]]
-    sets: set[Setting]
+    settings: set[Setting]
     names: set[str]
 
 
-def _reached(function: Callable[..., Any], modules: PackedModules) -> _Reached:
+def _reachable_code(function: Callable[..., Any], modules: PackedModules) -> _ReachableCode:
     sources = _sources(modules.archive)
-    own = {name.partition(".")[0] for name in sources}
-    sets: set[Setting] = set()
+    own_packages = {name.partition(".")[0] for name in sources}
+    settings: set[Setting] = set()
     names: set[str] = set()
-    pending = list(_imports_of(function, own | {"__main__", _home(function)}, sets, names))
-    met: set[_Module] = set()
+    own_packages |= {"__main__", _home_package(function)}
+    pending = list(_imports_of(function, own_packages, settings, names))
+    visited: set[_Module] = set()
     while pending:
         module = pending.pop()
-        if module in met:
+        if module in visited:
             continue
-        met.add(module)
+        visited.add(module)
         name = module.name
         pending += [_Module(name.rpartition(".")[0], False)] if "." in name else []
         if name in sources:
-            found = imports_of_source(name, *sources[name])
-            pending += [
-                _Module(i.name, module.all) for i in found if module.all or not i.is_deferred
-            ]
-    return _Reached(met, sources, sets, names)
+            imports = imports_of_source(name, *sources[name])
+            names_to_import = (i.name for i in imports if module.is_called or not i.is_deferred)
+            pending += [_Module(imported, module.is_called) for imported in names_to_import]
+    return _ReachableCode(visited, sources, settings, names)
 
 
-def _preloads(reached: _Reached) -> tuple[str, ...]:
-    met, own = reached.modules, {name.partition(".")[0] for name in reached.sources}
-    firsts = {module.name.partition(".")[0] for module in met}
-    if firsts & _ON_TORCH:
-        firsts.add("torch")
-    # A user's module with a known name may do anything when it is imported.
-    packages = [package for package in PRELOADABLE if package in firsts - own]
-    dotted = {module.name for module in met if "." in module.name}
-    whole = set(packages).intersection(_WHOLE)
-    below = {name for name in dotted if name.partition(".")[0] in whole}
-    names = reached.names.union(*(name.split(".") for name in dotted))
-    if "torch" in packages and names & _OPTIMIZING:
-        below.add(_TORCH_COMPILER)
-    return (*packages, *sorted(below))
+def _preloadable_imports(reachable: _ReachableCode) -> tuple[str, ...]:
+    own_packages = {name.partition(".")[0] for name in reachable.sources}
+    top_packages = {module.name.partition(".")[0] for module in reachable.modules}
+    if top_packages & _TORCH_BASED:
+        top_packages.add("torch")
+    # A module of the user's with one of these names may do anything at import.
+    packages = [package for package in PRELOADABLE if package in top_packages - own_packages]
+    dotted = {module.name for module in reachable.modules if "." in module.name}
+    with_submodules = set(packages).intersection(_WITH_SUBMODULES)
+    submodules = {name for name in dotted if name.partition(".")[0] in with_submodules}
+    names = reachable.names.union(*(name.split(".") for name in dotted))
+    if "torch" in packages and names & _OPTIMIZER_NAMES:
+        submodules.add(_TORCH_COMPILER)
+    return (*packages, *sorted(submodules))
 
 
 def likely_imports() -> tuple[str, ...]:
-    """Return what a function that is not known yet will probably import.
+    """Return the imports that a function will probably need that is not known yet.
 
-    These are the frameworks that this process has imported, else the first one that is installed
-    here.
+    They are the frameworks that this process has imported, otherwise the first installed one.
     """
     imported = tuple(name for name in _FRAMEWORKS if name in sys.modules)
-    found = imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
-    return (*found, _TORCH_COMPILER) if "torch" in found else found
+    frameworks = imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
+    return (*frameworks, _TORCH_COMPILER) if "torch" in frameworks else frameworks
 
 
 class _Module(NamedTuple):
-    """A module that will be imported; with `all`, any of its functions may be called."""
+    """A module that will be imported; with `is_called`, its functions may be called."""
 
     name: str
-    all: bool
+    is_called: bool
 
 
 @functools.lru_cache(maxsize=1)
 def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
-    """Return each module's source, and whether the module is a package, by dotted name."""
-    found: dict[str, tuple[str, bool]] = {}
+    """Return the text of each module, and whether the module is a package, by dotted name."""
+    modules: dict[str, tuple[str, bool]] = {}
     with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
         for entry in zipped.namelist():
             path = PurePosixPath(entry)
             if path.suffix != ".py":
                 continue
             _root, *parts = path.with_suffix("").parts
-            package = parts[-1] == "__init__"
-            name = ".".join(parts[:-1] if package else parts)
+            is_package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if is_package else parts)
             source = zipped.read(entry).decode(errors="replace")
-            found.setdefault(name, (source, package))
-    return found
+            modules.setdefault(name, (source, is_package))
+    return modules
 
 
-@functools.lru_cache(maxsize=_MOST_SOURCES)
-def _set_by_source(source: str, functions: bool) -> tuple[Setting, ...]:
+@functools.lru_cache(maxsize=_CACHED_SOURCES)
+def _settings_of_source(source: str, is_called: bool) -> tuple[Setting, ...]:
     if code_variables.ENVIRON not in source and code_variables.PUTENV not in source:
         return ()
     nodes = walk_executed(parse_source(source))
-    return tuple(code_variables.of_nodes(node for node, called in nodes if functions or not called))
+    running = (node for node, is_deferred in nodes if is_called or not is_deferred)
+    return tuple(code_variables.settings_of_nodes(running))
 
 
 def _imports_of(
-    function: object, own: set[str], sets: set[Setting], names: set[str]
+    function: object, own_packages: set[str], settings: set[Setting], names: set[str]
 ) -> Iterator[_Module]:
-    """Yield the modules that a function, or what it refers to, belongs to or imports.
+    """Yield the modules that a function and the objects that it refers to come from or import.
 
     Args:
         function: the user's function.
-        own: top-level names of the user's modules.
-        sets: the set to which environment variables that these functions set are added.
-        names: the set to which names of attributes and globals in these functions are added.
+        own_packages: top-level names of the user's modules.
+        settings: output: environment variables that these functions set.
+        names: output: names of attributes and globals in these functions.
     """
-    pending, met = [function], dict[int, object]()
-    while pending and len(met) < _MOST_OBJECTS:
+    pending, visited = [function], dict[int, object]()
+    while pending and len(visited) < _MAX_OBJECTS:
         value = pending.pop()
-        if id(value) in met:
+        if id(value) in visited:
             continue
-        # Keep the object, or a later one could get its id.
-        met[id(value)] = value
+        # Keep the object: a later object could get its id.
+        visited[id(value)] = value
         if isinstance(value, ModuleType):
             yield _Module(value.__name__, False)
         elif isinstance(value, FunctionType):
             yield _Module(str(value.__module__), False)
-            if _first(value.__module__) in own:
+            if _top_package(value.__module__) in own_packages:
                 package = str(value.__globals__.get("__package__") or "")
                 for name in imports_of_code(value.__code__, package):
                     yield _Module(name, True)
                 for code in codes_of(value.__code__):
-                    sets.update(code_variables.of_code(code))
+                    settings.update(code_variables.settings_of_code(code))
                     names.update(code.co_names)
-                pending += _referred_to(value, own)
+                pending += _references_of(value, own_packages)
         elif isinstance(value, type):
             yield from (_Module(kind.__module__, False) for kind in value.__mro__)
-            pending += vars(value).values() if _first(value.__module__) in own else ()
+            pending += (
+                vars(value).values() if _top_package(value.__module__) in own_packages else ()
+            )
         else:
-            pending += _parts(value)
+            pending += _wrapped_values(value)
 
 
-def _parts(value: object) -> Iterator[object]:
-    """Yield a value's type, and what the value wraps if it is a callable but no plain function."""
+def _wrapped_values(value: object) -> Iterator[object]:
+    """Yield a value's type, and the functions and arguments that a callable wraps."""
     yield type(value)
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
@@ -267,20 +276,18 @@ def _parts(value: object) -> Iterator[object]:
         yield wrapped
 
 
-def _home(function: object) -> str:
-    """Return the top-level package of a function, also of one inside `functools.partial`."""
+def _home_package(function: object) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     module = getattr(function, "__module__", None) or type(function).__module__
-    return _first(module)
+    return _top_package(module)
 
 
-def _first(module: object) -> str:
-    """Return the top-level package in a module's name."""
+def _top_package(module: object) -> str:
     return str(module).partition(".")[0]
 
 
-def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
+def _references_of(function: FunctionType, own_packages: set[str]) -> Iterator[object]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -291,14 +298,15 @@ def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
     yield from vars(function).values()
     names = {name for code in codes_of(function.__code__) for name in code.co_names}
     pending: list[Mapping[str, object]] = [function.__globals__]
-    met: list[Mapping[str, object]] = []
+    visited: list[Mapping[str, object]] = []
     while pending:
-        known = pending.pop()
-        if any(known is other for other in met):
+        namespace = pending.pop()
+        if any(namespace is other for other in visited):
             continue
-        met.append(known)
-        for name in sorted(names & known.keys()):
-            yield known[name]
-            # The function may reach these names through a user's module.
-            if isinstance(value := known[name], ModuleType) and _first(value.__name__) in own:
+        visited.append(namespace)
+        for name in sorted(names & namespace.keys()):
+            yield namespace[name]
+            # The other names may be attributes of this module.
+            value = namespace[name]
+            if isinstance(value, ModuleType) and _top_package(value.__name__) in own_packages:
                 pending.append(vars(value))

@@ -19,9 +19,9 @@ from hopsgpu.core.spec import redacted, without_user
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.pickling import pickle_code
 
-_MOST_ENTRIES = 200
-_MOST_CHARACTERS = 1000
-_DEEPEST = 4
+_MAX_ENTRIES = 200
+_MAX_CHARACTERS = 1000
+_MAX_DEPTH = 4
 _ATOMS = (bytes, bytearray, complex, range, slice)
 
 
@@ -30,13 +30,12 @@ class Provenance:
     """A launch's code and parameters.
 
     Attributes:
-        code_digest: "sha256:" and the digest of the pickled function, without its arguments, and of
-            the names and contents of the user's modules that travel with it. The same code in the
-            same Python has the same digest; a function that is pickled with what it closes over has
-            that in its digest.
-        parameters: the parameters by name, as plain data. A value that JSON cannot represent
-            becomes a text with its type, long values are cut, and texts under names that look
-            secret are redacted.
+        code_digest: "sha256:" and the digest of the pickled function, with closure variables but
+            without arguments, and of the user's modules. The same code in the same Python has the
+            same digest.
+        parameters: the arguments by name, as plain data. A value that JSON cannot represent is
+            described by its type, long values are cut, and texts under names that look secret are
+            redacted.
     """
 
     code_digest: str = ""
@@ -49,13 +48,10 @@ def provenance_of(
     kwargs: Mapping[str, Any],
     modules: PackedModules,
 ) -> Provenance:
-    """Return the provenance of a call.
-
-    Raises:
-        ConfigError: the function cannot be pickled.
-    """
+    """Return the provenance of a call; raise ConfigError if the function cannot be pickled."""
     return Provenance(
-        code_digest(function, modules), _shown_mapping(_named(function, args, kwargs), _DEEPEST)
+        code_digest(function, modules),
+        _plain_mapping(_arguments_by_name(function, args, kwargs), _MAX_DEPTH),
     )
 
 
@@ -67,17 +63,16 @@ def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
     """
     digest = hashlib.sha256(pickle_code(function))
     if modules.archive:
-        # Not the archive's own bytes, which also depend on compression and on files' modes.
+        # The archive's bytes also depend on compression and file modes.
         with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:
             for name in sorted(archive.namelist()):
                 digest.update(f"\0{name}\0".encode() + hashlib.sha256(archive.read(name)).digest())
     return f"sha256:{digest.hexdigest()}"
 
 
-def _named(
+def _arguments_by_name(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments by the names that the function has for them."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have no signature
@@ -93,44 +88,45 @@ def _named(
     return named
 
 
-def _shown_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    shown = {str(name): value for name, value in [*values.items()][:_MOST_ENTRIES]}
-    # Numbers are no secrets, and max_tokens is worth knowing.
-    secret = {name: "" for name, value in shown.items() if not isinstance(value, (int, float))}
+def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    first_values = {str(name): value for name, value in [*values.items()][:_MAX_ENTRIES]}
+    # Numbers are not secret, even under a name such as max_tokens.
+    secret = {
+        name: "" for name, value in first_values.items() if not isinstance(value, (int, float))
+    }
     hidden = {name for name, value in redacted(secret).items() if value}
     return {
-        name: "(redacted)" if name in hidden and value is not None else _shown(value, depth - 1)
-        for name, value in shown.items()
+        name: "(redacted)"
+        if name in hidden and value is not None
+        else _plain_value(value, depth - 1)
+        for name, value in first_values.items()
     }
 
 
-def _shown(value: Any, depth: int) -> Any:
-    """Return a value as JSON can represent it."""
+def _plain_value(value: Any, depth: int) -> Any:
+    """Return a value that JSON can represent."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
-        # RFC 8259 has no NaN and no infinity.
+        # RFC 8259 excludes NaN and infinities.
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, (str, PurePath)):
-        return without_user(str(value))[:_MOST_CHARACTERS]
+        return without_user(str(value))[:_MAX_CHARACTERS]
     if depth > 0 and isinstance(value, (set, frozenset)):
-        return sorted((_shown(one, depth - 1) for one in value), key=repr)[:_MOST_ENTRIES]
+        return sorted((_plain_value(item, depth - 1) for item in value), key=repr)[:_MAX_ENTRIES]
     if depth > 0 and isinstance(value, (list, tuple)):
-        return [_shown(one, depth - 1) for one in value[:_MOST_ENTRIES]]
+        return [_plain_value(item, depth - 1) for item in value[:_MAX_ENTRIES]]
     if depth > 0 and isinstance(value, dict):
-        return _shown_mapping(value, depth)
+        return _plain_mapping(value, depth)
     if depth > 0 and dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _shown_mapping(vars(value) if hasattr(value, "__dict__") else {}, depth)
-    return _described(value)
+        return _plain_mapping(vars(value) if hasattr(value, "__dict__") else {}, depth)
+    return _describe_value(value)
 
 
-def _described(value: Any) -> str:
-    """Return a text for a value that JSON cannot represent.
-
-    An object's own `__repr__` may compute, so it is not called.
-    """
+def _describe_value(value: Any) -> str:
+    # An object's own `__repr__` is not called, because it may take long.
     kind = type(value)
     if kind in _ATOMS:
         return reprlib.repr(value)

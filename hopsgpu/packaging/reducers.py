@@ -1,7 +1,7 @@
-"""Picklers that support more of what a script defines in `__main__` than cloudpickle does.
+"""Picklers that support more objects of a script's `__main__` than cloudpickle does.
 
-cloudpickle pickles by name what it does not recognize as defined in `__main__`, and no other
-process then finds it; or it copies objects that are compared by identity.
+cloudpickle pickles some of these objects by name, and no other process finds them. It copies
+others that are compared by identity.
 """
 
 from __future__ import annotations
@@ -33,12 +33,7 @@ _Reduced = tuple[Any, ...]
 
 
 def resolve(name: str, namespace: Mapping[str, Any]) -> object:
-    """Return what a qualified name refers to; None if it refers to nothing.
-
-    Args:
-        name: a name in the form of `__qualname__`.
-        namespace: namespace of a module.
-    """
+    """Return the object with a `__qualname__` in a module's namespace, or None."""
     first, *rest = name.split(".")
     value = namespace.get(first)
     for part in rest:
@@ -47,15 +42,15 @@ def resolve(name: str, namespace: Mapping[str, Any]) -> object:
 
 
 class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler of what cloudpickle pickles, and of what is listed in `_REDUCERS`."""
+    """A pickler of cloudpickle's types, and of the types in `_REDUCERS`."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        self._known: dict[type, Callable[[Any], Any] | None] = {}
+        self._reducer_cache: dict[type, Callable[[Any], Any] | None] = {}
         self._registrations = Registrations()
 
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
-        """Return what reduces objects of a type; None if cloudpickle reduces them."""
+        """Return the reducer for objects of a type; None for cloudpickle's."""
         if kind is _ALIAS:
             return functools.partial(_reduce_alias, {})
         if issubclass(kind, types.ModuleType) and kind is not types.ModuleType:
@@ -64,20 +59,20 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _reduce_bare
         return _reduce_or_refuse if may_be_refused(kind) else _REDUCERS.get(kind)
 
-    def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
-        """Return how to pickle a class by value; called for each such class, with a proposal."""
+    def reduce_class(self, cls: type, reduced: _Reduced) -> _Reduced:
+        """Return the reduction of a class that is pickled by value, given the default one."""
         return reduced
 
-    def function_by_value(self, function: FunctionType) -> None:
-        """Handle a function that is pickled by value; called for each such function."""
+    def on_function_by_value(self, function: FunctionType) -> None:
+        """Handle a function that is pickled by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce an object; `pickle.Pickler` calls this for all but a few built-in types."""
         kind = type(obj)
         try:
-            reducer = self._known[kind]
+            reducer = self._reducer_cache[kind]
         except KeyError:
-            reducer = self._known[kind] = self.reducer_of(kind)
+            reducer = self._reducer_cache[kind] = self.reducer_of(kind)
         if reducer is not None:
             return reducer(obj)
         reduced = super().reducer_override(obj)
@@ -87,8 +82,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if make is internals._make_skeleton_class:
             _, name, bases, namespace, *rest = args
             bases = _typed_dict_bases(obj) if _is_typed_dict(obj) else bases
-            # Without its qualified name a nested class would be a top-level one, and pickle would
-            # look for it in the module.
+            # Without the qualified name, pickle would look for a nested class in the module.
             namespace = {**namespace, "__qualname__": obj.__qualname__}
             args = (kind, name, bases, namespace, *rest)
             reduced = make_class, args, *state
@@ -96,7 +90,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = reduce_enum(obj, reduced)
         else:
             return reduced
-        return self._registrations.carried_by(obj, self.class_by_value(obj, reduced))
+        return self._registrations.add_to(obj, self.reduce_class(obj, reduced))
 
     def _function_reduce(self, obj: FunctionType) -> Any:
         reduced = super()._function_reduce(obj)
@@ -104,24 +98,24 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
             return reduced
         if obj.__code__ is _DISPATCHER:
             return _reduce_dispatcher(obj)
-        self.function_by_value(obj)
-        return self._registrations.carried_by(obj, reduced)
+        self.on_function_by_value(obj)
+        return self._registrations.add_to(obj, reduced)
 
 
 def _is_typed_dict(cls: type) -> bool:
-    # The metaclass is that of typing, or that of typing_extensions for older Pythons.
+    # The metaclass is in typing, or in typing_extensions.
     return type(cls).__name__ == "_TypedDictMeta"
 
 
 def _typed_dict_bases(cls: Any) -> tuple[Any, ...]:
-    """Return the bases to create a TypedDict with; its members include those of its bases."""
+    """Return the bases for the creation of a TypedDict, which has its bases' members already."""
     bases = vars(cls).get("__orig_bases__", ())
     typed_dict = sys.modules[type(cls).__module__].TypedDict
     return (typed_dict, *(b for b in bases if typing.get_origin(b) is typing.Generic))
 
 
 def _is_importable(value: Any) -> bool:
-    """Return whether other processes find an object by name, as cloudpickle checks functions."""
+    """Return whether other processes find an object by name."""
     module = sys.modules.get(value.__module__)
     if module is None or value.__module__ == MAIN:
         return False
@@ -144,17 +138,16 @@ def _reduce_special_module(module: types.ModuleType) -> Any:
 
 
 def _needs_arguments(kind: type) -> bool:
-    """Return whether pickle would create objects of a type by a call that cannot succeed.
+    """Return whether pickle could not create objects of a type.
 
-    By default pickle calls `__new__` without arguments. An object of JAX's `custom_vjp` could not
-    be loaded then.
+    By default pickle calls `__new__` without arguments, which fails for JAX's `custom_vjp`.
     """
-    has_own_way = any(
+    is_customized = any(
         getattr(kind, name, None) is not getattr(object, name, None)
         for name in ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
     )
     new = kind.__new__
-    if has_own_way or not isinstance(new, FunctionType) or kind in copyreg.dispatch_table:
+    if is_customized or not isinstance(new, FunctionType) or kind in copyreg.dispatch_table:
         return False
     if issubclass(kind, type):
         return False  # cloudpickle creates classes
@@ -177,7 +170,6 @@ def _reduce_cache(cache: Any) -> _Reduced:
 
 
 def make_cache(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """Return a function with an empty cache, as `functools.lru_cache` makes it."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -188,26 +180,25 @@ def _reduce_cached_property(value: functools.cached_property[Any]) -> _Reduced:
 def make_cached_property(
     function: Callable[[Any], Any], name: str | None
 ) -> functools.cached_property[Any]:
-    """Return a `functools.cached_property` for a class that exists already."""
-    made = functools.cached_property(function)
+    """Return a `functools.cached_property` for a class that already exists."""
+    prop = functools.cached_property(function)
     if name is not None:
-        made.__set_name__(object, name)
-    return made
+        prop.__set_name__(object, name)
+    return prop
 
 
-# All functions that singledispatch() makes share their code.
+# All functions that singledispatch() returns share this code.
 _DISPATCHER = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
 
 
 def _reduce_dispatcher(function: Any) -> _Reduced:
     registry = dict(function.registry)
     default = registry.pop(object)
-    # The implementations come later, because they refer to the function that is made here.
+    # The implementations are set later, because they refer to the dispatcher.
     return functools.singledispatch, (default,), list(registry.items()), None, None, register_all
 
 
 def register_all(function: Any, implementations: Iterable[tuple[type, Any]]) -> None:
-    """Register implementations of a function that `functools.singledispatch` has made."""
     for kind, implementation in implementations:
         function.register(kind, implementation)
 
@@ -222,11 +213,11 @@ def _reduce_new_type(value: Any) -> _Reduced:
 
 
 def make_new_type(name: str, qualname: str, module: str) -> Any:
-    """Return a `typing.NewType`, whose supertype follows."""
+    """Return a `typing.NewType`; the pickle sets its supertype later."""
     kind: Any = typing.NewType
-    made = kind(name, object)
-    made.__qualname__, made.__module__ = qualname, module
-    return made
+    new_type = kind(name, object)
+    new_type.__qualname__, new_type.__module__ = qualname, module
+    return new_type
 
 
 @_unless_importable
@@ -245,46 +236,47 @@ def _reduce_type_var_tuple(value: Any) -> _Reduced:
 
 
 def make_parameter(kind: Any, name: str, module: str, options: Mapping[str, Any]) -> Any:
-    """Return a `typing.ParamSpec` or `typing.TypeVarTuple`."""
-    made = kind(name, **options)
-    made.__module__ = module
-    return made
+    parameter = kind(name, **options)
+    parameter.__module__ = module
+    return parameter
 
 
-def _reduce_alias(held: dict[int, list[Any]], value: Any) -> Any:
-    """Reduce what a `type` statement made, which may refer to itself.
+def _reduce_alias(cells: dict[int, list[Any]], value: Any) -> Any:
+    """Reduce the alias of a `type` statement, which may refer to itself.
 
     Args:
-        held: values of the aliases met so far, by the aliases' identities.
-        value: what the statement made.
+        cells: lists with the values of the aliases reduced so far, by the aliases' ids.
+        value: the alias.
     """
     if _is_importable(value):
         return NotImplemented
-    own = held.setdefault(id(value), [value.__value__])
-    return make_alias, (value.__name__, value.__module__, own, value.__type_params__)
+    cell = cells.setdefault(id(value), [value.__value__])
+    return make_type_alias, (value.__name__, value.__module__, cell, value.__type_params__)
 
 
-def make_alias(name: str, module: str, held: list[Any], parameters: tuple[Any, ...]) -> Any:
-    """Return what a `type` statement makes.
+def make_type_alias(name: str, module: str, cell: list[Any], parameters: tuple[Any, ...]) -> Any:
+    """Return the alias of a `type` statement.
 
     Args:
-        name, module: those of the alias.
-        held: a list with its value. The value may be added later; but with parameters it is read at
-            once, and a forward reference replaces a value that is missing.
-        parameters: type parameters, as of generic classes.
+        name, module: names of the alias.
+        cell: a list with its value, which may be added later. With parameters the value is read
+            now, and a forward reference replaces a missing value.
+        parameters: type parameters.
     """
-    scope: dict[str, Any] = {"__name__": module, "_held": held}
+    scope: dict[str, Any] = {"__name__": module, "_cell": cell}
     if not parameters:
-        exec(f"type {name} = _held[0]", scope)  # the name comes from the user's own code
+        exec(f"type {name} = _cell[0]", scope)  # the name comes from the user's own code
         return scope[name]
-    value = held[0] if held else typing.ForwardRef(name)
+    value = cell[0] if cell else typing.ForwardRef(name)
     scope |= {"_make": _ALIAS, "_arguments": (name, value), "_parameters": parameters}
     exec("_made = _make(*_arguments, type_params=_parameters)", scope)
     return scope["_made"]
 
 
-def _by_name(module: types.ModuleType, name: str) -> tuple[type, Callable[[Any], _Reduced]]:
-    """Return the type of a module's singleton, and a reducer that refers to it by name."""
+def _singleton_by_name(
+    module: types.ModuleType, name: str
+) -> tuple[type, Callable[[Any], _Reduced]]:
+    """Return the type of a module's singleton, and a reducer by name."""
     return type(getattr(module, name)), lambda _: (getattr, (module, name))
 
 
@@ -297,16 +289,19 @@ _REDUCERS: Mapping[type, Callable[[Any], Any]] = {
     typing.ParamSpec: _reduce_param_spec,
     typing.TypeVarTuple: _reduce_type_var_tuple,
     # dataclasses compares them by identity.
-    **dict(_by_name(dataclasses, name) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")),
+    **dict(
+        _singleton_by_name(dataclasses, name)
+        for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
+    ),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class BroadcastValue:
-    """What a rank gets in place of a broadcast variable of Spark.
+    """A rank's replacement for a broadcast variable of Spark.
 
     Attributes:
-        value: the same as in `pyspark.Broadcast`.
+        value: as in `pyspark.Broadcast`.
     """
 
     value: Any
@@ -322,8 +317,8 @@ class DigestPickler(ReducingPickler):
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
         return _reduce_type_variable if kind is typing.TypeVar else super().reducer_of(kind)
 
-    def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
-        # The tracker is left out: it is a new number in each process.
+    def reduce_class(self, cls: type, reduced: _Reduced) -> _Reduced:
+        # Leave out the tracker, which is a new number in each process.
         make, (*args, _tracker, extra), *state = reduced
         return make, (*args, None, extra), *state
 
@@ -336,18 +331,18 @@ def _reduce_type_variable(value: Any) -> Any:
 
 
 class ValuePickler(ReducingPickler):
-    """A pickler of what a rank returns: the driver gets classes of its own `__main__` back.
+    """A pickler of return values, which refers to the driver's classes of `__main__` by name.
 
     Args:
         file: the file to write.
-        names: what came from the driver's `__main__`, by its names there.
+        names: definitions that came from the driver's `__main__`, by name.
     """
 
     def __init__(self, file: Any, names: Mapping[str, Any]) -> None:
         super().__init__(file)
         self._names = names
 
-    def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
+    def reduce_class(self, cls: type, reduced: _Reduced) -> _Reduced:
         if cls.__module__ != MAIN or resolve(cls.__qualname__, self._names) is not cls:
             return reduced
         return class_of_driver, (internals._get_or_create_tracker_id(cls), cls.__qualname__)
@@ -358,19 +353,19 @@ def class_of_driver(tracker: str, name: str) -> type:
 
     Args:
         tracker: cloudpickle's tracking id of the class.
-        name: its qualified name in `__main__`, used if the class itself is gone, for example
+        name: its qualified name in `__main__`, in case that the class was deleted, for example
             because a cell was run again.
 
     Raises:
-        AttributeError: there is no class of that name either.
+        AttributeError: there is no class with this id or name.
     """
     sent = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
-    found = resolve(name, vars(sys.modules[MAIN])) if sent is None else sent
-    if not isinstance(found, type):
+    cls = resolve(name, vars(sys.modules[MAIN])) if sent is None else sent
+    if not isinstance(cls, type):
         raise AttributeError(f"the driver's __main__ no longer has a class {name}")
-    return found
+    return cls
 
 
 def reduce_singleton(value: Any) -> _Reduced:
-    """Reduce an object of `__main__` whose own `__reduce__` returns only its name."""
+    """Reduce an object of `__main__` whose `__reduce__` returns only its name."""
     return copyreg.__newobj__, (type(value),), getattr(value, "__dict__", None) or None  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""What to do instead of sending an object that belongs to a process, by the type of the object.
+"""Advice for objects that cannot be sent because they belong to a process, by type.
 
-The types are known by the names of their packages and classes, so no package is imported for this.
+Types are recognised by the names of package and class, so that no package is imported.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MANAGER = (
     " numbers with hopsgpu.context().report()"
 )
 
-# (advice, packages, classes). A subclass has the advice of its base.
+# (advice, packages, classes); the advice is for subclasses too.
 _REMEDIES: tuple[tuple[str, str, str], ...] = (
     (_LOGURU, "loguru", "Logger"),
     (
@@ -146,8 +146,8 @@ def _by_class() -> Iterator[tuple[tuple[str, str], str]]:
 
 
 _ADVICE: Mapping[tuple[str, str], str] = MappingProxyType(dict(_by_class()))
-# These can be pickled, but are of no use in another process.
-_USELESS = frozenset({("wandb", "Run"), ("multiprocessing", "BaseProxy")})
+# Types that can be pickled, but not used in another process.
+_USELESS_ELSEWHERE = frozenset({("wandb", "Run"), ("multiprocessing", "BaseProxy")})
 
 
 def remedy_for(kind: type) -> str | None:
@@ -157,7 +157,7 @@ def remedy_for(kind: type) -> str | None:
 
 def is_useless_elsewhere(kind: type) -> bool:
     """Return whether objects of a type can be pickled, but not used in another process."""
-    return any(key in _USELESS for key in _keys(kind))
+    return any(key in _USELESS_ELSEWHERE for key in _keys(kind))
 
 
 def _keys(kind: type) -> Iterator[tuple[str, str]]:
@@ -166,6 +166,5 @@ def _keys(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def package_of(kind: type) -> str:
-    """Return the first part of the name of a type's module."""
     module = kind.__module__
     return module.partition(".")[0] if isinstance(module, str) else ""

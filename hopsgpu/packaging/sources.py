@@ -1,4 +1,4 @@
-"""Sources of scripts and notebooks where their files are missing: in ranks and their tracebacks."""
+"""Sources of scripts and notebooks for ranks and their tracebacks, where the files are missing."""
 
 from __future__ import annotations
 
@@ -13,87 +13,84 @@ from typing import Any
 
 # A frame in the format of Python's own tracebacks, and of faulthandler's.
 _FRAME = re.compile(r'  File "(.+)", line (\d+),? in .+')
-# Largest number of characters of all sources of a call; a source beyond it is left out.
-MOST_SOURCES = 4 * 2**20
-_MAIN = "__main__"
+# Limit of the characters of all sources of a call; sources beyond it are left out.
+MAX_SOURCES = 4 * 2**20
+_MAIN_MODULE = "__main__"
 
 
 def sources_of(
     files: Iterable[str], classes: Mapping[str, type], main: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the sources of what travels by value, by the names of their files.
+    """Return the sources of code that is pickled by value, by file name.
 
     Sources of Python and of installed packages are left out.
 
     Args:
         files: files that contain the code.
-        classes: classes of `__main__` that travel by value, by their qualified names.
+        classes: classes of `__main__` that are pickled by value, by qualified name.
         main: the namespace of `__main__`.
     """
-    wanted = dict.fromkeys(files)
+    source_files = dict.fromkeys(files)
     script = main.get("__file__")
     if classes and script is not None:
-        wanted.setdefault(script)
+        source_files.setdefault(script)
     elif classes:
-        known = [file for file, entry in list(linecache.cache.items()) if len(entry) > 1][::-1]
-        wanted |= dict.fromkeys(
-            file for name, cls in classes.items() if (file := _file_of(name, cls, known))
+        cell_files = [file for file, entry in list(linecache.cache.items()) if len(entry) > 1][::-1]
+        source_files |= dict.fromkeys(
+            file for name, cls in classes.items() if (file := _file_of(name, cls, cell_files))
         )
     paths = sysconfig.get_paths()
     installed = tuple(f"{paths[key]}/" for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    found, room = {}, MOST_SOURCES
-    for file in wanted:
+    sources, space = {}, MAX_SOURCES
+    for file in source_files:
         if not file.startswith(installed):
             source = "".join(linecache.getlines(file, dict(main) if file == script else None))
-            if source and len(source) <= room:
-                found[file] = source
-                room -= len(source)
-    return found
+            if source and len(source) <= space:
+                sources[file] = source
+                space -= len(source)
+    return sources
 
 
 def add_sources(sources: Mapping[str, str], has_file: bool) -> None:
-    """Give `linecache`, and with it `inspect`, sources whose files are not here.
+    """Give `linecache`, and thus `inspect`, sources whose files are not here.
 
     Args:
-        sources: sources by the names of their files.
+        sources: sources by file name.
         has_file: whether `__main__` has a file, in which `inspect` looks for its classes.
     """
     for file, source in sources.items():
-        # Without a time, so that `linecache` does not check whether the file has changed.
+        # Without a time, `linecache` does not check whether the file has changed.
         linecache.cache[file] = (len(source), None, io.StringIO(source).readlines(), file)
     if sources and not has_file:
         _find_classes_in([*sources][::-1])
 
 
 class ScriptLoader:
-    """A `__loader__` of `__main__` that returns the script's source if its file is not here.
+    """A `__loader__` of `__main__` that returns the script's source, whose file is not here.
 
-    It is needed because AutoGraph, for example, makes `linecache` forget a script's lines and look
-    for them again.
+    `linecache` needs it, for example when AutoGraph clears the cache.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def get_source(self, name: str) -> str:
-        """Return the source, as PEP 302 specifies."""
         return self._source
 
 
 def _find_classes_in(files: list[str]) -> None:
-    """Make `inspect` find the classes of a notebook, whose `__main__` has no file.
+    """Let `inspect` find the classes of a notebook, whose `__main__` has no file.
 
-    `inspect` looks for a function in the file that its code names, but for a class in the file of
-    its module.
+    `inspect` looks for a class in the file of its module.
     """
     find: Any = inspect.getfile
 
     def getfile(object: Any) -> str:  # noqa: A002 - as inspect has it
         try:
-            found: str = find(object)
-            return found
+            path: str = find(object)
+            return path
         except (TypeError, OSError):
-            if isinstance(object, type) and object.__module__ == _MAIN:
+            if isinstance(object, type) and object.__module__ == _MAIN_MODULE:
                 file = _file_of(object.__qualname__, object, files)
                 if file is not None:
                     return file
@@ -103,9 +100,7 @@ def _find_classes_in(files: list[str]) -> None:
 
 
 def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
-    """Return the file that defines a class, or None.
-
-    It is the file of the class's functions, or one of `files` that defines a class of this name.
+    """Return the file of a class's functions, or the first one that defines such a name, or None.
 
     Args:
         name: qualified name of the class.
@@ -120,7 +115,7 @@ def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
         while isinstance(member, FunctionType) and hasattr(member, "__wrapped__"):
             member = member.__wrapped__
         if isinstance(member, FunctionType) and member.__qualname__.startswith(f"{name}."):
-            # Not "<string>", the file of functions that dataclasses generate.
+            # Functions that dataclasses generate have the file "<string>".
             file = member.__code__.co_filename
             if file in files:
                 return file
@@ -132,13 +127,13 @@ def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
 
 
 def add_source_lines(traceback: str) -> str:
-    """Return a traceback with the source lines that it lacks, as far as they are known here.
+    """Return a traceback with the source lines that it lacks, as far as the driver has them.
 
-    A node has neither the script nor the notebook, so a rank cannot show their lines. They are
-    known here, those of cells too: IPython adds cells to `linecache`.
+    A node has neither the script nor the notebook. The driver has both: IPython adds cells to
+    `linecache`.
 
     Args:
-        traceback: a traceback in the format of Python's module of that name, or of faulthandler.
+        traceback: a traceback in the format of Python's `traceback` module or of faulthandler.
     """
     lines = traceback.splitlines()
     shown = []

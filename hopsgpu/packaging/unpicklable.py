@@ -1,4 +1,4 @@
-"""Values that cannot travel to ranks: how the function refers to them, and what to do instead."""
+"""Values that cannot be sent to ranks: their path from the function, and advice for the user."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from hopsgpu.packaging.remedies import is_useless_elsewhere, package_of, remedy_for
 
-# A culprit that is nested deeper than this is named by the path so far.
-_DEEPEST = 12
+# The search does not go deeper into values.
+_MAX_DEPTH = 12
 
 _SESSION = (
     "Ranks have no Spark. Read the data at the driver and pass it with data=, or collect it first"
     " and pass the result in args or kwargs"
 )
 _UDF, _UDFS = "UserDefinedFunction", "pyspark.sql.udf"
-# Advice by the name of a class of pyspark.
-_OF_SPARK = {
+# By the name of a class of pyspark.
+_SPARK_ADVICE = {
     "SparkSession": _SESSION,
     "SparkContext": _SESSION,
     "SQLContext": _SESSION,
@@ -34,7 +34,7 @@ _OF_SPARK = {
     " report it with hopsgpu.context().report()",
     _UDF: "Ranks have no Spark. Call the Python function that it wraps, which is its .func",
 }
-_OF_JVM = "It lives in the driver's JVM. Collect what the ranks need of it first"
+_JVM_ADVICE = "It lives in the driver's JVM. Collect what the ranks need of it first"
 _DECORATE = "Decorate it inside the function"
 _GIN = (
     "Define it in a module of yours; and since ranks have no bindings of the driver, pass"
@@ -44,29 +44,29 @@ _DEFAULT_ADVICE = "Create it inside the function, or pass what it is created fro
 
 
 class RefusedObject(Exception):
-    """The error of a pickler that meets what must not travel, even if it could be pickled."""
+    """The error for a value that must not be sent, even if it can be pickled."""
 
 
 def refusal_of(value: object) -> tuple[str, str] | None:
-    """Return what a value is that may not travel, and what to do instead; None if it may."""
+    """Return a description and advice for a value that must not be sent; None if it may be sent."""
     kind = type(value)
     if isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == _UDFS:
-        # A function that @udf made around an object of the class.
-        return (_UDF, _OF_SPARK[_UDF]) if hasattr(value, "func") else None
+        # @udf returns a function that wraps a UserDefinedFunction.
+        return (_UDF, _SPARK_ADVICE[_UDF]) if hasattr(value, "func") else None
     if not may_be_refused(kind):
         return None
     if is_useless_elsewhere(kind):
         return _name_of(kind), remedy_for(kind) or _DEFAULT_ADVICE
     if package_of(kind) == "py4j":
-        return _name_of(kind), _OF_JVM
+        return _name_of(kind), _JVM_ADVICE
     for cls in kind.__mro__:
-        if cls.__name__ in _OF_SPARK and package_of(cls) == "pyspark":
-            return cls.__name__, _OF_SPARK[cls.__name__]
+        if cls.__name__ in _SPARK_ADVICE and package_of(cls) == "pyspark":
+            return cls.__name__, _SPARK_ADVICE[cls.__name__]
     if is_broadcast(kind):
         return None
-    own = getattr(value, "__dict__", {}).values()
-    if any(package_of(type(part)) == "py4j" for part in own):
-        return _name_of(kind), _OF_JVM
+    attributes = getattr(value, "__dict__", {}).values()
+    if any(package_of(type(part)) == "py4j" for part in attributes):
+        return _name_of(kind), _JVM_ADVICE
     return None
 
 
@@ -82,22 +82,14 @@ def is_broadcast(kind: type) -> bool:
 
 
 def refuse(value: object) -> Any:
-    """Refuse what must not travel, as a reducer; leave the rest to other reducers.
-
-    Raises:
-        Refused: the value must not travel.
-    """
+    """A reducer that raises RefusedObject for a value that must not be sent."""
     if (refusal := refusal_of(value)) is not None:
         raise RefusedObject(f"{article(refusal[0])} {refusal[0]} cannot be sent")
     return NotImplemented
 
 
 def refuse_own_operators(function: types.FunctionType) -> None:
-    """Refuse a function that calls, by `torch.ops`, an operator that a script has registered.
-
-    Raises:
-        PicklingError: there is such an operator.
-    """
+    """Raise PicklingError if a function calls an operator of the script's by `torch.ops`."""
     module: Any = sys.modules.get("torch._library.custom_ops")
     names = set(_global_names(function.__code__))
     if module is None or "ops" not in names:
@@ -112,15 +104,14 @@ def refuse_own_operators(function: types.FunctionType) -> None:
 
 
 def is_wrapper(value: object) -> bool:
-    """Return whether another module's decorator made a value: a function, or a stand-in for one."""
-    inner = _attribute_of(value, "__wrapped__")
+    """Return whether a value is a function, or a stand-in, that another module's decorator made."""
+    inner = _safe_getattr(value, "__wrapped__")
     if not isinstance(inner, types.FunctionType):
         return False
     return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
 
 
-def _attribute_of(value: object, name: str) -> Any:
-    """Return an attribute; None if there is none, or if the object's own code raises an error."""
+def _safe_getattr(value: object, name: str) -> Any:
     try:
         return getattr(value, name, None)
     except Exception:  # noqa: BLE001 - a `__getattr__` of the user's may raise any error
@@ -132,32 +123,31 @@ def _module_of_decorator(wrapper: Any) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Return what a value is, in words."""
     if is_wrapper(value):
         return f"a function decorated by {_module_of_decorator(value) or _name_of(type(value))}"
-    name = _attribute_of(value, "name")
-    is_file = isinstance(name, str) and _attribute_of(value, "fileno") is not None
-    called = f" ({name!r})" if is_file else ""
+    name = _safe_getattr(value, "name")
+    is_file = isinstance(name, str) and _safe_getattr(value, "fileno") is not None
+    file_name = f" ({name!r})" if is_file else ""
     kind = _name_of(type(value))
-    return f"{article(kind)} {kind}{called}"
+    return f"{article(kind)} {kind}{file_name}"
 
 
 def advice_on(value: object) -> str:
-    """Return what to do instead of sending a value that cannot be pickled."""
+    """Return advice for a value that cannot be pickled."""
     if is_wrapper(value):
         return _GIN if _module_of_decorator(value).startswith("gin.") else _DECORATE
     return remedy_for(type(value)) or _DEFAULT_ADVICE
 
 
 def advice_on_load(value: object) -> str:
-    """Return what to do instead of sending a value that can be pickled, but not loaded."""
+    """Return advice for a value that can be pickled, but not loaded."""
     if isinstance(value, type):
         return "Define the class in a module beside the script, which ranks import"
     if value is None:
         return _DEFAULT_ADVICE
-    own = "" if type(value).__module__ == "__main__" else " a subclass"
+    target = "" if type(value).__module__ == "__main__" else " a subclass"
     return (
-        f"{_DEFAULT_ADVICE}; or give{own or ' its class'} a method __reduce__ that says how to"
+        f"{_DEFAULT_ADVICE}; or give{target or ' its class'} a method __reduce__ that says how to"
         " create it again"
     )
 
@@ -173,37 +163,37 @@ def _name_of(kind: type) -> str:
 
 
 class Search:
-    """A search for the innermost part of a value that cannot travel.
+    """A search for the innermost part of a value that cannot be sent.
 
     Args:
-        travels: says whether a value travels.
-        is_culprit: says whether a value is one without a look into it.
+        can_be_pickled: checks a value with all of its parts.
+        is_culprit: recognises a culprit without its parts.
     """
 
     def __init__(
         self,
-        travels: Callable[[object], bool],
+        can_be_pickled: Callable[[object], bool],
         is_culprit: Callable[[object], bool] = lambda value: refusal_of(value) is not None,
     ) -> None:
-        self._travels = travels
+        self._can_be_pickled = can_be_pickled
         self._is_culprit = is_culprit
-        # Keeps the objects, or a later one could get the id of an earlier one.
-        self._met: dict[int, object] = {}
+        # Keep the objects: a later object could get the id of a deleted one.
+        self._visited: dict[int, object] = {}
 
     def culprit(self, value: object, path: str, depth: int = 0) -> tuple[str, object] | None:
-        """Return the path to the part, in words, and the part; None if everything travels."""
-        if id(value) in self._met:
+        """Return the path to the culprit, as text, and the culprit; None if there is none."""
+        if id(value) in self._visited:
             return None
-        self._met[id(value)] = value
+        self._visited[id(value)] = value
         if self._is_culprit(value):
             return path, value
-        if self._travels(value):
+        if self._can_be_pickled(value):
             return None
-        if depth < _DEEPEST and remedy_for(type(value)) is None:
+        if depth < _MAX_DEPTH and remedy_for(type(value)) is None:
             for part_path, part in _parts(value, path):
-                found = self.culprit(part, part_path, depth + 1)
-                if found is not None:
-                    return found
+                culprit = self.culprit(part, part_path, depth + 1)
+                if culprit is not None:
+                    return culprit
         return path, value
 
 
@@ -224,7 +214,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
         yield f"{path}.__self__", value.__self__
         yield from _parts(value.__func__, path)
     elif is_wrapper(value):
-        # What else a package's decorator holds tells the user nothing.
+        # Other attributes of a decorator's wrapper mean nothing to the user.
         yield path, value.__wrapped__
     elif hasattr(value, "__code__"):
         yield from _parts_of_function(value, "" if path == "train_fn" else f"{path}: ")
@@ -254,7 +244,7 @@ def _global_names(code: Any) -> Iterator[str]:
 
 
 def _state_of(value: Any, path: str) -> Iterator[tuple[str, object]]:
-    """Yield what pickle takes of an object: a class's own members, or what it reduces to."""
+    """Yield the parts that pickle saves: members of a class, or an object's state."""
     if isinstance(value, type):
         yield from ((f"{path}.{name}", part) for name, part in vars(value).items())
         return
@@ -267,7 +257,7 @@ def _state_of(value: Any, path: str) -> Iterator[tuple[str, object]]:
         return
     try:
         _, arguments, *rest = value.__reduce_ex__(2)
-    except Exception:  # noqa: BLE001 - it does not say what it is made of: then it is the culprit
+    except Exception:  # noqa: BLE001 - its parts are unknown: the object itself is the culprit
         return
     yield from _parts(arguments, f"{path} made from ")
     for part in rest:

@@ -299,7 +299,7 @@ def test_variables_that_are_set_are_found_where_imports_are(project: Project) ->
         other="def unused():\n    import os\n    os.environ['MASTER_PORT'] = '1'\n",
     )
     foreseen = scan_function(train.train, packed)
-    assert {setting.name for setting in foreseen.sets} == {"IN_HELPER", "IN_MODULE"}
+    assert {setting.name for setting in foreseen.settings} == {"IN_HELPER", "IN_MODULE"}
     assert foreseen.imports == ("torch",) and foreseen.warnings == ()
 
 

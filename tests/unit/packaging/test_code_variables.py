@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.packaging.code_variables import Setting, carried_variables, of_code, of_nodes
+from hopsgpu.packaging.code_variables import (
+    Setting,
+    carried_variables,
+    settings_of_code,
+    settings_of_nodes,
+)
 from hopsgpu.packaging.preload import StaticFindings
 
 
@@ -50,11 +55,11 @@ def sets_nothing(port: int) -> dict[str, Any]:
 
 
 def from_code(function: Callable[..., Any]) -> set[Setting]:
-    return set(of_code(function.__code__))
+    return set(settings_of_code(function.__code__))
 
 
 def from_source(function: Callable[..., Any]) -> set[Setting]:
-    return set(of_nodes(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))))
+    return set(settings_of_nodes(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))))
 
 
 @pytest.mark.parametrize("found", [from_code, from_source])
