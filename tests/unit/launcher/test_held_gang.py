@@ -39,12 +39,15 @@ def request(cancelled: threading.Event | None = None) -> Request:
 @pytest.fixture
 def keeper() -> Iterator[AllocatorThread]:
     @contextlib.contextmanager
-    def lease(asked: Any) -> Iterator[Any]:
+    def allocate(asked: Any) -> Iterator[Any]:
         yield SimpleNamespace(
-            whole=lambda request: "the gang", is_whole=True, request=asked, executors=2
+            ensure_whole=lambda request: "the gang",
+            is_whole=True,
+            request=asked,
+            executor_count=2,
         )
 
-    keeper = AllocatorThread(lease, None, request)
+    keeper = AllocatorThread(allocate, None, request)
     keeper.start()
     yield keeper
     keeper.close()
@@ -142,7 +145,7 @@ def test_a_gang_that_is_closed_is_said_to_be(keeper: AllocatorThread) -> None:
 
 
 def test_a_launch_on_a_held_gang_is_refused_by_its_name() -> None:
-    application = SimpleNamespace(lease=None)
+    application = SimpleNamespace(allocate=None)
     spec = SimpleNamespace(name="held")
     given: Any = SimpleNamespace(application=application, spec=spec, idle_timeout=None)
     gang = held_gang.Gang(given, cast(Any, None))
