@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.simulation.cluster import Cluster, nodes_like_philly
 from benchmarks.simulation.elastic import ElasticGang
-from benchmarks.simulation.line import FixedGang, GangLine, containers_for
+from benchmarks.simulation.gang_queue import FixedGang, SimulatedQueue, containers_for
 from benchmarks.simulation.one_by_one import OneByOne
 from benchmarks.simulation.trace import Job, compare, fitted, generate, read_trace
 from benchmarks.simulation.world import Costs, Record, World
@@ -161,7 +161,7 @@ def _world(setting: Setting, tail: float = 0.0) -> World:
     return World(cluster, costs, setting.seed, setting.busy)
 
 
-def in_line(
+def in_queue(
     setting: Setting, *, tail: float = 0.0, elastic: bool = False, check: bool = False
 ) -> list[Record]:
     """Replay the jobs as hopsgpu's gangs.
@@ -173,7 +173,7 @@ def in_line(
         check: whether to check after each event that no GPU was lost.
     """
     world = _world(setting, tail)
-    line, empty = GangLine(world), world.cluster.empty()
+    queue, empty = SimulatedQueue(world), world.cluster.empty()
     containers = functools.cache(
         functools.partial(containers_for, empty, placement=setting.placement)
     )
@@ -184,10 +184,10 @@ def in_line(
         if elastic and gpus > 1 and gpus % 2 == 0:
             container, ranks = containers(gpus, gpus // 2)
             terms = ElasticTerms(gpus // 2 // ranks, gpus // ranks)
-            ElasticGang(world, line, record, container, terms, number).submit()
+            ElasticGang(world, queue, record, container, terms, number).submit()
         else:
             container, ranks = containers(gpus)
-            FixedGang(world, line, record, container, gpus // ranks).submit()
+            FixedGang(world, queue, record, container, gpus // ranks).submit()
 
     for number, record in enumerate(records):
         world.clock.at(record.job.submitted, functools.partial(submit, number, record))
@@ -205,7 +205,7 @@ def _run(world: World, check: bool) -> None:
 
 
 def one_by_one(setting: Setting, *, check: bool = False) -> list[Record]:
-    """Replay the jobs without a line; executors have one GPU, and end by Spark's idle timeout."""
+    """Replay the jobs without a queue: 1-GPU executors that end by Spark's idle timeout."""
     world = _world(setting, _IDLE_TIMEOUT)
     waiting = OneByOne(world)
     container, _ = containers_for(world.cluster.empty(), 1)
@@ -222,17 +222,17 @@ def one_by_one(setting: Setting, *, check: bool = False) -> list[Record]:
 
 
 POLICIES: Mapping[str, Callable[[Setting], list[Record]]] = {
-    "hopsgpu": in_line,
-    "elastic": lambda setting: in_line(setting, elastic=True),
-    "idle timeout": lambda setting: in_line(setting, tail=_IDLE_TIMEOUT),
-    "session": lambda setting: in_line(setting, tail=setting.session_seconds),
+    "hopsgpu": in_queue,
+    "elastic": lambda setting: in_queue(setting, elastic=True),
+    "idle timeout": lambda setting: in_queue(setting, tail=_IDLE_TIMEOUT),
+    "session": lambda setting: in_queue(setting, tail=setting.session_seconds),
     "no queue": one_by_one,
 }
 _EXPLAINED = {
     "hopsgpu": "launch(workers=n, acquire_timeout=None)",
     "elastic": "the same, and gangs of 2 and more may have half: workers=(n / 2, n)",
-    "idle timeout": "hopsgpu's line, but executors end by Spark's idle timeout of 60 s",
-    "session": "hopsgpu's line, but executors are held for the session",
+    "idle timeout": "hopsgpu's queue, but executors end by Spark's idle timeout of 60 s",
+    "session": "hopsgpu's queue, but executors are held for the session",
     "no queue": "executors granted one by one, Spark's idle timeout of 60 s",
 }
 

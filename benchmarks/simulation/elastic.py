@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from benchmarks.simulation.line import GangLine, Place
+from benchmarks.simulation.gang_queue import Place, SimulatedQueue
 from benchmarks.simulation.world import Held, Record, World
 from hopsgpu.core.gang import PART_SECONDS
 from hopsgpu.core.queue_policy import Offer, queue_tag
@@ -32,7 +32,7 @@ class ElasticGang:
 
     Args:
         world: the simulation.
-        line: the line.
+        queue: the queue of gangs.
         record: the job.
         container: what each executor asks of YARN.
         terms: the smallest and the largest number of executors.
@@ -42,7 +42,7 @@ class ElasticGang:
     def __init__(
         self,
         world: World,
-        line: GangLine,
+        queue: SimulatedQueue,
         record: Record,
         container: Amount,
         terms: ElasticTerms,
@@ -50,7 +50,7 @@ class ElasticGang:
     ) -> None:
         self._world = world
         self._clock = world.clock
-        self._line = line
+        self._queue = queue
         self._record = record
         self._container = container
         self._terms = terms
@@ -105,7 +105,7 @@ class ElasticGang:
             "simulated",
             "replay",
         )
-        self._line.offer(offer, self._record.job.cluster, self._reclaimed_count)
+        self._queue.offer(offer, self._record.job.cluster, self._reclaimed_count)
         self._poll(decision)
 
     def _poll(self, decision: ElasticDecision) -> None:
@@ -147,23 +147,23 @@ class ElasticGang:
             return
         if self._place is not None:
             return
-        grows = len(self._here) >= self._terms.least
+        is_growth = len(self._here) >= self._terms.least
         is_first = self._record.granted is None
         self._place = Place(
             self._record.job.cluster,
             self._container,
             max(min(at_once, missing), 1),
             self._take,
-            grows=grows,
+            is_growth=is_growth,
             record=self._record if is_first else None,
         )
         self._wanted = wanted
-        self._line.join(self._place)
+        self._queue.join(self._place)
 
     def _leave(self) -> None:
         place, self._place = self._place, None
         if place is not None:
-            self._line.leave(place)
+            self._queue.leave(place)
 
     def _take(self, probe: bool) -> None:
         assert self._place is not None, "it had a place"
@@ -189,7 +189,7 @@ class ElasticGang:
             if self._record.size_free is None:
                 self._record.size_free = self._record.waited
         whole = not self._asked_executors
-        self._line.took(self._place, whole, self._ask)
+        self._queue.took(self._place, whole, self._ask)
         if whole:
             self._has_turn = False
             self._place = None
@@ -214,7 +214,7 @@ class ElasticGang:
             self._policy.warmed(key, self._clock.now)
             place = None if self._has_turn else self._place
             is_able = len(self._here) >= self._terms.least
-            if place is not None and not place.ticket.grows and is_able:
+            if place is not None and not place.ticket.is_growth and is_able:
                 # Further executors are asked for behind all gangs.
                 self._leave()
             self._step()
@@ -288,5 +288,5 @@ class ElasticGang:
         held = [*self._here.values(), *self._starting.values()]
         self._here, self._starting = {}, {}
         gone = Offer(self._id, 0, self._container.gpus, 0, "", "simulated", "replay")
-        self._line.offer(gone, self._record.job.cluster, self._reclaimed_count)
+        self._queue.offer(gone, self._record.job.cluster, self._reclaimed_count)
         self._world.release(held, self._world.costs.release + self._world.costs.tail)

@@ -1,6 +1,6 @@
 """Many gangs in the queue of gangs, on a simulated clock, and what they cost the NameNode.
 
-Each gang has a `QueuePlace`, as in a driver, and looks when `look_seconds` says. The NameNode is
+Each gang has a `QueueMember`, as in a driver, and looks when `poll_seconds` says. The NameNode is
 simulated, and the cluster is a number of free GPUs.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.simulation.name_node import NameNode
 from benchmarks.simulation.world import Clock
-from hopsgpu.core.queue_policy import LOOK_SPREAD, Bound, Probes, look_seconds, queue_tag
-from hopsgpu.yarn.gang_queue import QueuePlace
+from hopsgpu.core.queue_policy import POLL_JITTER, Bound, Probes, poll_seconds, queue_tag
+from hopsgpu.yarn.gang_queue import QueueMember
 
 # A time since the epoch, at which the simulation begins.
 _EPOCH = 1_800_000_000.0
@@ -30,7 +30,7 @@ class WaitingGangs:
     """What gangs wait, and how they are served.
 
     Attributes:
-        gangs: number of gangs in the line; whoever is served is replaced by a new one.
+        gangs: number of gangs in the queue; whoever is served is replaced by a new one.
         executors: numbers of executors, each with one node's GPUs, that gangs need; by chance.
         limited: number of YARN queues at their limit; all of their gangs wait for that.
         share_limited: share of the gangs that are in one of these.
@@ -74,7 +74,7 @@ class Cost:
 class _Gang:
     """A gang that waits."""
 
-    def __init__(self, number: int, executors: int, queue: str, place: QueuePlace) -> None:
+    def __init__(self, number: int, executors: int, queue: str, place: QueueMember) -> None:
         self.number = number
         self.executors = executors
         # "" in the queue that has no limit.
@@ -138,7 +138,7 @@ class _Simulation:
         if self._random.random() < given.share_limited:
             queue = f"root.limited{self._random.randrange(given.limited)}"
         executors = self._random.choice(given.executors)
-        place = QueuePlace(
+        place = QueueMember(
             self.node.directory(f"user{self._number % 50}"),
             application=f"application_1_{self._number:04d}",
             executors=executors,
@@ -160,19 +160,19 @@ class _Simulation:
         if gang.queue:
             bound = Bound.QUEUE
         probe = gang.probes.is_due(bound, now)
-        turn = gang.place.ask(bound, queue, (queue, _ROOT), [_NODE_GPUS] * _NODES, probe)
-        gang.probes.looked(now, is_behind=turn.is_behind)
-        if turn.take:
+        turn = gang.place.request_turn(bound, queue, (queue, _ROOT), [_NODE_GPUS] * _NODES, probe)
+        gang.probes.record_poll(now, is_behind=turn.is_behind)
+        if turn.may_take:
             self._take(gang, probe)
             return
-        spread = self._random.uniform(1.0 - LOOK_SPREAD, 1.0 + LOOK_SPREAD)
-        pause = look_seconds(gang.place.rank) * spread
+        spread = self._random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)
+        pause = poll_seconds(gang.place.rank) * spread
         self._clock.after(pause, lambda: self._look(gang))
 
     def _take(self, gang: _Gang, probe: bool) -> None:
         if gang.gpus > self._free or gang.queue:
             # YARN grants nothing.
-            gang.probes.made(self._clock.now)
+            gang.probes.record_probe(self._clock.now)
             self._clock.after(_TURN_SECONDS, lambda: self._give_back(gang))
             return
         self._free -= gang.gpus
@@ -182,7 +182,7 @@ class _Simulation:
         self._clock.after(_TURN_SECONDS, lambda: self._leave(gang))
 
     def _give_back(self, gang: _Gang) -> None:
-        gang.place.give_back()
+        gang.place.give_back_turn()
         self._look(gang)
 
     def _leave(self, gang: _Gang) -> None:
@@ -193,7 +193,7 @@ class _Simulation:
 
     def _serve(self) -> None:
         """Let as many GPUs become free as the first gang needs that waits for the cluster."""
-        waiting = [g for g in self._gangs if g.is_alive and not g.queue and g.place.is_filed]
+        waiting = [g for g in self._gangs if g.is_alive and not g.queue and g.place.has_ticket]
         if waiting:
             first = min(waiting, key=lambda g: g.place.ticket.order)
             self._free = max(self._free, first.gpus)
@@ -202,7 +202,7 @@ class _Simulation:
 
     def _kill(self) -> None:
         """Kill a driver by chance, whose ticket stays; another gang arrives."""
-        gang = self._random.choice([g for g in self._gangs if g.place.is_filed])
+        gang = self._random.choice([g for g in self._gangs if g.place.has_ticket])
         gang.is_alive = False
         self._gangs.remove(gang)
         self._arrive()

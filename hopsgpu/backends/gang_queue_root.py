@@ -11,7 +11,7 @@ from hopsgpu.storage.spark_defaults import spark_defaults
 
 
 def gang_queue_root(
-    locks: str | None, files: str | None, cluster: str
+    locks: str | None, default_fs: str | None, cluster: str
 ) -> tuple[LakePath, tuple[str, ...]]:
     """Return a directory that exists, and the names below it of the directory of all queues.
 
@@ -19,13 +19,13 @@ def gang_queue_root(
 
     Args:
         locks: what `spark.hopsgpu.locks` names, or None.
-        files: `fs.defaultFS`, or None.
+        default_fs: `fs.defaultFS`, or None.
         cluster: the cluster's name, as `cluster_name` returns it.
 
     Raises:
         ConfigError: `locks` is not a valid directory, or the directory is on an object store.
     """
-    place = LakePath(locks or join_url(files or "file:///", "tmp"), should_fail_fast=True)
+    place = LakePath(locks or join_url(default_fs or "file:///", "tmp"), should_fail_fast=True)
     place.check_renames("queues of gangs", "spark.hopsgpu.locks (HOPSGPU_LOCKS)")
     return place, (cluster,) if locks else ("hopsgpu", "locks", cluster)
 
@@ -41,6 +41,6 @@ def cluster_name(setting: Callable[[str], str | None], addresses: Sequence[str])
     return re.sub(r"[^\w.-]+", "-", named or addresses[0].partition("//")[2])
 
 
-def named_locks(environ: Mapping[str, str]) -> str | None:
+def configured_queue_root(environ: Mapping[str, str]) -> str | None:
     """Return the directory that an administrator or the user has set, or None."""
     return spark_defaults(environ).get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")

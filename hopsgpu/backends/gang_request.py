@@ -139,8 +139,8 @@ class AcquisitionClock:
         """Record which executors ended before a part was given back, for all later reports."""
         self._failed = remark
 
-    def tell(self, hosts: Sequence[str], why: str) -> None:
-        """Tell the watcher what the gang waits for."""
+    def report(self, hosts: Sequence[str], why: str) -> None:
+        """Report to the watcher what the gang waits for."""
         if self._failed and "ended unexpectedly" not in why:
             why = f"{why}; before that, {self._failed}"
         before = sorted(reason for reason in self._aside if reason not in why)

@@ -50,7 +50,7 @@ def web(
     plain_http: bool,
     names: tuple[str, ...],
 ) -> None:
-    """Show the cluster, the line, runs, models and usage in a browser, until Ctrl-C.
+    """Show the cluster, the queue of gangs, runs, models and usage in a browser, until Ctrl-C.
 
     Open the URL that is printed: its token lets nobody else in. The pages show what you may read,
     and can cancel a run that you may cancel; nothing else is changed.

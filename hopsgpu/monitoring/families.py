@@ -55,7 +55,7 @@ UP = MetricInfo(
     "hopsgpu_up",
     GAUGE,
     ("source",),
-    "Whether a source answered (1) or not (0): resource_manager, node_managers, line, runs.",
+    "Whether a source answered (1) or not (0): resource_manager, node_managers, queue, runs.",
 )
 LOOK_SECONDS = MetricInfo(
     "hopsgpu_look_seconds", GAUGE, ("source",), "How long the source took, or was waited for."
@@ -412,7 +412,7 @@ def _of_line(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[M
     def labels(gang: WaitingGang) -> Labels:
         # Tickets have the queue's digest alone.
         queue = clean(names.get(gang.ticket.queue, "unknown"))
-        kind = "growth" if gang.ticket.grows else "start"
+        kind = "growth" if gang.ticket.is_growth else "start"
         return queue, kind, gang.ticket.bound.value
 
     yield _family(WAITING_GANGS, _added((labels(gang), 1.0) for gang in waiting))

@@ -1,4 +1,4 @@
-"""An observation of the cluster: the ResourceManager, the NodeManagers, the lines, the runs."""
+"""An observation of a cluster: ResourceManager, NodeManagers, queues of gangs, and runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root, named_locks
+from hopsgpu.backends.gang_queue_root import cluster_name, configured_queue_root, gang_queue_root
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.core.queue_policy import Ticket
 from hopsgpu.errors import HopsGpuError
@@ -26,8 +26,8 @@ from hopsgpu.yarn.snapshot import Overview
 log = logging.getLogger(__name__)
 
 RESOURCE_MANAGER, NODE_MANAGERS = "resource_manager", "node_managers"
-LINE, RUNS = "line", "runs"
-SOURCES = (RESOURCE_MANAGER, NODE_MANAGERS, LINE, RUNS)
+QUEUE, RUNS = "queue", "runs"
+SOURCES = (RESOURCE_MANAGER, NODE_MANAGERS, QUEUE, RUNS)
 
 # Prometheus waits 10 s for an answer, by default.
 LOOK_SECONDS = 8.0
@@ -109,26 +109,26 @@ class _Yarn:
         setting = HadoopConf.load(environ).get
         self.observer = Observer(setting)
         base, names = gang_queue_root(
-            named_locks(environ),
+            configured_queue_root(environ),
             setting("fs.defaultFS"),
             cluster_name(setting, web_addresses(setting)),
         )
         for name in names:
             base = base / name
         self._directory = base
-        self._lines: GangQueueReader | None = None
+        self._queues: GangQueueReader | None = None
 
     def waiting(self) -> tuple[WaitingGang, ...]:
         """Return the gangs that wait, in all partitions."""
-        if self._lines is None:
-            self._lines = GangQueueReader(self._directory.with_client())
-        lines, problems = self._lines.look()
+        if self._queues is None:
+            self._queues = GangQueueReader(self._directory.with_client())
+        queues, problems = self._queues.read()
         for problem in problems:
             log.debug("a directory beside the queues of gangs is not read: %s", problem)
         return tuple(
             gang
-            for line, now in lines.values()
-            for ticket, _ in line.standing
+            for snapshot, now in queues.values()
+            for ticket, _ in snapshot.tickets
             if (gang := waiting_gang(ticket, now)) is not None
         )
 
@@ -177,7 +177,7 @@ class Monitor:
         self._types: Mapping[str, tuple[GpuType, ...]] = {}
         self._manager: Source[_Seen] = Source(RESOURCE_MANAGER, tell)
         self._nodes: Source[_Seen] = Source(NODE_MANAGERS, tell)
-        self._line: Source[tuple[WaitingGang, ...]] = Source(LINE, tell)
+        self._queue: Source[tuple[WaitingGang, ...]] = Source(QUEUE, tell)
         self._records: Source[RunsView] = Source(RUNS, tell)
         self._tell = tell
         self._told: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class Monitor:
         until = began + self._look_seconds
         self._renew_ticket(began)
         self._manager.ask(self._ask_manager)
-        self._line.ask(lambda: self._cluster().waiting())
+        self._queue.ask(lambda: self._cluster().waiting())
         # Records name queues by parts of their paths, so the ResourceManager answers first.
         manager = self._manager.answer(began + self._look_seconds / 2)
         seen = manager.value
@@ -202,7 +202,7 @@ class Monitor:
             overview = seen.overview
             self._nodes.ask(lambda: self._ask_nodes(overview))
             nodes = self._nodes.answer(until)
-        line, runs = self._line.answer(until), self._records.answer(until)
+        queue, runs = self._queue.answer(until), self._records.answer(until)
         if runs.value is not None:
             self._tell_of_roots(runs.value.problems)
         return Look(
@@ -210,12 +210,12 @@ class Monitor:
             sources={
                 RESOURCE_MANAGER: _state(manager),
                 NODE_MANAGERS: _state(nodes),
-                LINE: _state(line),
+                QUEUE: _state(queue),
                 RUNS: _state(runs),
             },
             gpus=None if seen is None else self._with_types(seen.gpus, nodes.value),
             answering={} if nodes.value is None else nodes.value.answering,
-            waiting=line.value,
+            waiting=queue.value,
             runs=runs.value,
         )
 

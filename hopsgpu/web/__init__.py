@@ -1,1 +1,1 @@
-"""`hopsgpu web`: the cluster, the line, runs, searches, models and usage as pages for a browser."""
+"""`hopsgpu web`: pages with the cluster, the queue of gangs, runs, models and usage."""

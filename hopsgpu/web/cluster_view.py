@@ -1,4 +1,4 @@
-"""The cluster and the line as a page shows them: YARN's answers put beside the runs' records. Pure.
+"""The cluster and the queue of gangs as pages show them, from YARN's answers and run records. Pure.
 
 YARN knows applications, and records know runs; the application's id connects them.
 """
@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hopsgpu.core.queue_policy import MOST_PASSES, Bound, QueueSnapshot, Ticket, coming, queue_tag
+from hopsgpu.core.queue_policy import (
+    MAX_PASSES,
+    Bound,
+    QueueSnapshot,
+    Ticket,
+    describe_promised,
+    queue_tag,
+)
 from hopsgpu.units import count_of
 from hopsgpu.web.run_rows import RunRow
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuUser
@@ -138,7 +145,7 @@ class Waiting:
     """A gang, or a search that would like more, that waits for executors.
 
     Attributes:
-        place: its place in the line, from 1; None for a run without a ticket.
+        place: its place in the queue of gangs, from 1; None for a run without a ticket.
         user: whose it is.
         application: YARN's id.
         name: the application's name, if YARN tells it; or "".
@@ -146,9 +153,9 @@ class Waiting:
         since: since when, in seconds since the epoch; or None.
         why: why it waits, in words.
         grows: whether it has executors, and would like more.
-        partition: node label whose line it stands in; "" for none.
+        partition: node label of its queue of gangs; "" for none.
         queue: path of the queue whose limit keeps it waiting, or of its own; "" if unknown.
-        passed: how often later gangs went first; at most `MOST_PASSES`, beyond which none counts.
+        passed: how often later gangs went first; at most `MAX_PASSES`, beyond which none counts.
         runs: the runs of the application that go on and wait.
     """
 
@@ -168,50 +175,52 @@ class Waiting:
     @property
     def passes(self) -> str:
         """Return how often later gangs went first, in words."""
-        return f"{self.passed} times{' or more' if self.passed >= MOST_PASSES else ''}"
+        return f"{self.passed} times{' or more' if self.passed >= MAX_PASSES else ''}"
 
 
 @dataclass(frozen=True)
-class LineView:
+class QueueView:
     """Who waits.
 
     Attributes:
-        waiting: in the order of the line, those without a ticket last.
+        waiting: in the order of the queue of gangs, those without a ticket last.
         asking: for each partition who asks YARN now, in words.
-        coming: what elastic gangs are about to give back, in words.
+        promised: what elastic gangs are about to give back, in words.
     """
 
     waiting: tuple[Waiting, ...]
     asking: tuple[str, ...]
-    coming: tuple[str, ...]
+    promised: tuple[str, ...]
 
 
-def line_view(
-    lines: Mapping[str, QueueSnapshot], gpus: ClusterGpus | None, active: Sequence[RunRow]
-) -> LineView:
-    """Return the page of the line.
+def queue_view(
+    snapshots: Mapping[str, QueueSnapshot], gpus: ClusterGpus | None, active: Sequence[RunRow]
+) -> QueueView:
+    """Return the page of the queue of gangs.
 
     Args:
-        lines: the queue of gangs of each partition.
+        snapshots: the queue of gangs of each partition.
         gpus: the cluster's GPUs, if YARN answers.
         active: the runs that go on.
     """
     names = {} if gpus is None else {user.id: user.name for user in gpus.users}
     queues = {} if gpus is None else {queue_tag(queue.path): queue.path for queue in gpus.queues}
-    alone = len(lines) == 1
-    waiting, asking, back = [], [], []
-    for partition, line in sorted(lines.items()):
+    alone = len(snapshots) == 1
+    waiting, asking, promised = [], [], []
+    for partition, snapshot in sorted(snapshots.items()):
         label = "" if alone else partition
-        for place, (ticket, owner) in enumerate(line.standing, 1):
+        for place, (ticket, owner) in enumerate(snapshot.tickets, 1):
             waiting.append(_waiting(place, ticket, owner, label, names, queues, active))
         of = f"{label}: " if label else ""
-        if line.asking is not None:
-            asking.append(f"{of}{line.asking} asks YARN for its executors now")
-        if text := coming(line):
-            back.append(f"{of}{text}")
-    standing = {one.application for one in waiting}
-    others = [_by_record(row) for row in active if _waits(row) and row.application not in standing]
-    return LineView((*waiting, *others), tuple(asking), tuple(back))
+        if snapshot.turn_holder is not None:
+            asking.append(f"{of}{snapshot.turn_holder} asks YARN for its executors now")
+        if text := describe_promised(snapshot):
+            promised.append(f"{of}{text}")
+    applications = {one.application for one in waiting}
+    others = [
+        _by_record(row) for row in active if _waits(row) and row.application not in applications
+    ]
+    return QueueView((*waiting, *others), tuple(asking), tuple(promised))
 
 
 def _waits(row: RunRow) -> bool:
@@ -228,7 +237,7 @@ def _waiting(
     active: Sequence[RunRow],
 ) -> Waiting:
     runs = [row for row in active if row.application == ticket.application]
-    mine = tuple(row for row in runs if _waits(row) or (ticket.grows and row.waiting_for))
+    mine = tuple(row for row in runs if _waits(row) or (ticket.is_growth and row.waiting_for))
     # A record has numbers, and a ticket only a word.
     why = next((row.waiting_for for row in mine if row.waiting_for), _WHY[ticket.bound])
     each = count_of(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
@@ -240,7 +249,7 @@ def _waiting(
         wants=f"{count_of(ticket.executors, 'executor')} with {each} each",
         since=ticket.filed / 1000,
         why=why,
-        grows=ticket.grows,
+        grows=ticket.is_growth,
         partition=partition,
         queue=queues.get(ticket.queue, ""),
         passed=ticket.passed,

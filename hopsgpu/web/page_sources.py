@@ -101,15 +101,15 @@ class RunList:
 
 
 @dataclass(frozen=True)
-class Lines:
+class GangQueues:
     """The queues of gangs.
 
     Attributes:
-        lines: the queue of each partition; none without YARN.
+        snapshots: the queue of each partition; none without YARN.
         problems: what cannot be read.
     """
 
-    lines: Mapping[str, QueueSnapshot]
+    snapshots: Mapping[str, QueueSnapshot]
     problems: tuple[str, ...] = ()
 
 
@@ -159,7 +159,7 @@ class Sources:
 
     Args:
         cluster: returns the GPUs.
-        lines: returns the queues of gangs with the time there, and what cannot be read.
+        queues: returns the queues of gangs with the time there, and what cannot be read.
         find_roots: returns the roots, the caller's own first, and why others are unknown.
         clock: returns the seconds since the epoch.
     """
@@ -167,13 +167,13 @@ class Sources:
     def __init__(
         self,
         cluster: Callable[[], ClusterGpus],
-        lines: Callable[[], tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]],
+        queues: Callable[[], tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]],
         find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock
         self.cluster = cluster
-        self._lines = lines
+        self._queues = queues
         self._find_roots = find_roots
         self._lock = threading.Lock()
         # Rows of runs that have ended, which do not change.
@@ -200,14 +200,15 @@ class Sources:
                 self._clients[lake.url] = known
         return known
 
-    def lines(self) -> Lines:
+    def queues(self) -> GangQueues:
         """Return the queues of gangs.
 
         Raises:
             HopsGpuError: the lake refused.
         """
-        lines, problems = self._lines()
-        return Lines({name: line for name, (line, _) in lines.items()}, tuple(problems))
+        queues, problems = self._queues()
+        snapshots = {name: snapshot for name, (snapshot, _) in queues.items()}
+        return GangQueues(snapshots, tuple(problems))
 
     def runs(self, roots: Sequence[Root], most: int) -> RunList:
         """Return the newest runs of some roots.
@@ -413,14 +414,18 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    cluster, lines = _of_yarn(environ) if is_configured(environ) else _of_machine()
+    cluster, queues = _of_yarn(environ) if is_configured(environ) else _of_machine()
     return Sources(
-        cluster, lines, lambda: given_roots(roots) if roots else roots_of_users(os.environ)
+        cluster, queues, lambda: given_roots(roots) if roots else roots_of_users(os.environ)
     )
 
 
 def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any]:
-    from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root, named_locks
+    from hopsgpu.backends.gang_queue_root import (
+        cluster_name,
+        configured_queue_root,
+        gang_queue_root,
+    )
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.yarn.gang_queue import GangQueueReader
     from hopsgpu.yarn.resource_manager import web_addresses
@@ -428,10 +433,10 @@ def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any]:
     setting = HadoopConf.load(environ).get
     observer = Observer(setting)
     name = cluster_name(setting, web_addresses(setting))
-    place, names = gang_queue_root(named_locks(environ), setting("fs.defaultFS"), name)
+    place, names = gang_queue_root(configured_queue_root(environ), setting("fs.defaultFS"), name)
     for each in names:
         place /= each
-    return observer.look, GangQueueReader(place).look
+    return observer.look, GangQueueReader(place).read
 
 
 def _of_machine() -> tuple[Any, Any]:

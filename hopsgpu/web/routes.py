@@ -34,7 +34,7 @@ from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS, PERMISS
 from hopsgpu.storage.names import model_name
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.web.access import Guard, Secrets, Server, field_of, is_same
-from hopsgpu.web.cluster_view import cluster_view, line_view
+from hopsgpu.web.cluster_view import cluster_view, queue_view
 from hopsgpu.web.metric_series import MetricPlots, plots_json
 from hopsgpu.web.page_sources import Root, Roots, Sources
 from hopsgpu.web.run_view import RunView, run_view
@@ -81,7 +81,7 @@ class Pages:
         # away, nor the cancelling of a run.
         self._yarn = SharedReads("YARN", patience)
         self._lake = SharedReads("the lake", patience)
-        self._lines = SharedReads("the line's directory", patience)
+        self._queues = SharedReads("the queue's directory", patience)
         self._acts = SharedReads("the lake", patience)
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(HERE / "templates"),
@@ -107,7 +107,7 @@ class Pages:
         at_run = "/runs/{root}/{run_id}"
         return [
             Route("/", self.cluster),
-            Route("/line", self.line),
+            Route("/queue", self.queue),
             Route("/runs", self.runs),
             Route(at_run, self.run),
             Route(f"{at_run}/metrics.json", self.metrics),
@@ -130,18 +130,18 @@ class Pages:
             request, "cluster.html", view=view, gpus=gpus, problems=active.problems, active=active
         )
 
-    async def line(self, request: Request) -> Response:
+    async def queue(self, request: Request) -> Response:
         """Show who waits."""
-        lines, gpus, active = await asyncio.gather(
-            self._lines.get("lines", self._sources.lines),
+        queues, gpus, active = await asyncio.gather(
+            self._queues.get("queues", self._sources.queues),
             self._yarn.get("gpus", self._sources.cluster),
             self._active(),
         )
-        found = {} if lines.value is None else lines.value.lines
-        view = line_view(found, gpus.value, active.rows)
-        odd = () if lines.value is None else lines.value.problems
-        problems = [p for p in (lines.problem, gpus.problem, *odd, *active.problems) if p]
-        return self._page(request, "line.html", view=view, problems=problems)
+        snapshots = {} if queues.value is None else queues.value.snapshots
+        view = queue_view(snapshots, gpus.value, active.rows)
+        odd = () if queues.value is None else queues.value.problems
+        problems = [p for p in (queues.problem, gpus.problem, *odd, *active.problems) if p]
+        return self._page(request, "queue.html", view=view, problems=problems)
 
     async def runs(self, request: Request) -> Response:
         """List runs."""

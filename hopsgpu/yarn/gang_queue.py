@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hopsgpu.core.queue_policy import (
     Bound,
     Candidate,
-    Entry,
     Offer,
+    QueueFile,
     QueueSnapshot,
     Ticket,
     TurnDecision,
@@ -22,9 +22,9 @@ from hopsgpu.core.queue_policy import (
     decide_turn,
     executors_to_give,
     queue_tag,
-    read_line,
+    read_queue,
     renewal_seconds,
-    stale_entries,
+    stale_files,
     turn_name,
 )
 from hopsgpu.errors import StoreError
@@ -33,23 +33,23 @@ from hopsgpu.storage.lake import UNSAFE_CHARACTERS, LakePath
 
 _SHARED = 0o1777
 # All users may make directories beside those of the partitions.
-_MOST_PARTITIONS = 100
-# For how long a time that a reader saw counts: a clock may be set back.
+_MAX_PARTITIONS = 100
+# A time that a reader saw is ignored after this many seconds, because a clock may be set back.
 _REMEMBERED_SECONDS = 120.0
 
 
-class QueuePlace:
-    """One gang's place in the queue of gangs; use `queued`, which leaves it on every path.
+class QueueMember:
+    """One gang in the queue of gangs; use `queued`, which leaves the queue on every path.
 
-    All methods raise StoreError if the lake refuses. What they have done by then is remembered, so
-    that the next call continues from there.
+    All methods raise StoreError if the lake refuses. A later call continues after the steps that
+    succeeded.
 
     Args:
         directory: directory of the queue.
-        application: YARN's id.
+        application: YARN's ID.
         executors: number of executors that the gang needs.
         gpus: GPUs of each executor.
-        grows: whether it belongs to a search that would like more executors.
+        is_growth: whether a running search or gang requests more executors.
         clock: returns the time in seconds.
 
     Attributes:
@@ -64,23 +64,25 @@ class QueuePlace:
         application: str,
         executors: int,
         gpus: int,
-        grows: bool = False,
+        is_growth: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._clock = clock
-        self._seen: QueueSnapshot | None = None
+        self._last_snapshot: QueueSnapshot | None = None
         self._rank = 0
+        # Name of the gang's own file: its draft, its ticket or its turn.
         self._name = ""
-        self._filed = False
+        self._has_ticket = False
         self._turn: int | None = None
-        self._behind = 0.0
+        # The NameNode's clock minus ours, in milliseconds.
+        self._clock_offset = 0.0
         self._renewed = float("-inf")
         self.owner = ""
         self.ticket = Ticket(
             filed=0,
             id=secrets.token_hex(4),
-            grows=grows,
+            is_growth=is_growth,
             executors=executors,
             gpus=gpus,
             queue=queue_tag(""),
@@ -90,96 +92,97 @@ class QueuePlace:
         )
 
     @property
-    def is_filed(self) -> bool:
+    def has_ticket(self) -> bool:
         """Return whether the ticket is in the queue; that of the gang with the turn is not."""
-        return self._filed
+        return self._has_ticket
 
     @property
     def rank(self) -> int:
-        """Return the gang's rank when it last looked; it says when the next look is due."""
+        """Return the gang's rank at its last poll, which determines when to poll next."""
         return self._rank
 
     @property
-    def seen(self) -> QueueSnapshot | None:
+    def last_snapshot(self) -> QueueSnapshot | None:
         """Return the queue when the gang last asked for the turn; None if it has not yet."""
-        return self._seen
+        return self._last_snapshot
 
-    def ask(
+    def request_turn(
         self,
         bound: Bound,
         queue: str,
         queues: tuple[str, ...],
         node_gpus: Sequence[int],
-        probe: bool,
+        is_probe: bool,
     ) -> TurnDecision:
-        """Look at the queue, file the ticket or bring it up to date, and take the turn if it may.
+        """Read the queue, file or update the ticket, and take the turn if the gang may.
 
         Args:
             bound: the limit that keeps the gang from being granted now.
             queue: short name of the YARN queue whose limit that is, else of the gang's own.
             queues: short names of its queue and of all parents of that queue, its own first.
             node_gpus: number of all GPUs of each node, used or not.
-            probe: whether to ask although the gang does not seem to fit.
+            is_probe: whether to ask although the gang does not seem to fit.
 
         Returns:
-            The decision; its `take` says whether the gang has the turn now.
+            The decision; its `may_take` says whether the gang has the turn now.
         """
         ticket = dataclasses.replace(self.ticket, bound=bound, queue=queue)
-        if not self._filed:
-            self.file(ticket)
-        line = self._current()
+        if not self._has_ticket:
+            self.file_ticket(ticket)
+        snapshot = self._read_with_own_ticket()
         ticket = dataclasses.replace(ticket, filed=self.ticket.filed)
-        self.update(count_passes(ticket, self._seen or line, line))
-        self._seen = line
-        self._find_rank(line)
-        turn = decide_turn(Candidate(self.ticket, self.owner, queues), line, node_gpus, probe)
-        if turn.take and not self.take(line):
+        self.update_ticket(count_passes(ticket, self._last_snapshot or snapshot, snapshot))
+        self._last_snapshot = snapshot
+        self._update_rank(snapshot)
+        candidate = Candidate(self.ticket, self.owner, queues)
+        decision = decide_turn(candidate, snapshot, node_gpus, is_probe)
+        if decision.may_take and not self.take_turn(snapshot):
             return TurnDecision(False, "another gang took the turn first")
-        return turn
+        return decision
 
-    def file(self, ticket: Ticket) -> None:
+    def file_ticket(self, ticket: Ticket) -> None:
         """Put the ticket into the queue, or back into it at the same place."""
-        self.give_back()
-        # Its own turns do not count as other gangs that passed it.
-        self._seen = None
+        self.give_back_turn()
+        # The gang's own turns do not count as other gangs that passed it.
+        self._last_snapshot = None
         self._name = f"draft-{self.ticket.id}"
         self._renew()
         status = (self._directory / self._name).stat()
-        self._note(status.modified, status.owner)
+        self._set_clock(status.modified, status.owner)
         self.ticket = dataclasses.replace(ticket, filed=ticket.filed or status.modified)
-        self._filed = self._rename(self.ticket.name)
+        self._has_ticket = self._rename(self.ticket.name)
 
-    def look(self) -> QueueSnapshot:
+    def poll(self) -> QueueSnapshot:
         """Return the queue as it is now; renew the gang's own file if that is due."""
-        line = self._current()
-        self._find_rank(line)
-        return line
+        snapshot = self._read_with_own_ticket()
+        self._update_rank(snapshot)
+        return snapshot
 
-    def keep(self) -> bool:
-        """Renew the turn if that is due; return False if other gangs thought its owner dead."""
+    def renew_turn(self) -> bool:
+        """Renew the turn if that is due; return False if it expired and another gang took it."""
         if self._turn is None or not self._is_due(0):
             return True
         self._renew()
-        return self._line().generation <= self._turn
+        return self._read().generation <= self._turn
 
-    def update(self, ticket: Ticket) -> None:
-        """Make the ticket say something else: its bound, how often it was passed."""
+    def update_ticket(self, ticket: Ticket) -> None:
+        """Replace the ticket by one with another bound or number of passes."""
         if ticket != self.ticket:
             self._rename(ticket.name)
             self.ticket = ticket
 
-    def take(self, line: QueueSnapshot) -> bool:
+    def take_turn(self, snapshot: QueueSnapshot) -> bool:
         """Take the turn; return False if another gang was quicker.
 
         The ticket may then have to be filed again.
         """
-        generation = line.next_generation
+        generation = snapshot.next_generation
         self._renew()
         if not self._rename(turn_name(generation)):
             return False
-        self._filed, self._turn = False, generation
-        if self._line().generation > generation:
-            # The queue has advanced since `line` was read: this number was passed long ago.
+        self._has_ticket, self._turn = False, generation
+        if self._read().generation > generation:
+            # Other gangs have had turns since `snapshot`, up to a higher generation.
             self._turn = None
             self._remove()
             return False
@@ -187,7 +190,7 @@ class QueuePlace:
         self._touch(asking_name(generation, self.ticket.application))
         return True
 
-    def give_back(self) -> None:
+    def give_back_turn(self) -> None:
         """Give the turn back, so that the next gang can ask."""
         if self._turn is None:
             return
@@ -197,61 +200,62 @@ class QueuePlace:
         (self._directory / asking_name(turn, self.ticket.application)).remove()
 
     def leave(self) -> None:
-        """Leave the queue; also remove what dead applications of the same user left in it."""
-        self.give_back()
-        self._filed = False
+        """Leave the queue; also remove the files of dead applications of the same user."""
+        self.give_back_turn()
+        self._has_ticket = False
         self._remove()
         if self.owner:
-            for name in stale_entries(self._entries(), self.owner, self._now()):
+            for name in stale_files(self._files(), self.owner, self._now()):
                 (self._directory / name).remove()
 
-    def _current(self) -> QueueSnapshot:
-        """Return the queue in which the gang's ticket is; renew the ticket before if that is due.
+    def _read_with_own_ticket(self) -> QueueSnapshot:
+        """Return the queue with the gang's own ticket in it.
 
-        The ticket's file may be missing: when the gang came so far to the front at once that its
-        ticket did not count for a while, another gang of the same user may have removed it.
+        Renew the ticket before if that is due. Write it again if it is missing: if many gangs ahead
+        leave at once, the ticket expires early, and another gang of the same user may remove it.
         """
         if self._is_due(self._rank):
             self._renew()
-        entries = self._entries()
-        if self._filed and all(entry.name != self._name for entry in entries):
+        files = self._files()
+        if self._has_ticket and all(file.name != self._name for file in files):
             self._renew()
-        return read_line(entries, self._now())
+        return read_queue(files, self._now())
 
-    def _find_rank(self, line: QueueSnapshot) -> None:
-        """Note the rank; renew the ticket if that is due because the rank is another one now."""
-        self._rank = line.rank_of(self.ticket, self.owner)
+    def _update_rank(self, snapshot: QueueSnapshot) -> None:
+        """Set the rank; renew the ticket if that is due at the new rank."""
+        self._rank = snapshot.rank_of(self.ticket, self.owner)
         if self._is_due(self._rank):
             self._renew()
 
-    def _line(self) -> QueueSnapshot:
-        return read_line(self._entries(), self._now())
+    def _read(self) -> QueueSnapshot:
+        return read_queue(self._files(), self._now())
 
-    def _entries(self) -> list[Entry]:
-        """Return all files; note what the gang's own says of the NameNode's clock."""
+    def _files(self) -> list[QueueFile]:
+        """Return all files; learn the NameNode's clock from the gang's own file."""
         statuses = self._directory.entries()
         for status in statuses:
             if status.name == self._name:
-                self._note(status.modified, status.owner)
-        return [Entry(status.name, status.modified, status.owner) for status in statuses]
+                self._set_clock(status.modified, status.owner)
+        return [QueueFile(status.name, status.modified, status.owner) for status in statuses]
 
-    def _note(self, modified: int, owner: str) -> None:
+    def _set_clock(self, modified: int, owner: str) -> None:
         self.owner = owner
-        self._behind = modified - self._renewed * 1000
+        self._clock_offset = modified - self._renewed * 1000
 
     def _now(self) -> int:
-        """Return the NameNode's time: what it said of our file, plus our clock's progress since.
+        """Return the NameNode's time in milliseconds since the epoch.
 
-        The time is in milliseconds since the epoch. It is late by what that request took, and never
-        early: a slow lake does not make others look dead.
+        It is the time of the last renewal of the gang's own file, plus our clock's progress since.
+        The result may be late by the duration of that renewal, but never early: a slow lake does
+        not let other gangs expire.
         """
-        return int(self._clock() * 1000 + self._behind)
+        return int(self._clock() * 1000 + self._clock_offset)
 
     def _is_due(self, rank: int) -> bool:
         return self._clock() - self._renewed >= renewal_seconds(rank)
 
     def _renew(self) -> None:
-        """Touch the gang's own file; the next listing says when, by the NameNode's clock."""
+        """Touch the gang's own file; the next listing has the NameNode's time of this."""
         self._touch(self._name)
         self._renewed = self._clock()
 
@@ -259,10 +263,10 @@ class QueuePlace:
         (self._directory / name).write(b"")
 
     def _rename(self, name: str) -> bool:
-        done = (self._directory / self._name).rename(self._directory / name)
-        if done:
+        is_renamed = (self._directory / self._name).rename(self._directory / name)
+        if is_renamed:
             self._name = name
-        return done
+        return is_renamed
 
     def _remove(self) -> None:
         if self._name:
@@ -271,13 +275,13 @@ class QueuePlace:
 
 
 class StandingOffer:
-    """An elastic gang's offer in the queue of gangs, renewed as long as it stands.
+    """An elastic gang's offer in the queue of gangs.
 
     All methods raise StoreError if the lake refuses.
 
     Args:
         directory: directory of the queue.
-        application: YARN's id.
+        application: YARN's ID.
         gpus: GPUs of each executor.
         run: name of the run.
     """
@@ -287,26 +291,26 @@ class StandingOffer:
         self._name = ""
         self._offer = Offer(secrets.token_hex(4), 0, gpus, 0, queue_tag(""), application, run)
 
-    def needed(self, executors: int, giving: int, queues: Sequence[str], free: int) -> int:
-        """Put up the offer, or renew it; return how many executors waiting gangs need of it.
+    def renew(self, executors: int, promised: int, queues: Sequence[str], free: int) -> int:
+        """Put up or renew the offer; return how many of its executors waiting gangs need.
 
         Args:
             executors: number of executors above the gang's minimum.
-            giving: how many of them it gives back at its next checkpoint.
+            promised: how many of them it releases at its next checkpoint.
             queues: short names of its queue and of all parents of that queue, its own first.
             free: number of free GPUs of the cluster.
         """
         offer = dataclasses.replace(
-            self._offer, executors=executors, giving=giving, queue=queues[0]
+            self._offer, executors=executors, promised=promised, queue=queues[0]
         )
-        renewed, self._name, before = self._directory / offer.name, offer.name, self._name
-        renewed.write(b"")
+        file, self._name, before = self._directory / offer.name, offer.name, self._name
+        file.write(b"")
         if before not in ("", offer.name):
             (self._directory / before).remove()
-        status = renewed.stat()
-        entries = [Entry(s.name, s.modified, s.owner) for s in self._directory.entries()]
-        line = read_line(entries, status.modified)
-        return executors_to_give(offer, status.owner, queues, line, free)
+        status = file.stat()
+        files = [QueueFile(s.name, s.modified, s.owner) for s in self._directory.entries()]
+        snapshot = read_queue(files, status.modified)
+        return executors_to_give(offer, status.owner, queues, snapshot, free)
 
     def withdraw(self) -> None:
         """Remove the offer."""
@@ -318,11 +322,11 @@ class StandingOffer:
 class GangQueueReader:
     """Reads the queues of gangs of a cluster, without taking part in them.
 
-    A reader touches no file, so it knows the NameNode's clock only from what others do: whenever a
-    file of a queue is renewed, the NameNode dates the queue's directory. Its clock is at least the
-    newest such time that was seen in the last minutes, and goes on since. A gang that is gone may
-    therefore count for longer while a reader is new, and later does not. The files' own times say
-    nothing about the clock: their owners may set them to any.
+    A reader touches no file, so it learns the NameNode's clock only from others: whenever a file of
+    a queue is renewed, the NameNode dates the queue's directory. The clock is at least at the
+    newest such time that was seen in the last minutes, and runs on since. A dead gang may therefore
+    be listed for longer by a new reader. The files' own times say nothing about the clock, because
+    their owners may set them.
 
     Args:
         directory: the directory that has one for each cluster partition.
@@ -340,35 +344,34 @@ class GangQueueReader:
         self._directory = directory
         self._clock = clock
         self._wall_clock = wall_clock
-        # By partition and the clock's reading: the NameNode's time was at least that with this
-        # added, in ms.
+        # By partition: readings of our clock, and the NameNode's lead over it, in ms.
         self._ahead: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
 
-    def look(self) -> tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]:
-        """Return the queues by partition, and which directories are kept from the reader.
+    def read(self) -> tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]:
+        """Return the queues by partition, and which directories the reader may not list.
 
-        Each queue comes with the NameNode's time in milliseconds. Without a directory there is
-        none: no gang has waited yet.
+        Each queue comes with the NameNode's time in milliseconds. If the directory does not exist,
+        there are no queues: no gang has waited yet.
 
         Raises:
             StoreError: the lake refused.
         """
-        lines: dict[str, tuple[QueueSnapshot, int]] = {}
+        queues: dict[str, tuple[QueueSnapshot, int]] = {}
         problems = []
         for name, modified in self._partitions():
             try:
-                entries = self._entries(name)
+                files = self._files(name)
             except StoreError as error:
                 if error.kind == PERMISSION:
                     problems.append(str(error))
-                elif error.kind != ABSENT:  # it was removed since it was listed
+                elif error.kind != ABSENT:  # the directory was removed after it was listed
                     raise
                 continue
-            there = self._there(name, modified)
-            lines[name] = read_line(entries, there), there
-        for name in self._ahead.keys() - lines.keys():
+            now = self._filesystem_time_ms(name, modified)
+            queues[name] = read_queue(files, now), now
+        for name in self._ahead.keys() - queues.keys():
             del self._ahead[name]
-        return lines, problems
+        return queues, problems
 
     def _partitions(self) -> list[tuple[str, int]]:
         """Return the name of each queue's directory, and when it was last changed, in ms."""
@@ -378,57 +381,56 @@ class GangQueueReader:
             if error.kind == ABSENT:
                 return []
             raise
-        # Anybody may create directories there; such a name is no partition's.
-        found = sorted(
+        # Anybody may create directories here; a partition never has an unfit name.
+        partitions = sorted(
             (e.name, e.modified)
             for e in entries
             if e.is_directory and not UNSAFE_CHARACTERS.search(e.name)
         )
-        return found[:_MOST_PARTITIONS]
+        return partitions[:_MAX_PARTITIONS]
 
-    def _there(self, partition: str, modified: int) -> int:
+    def _filesystem_time_ms(self, partition: str, modified: int) -> int:
         """Return the time of the file system in milliseconds.
 
         Args:
-            partition: name of a queue's directory; anybody may have made one and set its time, so
-                each has a clock of its own.
-            modified: when it was last changed.
+            partition: name of a queue's directory. Anybody may have made a directory and set its
+                time, so each has a clock of its own.
+            modified: when the directory was last changed.
         """
         now = self._clock() * 1000
-        # Renewing a file changes no local directory.
+        # The renewal of a file does not change the time of a local directory.
         seen = self._wall_clock() * 1000 if self._directory.is_local else modified
         ahead = self._ahead[partition]
         ahead.append((now, seen - now))
         while ahead[0][0] < now - _REMEMBERED_SECONDS * 1000:
             ahead.popleft()
-        return int(now + max(one for _, one in ahead))
+        return int(now + max(offset for _, offset in ahead))
 
-    def _entries(self, partition: str) -> list[Entry]:
-        """Return the files of a partition."""
+    def _files(self, partition: str) -> list[QueueFile]:
         statuses = (self._directory / partition).entries()
-        return [Entry(status.name, status.modified, status.owner) for status in statuses]
+        return [QueueFile(status.name, status.modified, status.owner) for status in statuses]
 
 
-def make_line(base: LakePath, *names: str) -> LakePath:
-    """Return the directory of a queue of gangs, made for all users if it does not exist.
+def make_queue_dir(base: LakePath, *names: str) -> LakePath:
+    """Return the directory of a queue of gangs; create it for all users if it does not exist.
 
-    It is sticky, so that nobody removes or renames another user's files.
+    The directory is sticky, so that nobody can remove or rename another user's files.
     """
     directory = base
     for name in names:
         directory = directory / name
         directory.make()
-        # If another user has just made it, that user is about to set the bits.
+        # If another user has just made the directory, that user is about to set the bits.
         with contextlib.suppress(StoreError):
             directory.set_mode(_SHARED)
     return directory
 
 
 @contextlib.contextmanager
-def queued(place: QueuePlace) -> Iterator[QueuePlace]:
-    """Let the place be filed while inside; leave it on every path."""
+def queued(member: QueueMember) -> Iterator[QueueMember]:
+    """Leave the queue on exit, on every path."""
     try:
-        yield place
+        yield member
     finally:
-        with contextlib.suppress(StoreError):  # what is left behind counts for its lease at most
-            place.leave()
+        with contextlib.suppress(StoreError):  # a ticket that stays expires
+            member.leave()

@@ -91,16 +91,16 @@ def test_the_pages_are_what_yarn_and_the_lake_say_and_cancel_a_run(
         assert until(lambda: f"/{run.run_id}" in page(browser, "/"), SECONDS, 1.0)
         told = words(page(browser, "/"))
         assert application in told and "node1 (1), node2 (1)" in told
-        assert until(lambda: f"/{waiting.run_id}" in page(browser, "/line"), SECONDS, 1.0)
-        told = words(page(browser, "/line"))
+        assert until(lambda: f"/{waiting.run_id}" in page(browser, "/queue"), SECONDS, 1.0)
+        told = words(page(browser, "/queue"))
         assert "4 executors with 1 GPU each" in told or "asks YARN for its executors" in told
 
         def says_why() -> bool:
-            told = words(page(browser, "/line"))
+            told = words(page(browser, "/queue"))
             return "held by" in told or "4 are needed" in told
 
         # The run's record has the words, and is written from time to time.
-        assert until(says_why, SECONDS, 1.0), words(page(browser, "/line"))
+        assert until(says_why, SECONDS, 1.0), words(page(browser, "/queue"))
 
         place = address_of(browser, run)
         log = f"{place}/log.txt?rank=0"

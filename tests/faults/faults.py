@@ -40,7 +40,7 @@ HEARTBEAT_SECONDS = 5
 _CUT_SECONDS = 60.0
 # Half of the cluster is guaranteed to it.
 OTHER_QUEUE = "other"
-# Stands in no line of ours: it asks YARN at once.
+# Is in no queue of gangs: it asks YARN at once.
 _PREEMPTS = """
     import sys, time
     import hopsgpu

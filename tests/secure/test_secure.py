@@ -113,30 +113,30 @@ def test_bob_reads_nothing_of_hers(
     assert taken.returncode == 1 and not (tmp_path / "m").exists()
 
 
-LINE = """
+QUEUE = """
     import sys
     import hopsgpu
     from hopsgpu.errors import StoreError
     from hopsgpu.storage.lake import LakePath
-    from hopsgpu.yarn.gang_queue import make_line
+    from hopsgpu.yarn.gang_queue import make_queue_dir
 
-    line = make_line(LakePath(sys.argv[1]), "hopsgpu", "line")
+    queue = make_queue_dir(LakePath(sys.argv[1]), "hopsgpu", "queue")
     if sys.argv[2] == "file":
-        (line / "turn-alices").write(b"")
+        (queue / "turn-alices").write(b"")
     else:
-        for act in (lambda f: f.remove(), lambda f: f.rename(line / "turn-bobs")):
+        for act in (lambda f: f.remove(), lambda f: f.rename(queue / "turn-bobs")):
             try:
-                act(line / "turn-alices")
+                act(queue / "turn-alices")
             except StoreError as error:
                 print("refused:", error.kind)
-    print(line.names())
+    print(queue.names())
 """
 
 
 def test_bob_ends_no_turn_of_hers(alice: Env, bob: Env, told: dict[str, str]) -> None:
     lake = re.sub(r"/user/.*", "/tmp", told["model"])
     for env, word in ((alice, "file"), (bob, "end")):
-        script = start_script(env, LINE, lake, word)
+        script = start_script(env, QUEUE, lake, word)
         out, errors = script.communicate(timeout=SECONDS)
         assert "('turn-alices',)" in out, errors
     assert out.count("refused: permission") == 2

@@ -44,10 +44,10 @@ def test_whoever_crashes_while_it_asks_stops_nobody(
     manager: ResourceManager,
     gpus_back: Callable[[], int],
 ) -> None:
-    line = application_of(spark).line
+    queue = application_of(spark).gang_queue_dir
     crashing = start_script(cluster_env, CONTENDER, 4, 1, 60)
     try:
-        assert until(lambda: any(name.startswith("asking") for name in line.names()), 180)
+        assert until(lambda: any(name.startswith("asking") for name in queue.names()), 180)
         # YARN ends what was asked for, and the ticket expires.
         crashing.kill()
         began = time.monotonic()
@@ -65,7 +65,7 @@ def test_a_foreign_application_only_makes_it_wait(
     gpus_back: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that stands in no line of ours takes what it gets, between our look and our asking."""
+    """An application outside the queue of gangs takes GPUs between our poll and our request."""
     monkeypatch.setattr("hopsgpu.core.gang.PART_SECONDS", 5.0)
     # It asks whatever it sees, as if the foreign one had come just after it looked.
     monkeypatch.setattr(

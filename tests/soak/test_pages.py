@@ -214,7 +214,7 @@ def addresses(runs: dict[str, str], root: str) -> dict[str, str]:
     at = f"runs/{root}"
     return {
         "cluster": "",
-        "line": "line",
+        "queue": "queue",
         "runs": "runs",
         **{name: f"{at}/{run_id}" for name, run_id in runs.items()},
         "log": f"{at}/{runs['running']}/log?rank=0",
@@ -363,7 +363,7 @@ def test_the_keyboard_reaches_all(opened: Open, url: str, runs: dict[str, str]) 
         order.append(page.evaluate(told).split("\n")[0])
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
         assert outline != "none", order[-1]
-    assert order[:6] == ["hopsgpu", "Cluster", "Line", "Runs", "Models", "Usage"]
+    assert order[:6] == ["hopsgpu", "Cluster", "Queue", "Runs", "Models", "Usage"]
     assert runs["waiting"] in order and runs["trained"] in order
     page.keyboard.press("Shift+Tab")
     go(page, url, "runs")

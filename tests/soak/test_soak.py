@@ -112,7 +112,7 @@ def test_many_launches_with_failures_leave_nothing(
     assert until(lambda: not processes_of(cluster_dir, b"hopsgpu.agent."), 60)
     assert until(lambda: temporary_files() == temporary, 60), temporary_files() ^ temporary
     # Of the line only the last turn is left.
-    names = application.line.names
+    names = application.gang_queue_dir.names
     assert until(lambda: [name.partition("-")[0] for name in names()] == ["turn"], 60), names()
 
 

@@ -57,7 +57,7 @@ class LocalGangAllocator(GangAllocator):
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
             ConfigError, CapacityError, DiscoveryError, HopsGpuError: the container cannot serve.
         """
-        clock.tell((), job.waiting_for)
+        clock.report((), job.waiting_for)
         while True:
             clock.check()
             event = self._containers.server.next_event(EVENT_SECONDS)
@@ -66,7 +66,7 @@ class LocalGangAllocator(GangAllocator):
                 return register_container(event, message, self.request)
             if job.ended.is_set():
                 raise job.problem or HopsGpuError(f"the gang did not start: {job.reason(0.0)}")
-            clock.tell((), job.waiting_for)
+            clock.report((), job.waiting_for)
 
     def end_jobs(self) -> None:
         """End the container and its ranks, whatever its state."""

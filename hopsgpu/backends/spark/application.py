@@ -14,7 +14,7 @@ from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import make_line
+from hopsgpu.yarn.gang_queue import make_queue_dir
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -102,7 +102,7 @@ class Application(SparkApplication):
         return NodeManagers(self.jvm.hadoop)
 
     @functools.cached_property
-    def line(self) -> LakePath:
+    def gang_queue_dir(self) -> LakePath:
         """Return the directory of the queue of gangs, of all users of this cluster partition.
 
         It is created if missing.
@@ -112,7 +112,7 @@ class Application(SparkApplication):
             StoreError: the lake failed.
         """
         base, names = gang_queue_root(self.option("locks"), self.default_fs, self.cluster)
-        return make_line(base, *names, self.setting(_LABEL) or "default")
+        return make_queue_dir(base, *names, self.setting(_LABEL) or "default")
 
     @functools.cached_property
     def cluster(self) -> str:

@@ -130,7 +130,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
             if where := self._see_waiting():
-                self._pending.tell(where)
+                self._pending.report(where)
 
     def waits(self, why: str) -> None:
         """Implement `WaitWatcher`: record why executors are waited for."""
@@ -159,7 +159,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             self._withdrawn(waiting)
             self._leave.set()
         log.info("%s: executors fail repeatedly: %s", self.request.run_id, given_back)
-        self._pending.tell(given_back)
+        self._pending.report(given_back)
         self._cancel(waiting)
         return ""
 
@@ -263,19 +263,19 @@ class YarnElasticAllocator(ElasticJobAllocator):
             watcher = WaitWatcher(self.request.watcher, self)
             request = replace(asked, cancelled=self._leave, watcher=watcher)
             clock = self._pending.clock(request, time.monotonic())
-            grows = not self._asks_first
+            is_growth = not self._asks_first
         # Cancelled here means that it need not stay in the queue of gangs any longer.
         with (
             contextlib.suppress(Cancelled),
-            queued_gang(self._application, request, clock, grows=grows) as place,
-            place.turn(0),
+            queued_gang(self._application, request, clock, is_growth=is_growth) as queued,
+            queued.hold_turn(0),
         ):
-            self._in_turn(place, clock, place.room(at_once, missing))
+            self._in_turn(queued, clock, queued.room(at_once, missing))
 
-    def _in_turn(self, place: QueuedGang, clock: AcquisitionClock, count: int) -> None:
+    def _in_turn(self, queued: QueuedGang, clock: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
-        started = [self._start(place) for _ in range(count)]
+        started = [self._start(queued) for _ in range(count)]
         with self._changed:
             needed = len(self._live)
         self._executors.ask_at_once(needed, self._enough)
@@ -288,20 +288,20 @@ class YarnElasticAllocator(ElasticJobAllocator):
             try:
                 missing, where = self._look()
             except HopsGpuError as error:
-                clock.tell((), str(error))
+                clock.report((), str(error))
                 continue
             if not missing:
                 log.debug("%s: YARN has granted these executors", self.request.run_id)
-                place.granted()
-                clock.tell((), where)
+                queued.end()
+                clock.report((), where)
                 return
             if missing < least:
                 until, least = time.monotonic() + PART_SECONDS, missing
-            if not place.keep() or time.monotonic() > until:
+            if not queued.renew() or time.monotonic() > until:
                 break
             with self._changed:
                 granted = len(self._live) - missing
-            clock.tell((), place.facts(granted).around(where))
+            clock.report((), queued.facts(granted).around(where))
         # Other gangs go first. An executor that was granted meanwhile runs another job, or is
         # released.
         with self._changed:
@@ -311,11 +311,11 @@ class YarnElasticAllocator(ElasticJobAllocator):
             log.info("%s: withdraws requests for %d executors", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
-    def _start(self, place: QueuedGang) -> GangJob:
+    def _start(self, queued: QueuedGang) -> GangJob:
         taken: Collection[str] = ()
         if self.request.plan.spec.placement == "spread":
             taken = {container.host for container in list(self.ready_executors.values())}
-        hosts = place.hosts(1, taken)
+        hosts = queued.hosts(1, taken)
         warm = self.request.warm_up
         job = self._executors.new_job(
             self.request, "agents", 1, hosts, lambda driver: agent_task(driver, warm)
@@ -436,7 +436,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
     def _new_offer(self) -> StandingOffer:
         plan = self.request.plan
         return StandingOffer(
-            self._application.line,
+            self._application.gang_queue_dir,
             application=self._application.id,
             gpus=plan.shape.gpus,
             run=plan.spec.name,
@@ -450,7 +450,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
         snapshot = self._application.snapshot(RENEW_SECONDS)
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         free = sum(max((node.total - node.used).gpus, 0) for node in snapshot.running)
-        needed = offer.needed(offered, giving, queues, free)
+        needed = offer.renew(offered, giving, queues, free)
         if needed != self._reclaimed_count:
             log.info("%s: gangs that wait need %d executors", self.request.run_id, needed)
         return needed

@@ -71,10 +71,10 @@ class YarnGangAllocator(GangAllocator):
         began = time.monotonic()
         clock = AcquisitionClock(request)
         given_back = 0
-        with queued_gang(self._application, request, clock) as place:
+        with queued_gang(self._application, request, clock) as queued:
             while True:
-                with place.turn(max(len(self._executors.registered()) - aside, 0)):
-                    allocation = self._try(place, clock)
+                with queued.hold_turn(max(len(self._executors.registered()) - aside, 0)):
+                    allocation = self._try(queued, clock)
                     if allocation is not None:
                         self._allocation = allocation
                         log.info(
@@ -107,7 +107,7 @@ class YarnGangAllocator(GangAllocator):
         if not self._part:
             why = f"the gang was granted nothing, gave way (time {given_back}) and asks again soon"
         while time.monotonic() < until:
-            clock.tell((), why)
+            clock.report((), why)
             clock.check()
             self.request.cancelled.wait(EVENT_SECONDS)
 
@@ -121,7 +121,7 @@ class YarnGangAllocator(GangAllocator):
         )
         return sum(self.request.exclusion_reason(container) is not None for container in there)
 
-    def _try(self, place: QueuedGang, clock: AcquisitionClock) -> GangAllocation | None:
+    def _try(self, queued: QueuedGang, clock: AcquisitionClock) -> GangAllocation | None:
         """Request, await and hand over executors in one turn; return None without the whole gang.
 
         The turn ends so if YARN granted only a part, or if others have taken the turn.
@@ -131,9 +131,9 @@ class YarnGangAllocator(GangAllocator):
             placeholders = PlaceholderAcquisition(
                 self.request,
                 self._executors,
-                lambda tasks: self._start("placeholders", tasks, place.hosts(tasks)),
+                lambda tasks: self._start("placeholders", tasks, queued.hosts(tasks)),
                 clock,
-                place,
+                queued,
             )
             with self._application.jvm.without_resource_warning():
                 holders = placeholders.run()

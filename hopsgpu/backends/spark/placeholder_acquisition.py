@@ -31,11 +31,11 @@ _ASKING = "Spark is asking YARN"
 class GrantTurn(Protocol):
     """A gang's turn to ask YARN for executors."""
 
-    def keep(self) -> bool:
-        """Renew the turn; return False if it was lost to others."""
+    def renew(self) -> bool:
+        """Renew the turn; return False if another gang has taken it."""
 
-    def granted(self) -> None:
-        """End the turn: YARN has granted everything, and others may ask."""
+    def end(self) -> None:
+        """End the turn: YARN has granted everything, and other gangs may ask."""
 
     def facts(self, held: int) -> GpuFacts:
         """Return who holds the other GPUs, given the number of executors that YARN has granted."""
@@ -107,7 +107,7 @@ class PlaceholderAcquisition:
             HopsGpuError: the job of placeholders failed.
         """
         # Before YARN grants anything: the run no longer prepares.
-        self._clock.tell((), self._why())
+        self._clock.report((), self._why())
         self._ask_at_once()
         while True:
             whole = len(self._holders) >= self._request.plan.executors
@@ -137,12 +137,12 @@ class PlaceholderAcquisition:
                 self._end_surplus()
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
-                if not self._turn.keep():
+                if not self._turn.renew():
                     log.info("%s: another gang has taken the turn", self._request.run_id)
                     return None
                 self._executors.refuse_hopeless(self.jobs)
                 self._look()
-            self._clock.tell(hosts_of(self._holders), self._why())
+            self._clock.report(hosts_of(self._holders), self._why())
             self._listen()
 
     def _listen(self) -> None:
@@ -248,7 +248,7 @@ class PlaceholderAcquisition:
         since = time.monotonic() if grown else self._grants.since
         self._grants = replace(self._grants, granted=granted, since=since, lost=self._ended.count)
         if granted >= self._request.plan.executors:
-            self._turn.granted()
+            self._turn.end()
             # It no longer matters who holds other GPUs.
             self._why = lambda: self._missing(held)
         else:

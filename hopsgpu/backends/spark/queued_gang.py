@@ -1,4 +1,4 @@
-"""A gang's place in the queue of gangs: it asks YARN when it has the turn and seems to fit."""
+"""A gang in the queue of gangs: it asks YARN when it has the turn and seems to fit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hopsgpu.backends.gang_request import AcquisitionClock, Request, demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.core.gang import AcquisitionProgress, Exclusions
 from hopsgpu.core.queue_policy import (
-    LOOK_SPREAD,
+    POLL_JITTER,
     TICKET_TTL_SECONDS,
     Bound,
     Probes,
     TurnDecision,
-    coming,
-    look_seconds,
+    describe_promised,
+    poll_seconds,
     queue_tag,
 )
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.yarn.gang_queue import QueuePlace, queued
+from hopsgpu.yarn.gang_queue import QueueMember, queued
 from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
@@ -31,54 +31,60 @@ from hopsgpu.yarn.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.4
+_POLL_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
 
 
 class QueuedGang:
-    """One gang in the queue of gangs; use `queued_gang`, which leaves the queue on every path."""
+    """One gang in the queue of gangs; use `queued_gang`, which leaves the queue on every path.
+
+    Args:
+        member: the gang in the queue on the lake; None if the lake refuses the queue.
+    """
 
     def __init__(
         self,
         application: Application,
         request: Request,
         clock: AcquisitionClock,
-        place: QueuePlace | None,
+        member: QueueMember | None,
     ) -> None:
         self._application = application
         self._request = request
         self._clock = clock
-        self._place = place
+        self._member = member
         self._demand = demand_of(
             request.plan.shape, request.plan.executors, request.plan.spec.placement
         )
         self._probes = Probes(time.monotonic())
-        # By the clock: when the gang looks next at YARN and at the queue of gangs.
-        self._next_look = float("-inf")
-        self._refused_since: float | None = None
-        self._has_passed_on = False
+        # The clock's reading at which YARN and the queue of gangs are polled next.
+        self._next_poll = float("-inf")
+        self._failing_since: float | None = None
+        self._has_logged_grant = False
 
     @contextlib.contextmanager
-    def turn(self, arrived: int) -> Iterator[None]:
+    def hold_turn(self, arrived: int) -> Iterator[None]:
         """Wait for the gang's turn; hold it while inside, or until YARN has granted all executors.
 
         Args:
-            arrived: number of the gang's executors that are already there.
+            arrived: number of the gang's executors that have already arrived.
 
         Raises:
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
         """
-        began, self._has_passed_on = time.monotonic(), False
-        self._next_look = began
-        while not self._is_ours(arrived):
-            # The time limit holds, however rarely the gang looks.
-            until_look = max(self._next_look - time.monotonic(), 0.0)
-            self._request.cancelled.wait(min(until_look, _LOOK_SECONDS))
+        began, self._has_logged_grant = time.monotonic(), False
+        self._next_poll = began
+        while not self._take_turn(arrived):
+            # Wait in short steps: the time limit is checked more often than the queue is polled.
+            until_poll = max(self._next_poll - time.monotonic(), 0.0)
+            self._request.cancelled.wait(min(until_poll, _POLL_SECONDS))
         lock = self._application.acquiring
         try:
-            while not lock.acquire(timeout=_LOOK_SECONDS):
-                self.keep()
-                self._clock.tell((), "another gang of this application is acquiring its executors")
+            while not lock.acquire(timeout=_POLL_SECONDS):
+                self.renew()
+                self._clock.report(
+                    (), "another gang of this application is acquiring its executors"
+                )
                 self._clock.check(AcquisitionProgress(connected=arrived))
             waited = time.monotonic() - began
             log.info("%s: took the turn after %.1f s", self._request.run_id, waited)
@@ -89,26 +95,26 @@ class QueuedGang:
         finally:
             self._give_back()
 
-    def keep(self) -> bool:
-        """Renew the turn; return False if it was lost because others considered this gang dead."""
-        is_ours = True
+    def renew(self) -> bool:
+        """Renew the turn; return False if it had expired and another gang took it."""
+        has_turn = True
 
-        def keep(place: QueuePlace) -> None:
-            nonlocal is_ours
-            is_ours = place.keep()
+        def renew(member: QueueMember) -> None:
+            nonlocal has_turn
+            has_turn = member.renew_turn()
 
-        self._on_the_lake(keep)
-        return is_ours
+        self._with_member(renew)
+        return has_turn
 
-    def granted(self) -> None:
-        """Pass the turn on: YARN has granted all executors, and they only have to start."""
-        if not self._has_passed_on:
-            self._has_passed_on = True
+    def end(self) -> None:
+        """End the turn: YARN has granted all executors, and they only have to start."""
+        if not self._has_logged_grant:
+            self._has_logged_grant = True
             log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
 
     def facts(self, held: int) -> GpuFacts:
-        """Return who holds what the gang waits for, what is short, and what is free.
+        """Return who holds the resources that the gang waits for, what is short, and what is free.
 
         Args:
             held: number of the gang's executors that YARN has granted.
@@ -125,8 +131,8 @@ class QueuedGang:
         """Return the best host for each executor; if empty, YARN chooses.
 
         Args:
-            executors: their number.
-            taken: hosts that are to get none of them.
+            executors: number of executors.
+            taken: hosts that must not get any of them.
         """
         plan = self._request.plan
         yarn_chooses = plan.spec.placement is None and plan.hosts is None
@@ -172,77 +178,77 @@ class QueuedGang:
         """Return the state of YARN on the nodes that the gang can use."""
         return self._application.snapshot(most_seconds).only(self._request.plan.hosts)
 
-    def _is_ours(self, arrived: int) -> bool:
+    def _take_turn(self, arrived: int) -> bool:
         """Return whether the gang should ask YARN now; if not, report why.
 
-        Until the next look is due, it should not.
+        The result is False until the next poll is due.
         """
         self._clock.check(AcquisitionProgress(connected=arrived))
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._next_poll:
             return False
-        self._look_after(_LOOK_SECONDS)
+        self._poll_after(_POLL_SECONDS)
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
-            self._clock.tell((), str(error))
+            self._clock.report((), str(error))
             return False
         missing = shortage(self._demand, snapshot, arrived)
-        probe = self._probes.is_due(missing.bound, time.monotonic())
-        turn = self._look(missing, snapshot, probe)
-        self._probes.looked(time.monotonic(), is_behind=turn.is_behind)
-        if turn.take and self._still(arrived, probe):
-            if probe:
+        is_probe = self._probes.is_due(missing.bound, time.monotonic())
+        decision = self._poll(missing, snapshot, is_probe)
+        self._probes.record_poll(time.monotonic(), is_behind=decision.is_behind)
+        if decision.may_take and self._still_fits(arrived, is_probe):
+            if is_probe:
                 log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
-                self._probes.made(time.monotonic())
+                self._probes.record_probe(time.monotonic())
             return True
         facts = self._facts(snapshot, arrived, missing)
         # A gang ahead in the queue is the first obstacle.
-        seen = None if self._place is None else self._place.seen
-        given = "" if seen is None else coming(seen)
-        why = [turn.why, facts.around(missing.text), given]
-        self._clock.tell((), "; ".join(part for part in why if part))
+        queue = None if self._member is None else self._member.last_snapshot
+        promised = "" if queue is None else describe_promised(queue)
+        why = [decision.reason, facts.around(missing.text), promised]
+        self._clock.report((), "; ".join(part for part in why if part))
         return False
 
-    def _look_after(self, seconds: float) -> None:
-        """Look next after about so many seconds; gangs that look at the same time spread."""
-        spread = random.uniform(1.0 - LOOK_SPREAD, 1.0 + LOOK_SPREAD)  # noqa: S311
-        self._next_look = time.monotonic() + seconds * spread
+    def _poll_after(self, seconds: float) -> None:
+        """Schedule the next poll, with jitter so that gangs do not poll at the same time."""
+        jitter = random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)  # noqa: S311
+        self._next_poll = time.monotonic() + seconds * jitter
 
     def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> GpuFacts:
         return waiting_facts(snapshot, self._demand, held, missing.queue, by_gpus=missing.by_gpus)
 
-    def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> TurnDecision:
-        """Return whether the turn was taken: in the queue on the lake, or without a queue."""
-        alone = TurnDecision(missing.bound is Bound.NONE or probe)
-        if self._place is None:
+    def _poll(self, missing: Shortage, snapshot: Snapshot, is_probe: bool) -> TurnDecision:
+        """Take the turn if the gang may: in the queue on the lake, or without a queue."""
+        alone = TurnDecision(missing.bound is Bound.NONE or is_probe)
+        if self._member is None:
             return alone
         try:
-            turn = self._look_at_line(self._place, missing, snapshot, probe)
+            decision = self._poll_queue(self._member, missing, snapshot, is_probe)
         except StoreError as error:
-            return self._refused(error, alone)
-        self._refused_since = None
-        return turn
+            return self._handle_failure(error, alone)
+        self._failing_since = None
+        return decision
 
-    def _look_at_line(
-        self, place: QueuePlace, missing: Shortage, snapshot: Snapshot, probe: bool
+    def _poll_queue(
+        self, member: QueueMember, missing: Shortage, snapshot: Snapshot, is_probe: bool
     ) -> TurnDecision:
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         queue = queue_tag(missing.queue) if missing.queue else queues[0]
-        if not place.is_filed:
+        if not member.has_ticket:
             log.info("%s: joins the queue of gangs", self._request.run_id)
         gpus = [node.total.gpus for node in snapshot.running]
-        turn = place.ask(missing.bound, queue, queues, gpus, probe)
-        seconds = look_seconds(place.rank)
-        log.debug("%s: rank %d, looks after %.1f s", self._request.run_id, place.rank, seconds)
-        self._look_after(seconds)
-        return turn
+        decision = member.request_turn(missing.bound, queue, queues, gpus, is_probe)
+        seconds = poll_seconds(member.rank)
+        log.debug("%s: rank %d, polls after %.1f s", self._request.run_id, member.rank, seconds)
+        self._poll_after(seconds)
+        return decision
 
-    def _still(self, arrived: int, probe: bool) -> bool:
+    def _still_fits(self, arrived: int, is_probe: bool) -> bool:
         """Return whether the gang, which has the turn, still fits; if not, give the turn back.
 
         The gang that had the turn before may have taken the rest. A probe is not checked again.
         """
-        if probe:
+        if is_probe:
             return True
         try:
             missing = shortage(self._demand, self._snapshot(0.0), arrived)
@@ -258,27 +264,27 @@ class QueuedGang:
         return missing.bound is Bound.NONE
 
     def _give_back(self) -> None:
-        self._on_the_lake(lambda place: place.give_back())
+        self._with_member(QueueMember.give_back_turn)
 
-    def _on_the_lake(self, action: Callable[[QueuePlace], None]) -> None:
-        if self._place is None:
+    def _with_member(self, action: Callable[[QueueMember], None]) -> None:
+        if self._member is None:
             return
         try:
-            action(self._place)
+            action(self._member)
         except StoreError as error:
-            self._refused(error, TurnDecision(False))
+            self._handle_failure(error, TurnDecision(False))
         else:
-            self._refused_since = None
+            self._failing_since = None
 
-    def _refused(self, error: StoreError, alone: TurnDecision) -> TurnDecision:
-        """Return what to do when the lake fails: wait for a while, then `alone`, without the queue.
+    def _handle_failure(self, error: StoreError, alone: TurnDecision) -> TurnDecision:
+        """Return the decision when the lake fails: wait first, then `alone`, without the queue.
 
-        After `TICKET_TTL_SECONDS` of failures the gang stays without the queue.
+        After `TICKET_TTL_SECONDS` of failures the gang continues without the queue.
         """
-        self._refused_since = self._refused_since or time.monotonic()
-        if time.monotonic() - self._refused_since < TICKET_TTL_SECONDS:
+        self._failing_since = self._failing_since or time.monotonic()
+        if time.monotonic() - self._failing_since < TICKET_TTL_SECONDS:
             return TurnDecision(False, f"the queue of gangs cannot be read ({error})")
-        self._place = None
+        self._member = None
         log.info("%s: continues without the queue of gangs: %s", self._request.run_id, error.kind)
         self._request.watcher.warn(_without_queue(error))
         return alone
@@ -286,31 +292,31 @@ class QueuedGang:
 
 @contextlib.contextmanager
 def queued_gang(
-    application: Application, request: Request, clock: AcquisitionClock, *, grows: bool = False
+    application: Application, request: Request, clock: AcquisitionClock, *, is_growth: bool = False
 ) -> Iterator[QueuedGang]:
-    """Provide a gang's place in the queue of gangs; leave the queue on every path.
+    """Provide a gang in the queue of gangs; leave the queue on every path.
 
     Args:
         application: application in which the gang runs.
         request: the request.
         clock: time limit of the acquisition.
-        grows: whether the request is for more executors of a running search or gang, which queues
+        is_growth: whether a running search or gang requests more executors; such a request is
             behind all gangs.
     """
     with contextlib.ExitStack() as stack:
-        place = None
+        member = None
         try:
-            place = QueuePlace(
-                application.line,
+            member = QueueMember(
+                application.gang_queue_dir,
                 application=application.id,
                 executors=request.plan.executors,
                 gpus=request.plan.shape.gpus,
-                grows=grows,
+                is_growth=is_growth,
             )
-            stack.enter_context(queued(place))
+            stack.enter_context(queued(member))
         except StoreError as error:
             request.watcher.warn(_without_queue(error))
-        yield QueuedGang(application, request, clock, place)
+        yield QueuedGang(application, request, clock, member)
 
 
 def _without_queue(error: StoreError) -> str:

@@ -87,8 +87,8 @@ class _RemarkingClock(AcquisitionClock):
         super().__init__(request, since)
         self._beside = add_remark
 
-    def tell(self, hosts: Sequence[str], why: str) -> None:
-        super().tell(hosts, self._beside(why))
+    def report(self, hosts: Sequence[str], why: str) -> None:
+        super().report(hosts, self._beside(why))
 
 
 class PendingExecutors:
@@ -130,10 +130,10 @@ class PendingExecutors:
         if self._clock is not None:
             self._clock.check_time()
 
-    def tell(self, why: str) -> None:
+    def report(self, why: str) -> None:
         """Report what the requested executors wait for."""
         if self._clock is not None:
-            self._clock.tell((), why)
+            self._clock.report((), why)
 
     def connected(self, container: str) -> None:
         """Record that the executor of a container has connected, useful or not."""

@@ -1,6 +1,6 @@
 """When a search asks for executors, how long it waits, and when it lets others go first.
 
-Line, Spark and YARN are stand-ins here; tests/cluster/test_search.py has the real ones.
+The queue of gangs, Spark and YARN are stand-ins; tests/cluster/test_search.py has the real ones.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Job:
 
 
 class Site:
-    """An application on a cluster with so many free GPUs, and the line before it."""
+    """An application on a cluster with so many free GPUs, and the queue of gangs before it."""
 
     id = "application"
 
@@ -119,24 +119,24 @@ class Site:
 
     @contextlib.contextmanager
     def queued_gang(
-        self, application: Any, request: Request, clock: AcquisitionClock, *, grows: bool
+        self, application: Any, request: Request, clock: AcquisitionClock, *, is_growth: bool
     ) -> Iterator[Any]:
-        self.asked.append((request.plan.spec.acquire_timeout, grows))
+        self.asked.append((request.plan.spec.acquire_timeout, is_growth))
 
         @contextlib.contextmanager
-        def turn(has: int) -> Iterator[None]:
+        def hold_turn(arrived: int) -> Iterator[None]:
             while sum(not job.ended.is_set() for job in self.jobs) >= self.free:
-                clock.tell((), "the cluster is full")
+                clock.report((), "the cluster is full")
                 clock.check()
                 request.cancelled.wait(0.01)
             yield
 
         yield SimpleNamespace(
-            turn=turn,
+            hold_turn=hold_turn,
             room=lambda least, most: min(most, self.free),
             hosts=lambda count, taken: (),
-            granted=lambda: None,
-            keep=lambda: True,
+            end=lambda: None,
+            renew=lambda: True,
             facts=lambda held: GpuFacts("", ""),
         )
 

@@ -131,7 +131,7 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderAcqui
     )
     request = plans.request(told, executors, 60.0, **asked)
     turn = SimpleNamespace(
-        keep=lambda: True, granted=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
+        renew=lambda: True, end=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
     )
     cluster.clock = AcquisitionClock(request)
     application: Any = cluster
@@ -243,7 +243,7 @@ def test_what_was_held_aside_is_told_once_a_part_was_given_back() -> None:
     again = bringing(Cluster([]), 1)
     again._clock = gang._clock
     # Its time is over before it has told of itself.
-    again._clock.tell((), again._why())
+    again._clock.report((), again._why())
     told = "asking YARN; held aside before: GPU-2-0 of node2 is bad: a row"
     with pytest.raises(GangTimeout, match=told):
         again.run()
@@ -255,7 +255,7 @@ def test_many_that_were_held_aside_are_counted() -> None:
     gang._request.watcher.state = lambda state, hosts, why: told.append(why)  # type: ignore[method-assign]
     for number in range(7):
         gang._clock.note_parked(f"node{number} has Tesla T4, not 'A100'")
-    gang._clock.tell((), "YARN has not granted 1")
+    gang._clock.report((), "YARN has not granted 1")
     assert told[0].endswith("node4 has Tesla T4, not 'A100' and 2 more") and "node5" not in told[0]
 
 

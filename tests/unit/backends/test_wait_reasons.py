@@ -134,7 +134,7 @@ def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
     coming.clock(request(60.0), now=time.monotonic() - 61)
     coming.clock(request(60.0), now=time.monotonic())
     ended_again(coming, 4)
-    coming.tell("full")
+    coming.report("full")
     with pytest.raises(
         GangTimeout, match=r"0 of 1 executor arrived within 60 s.*full, 4 ended unexpectedly"
     ):

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.replay import (
     Setting,
     allowed_seconds,
-    in_line,
+    in_queue,
     is_hindered,
     one_by_one,
     setting_for,
@@ -20,10 +20,10 @@ from benchmarks.replay import (
     summary,
 )
 from benchmarks.simulation.cluster import Cluster, nodes_like_philly
-from benchmarks.simulation.line import containers_for
+from benchmarks.simulation.gang_queue import containers_for
 from benchmarks.simulation.trace import Job, fitted, generate
 from benchmarks.simulation.world import Costs, Record, World, unhindered_wait
-from hopsgpu.core.queue_policy import MOST_PASSES, Bound
+from hopsgpu.core.queue_policy import MAX_PASSES, Bound
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.shortage import shortage
 
@@ -53,7 +53,7 @@ def waits(records: Sequence[Record]) -> list[float | None]:
 
 
 def test_a_job_holds_its_gpus_while_it_starts_trains_and_is_released() -> None:
-    (record,) = in_line(setting(job(0, 100, 4), nodes=[8]))
+    (record,) = in_queue(setting(job(0, 100, 4), nodes=[8]))
     assert (record.granted, record.ended) == (LOOK, LOOK + START + 100)
     assert record.held == 4 * (START + 100 + RELEASE)
     assert record.trained == 400
@@ -63,14 +63,14 @@ def test_a_job_holds_its_gpus_while_it_starts_trains_and_is_released() -> None:
 
 @pytest.mark.parametrize(("tail", "held"), [(60.0, 168.5), (1800.0, 1908.5)])
 def test_executors_that_are_held_longer_keep_others_waiting(tail: float, held: float) -> None:
-    first, second = in_line(setting(job(0, 100, 2), job(1, 100, 2), nodes=[2]), tail=tail)
+    first, second = in_queue(setting(job(0, 100, 2), job(1, 100, 2), nodes=[2]), tail=tail)
     assert first.held == 2 * held
     assert second.granted == LOOK + held + LOOK
 
 
 def test_gangs_are_served_in_the_order_in_which_they_came() -> None:
     jobs = [job(0, 100, 8), job(10, 100, 8), job(15, 1, 1), job(20, 100, 8)]
-    records = in_line(setting(*jobs, nodes=[8]))
+    records = in_queue(setting(*jobs, nodes=[8]))
     granted = [record.granted for record in records]
     assert None not in granted
     # A job of 1 GPU does not fit beside a gang that needs all GPUs, and so may not pass it.
@@ -78,9 +78,9 @@ def test_gangs_are_served_in_the_order_in_which_they_came() -> None:
 
 
 def test_later_gangs_that_fit_beside_one_pass_it_a_bounded_number_of_times() -> None:
-    small = [job(20 + 2 * number, 1, 1) for number in range(MOST_PASSES + 1)]
-    records = in_line(setting(job(0, 200, 8), job(10, 100, 8), *small, nodes=[8, 4]))
-    assert waits(records[2:-1]) == [LOOK] * MOST_PASSES
+    small = [job(20 + 2 * number, 1, 1) for number in range(MAX_PASSES + 1)]
+    records = in_queue(setting(job(0, 200, 8), job(10, 100, 8), *small, nodes=[8, 4]))
+    assert waits(records[2:-1]) == [LOOK] * MAX_PASSES
     large, last = records[1], records[-1]
     assert large.granted is not None and last.granted is not None
     assert large.granted >= 200 + START
@@ -89,7 +89,7 @@ def test_later_gangs_that_fit_beside_one_pass_it_a_bounded_number_of_times() -> 
 
 
 def test_a_gang_that_does_not_fit_asks_after_30_s_and_gives_its_part_back_after_30_s() -> None:
-    first, gang = in_line(setting(job(0, 70, 8), job(0, 100, 16), nodes=[8, 8]))
+    first, gang = in_queue(setting(job(0, 70, 8), job(0, 100, 16), nodes=[8, 8]))
     assert gang.lost["a part"] == 8 * (30 + RELEASE) and gang.given_back == 1
     assert first.granted == LOOK and first.held == 8 * (START + 70 + RELEASE)
     assert gang.held == 16 * (START + 100 + RELEASE) + gang.lost["a part"]
@@ -98,7 +98,7 @@ def test_a_gang_that_does_not_fit_asks_after_30_s_and_gives_its_part_back_after_
 
 def test_a_part_is_completed_by_what_becomes_free_while_it_asks() -> None:
     # It asks 30 s after it came, and the other one's GPUs come 10 s later.
-    records = in_line(setting(job(0, 31.25, 8), job(0, 100, 16), nodes=[8, 8]))
+    records = in_queue(setting(job(0, 31.25, 8), job(0, 100, 16), nodes=[8, 8]))
     freed = LOOK + START + 31.25 + RELEASE
     assert records[1].granted == freed
     assert records[1].lost["a part"] == pytest.approx(8 * (freed - 31), abs=8)
@@ -106,14 +106,14 @@ def test_a_part_is_completed_by_what_becomes_free_while_it_asks() -> None:
 
 def test_a_queue_at_its_limit_does_not_keep_others_waiting() -> None:
     jobs = [job(0, 80, 2, "a"), job(5, 100, 2, "a"), job(10, 100, 2, "b")]
-    records = in_line(setting(*jobs, nodes=[2, 2], queue_share=0.5))
+    records = in_queue(setting(*jobs, nodes=[2, 2], queue_share=0.5))
     assert records[2].waited == LOOK
     assert records[1].granted == LOOK + START + 80 + RELEASE + LOOK
 
 
 def test_the_size_free_wait_is_that_of_one_gpu_at_the_same_place() -> None:
     jobs = [job(0, 80, 1), job(5, 100, 2), job(200, 80, 2), job(210, 100, 2)]
-    records = in_line(setting(*jobs, nodes=[2]))
+    records = in_queue(setting(*jobs, nodes=[2]))
     assert records[1].size_free == LOOK
     assert records[1].waited == LOOK + START + 80 + RELEASE + LOOK - 5
     assert size_free_ratio(records[1]) == records[1].waited / 60
@@ -125,7 +125,7 @@ def test_the_size_free_wait_is_that_of_one_gpu_at_the_same_place() -> None:
 
 def test_the_wait_of_a_gang_is_bounded_by_what_runs_when_it_comes() -> None:
     jobs = [job(0, 100, 2), job(0, 3000, 2), job(10, 1, 4), job(20, 1, 2)]
-    records = in_line(setting(*jobs, nodes=[2, 2]))
+    records = in_queue(setting(*jobs, nodes=[2, 2]))
     # Both nodes are free when the longer of the first two has ended, whatever is served when.
     ends = LOOK + COSTS.turn + LOOK + START + 3000 + RELEASE
     assert records[2].unhindered == ends - 10
@@ -150,7 +150,7 @@ def test_a_part_that_a_gang_holds_is_as_good_as_free() -> None:
 
 
 def test_an_elastic_gang_gives_way_at_a_checkpoint_and_both_train_all() -> None:
-    first, second = in_line(setting(job(0, 100, 4), job(50, 100, 4), nodes=[4]), elastic=True)
+    first, second = in_queue(setting(job(0, 100, 4), job(50, 100, 4), nodes=[4]), elastic=True)
     # The second one is seen, asks back, and a checkpoint is made; then the ranks stop.
     stops = 50 + LOOK + 2 + COSTS.checkpoint
     freed = stops + COSTS.shrink / 2 + RELEASE
@@ -162,7 +162,7 @@ def test_an_elastic_gang_gives_way_at_a_checkpoint_and_both_train_all() -> None:
 
 
 def test_an_elastic_gang_starts_with_half_and_grows_into_what_becomes_free() -> None:
-    first, second = in_line(setting(job(0, 60, 1), job(5, 4000, 2), nodes=[2]), elastic=True)
+    first, second = in_queue(setting(job(0, 60, 1), job(5, 4000, 2), nodes=[2]), elastic=True)
     assert second.granted == 5 + LOOK
     assert second.trained == 8000
     # Alone on 1 GPU it would train for 8,000 s, and on 2 from the start for 4,000.
@@ -175,7 +175,7 @@ def test_without_a_line_two_gangs_wait_for_each_other_for_ever() -> None:
     records = one_by_one(setting(*jobs, nodes=[4]))
     assert waits(records) == [None, None]
     assert summary(records, setting(*jobs, nodes=[4]))["never started"] == 2
-    assert None not in waits(in_line(setting(*jobs, nodes=[4])))
+    assert None not in waits(in_queue(setting(*jobs, nodes=[4])))
 
 
 def test_without_a_line_a_gang_alone_has_its_executors_when_all_were_asked_for() -> None:
@@ -198,7 +198,7 @@ def test_no_gpu_and_no_job_is_lost(policy: str, seed: int) -> None:
     else:
         share = 0.75 if policy == "queues" else 1.0
         base = Setting(base.jobs, base.node_gpus, COSTS, share, base.busy, seed=seed)
-        records = in_line(
+        records = in_queue(
             base, tail=60.0 * (policy == "tail"), elastic=policy == "elastic", check=True
         )
         assert None not in waits(records)
@@ -214,7 +214,7 @@ def test_no_gpu_and_no_job_is_lost(policy: str, seed: int) -> None:
 def test_gangs_of_one_size_in_one_queue_are_served_in_order() -> None:
     jobs = [one for one in generate(fitted(), 3, 0.01) if one.gpus <= 8]
     by_kind: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for record in in_line(setting_for(jobs, COSTS)):
+    for record in in_queue(setting_for(jobs, COSTS)):
         assert record.granted is not None
         # One that asked in vain lets others go first.
         if not record.given_back:

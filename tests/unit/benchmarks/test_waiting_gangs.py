@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.simulation.name_node import NameNode
 from benchmarks.simulation.waiting_gangs import WaitingGangs, cost_of
-from hopsgpu.core.queue_policy import Bound, QueueSnapshot, look_seconds, queue_tag, renewal_seconds
-from hopsgpu.yarn.gang_queue import QueuePlace
+from hopsgpu.core.queue_policy import Bound, QueueSnapshot, poll_seconds, queue_tag, renewal_seconds
+from hopsgpu.yarn.gang_queue import QueueMember
 
 QUEUE = queue_tag("root.open")
 NODES = (8,)
@@ -28,8 +28,8 @@ def node(clock: Clock) -> NameNode:
     return NameNode(lambda: 1_800_000_000.0 + clock.now)
 
 
-def place(node: NameNode, clock: Clock, number: int) -> QueuePlace:
-    return QueuePlace(
+def place(node: NameNode, clock: Clock, number: int) -> QueueMember:
+    return QueueMember(
         node.directory("alice"),
         application=f"application_1_{number:04d}",
         executors=1,
@@ -38,11 +38,11 @@ def place(node: NameNode, clock: Clock, number: int) -> QueuePlace:
     )
 
 
-def ask(one: QueuePlace, bound: Bound = Bound.CLUSTER) -> bool:
-    return one.ask(bound, QUEUE, (QUEUE,), NODES, False).take
+def ask(one: QueueMember, bound: Bound = Bound.CLUSTER) -> bool:
+    return one.request_turn(bound, QUEUE, (QUEUE,), NODES, False).may_take
 
 
-def line_of(clock: Clock, node: NameNode, gangs: int) -> list[QueuePlace]:
+def line_of(clock: Clock, node: NameNode, gangs: int) -> list[QueueMember]:
     places = []
     for number in range(gangs):
         clock.now += 0.001
@@ -76,7 +76,7 @@ def test_a_gang_far_back_renews_rarely_and_counts(node: NameNode, clock: Clock) 
         clock.now += 15
         for one in places[:-1]:
             ask(one)
-        assert len(first.look().standing) == 30
+        assert len(first.poll().tickets) == 30
         node.operations.clear()
         ask(last)
         assert node.operations == {"getListing": 1}
@@ -121,7 +121,7 @@ def test_turns_are_counted_in_the_ticket(node: NameNode, clock: Clock) -> None:
     first, second = line_of(clock, node, 2)
     for turns in (1, 2):
         assert ask(first, Bound.NONE)
-        first.give_back()
+        first.give_back_turn()
         ask(first)
         assert first.ticket.turns == turns
         # It stands ahead, so it passed nobody.
@@ -132,7 +132,7 @@ def test_turns_are_counted_in_the_ticket(node: NameNode, clock: Clock) -> None:
 def test_whoever_is_next_takes_the_turn_within_its_look() -> None:
     cost = cost_of(WaitingGangs(gangs=40, served_seconds=4.0), 20.0, 40.0)
     assert len(cost.delays) >= 9
-    assert max(cost.delays) <= 1.2 * look_seconds(1)
+    assert max(cost.delays) <= 1.2 * poll_seconds(1)
 
 
 def test_many_kinds_and_killed_drivers_cost_what_the_ranks_say() -> None:
@@ -145,6 +145,6 @@ def test_many_kinds_and_killed_drivers_cost_what_the_ranks_say() -> None:
 
 def test_the_line_is_in_order(node: NameNode, clock: Clock) -> None:
     places = line_of(clock, node, 5)
-    seen = places[0].look()
+    seen = places[0].poll()
     assert isinstance(seen, QueueSnapshot)
-    assert [t.application for t, _ in seen.standing] == [p.ticket.application for p in places]
+    assert [t.application for t, _ in seen.tickets] == [p.ticket.application for p in places]

@@ -1,4 +1,4 @@
-"""The line of waiting gangs: decisions on names and times, without a lake."""
+"""The queue of gangs: decisions on names and times, without a lake."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import dataclasses
 import pytest
 
 from hopsgpu.core.queue_policy import (
-    MOST_PASSES,
+    MAX_PASSES,
     TICKET_TTL_SECONDS,
     Bound,
     Candidate,
-    Entry,
     Offer,
     Probes,
+    QueueFile,
     QueueSnapshot,
     Ticket,
     asking_name,
-    coming,
     count_passes,
     decide_turn,
-    executors_given,
+    describe_promised,
     executors_to_give,
-    lease_seconds,
-    look_seconds,
-    offer_of,
+    parse_offer,
+    parse_ticket,
+    poll_seconds,
     queue_tag,
-    read_line,
+    read_queue,
     renewal_seconds,
-    stale_entries,
-    ticket_of,
+    split_among_offers,
+    stale_files,
+    ticket_ttl_seconds,
     turn_name,
 )
 
@@ -41,7 +41,7 @@ def ticket(number: int, executors: int = 1, gpus: int = 1, **other: object) -> T
     made = Ticket(
         filed=NOW - 100_000 + number,
         id=f"{number:08x}",
-        grows=False,
+        is_growth=False,
         executors=executors,
         gpus=gpus,
         queue=queue_tag("root.default"),
@@ -52,13 +52,13 @@ def ticket(number: int, executors: int = 1, gpus: int = 1, **other: object) -> T
     return dataclasses.replace(made, **other)  # type: ignore[arg-type]
 
 
-def line(*tickets: Ticket, generation: int = 0, asking: str | None = None) -> QueueSnapshot:
+def queue(*tickets: Ticket, generation: int = 0, asking: str | None = None) -> QueueSnapshot:
     ordered = sorted(tickets, key=lambda t: t.order)
     return QueueSnapshot(tuple((t, "alice") for t in ordered), generation, asking)
 
 
-def entry(name: str, age: float = 0.0, owner: str = "alice") -> Entry:
-    return Entry(name, NOW - int(age * 1000), owner)
+def entry(name: str, age: float = 0.0, owner: str = "alice") -> QueueFile:
+    return QueueFile(name, NOW - int(age * 1000), owner)
 
 
 CHAIN = (queue_tag("root.default"), queue_tag("root"))
@@ -68,14 +68,14 @@ def of(own: Ticket, user: str = "alice", queues: tuple[str, ...] = CHAIN) -> Can
     return Candidate(own, user, queues)
 
 
-def takes(own: Ticket, *others: Ticket, probe: bool = False, **by: object) -> bool:
-    return decide_turn(of(own, **by), line(own, *others), NODES, probe).take  # type: ignore[arg-type]
+def takes(own: Ticket, *others: Ticket, is_probe: bool = False, **by: object) -> bool:
+    return decide_turn(of(own, **by), queue(own, *others), NODES, is_probe).may_take  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bound", Bound)
 def test_a_ticket_is_read_from_its_name(bound: Bound) -> None:
-    given = ticket(7, 3, 2, bound=bound, passed=2, grows=True, turns=5)
-    assert ticket_of(given.name) == given
+    given = ticket(7, 3, 2, bound=bound, passed=2, is_growth=True, turns=5)
+    assert parse_ticket(given.name) == given
     assert len(given.name) < 255
 
 
@@ -84,10 +84,10 @@ def test_a_ticket_is_read_from_its_name(bound: Bound) -> None:
     ["ticket-1", "turn-000000000001", "README", ticket(1).name + "x-y", "ticket-" + "0" * 15],
 )
 def test_other_files_are_no_tickets(name: str) -> None:
-    assert ticket_of(name) is None
+    assert parse_ticket(name) is None
 
 
-def test_the_line_is_in_order_of_filing_and_the_dead_do_not_count() -> None:
+def test_the_queue_is_in_order_of_filing_and_the_dead_do_not_count() -> None:
     first, second, dead = ticket(1), ticket(2), ticket(0)
     entries = [
         entry(second.name, owner="bob"),
@@ -95,24 +95,24 @@ def test_the_line_is_in_order_of_filing_and_the_dead_do_not_count() -> None:
         entry(dead.name, TICKET_TTL_SECONDS + 1),
         entry("somebody's notes"),
     ]
-    seen = read_line(entries, NOW)
-    assert seen.standing == ((first, "alice"), (second, "bob"))
-    assert (seen.generation, seen.asking) == (0, None)
+    seen = read_queue(entries, NOW)
+    assert seen.tickets == ((first, "alice"), (second, "bob"))
+    assert (seen.generation, seen.turn_holder) == (0, None)
 
 
 def test_the_highest_generation_counts_and_even_ones_are_free() -> None:
     taken = [entry(turn_name(2)), entry(turn_name(3)), entry(asking_name(3, "application_9"))]
-    seen = read_line(taken, NOW)
-    assert seen.asking == "application_9 of alice"
+    seen = read_queue(taken, NOW)
+    assert seen.turn_holder == "application_9 of alice"
     assert seen.next_generation == 5
-    free = read_line([*taken, entry(turn_name(4), 9999)], NOW)
-    assert free.asking is None
+    free = read_queue([*taken, entry(turn_name(4), 9999)], NOW)
+    assert free.turn_holder is None
     assert free.next_generation == 5
 
 
 def test_a_turn_that_is_not_renewed_is_free() -> None:
-    assert read_line([entry(turn_name(3), TICKET_TTL_SECONDS - 1)], NOW).asking is not None
-    assert read_line([entry(turn_name(3), TICKET_TTL_SECONDS + 1)], NOW).asking is None
+    assert read_queue([entry(turn_name(3), TICKET_TTL_SECONDS - 1)], NOW).turn_holder is not None
+    assert read_queue([entry(turn_name(3), TICKET_TTL_SECONDS + 1)], NOW).turn_holder is None
 
 
 def test_litter_is_ones_own_and_never_the_highest_turn() -> None:
@@ -126,7 +126,7 @@ def test_litter_is_ones_own_and_never_the_highest_turn() -> None:
         entry(ticket(3).name, TICKET_TTL_SECONDS + 1, "bob"),
         entry("draft-00000000", TICKET_TTL_SECONDS + 1),
     ]
-    found = stale_entries(entries, "alice", NOW)
+    found = stale_files(entries, "alice", NOW)
     assert found == (
         turn_name(1),
         asking_name(1, "application_1"),
@@ -142,16 +142,16 @@ def test_first_come_first_served() -> None:
 
 
 def test_while_another_asks_nobody_does() -> None:
-    turn = decide_turn(of(ticket(1)), line(asking="application_9 of bob"), NODES, True)
-    assert not turn.take
-    assert "another gang's turn: application_9 of bob" in turn.why
+    turn = decide_turn(of(ticket(1)), queue(asking="application_9 of bob"), NODES, True)
+    assert not turn.may_take
+    assert "another gang's turn: application_9 of bob" in turn.reason
 
 
 def test_what_does_not_fit_does_not_ask_but_to_probe_when_it_is_first() -> None:
     blocked = ticket(2, 4, bound=Bound.CLUSTER)
     assert not takes(blocked)
-    assert takes(blocked, probe=True)
-    assert not takes(blocked, ticket(1, 4, bound=Bound.CLUSTER), probe=True)
+    assert takes(blocked, is_probe=True)
+    assert not takes(blocked, ticket(1, 4, bound=Bound.CLUSTER), is_probe=True)
 
 
 def test_a_later_gang_passes_one_that_is_blocked_and_fits_beside_it() -> None:
@@ -169,13 +169,13 @@ def test_fitting_beside_is_by_nodes() -> None:
 
 
 def test_nobody_is_passed_for_ever() -> None:
-    for passed in range(MOST_PASSES):
+    for passed in range(MAX_PASSES):
         assert takes(ticket(2), ticket(1, 3, bound=Bound.CLUSTER, passed=passed))
-    assert not takes(ticket(2), ticket(1, 3, bound=Bound.CLUSTER, passed=MOST_PASSES))
+    assert not takes(ticket(2), ticket(1, 3, bound=Bound.CLUSTER, passed=MAX_PASSES))
 
 
 def test_a_limit_that_is_not_ones_own_stops_nobody() -> None:
-    often = MOST_PASSES + 9
+    often = MAX_PASSES + 9
     at_queue_limit = ticket(1, 4, bound=Bound.QUEUE, passed=often)
     elsewhere = (queue_tag("root.b"), queue_tag("root"))
     assert takes(ticket(2, 4), at_queue_limit, queues=elsewhere)
@@ -188,7 +188,7 @@ def test_a_limit_that_is_not_ones_own_stops_nobody() -> None:
 
 def test_siblings_share_the_limit_of_their_parent() -> None:
     parent = queue_tag("root.p")
-    at_parents_limit = ticket(1, 4, bound=Bound.QUEUE, queue=parent, passed=MOST_PASSES)
+    at_parents_limit = ticket(1, 4, bound=Bound.QUEUE, queue=parent, passed=MAX_PASSES)
     sibling = (queue_tag("root.p.b"), parent, queue_tag("root"))
     assert not takes(ticket(2, 1), at_parents_limit, queues=sibling)
     assert takes(ticket(2, 1), at_parents_limit)
@@ -197,59 +197,61 @@ def test_siblings_share_the_limit_of_their_parent() -> None:
 def test_a_blocked_gang_probes_past_those_that_everybody_may_pass() -> None:
     blocked = ticket(2, 4, bound=Bound.CLUSTER)
     elsewhere = ticket(1, bound=Bound.QUEUE, queue=queue_tag("root.b"))
-    assert takes(blocked, elsewhere, probe=True)
+    assert takes(blocked, elsewhere, is_probe=True)
     assert not takes(blocked, elsewhere)
-    assert not takes(blocked, ticket(1), probe=True)
+    assert not takes(blocked, ticket(1), is_probe=True)
 
 
 def test_searches_that_grow_stand_behind_waiting_gangs() -> None:
-    grows = ticket(1, grows=True)
+    grows = ticket(1, is_growth=True)
     assert not takes(grows, ticket(2))
     assert takes(ticket(2), grows)
 
 
 def test_it_says_who_is_first_and_how_many_are_before() -> None:
-    turn = decide_turn(of(ticket(3)), line(ticket(1, 2), ticket(2), ticket(3)), NODES, probe=False)
-    assert "2 gangs ahead of this one" in turn.why
-    assert "application_1_0001 of alice (2 x 1 GPU)" in turn.why
+    turn = decide_turn(
+        of(ticket(3)), queue(ticket(1, 2), ticket(2), ticket(3)), NODES, is_probe=False
+    )
+    assert "2 gangs ahead of this one" in turn.reason
+    assert "application_1_0001 of alice (2 x 1 GPU)" in turn.reason
 
 
 def test_passes_are_counted_while_it_is_blocked() -> None:
     own, later = ticket(1, 3, bound=Bound.CLUSTER), ticket(2)
-    before, after = line(own, later, generation=4), line(own, generation=5)
+    before, after = queue(own, later, generation=4), queue(own, generation=5)
     assert count_passes(own, before, after).passed == 1
-    assert count_passes(own, after, line(own, generation=6)).passed == 0
-    assert count_passes(own, before, line(own, generation=9)).passed == 3
+    assert count_passes(own, after, queue(own, generation=6)).passed == 0
+    assert count_passes(own, before, queue(own, generation=9)).passed == 3
     # More makes no difference, and each change is an operation of the NameNode.
-    often = dataclasses.replace(own, passed=MOST_PASSES)
-    assert count_passes(often, before, line(own, generation=9)) == often
+    often = dataclasses.replace(own, passed=MAX_PASSES)
+    assert count_passes(often, before, queue(own, generation=9)) == often
     assert count_passes(dataclasses.replace(own, bound=Bound.NONE), before, after).passed == 0
 
 
 def test_those_who_stood_ahead_are_no_passes_and_those_behind_are_whoever_is_first() -> None:
     first, own, later = ticket(0), ticket(1, 3, bound=Bound.CLUSTER), ticket(2)
-    before = line(first, own, later, generation=4)
-    assert count_passes(own, before, line(own, later, generation=5)).passed == 0
-    assert count_passes(own, before, line(first, own, generation=5)).passed == 1
-    assert count_passes(own, before, line(own, generation=7)).passed == 1
+    before = queue(first, own, later, generation=4)
+    assert count_passes(own, before, queue(own, later, generation=5)).passed == 0
+    assert count_passes(own, before, queue(first, own, generation=5)).passed == 1
+    assert count_passes(own, before, queue(own, generation=7)).passed == 1
 
 
 def test_a_gang_ahead_that_gave_its_turn_back_passed_nobody() -> None:
     first, own, later = ticket(0), ticket(1, 3, bound=Bound.CLUSTER), ticket(2)
-    before = line(first, own, later, generation=4)
+    before = queue(first, own, later, generation=4)
     again = dataclasses.replace(first, turns=2)
-    assert count_passes(own, before, line(again, own, later, generation=8)).passed == 0
-    assert count_passes(own, before, line(again, own, generation=10)).passed == 1
+    assert count_passes(own, before, queue(again, own, later, generation=8)).passed == 0
+    assert count_passes(own, before, queue(again, own, generation=10)).passed == 1
     # It was granted after it had given back turns; nobody behind has gone.
-    assert count_passes(own, before, line(own, later, generation=10)).passed == 0
+    assert count_passes(own, before, queue(own, later, generation=10)).passed == 0
 
 
 # --- ranks: who looks how often, and how long a ticket counts --------------------------------
 
 
 def ranks(*tickets: Ticket) -> list[int]:
-    seen = line(*tickets)
-    return [seen.rank_of(one, "alice") for one, _ in seen.standing]
+    seen = queue(*tickets)
+    return [seen.rank_of(one, "alice") for one, _ in seen.tickets]
 
 
 def test_gangs_of_one_kind_rank_by_their_places() -> None:
@@ -276,8 +278,8 @@ def test_gangs_at_a_limit_keep_none_behind_that_waits_for_the_cluster() -> None:
 
 
 def test_a_gang_looks_and_renews_more_rarely_the_lower_it_ranks() -> None:
-    assert [look_seconds(rank) for rank in (0, 1)] == [0.4, 0.4]
-    looks = [look_seconds(rank) for rank in range(1000)]
+    assert [poll_seconds(rank) for rank in (0, 1)] == [0.4, 0.4]
+    looks = [poll_seconds(rank) for rank in range(1000)]
     assert looks == sorted(looks) and looks[-1] == 60
     assert [renewal_seconds(rank) for rank in (0, 1, 1000)] == [4, 4, 120]
 
@@ -285,30 +287,30 @@ def test_a_gang_looks_and_renews_more_rarely_the_lower_it_ranks() -> None:
 @pytest.mark.parametrize("rank", range(500))
 def test_a_ticket_counts_between_two_renewals(rank: int) -> None:
     """A gang renews when it looks, and looks later by a fifth at most."""
-    assert renewal_seconds(rank) + 1.2 * look_seconds(rank) < lease_seconds(rank)
+    assert renewal_seconds(rank) + 1.2 * poll_seconds(rank) < ticket_ttl_seconds(rank)
     # Half of the gangs ahead may have gone since it looked, unless it looks most rarely.
-    half = lease_seconds(-(-rank // 2))
-    assert renewal_seconds(rank) + 1.2 * look_seconds(rank) < half or rank > 50
+    half = ticket_ttl_seconds(-(-rank // 2))
+    assert renewal_seconds(rank) + 1.2 * poll_seconds(rank) < half or rank > 50
 
 
 def test_the_dead_count_in_the_first_ranks_no_longer_than_whoever_has_the_turn() -> None:
-    assert {lease_seconds(rank) for rank in range(4)} == {TICKET_TTL_SECONDS}
-    assert max(lease_seconds(rank) for rank in range(10_000)) == 300
+    assert {ticket_ttl_seconds(rank) for rank in range(4)} == {TICKET_TTL_SECONDS}
+    assert max(ticket_ttl_seconds(rank) for rank in range(10_000)) == 300
     alive = [entry(ticket(n).name) for n in range(30)]
     dead = entry(ticket(30).name, TICKET_TTL_SECONDS + 1)
-    assert len(read_line([*alive, dead], NOW).standing) == 31
+    assert len(read_queue([*alive, dead], NOW).tickets) == 31
     # Those ahead went: it would be the fourth gang now.
-    assert len(read_line([*alive[:3], dead], NOW).standing) == 3
+    assert len(read_queue([*alive[:3], dead], NOW).tickets) == 3
     # All of the dead are judged by where they would stand, and not by the dead ahead of them.
     crowd = [entry(ticket(n).name, TICKET_TTL_SECONDS + 1) for n in range(40)]
-    assert read_line(crowd, NOW).standing == ()
+    assert read_queue(crowd, NOW).tickets == ()
 
 
 def test_a_ticket_that_counts_is_no_litter_of_its_user() -> None:
     alive = [entry(ticket(n).name) for n in range(30)]
     rarely = entry(ticket(30).name, TICKET_TTL_SECONDS + 1)
-    assert stale_entries([*alive, rarely], "alice", NOW) == ()
-    assert stale_entries([rarely], "alice", NOW) == (rarely.name,)
+    assert stale_files([*alive, rarely], "alice", NOW) == ()
+    assert stale_files([rarely], "alice", NOW) == (rarely.name,)
 
 
 @pytest.mark.parametrize("kinds", [1, 6, 12, 36, 100, 500])
@@ -321,21 +323,21 @@ def test_500_gangs_cost_the_name_node_few_operations(kinds: int) -> None:
         for n in range(500)
     ]
     found = ranks(*gangs)
-    listings = sum(1 / look_seconds(rank) for rank in found)
-    renewals = sum(1 / max(renewal_seconds(rank), look_seconds(rank)) for rank in found)
+    listings = sum(1 / poll_seconds(rank) for rank in found)
+    renewals = sum(1 / max(renewal_seconds(rank), poll_seconds(rank)) for rank in found)
     assert listings + 2 * renewals < 45, (listings, renewals)
 
 
 # --- elastic gangs give way ----------------------------------------------------------------
 
 
-def offer(number: int, executors: int, gpus: int = 1, giving: int = 0, run: str = "fit") -> Offer:
-    queue, application = queue_tag("root.default"), f"application_1_{number:04d}"
-    return Offer(f"{number:08x}", executors, gpus, giving, queue, application, run)
+def offer(number: int, executors: int, gpus: int = 1, promised: int = 0, run: str = "fit") -> Offer:
+    tag, application = queue_tag("root.default"), f"application_1_{number:04d}"
+    return Offer(f"{number:08x}", executors, gpus, promised, tag, application, run)
 
 
 def waiting(*tickets: Ticket, offers: tuple[Offer, ...]) -> QueueSnapshot:
-    return dataclasses.replace(line(*tickets), offers=tuple((one, "alice") for one in offers))
+    return dataclasses.replace(queue(*tickets), offers=tuple((one, "alice") for one in offers))
 
 
 def given(
@@ -352,13 +354,13 @@ def short(number: int, executors: int, gpus: int = 1, **other: object) -> Ticket
 @pytest.mark.parametrize("run", ["fit", "a-b-c", "名前", "x" * 200])
 def test_an_offer_is_read_from_its_name(run: str) -> None:
     one = offer(7, 3, 2, 1, run)
-    assert offer_of(one.name) == dataclasses.replace(one, run=run[:30])
-    assert ticket_of(one.name) is None and len(one.name.encode()) <= 255
+    assert parse_offer(one.name) == dataclasses.replace(one, run=run[:30])
+    assert parse_ticket(one.name) is None and len(one.name.encode()) <= 255
 
 
 @pytest.mark.parametrize("name", ["", "offer-1", "offer-0000000g-1x1-0-00000000-application_1_1-x"])
 def test_other_files_are_no_offers(name: str) -> None:
-    assert offer_of(name) is None and offer_of(ticket(1).name) is None
+    assert parse_offer(name) is None and parse_offer(ticket(1).name) is None
 
 
 def test_offers_of_the_dead_do_not_count_and_are_removed_by_their_owner() -> None:
@@ -367,9 +369,9 @@ def test_offers_of_the_dead_do_not_count_and_are_removed_by_their_owner() -> Non
         entry(alive.name, age=TICKET_TTL_SECONDS - 1),
         entry(dead.name, age=TICKET_TTL_SECONDS + 1),
     ]
-    assert read_line(entries, NOW).offers == ((alive, "alice"),)
-    assert stale_entries(entries, "alice", NOW) == (dead.name,)
-    assert stale_entries(entries, "bob", NOW) == ()
+    assert read_queue(entries, NOW).offers == ((alive, "alice"),)
+    assert stale_files(entries, "alice", NOW) == (dead.name,)
+    assert stale_files(entries, "bob", NOW) == ()
 
 
 @pytest.mark.parametrize(
@@ -399,7 +401,7 @@ def test_nothing_is_given_where_nobody_waits_for_it() -> None:
     own = offer(1, 3)
     assert given(own) == 0
     assert given(own, ticket(9, 1, bound=Bound.NONE)) == 0, "it can be granted"
-    assert given(own, short(9, 1, grows=True)) == 0, "a search that grows is no gang"
+    assert given(own, short(9, 1, is_growth=True)) == 0, "a search that grows is no gang"
 
 
 def test_only_the_first_that_would_be_helped_counts() -> None:
@@ -420,7 +422,7 @@ def test_the_largest_offers_give_first() -> None:
 
 def test_an_offer_that_is_renamed_counts_once() -> None:
     own = offer(1, 2)
-    assert given(own, short(9, 3), others=(offer(1, 2, giving=2),)) == 0
+    assert given(own, short(9, 3), others=(offer(1, 2, promised=2),)) == 0
 
 
 def test_a_limit_is_helped_only_by_gangs_under_it() -> None:
@@ -434,13 +436,13 @@ def test_a_limit_is_helped_only_by_gangs_under_it() -> None:
 
 
 def test_what_comes_is_said_to_those_who_wait() -> None:
-    assert coming(waiting(short(9, 1), offers=(offer(1, 3),))) == ""
-    two = offer(1, 3, giving=2, run="resnet")
-    assert coming(waiting(offers=(two,))) == (
+    assert describe_promised(waiting(short(9, 1), offers=(offer(1, 3),))) == ""
+    two = offer(1, 3, promised=2, run="resnet")
+    assert describe_promised(waiting(offers=(two,))) == (
         "2 GPUs come from alice's 'resnet' at its next checkpoint"
     )
-    one = offer(2, 1, giving=1, run="bert")
-    assert coming(waiting(offers=(two, one))) == (
+    one = offer(2, 1, promised=1, run="bert")
+    assert describe_promised(waiting(offers=(two, one))) == (
         "2 GPUs come from alice's 'resnet' at its next checkpoint;"
         " 1 GPU comes from alice's 'bert' at its next checkpoint"
     )
@@ -454,42 +456,44 @@ def test_a_gang_that_does_not_fit_asks_all_the_same_and_ever_more_rarely() -> No
         assert probes.is_due(Bound.CLUSTER, probes.next)
         waited.append(probes.next - now)
         now = probes.next
-        probes.made(now)
+        probes.record_probe(now)
     assert waited == [30, 60, 120, 240, 480, 600, 600]
 
 
 def test_a_gang_behind_others_asks_only_once_it_has_been_first_for_a_while() -> None:
     probes = Probes(0.0)
-    probes.looked(5.0, is_behind=True)
+    probes.record_poll(5.0, is_behind=True)
     assert probes.next == 35
-    probes.looked(100.0, is_behind=True)
-    # The one ahead asks, and is in no line meanwhile.
-    probes.looked(125.0, is_behind=None)
+    probes.record_poll(100.0, is_behind=True)
+    # The gang ahead asks YARN, and has no ticket meanwhile.
+    probes.record_poll(125.0, is_behind=None)
     # Then it is first, since the look before.
-    probes.looked(140.0, is_behind=False)
-    probes.looked(150.0, is_behind=False)
+    probes.record_poll(140.0, is_behind=False)
+    probes.record_poll(150.0, is_behind=False)
     assert not probes.is_due(Bound.NODES, 169.0) and probes.is_due(Bound.NODES, 170.0)
     # After a probe it waits longer anyway.
-    probes.made(170.0)
-    probes.looked(180.0, is_behind=True)
+    probes.record_probe(170.0)
+    probes.record_poll(180.0, is_behind=True)
     assert probes.next == 230
 
 
 def test_a_first_gang_keeps_its_time_while_another_one_asks() -> None:
     probes = Probes(0.0)
-    probes.looked(1.0, is_behind=False)
-    probes.looked(20.0, is_behind=None)
-    probes.looked(29.0, is_behind=False)
+    probes.record_poll(1.0, is_behind=False)
+    probes.record_poll(20.0, is_behind=None)
+    probes.record_poll(29.0, is_behind=False)
     assert probes.is_due(Bound.NODES, 30.0)
 
 
 def test_only_gangs_ahead_put_one_behind() -> None:
     first, second = ticket(1, executors=4, bound=Bound.CLUSTER), ticket(2, bound=Bound.CLUSTER)
     for own, is_behind in ((first, False), (second, True)):
-        turn = decide_turn(Candidate(own, "alice", CHAIN), line(first, second), NODES, probe=False)
-        assert not turn.take and turn.is_behind is is_behind
-    busy = line(first, asking="another gang")
-    assert not decide_turn(Candidate(first, "alice", CHAIN), busy, NODES, probe=True).is_behind
+        turn = decide_turn(
+            Candidate(own, "alice", CHAIN), queue(first, second), NODES, is_probe=False
+        )
+        assert not turn.may_take and turn.is_behind is is_behind
+    busy = queue(first, asking="another gang")
+    assert not decide_turn(Candidate(first, "alice", CHAIN), busy, NODES, is_probe=True).is_behind
 
 
 def test_the_largest_offers_give_what_the_free_gpus_do_not_have() -> None:
@@ -498,16 +502,16 @@ def test_the_largest_offers_give_what_the_free_gpus_do_not_have() -> None:
         for name, executors, gpus in (("0000000a", 1, 4), ("0000000b", 3, 4), ("0000000c", 4, 1))
     ]
     waiting = ticket(1, executors=4, gpus=4, bound=Bound.CLUSTER)
-    assert executors_given(waiting, offers, free=2) == {"0000000b": 3, "0000000a": 1}
-    assert executors_given(waiting, offers, free=8) == {"0000000b": 2}
-    assert executors_given(waiting, offers, free=16) == {}
+    assert split_among_offers(waiting, offers, free=2) == {"0000000b": 3, "0000000a": 1}
+    assert split_among_offers(waiting, offers, free=8) == {"0000000b": 2}
+    assert split_among_offers(waiting, offers, free=16) == {}
     # Executors of one GPU are of no use to it, and the others do not suffice.
-    assert executors_given(ticket(1, executors=5, gpus=4), offers, free=3) == {}
+    assert split_among_offers(ticket(1, executors=5, gpus=4), offers, free=3) == {}
 
 
 def test_who_stands_ahead_is_in_order() -> None:
     tickets = [ticket(number) for number in range(5)]
-    whole = line(*tickets, ticket(0, grows=True))
+    whole = queue(*tickets, ticket(0, is_growth=True))
     for number, own in enumerate(tickets):
         assert [t for t, _ in whole.ahead_of(own)] == tickets[:number]
-    assert len(whole.ahead_of(ticket(9, grows=True))) == 6
+    assert len(whole.ahead_of(ticket(9, is_growth=True))) == 6

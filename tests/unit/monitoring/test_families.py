@@ -50,16 +50,16 @@ CLUSTER = ClusterGpus(
 )
 RUN = RunDigest("fit-1", "alice", "a", "running", None, NOW, 2, GpuUse(), trains_since=NOW - 600)
 READING = GpuReading(0, "node1", "GPU-a", 0.5, 2.0**30, 2.0**34, 250.0)
-UP = {"runs": SourceState(True, 0.25), "line": SourceState(False, 8.0, "no answer in time")}
+UP = {"runs": SourceState(True, 0.25), "queue": SourceState(False, 8.0, "no answer in time")}
 
 _ids = itertools.count()
 
 
 def ticket(
-    queue: str, seconds: float, bound: Bound = Bound.CLUSTER, grows: bool = False, gpus: int = 2
+    queue: str, seconds: float, bound: Bound = Bound.CLUSTER, is_growth: bool = False, gpus: int = 2
 ) -> WaitingGang:
     filed = int((NOW - seconds) * 1000)
-    one = Ticket(filed, f"{next(_ids):08x}", grows, 3, gpus, queue_tag(queue), bound, 0, "app")
+    one = Ticket(filed, f"{next(_ids):08x}", is_growth, 3, gpus, queue_tag(queue), bound, 0, "app")
     return WaitingGang(one, seconds)
 
 
@@ -142,7 +142,7 @@ def test_gangs_that_wait() -> None:
     waiting = (
         ticket("root.a", 30.0),
         ticket("root.a", 90.0),
-        ticket("root.a", 10.0, Bound.QUEUE, grows=True, gpus=1),
+        ticket("root.a", 10.0, Bound.QUEUE, is_growth=True, gpus=1),
         ticket("root.removed", 5.0, Bound.USER),
     )
     found = samples(Look(NOW, UP, gpus=CLUSTER, waiting=waiting))
@@ -259,8 +259,8 @@ def test_counters_and_histograms() -> None:
 def test_what_did_not_answer_has_no_numbers_but_that() -> None:
     found = samples(Look(NOW, UP))
     assert found == {
-        "hopsgpu_up": {("runs",): 1.0, ("line",): 0.0},
-        "hopsgpu_look_seconds": {("runs",): 0.25, ("line",): 8.0},
+        "hopsgpu_up": {("runs",): 1.0, ("queue",): 0.0},
+        "hopsgpu_look_seconds": {("runs",): 0.25, ("queue",): 8.0},
     }
 
 
@@ -283,7 +283,7 @@ def test_names_of_strangers_are_values_of_labels_and_nothing_else() -> None:
     cluster = dataclasses.replace(CLUSTER, users=(user,))
     look = dataclasses.replace(look_at(live(run), live(waits), totals=totals), gpus=cluster)
     found = samples(look)
-    assert found["hopsgpu_up"] == {("runs",): 1.0, ("line",): 0.0}
+    assert found["hopsgpu_up"] == {("runs",): 1.0, ("queue",): 0.0}
     names = [name for series in found.values() for labels in series for name in labels]
     assert max(map(len, names)) <= 100
     assert all(name.isprintable() for name in names)

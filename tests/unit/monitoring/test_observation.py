@@ -15,7 +15,7 @@ import pytest
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.observation import Look, Monitor
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import QueuePlace, make_line
+from hopsgpu.yarn.gang_queue import QueueMember, make_queue_dir
 from tests.unit.records import RecordedRun
 from tests.unit.rest import Daemon, serving
 from tests.unit.yarn.test_cluster_gpus import FIELD_NAMES, RESOURCES, configuration, yarn_answers
@@ -57,17 +57,17 @@ def up(look: Look) -> Mapping[str, bool]:
     return {name: state.is_up for name, state in look.sources.items()}
 
 
-ALL = {"resource_manager": True, "node_managers": True, "line": True, "runs": True}
+ALL = {"resource_manager": True, "node_managers": True, "queue": True, "runs": True}
 
 
 def test_all_sources_answer(cluster: Cluster) -> None:
-    waits = QueuePlace(
-        make_line(cluster.locks, "blue", "default"),
+    waits = QueueMember(
+        make_queue_dir(cluster.locks, "blue", "default"),
         application="application_1",
         executors=2,
         gpus=3,
     )
-    waits.file(dataclasses.replace(waits.ticket))
+    waits.file_ticket(dataclasses.replace(waits.ticket))
     RecordedRun(cluster.root, RUN, time.time(), queue="a")
     look = cluster.monitor().look()
     assert up(look) == ALL and cluster.told == []
@@ -106,7 +106,7 @@ def test_the_others_go_on_without_the_resource_manager(cluster: Cluster) -> None
 def test_odd_answers_are_no_answers(cluster: Cluster, odd: object) -> None:
     cluster.daemon.answers["/ws/v1/cluster/nodes"] = odd
     look = cluster.monitor().look()
-    assert (look.sources["runs"].is_up, look.sources["line"].is_up) == (True, True)
+    assert (look.sources["runs"].is_up, look.sources["queue"].is_up) == (True, True)
     assert look.gpus is None or look.gpus.nodes == ()
 
 

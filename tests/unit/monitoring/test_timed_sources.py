@@ -18,7 +18,7 @@ def failing(error: Exception) -> int:
 
 
 def test_an_answer_has_its_value_and_how_long_it_took() -> None:
-    source: Source[int] = Source("line", print)
+    source: Source[int] = Source("queue", print)
     source.ask(lambda: 7)
     answer = source.answer(soon())
     assert (answer.value, answer.problem) == (7, "") and 0 <= answer.seconds < 30
@@ -26,7 +26,7 @@ def test_an_answer_has_its_value_and_how_long_it_took() -> None:
 
 def test_each_change_is_told_once() -> None:
     told: list[str] = []
-    source: Source[int] = Source("line", told.append)
+    source: Source[int] = Source("queue", told.append)
     for error in (HopsGpuError("down"), HopsGpuError("down"), ZeroDivisionError("odd")):
         source.ask(lambda error=error: failing(error))  # type: ignore[misc]
         assert source.answer(soon()).value is None
@@ -35,10 +35,10 @@ def test_each_change_is_told_once() -> None:
         assert source.answer(soon()).value == 7
     assert source.no_answer("not asked").problem == "not asked"
     assert told == [
-        "line: down",
-        "line: unexpected ZeroDivisionError: odd",
-        "line: answers again",
-        "line: not asked",
+        "queue: down",
+        "queue: unexpected ZeroDivisionError: odd",
+        "queue: answers again",
+        "queue: not asked",
     ]
 
 

@@ -26,19 +26,19 @@ NOTHING = ClusterGpus(0.0, "alice", (), 0, (), (), 0, None, "", ())
 Queues = tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]
 
 
-def no_lines() -> Queues:
+def no_queues() -> Queues:
     return {}, ()
 
 
 def sources_of(
     root: Path,
     cluster: Callable[[], ClusterGpus] = lambda: NOTHING,
-    lines: Callable[[], Queues] = no_lines,
+    queues: Callable[[], Queues] = no_queues,
     clock: Callable[[], float] = time.time,
     others: Sequence[Path] = (),
 ) -> Sources:
     lakes = [LakePath(f"file://{path}") for path in (root, *others)]
-    return Sources(cluster, lines, lambda: (lakes, ()), clock)
+    return Sources(cluster, queues, lambda: (lakes, ()), clock)
 
 
 def put_changed(root: Path, run_id: str, state: str, changes: Mapping[str, Any]) -> Path:

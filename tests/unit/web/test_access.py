@@ -12,7 +12,7 @@ from tests.unit.records import put_run
 from tests.unit.web.site import HOST, KNOWN, browser, sources_of
 
 RUN = "fit-20261122-201502-3fa1c0"
-PATHS = ("/", "/line", "/runs", "/models", "/usage", "/static/page.js", "/no-such-page")
+PATHS = ("/", "/queue", "/runs", "/models", "/usage", "/static/page.js", "/no-such-page")
 
 
 @pytest.fixture

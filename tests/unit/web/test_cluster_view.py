@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from hopsgpu.core.queue_policy import Bound, Offer, QueueSnapshot, Ticket, queue_tag
-from hopsgpu.web.cluster_view import FREE, UNKNOWN, USED, cluster_view, line_view
+from hopsgpu.web.cluster_view import FREE, UNKNOWN, USED, cluster_view, queue_view
 from hopsgpu.web.run_rows import RunRow
 from tests.unit.cli.test_gpus import FOUND
 from tests.unit.yarn.test_cluster_gpus import seen
@@ -25,7 +25,7 @@ def row(run_id: str, application: str, state: str = "running", **given: str) -> 
 
 def ticket(number: int, application: str, bound: Bound = Bound.CLUSTER, **given: object) -> Ticket:
     parts: dict[str, object] = {
-        **{"filed": 1000 * number, "id": f"{number:08x}", "grows": False, "executors": 2},
+        **{"filed": 1000 * number, "id": f"{number:08x}", "is_growth": False, "executors": 2},
         **{"gpus": 1, "queue": queue_tag("root.a"), "bound": bound, "passed": 0},
     }
     return Ticket(application=application, **(parts | given))  # type: ignore[arg-type]
@@ -65,14 +65,14 @@ def test_runs_are_beside_the_applications_that_they_are_of() -> None:
 
 def test_the_line_in_its_order_and_then_who_waits_without_a_ticket() -> None:
     one = ticket(1, "application_1_0001", Bound.QUEUE, passed=2)
-    grows = ticket(2, "application_1_0002", grows=True, gpus=0)
+    grows = ticket(2, "application_1_0002", is_growth=True, gpus=0)
     runs = [
         row("fit-1", "application_1_0001", "waiting", waiting_for="queue root.a is full"),
         row("fit-2", "application_1_0002", "running", waiting_for="2 more"),
         row("fit-3", "local-1", "waiting", waiting_for="GPU leased", user="eve", gang="2 ranks"),
         row("fit-4", "local-2"),
     ]
-    view = line_view(
+    view = queue_view(
         {"default": QueueSnapshot(((one, "ann"), (grows, "bob")), 2, None)}, FOUND, runs
     )
     first, second, third = view.waiting
@@ -91,7 +91,7 @@ def test_the_line_in_its_order_and_then_who_waits_without_a_ticket() -> None:
 
 
 def test_without_yarn_the_line_says_what_tickets_say() -> None:
-    view = line_view(
+    view = queue_view(
         {"a": QueueSnapshot(((ticket(1, "application_7"), "ann"),), 1, "application_6 of bob")},
         None,
         [],
@@ -103,18 +103,18 @@ def test_without_yarn_the_line_says_what_tickets_say() -> None:
 
 def test_partitions_and_what_comes_back() -> None:
     offer = Offer("1" * 8, 2, 1, 2, queue_tag("root.a"), "application_1", "resnet")
-    lines = {
+    snapshots = {
         "slow": QueueSnapshot((), 0, None, ((offer, "ann"),)),
         "default": QueueSnapshot(((ticket(1, "application_7"), "bob"),), 0, None),
     }
-    view = line_view(lines, None, [])
+    view = queue_view(snapshots, None, [])
     assert view.waiting[0].partition == "default"
-    assert view.coming == ("slow: 2 GPUs come from ann's 'resnet' at its next checkpoint",)
+    assert view.promised == ("slow: 2 GPUs come from ann's 'resnet' at its next checkpoint",)
 
 
 def test_passes_beyond_those_that_count_are_not_told_apart() -> None:
     told = [
-        line_view(
+        queue_view(
             {"": QueueSnapshot(((ticket(1, "a", passed=passed), "u"),), 0, None)}, None, ()
         ).waiting[0]
         for passed in (2, 3)

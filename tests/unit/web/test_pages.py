@@ -65,7 +65,7 @@ def test_without_a_lake_the_pages_say_so(client: TestClient) -> None:
     assert "There are no runs yet." in page(client, "/runs")
     assert "No model was published yet." in page(client, "/models")
     assert "There were no runs." in page(client, "/usage")
-    assert "Nobody waits" in page(client, "/line")
+    assert "Nobody waits" in page(client, "/queue")
     assert "There is no node with GPUs" in page(client, "/")
 
 
@@ -161,7 +161,7 @@ def test_strangers_texts_are_texts(root: Path, client: TestClient) -> None:
     )
     (directory / "logs" / "rank-0.log").write_text(f"{EVIL}\x1b[31mred\n")
     put_changed(root, OTHER, "running", {**changes, "search": search})
-    for path in ("/", "/line", "/runs", f"/runs/lake/{RUN}", f"/runs/lake/{OTHER}", "/usage"):
+    for path in ("/", "/queue", "/runs", f"/runs/lake/{RUN}", f"/runs/lake/{OTHER}", "/usage"):
         text = page(client, path)
         assert "<script>alert" not in text, path
         # All scripts are files of this server.
@@ -207,9 +207,9 @@ def test_no_odd_record_makes_a_page_fail(root: Path, client: TestClient, field: 
         answer = client.get(f"/runs/lake/{run_id}")
         assert answer.status_code in (200, 404), (odd, answer.text)
         assert run_id in answer.text
-    for path in ("/", "/line", "/runs", "/usage"):
+    for path in ("/", "/queue", "/runs", "/usage"):
         text = page(client, path)
-        assert "3fa1c0" in text or path in ("/", "/line", "/usage"), words(text)
+        assert "3fa1c0" in text or path in ("/", "/queue", "/usage"), words(text)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": 99}', b"NaN"])
@@ -380,7 +380,7 @@ def test_a_cluster_that_does_not_answer_is_said(root: Path) -> None:
     client = browser(sources_of(root, silent))
     text = page(client, "/")
     assert "no answer from &lt;script&gt;" in text and RUN in text
-    assert "no answer from" in page(client, "/line")
+    assert "no answer from" in page(client, "/queue")
 
 
 def test_the_cluster_shows_who_has_what(root: Path) -> None:
@@ -392,7 +392,7 @@ def test_the_cluster_shows_who_has_what(root: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_the_line_shows_who_waits(root: Path) -> None:
+def test_the_queue_shows_who_waits(root: Path) -> None:
     put_run(root, RUN, "waiting", application="application_1_0003", waiting_for="0 of 4 GPUs free")
     first = Ticket(
         *(1_795_000_000_000, "a" * 8, False, 4, 2, queue_tag("root.a"), Bound.QUEUE, 1),
@@ -403,9 +403,9 @@ def test_the_line_shows_who_waits(root: Path) -> None:
         "application_1_0002",
     )
     tickets = ((first, "alice"), (second, EVIL))
-    line = QueueSnapshot(tickets, 3, f"application_1_0001 of {EVIL}")
-    client = browser(sources_of(root, lambda: FOUND, lambda: ({"default": (line, 0)}, ["odd"])))
-    text = page(client, "/line")
+    queue = QueueSnapshot(tickets, 3, f"application_1_0001 of {EVIL}")
+    client = browser(sources_of(root, lambda: FOUND, lambda: ({"default": (queue, 0)}, ["odd"])))
+    text = page(client, "/queue")
     told = words(text)
     assert told.index("0 of 4 GPUs free") < told.index("the cluster has not enough free")
     assert "4 executors with 2 GPUs each" in told and "queue root.a" in told

@@ -33,9 +33,9 @@ from hopsgpu.core.queue_policy import (
     Ticket,
     count_passes,
     decide_turn,
-    executors_given,
-    first_helped,
+    first_ticket_to_serve,
     queue_tag,
+    split_among_offers,
 )
 from hopsgpu.core.spec import GangSpec
 from hopsgpu.yarn.demand import container_of
@@ -46,18 +46,18 @@ _Standing = tuple[Ticket, str]
 
 
 class Place:
-    """A gang's place in the line.
+    """A gang's place in the queue.
 
     Args:
         queue: name of the gang's queue, who is also its user.
         container: what each executor asks of YARN.
         executors: number of executors that it asks for together.
-        grows: whether it stands behind all gangs.
+        is_growth: whether it is behind all gangs.
         take: is called when the gang has the turn, with whether it is a probe.
 
     Attributes:
         ticket: its ticket.
-        probes: when it asks although it does not seem to fit; from its first time in the line on.
+        probes: when it asks although it does not seem to fit; from its first time in the queue on.
         record: the job, if its size-free wait is to be found out.
     """
 
@@ -68,7 +68,7 @@ class Place:
         executors: int,
         take: Callable[[bool], None],
         *,
-        grows: bool = False,
+        is_growth: bool = False,
         record: Record | None = None,
     ) -> None:
         self.queue = queue
@@ -83,7 +83,7 @@ class Place:
         self.ticket = Ticket(
             filed=0,
             id="",
-            grows=grows,
+            is_growth=is_growth,
             executors=executors,
             gpus=container.gpus,
             queue=self.queues[0],
@@ -94,17 +94,17 @@ class Place:
 
     @property
     def kind(self) -> tuple[bool, int, int, str]:
-        """Return what the line's decisions tell gangs apart by, beside their order."""
-        return self.ticket.grows, self.ticket.executors, self.ticket.gpus, self.queue
+        """Return what the queue's decisions tell gangs apart by, beside their order."""
+        return self.ticket.is_growth, self.ticket.executors, self.ticket.gpus, self.queue
 
     @property
     def own(self) -> Candidate:
-        """Return the gang as it looks at the line."""
+        """Return the gang as it looks at the queue."""
         return Candidate(self.ticket, self.queue, self.queues)
 
 
 class _Looked(Sequence[_Standing]):
-    """The tickets that stand in the line; each gang has a look when its ticket's turn comes.
+    """The tickets that stand in the queue; each gang has a look when its ticket's turn comes.
 
     So only tickets that a decision comes to are kept up to date. A ticket that is read by its index
     tells its place alone.
@@ -135,7 +135,7 @@ class _Looked(Sequence[_Standing]):
             yield place.ticket, place.queue
 
 
-class GangLine:
+class SimulatedQueue:
     """The queue of gangs of a cluster.
 
     Args:
@@ -154,7 +154,7 @@ class GangLine:
         self._kinds: dict[tuple[bool, int, int, str], list[Place]] = defaultdict(list)
         self._generation = 0
         self._asking: Place | None = None
-        self._line: QueueSnapshot | None = None
+        self._snapshot: QueueSnapshot | None = None
         self._will_look = self._will_ask_back = False
         # Gangs of several GPUs whose size-free wait is not known yet, by queue.
         self._shadows: dict[str, list[Place]] = defaultdict(list)
@@ -162,7 +162,7 @@ class GangLine:
         self.on_free: Callable[[], None] | None = None
 
     def join(self, place: Place) -> None:
-        """Put a gang into the line, or back at the place where it was."""
+        """Put a gang into the queue, or back at the place where it was."""
         if not place.ticket.id:
             filed, number = int(1000 * self._world.clock.now), next(self._numbers)
             place.ticket = dataclasses.replace(place.ticket, filed=filed, id=f"{number:08x}")
@@ -176,12 +176,12 @@ class GangLine:
         self._places.insert(index, place)
         self._standing.insert(index, (place.ticket, place.queue))
         insort(self._kinds[place.kind], place, key=_order)
-        self._line = None
-        place.probes.looked(self._world.clock.now, is_behind=self._places[0] is not place)
+        self._snapshot = None
+        place.probes.record_poll(self._world.clock.now, is_behind=self._places[0] is not place)
         self.changed()
 
     def leave(self, place: Place) -> None:
-        """Take a gang out of the line."""
+        """Take a gang out of the queue."""
         if place is self._asking:
             self.give_back()
             return
@@ -191,7 +191,7 @@ class GangLine:
                 del places[index]
                 if places is self._places:
                     del self._standing[index]
-        self._line = None
+        self._snapshot = None
         self.changed()
 
     def give_back(self) -> None:
@@ -201,17 +201,17 @@ class GangLine:
         self.changed()
 
     def changed(self) -> None:
-        """Have gangs look at the line, because it or the cluster has changed."""
+        """Have gangs look at the queue, because it or the cluster has changed."""
         if self.on_free is not None:
             self.on_free()
         if not self._will_look and self._places:
             self._will_look = True
-            self._world.clock.after(self._world.costs.look, self._look_at_line)
+            self._world.clock.after(self._world.costs.look, self._poll_queue)
         if not self._will_ask_back and self._offers:
             self._will_ask_back = True
             self._world.clock.after(RENEW_SECONDS / 2, self._ask_back)
 
-    def _look_at_line(self) -> None:
+    def _poll_queue(self) -> None:
         self._will_look = False
         self._find_size_free_waits()
         if self._asking is not None:
@@ -223,25 +223,25 @@ class GangLine:
             fits = place.ticket.bound is Bound.NONE
             if not fits and place is not self._places[0] and not self._cluster.has_queue_limits:
                 # It cannot pass those ahead.
-                place.probes.looked(now, is_behind=True)
+                place.probes.record_poll(now, is_behind=True)
                 continue
             probe = place.probes.is_due(place.ticket.bound, now)
             view = self._view()
             turn = decide_turn(place.own, view, self._cluster.node_gpus, probe)
             self._note_place(place, turn.is_behind)
-            if turn.take and (fits or place.probes.is_due(place.ticket.bound, now)):
+            if turn.may_take and (fits or place.probes.is_due(place.ticket.bound, now)):
                 self.leave(place)
                 place.ticket = dataclasses.replace(place.ticket, turns=place.ticket.turns + 1)
                 self._generation, self._asking = view.next_generation, place
                 if probe:
-                    place.probes.made(now)
+                    place.probes.record_probe(now)
                 place.take(probe)
                 return
 
     def _note_place(self, place: Place, is_behind: bool | None) -> None:
         """Record whether a gang is behind others."""
         now = self._world.clock.now
-        place.probes.looked(now, is_behind=is_behind)
+        place.probes.record_poll(now, is_behind=is_behind)
         waits = not is_behind and place.ticket.bound is not Bound.NONE
         if waits and place.wakes < place.probes.next:
             place.wakes = place.probes.next
@@ -275,10 +275,10 @@ class GangLine:
         return QueueSnapshot(_Looked(self._places, self._look), self._generation, None)
 
     def _present(self) -> QueueSnapshot:
-        """Return who stands in the line, whatever their bounds."""
-        if self._line is None or self._line.generation != self._generation:
-            self._line = QueueSnapshot(tuple(self._standing), self._generation, None)
-        return self._line
+        """Return who stands in the queue, whatever their bounds."""
+        if self._snapshot is None or self._snapshot.generation != self._generation:
+            self._snapshot = QueueSnapshot(tuple(self._standing), self._generation, None)
+        return self._snapshot
 
     def _find_size_free_waits(self) -> None:
         """Grant jobs of 1 GPU in the mind: such a job stands where a gang does, and takes nothing.
@@ -297,7 +297,7 @@ class GangLine:
                     break
                 one = dataclasses.replace(place.ticket, executors=1, gpus=1, bound=Bound.NONE)
                 own = dataclasses.replace(place.own, ticket=one)
-                if not decide_turn(own, self._view(), self._cluster.node_gpus, False).take:
+                if not decide_turn(own, self._view(), self._cluster.node_gpus, False).may_take:
                     break
                 record.size_free = self._world.clock.now - record.job.submitted
                 del shadows[0]
@@ -330,13 +330,13 @@ class GangLine:
         for offer, queue, asked in list(self._offers.values()):
             if queue not in helped:
                 chain = (queue_tag(f"root.{queue}"), queue_tag("root"))
-                helped[queue] = first_helped(view, queue, chain)
+                helped[queue] = first_ticket_to_serve(view, queue, chain)
             first = helped[queue]
             if first is None:
                 asked(0)
                 continue
             if first.id not in given:
-                given[first.id] = executors_given(first, offers, free)
+                given[first.id] = split_among_offers(first, offers, free)
             asked(given[first.id].get(offer.id, 0))
 
     def took(self, place: Place, whole: bool, on_free: Callable[[], None]) -> None:
@@ -388,17 +388,17 @@ class FixedGang:
 
     Args:
         world: the simulation.
-        line: the line.
+        queue: the queue of gangs.
         record: the job.
         container: what each executor asks of YARN.
         executors: number of executors.
     """
 
     def __init__(
-        self, world: World, line: GangLine, record: Record, container: Amount, executors: int
+        self, world: World, queue: SimulatedQueue, record: Record, container: Amount, executors: int
     ) -> None:
         self._world = world
-        self._line = line
+        self._queue = queue
         self._record = record
         self._container = container
         self._executors = executors
@@ -411,7 +411,7 @@ class FixedGang:
         )
 
     def submit(self) -> None:
-        """Join the line."""
+        """Join the queue."""
         record, world = self._record, self._world
         if record.unhindered is None and record.job.gpus > 1:
             record.unhindered = unhindered_wait(
@@ -421,7 +421,7 @@ class FixedGang:
                 self._executors,
                 world.clock.now,
             )
-        self._line.join(self._place)
+        self._queue.join(self._place)
 
     def _take(self, probe: bool) -> None:
         self._is_asking = True
@@ -439,7 +439,7 @@ class FixedGang:
             self._since = world.clock.now
             world.clock.after(PART_SECONDS, self._check)
         whole = len(self._held) == self._executors
-        self._line.took(self._place, whole, self._ask)
+        self._queue.took(self._place, whole, self._ask)
         if whole:
             self._start()
 
@@ -464,9 +464,9 @@ class FixedGang:
         world.release(held, world.costs.release)
         self._held, self._is_asking = [], False
         self._record.given_back += 1
-        self._line.on_free = None
+        self._queue.on_free = None
         wait = backoff_seconds(self._record.given_back, world.chance.random())
-        world.clock.after(world.costs.release, self._line.give_back)
+        world.clock.after(world.costs.release, self._queue.give_back)
         world.clock.after(world.costs.release + wait, self.submit)
 
     def _start(self) -> None:

@@ -1,4 +1,4 @@
-"""The line of waiting gangs on every lake: one turn at a time, in order, and no turn for ever."""
+"""The queue of gangs on every lake: one turn at a time, in order, and turns expire."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import (
     GangQueueReader,
-    QueuePlace,
+    QueueMember,
     StandingOffer,
-    make_line,
+    make_queue_dir,
     queued,
 )
 from tests.conftest import until
@@ -29,8 +29,8 @@ from tests.conftest import until
 NODES = (2, 2)
 
 
-def place(directory: LakePath, number: int, executors: int = 1) -> QueuePlace:
-    return QueuePlace(
+def place(directory: LakePath, number: int, executors: int = 1) -> QueueMember:
+    return QueueMember(
         LakePath(directory.url),
         application=f"application_1_{number:04d}",
         executors=executors,
@@ -38,26 +38,26 @@ def place(directory: LakePath, number: int, executors: int = 1) -> QueuePlace:
     )
 
 
-def file(one: QueuePlace, **changes: Any) -> None:
-    one.file(dataclasses.replace(one.ticket, **changes))
+def file(one: QueueMember, **changes: Any) -> None:
+    one.file_ticket(dataclasses.replace(one.ticket, **changes))
 
 
-def filed(*places: QueuePlace) -> list[QueuePlace]:
+def filed(*places: QueueMember) -> list[QueueMember]:
     """Files them; in their order, which chance decides within one tick of the lake's clock."""
     for one in places:
         file(one)
     return sorted(places, key=lambda one: one.ticket.order)
 
 
-def try_turn(one: QueuePlace) -> bool:
-    if not one.is_filed:
+def try_turn(one: QueueMember) -> bool:
+    if not one.has_ticket:
         file(one)
-    line = one.look()
+    snapshot = one.poll()
     own = Candidate(one.ticket, one.owner, (one.ticket.queue,))
-    return decide_turn(own, line, NODES, False).take and one.take(line)
+    return decide_turn(own, snapshot, NODES, False).may_take and one.take_turn(snapshot)
 
 
-def wait_turn(one: QueuePlace) -> None:
+def wait_turn(one: QueueMember) -> None:
     deadline = time.monotonic() + 150
     while not try_turn(one):
         assert time.monotonic() < deadline, [entry.name for entry in one._directory.entries()]
@@ -67,13 +67,13 @@ def wait_turn(one: QueuePlace) -> None:
 @pytest.fixture
 def directory(lake: LakePath) -> LakePath:
     lake.make()
-    return make_line(lake, "hopsgpu", "locks", "cluster", "default")
+    return make_queue_dir(lake, "hopsgpu", "locks", "cluster", "default")
 
 
 def test_the_directory_is_sticky_and_for_all(directory: LakePath) -> None:
     assert directory.stat().mode == 0o1777
     again = directory.url.partition("/hopsgpu/")[0]
-    assert make_line(LakePath(again), "hopsgpu", "locks", "cluster", "default") == directory
+    assert make_queue_dir(LakePath(again), "hopsgpu", "locks", "cluster", "default") == directory
 
 
 def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
@@ -82,9 +82,9 @@ def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
         first, second = filed(first, second)
         assert not try_turn(second)
         assert try_turn(first)
-        assert second.look().asking == f"{first.ticket.application} of {first.owner}"
+        assert second.poll().turn_holder == f"{first.ticket.application} of {first.owner}"
         assert not try_turn(second)
-        first.give_back()
+        first.give_back_turn()
         assert try_turn(second)
     assert directory.names() == (queue_policy.turn_name(4),)
 
@@ -102,7 +102,7 @@ def test_many_at_once_never_have_the_turn_together(directory: LakePath) -> None:
                 assert asking.acquire(blocking=False), "two had the turn"
                 order.append(number)
                 asking.release()
-                one.give_back()
+                one.give_back_turn()
                 one.ticket = dataclasses.replace(one.ticket, filed=0)
 
     with ThreadPoolExecutor(6) as threads:
@@ -117,8 +117,8 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: LakePath) -
     with queued(first), queued(second):
         first, second = filed(first, second)
         assert try_turn(first)
-        first.give_back()
-        assert not first.is_filed
+        first.give_back_turn()
+        assert not first.has_ticket
         file(first)
         assert not try_turn(second)
         assert try_turn(first)
@@ -138,13 +138,13 @@ def test_whoever_crashed_stops_nobody(directory: LakePath, monkeypatch: pytest.M
         wait_turn(later)
         assert 3 < time.monotonic() - began < 60
         # The one that was thought dead comes back: it learns of it, and does no harm.
-        assert later.keep()
-        assert not holder.keep()
-        holder.give_back()
-        assert later.look().asking is not None
+        assert later.renew_turn()
+        assert not holder.renew_turn()
+        holder.give_back_turn()
+        assert later.poll().turn_holder is not None
         # Its clock is late by what its last request took, which may be longer than before.
         dead = waiting.ticket.application
-        assert until(lambda: dead not in [t.application for t, _ in later.look().standing], 60)
+        assert until(lambda: dead not in [t.application for t, _ in later.poll().tickets], 60)
     # What the dead left goes with the next of the same user.
     assert [name for name in directory.names() if name.startswith("ticket")] == []
 
@@ -153,15 +153,15 @@ def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: LakePath
     late, quick = place(directory, 1), place(directory, 2)
     with queued(late), queued(quick):
         file(late)
-        old = late.look()
+        old = late.poll()
         file(quick)
         for _ in range(2):
-            assert quick.take(quick.look())
-            quick.give_back()
+            assert quick.take_turn(quick.poll())
+            quick.give_back_turn()
             file(quick)
         quick.leave()  # takes the passed turns away
-        assert not late.take(old)
-        assert not late.is_filed
+        assert not late.take_turn(old)
+        assert not late.has_ticket
         assert try_turn(late)
 
 
@@ -169,8 +169,8 @@ def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: L
     first, second = place(directory, 1), place(directory, 2)
     queue = queue_policy.queue_tag("root.default")
 
-    def asks(one: QueuePlace, bound: Bound) -> bool:
-        return one.ask(bound, queue, (queue,), NODES, False).take
+    def asks(one: QueueMember, bound: Bound) -> bool:
+        return one.request_turn(bound, queue, (queue,), NODES, False).may_take
 
     with queued(first), queued(second):
         assert not asks(first, Bound.CLUSTER)
@@ -181,7 +181,7 @@ def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: L
         assert [one.rank for one in by_order] == [0, 1]
         assert asks(by_order[0], Bound.NONE)
         assert not asks(by_order[1], Bound.NONE)
-        by_order[0].give_back()
+        by_order[0].give_back_turn()
         assert not asks(by_order[0], Bound.CLUSTER)
         assert by_order[0].ticket.turns == 1
         assert not asks(by_order[1], Bound.CLUSTER)
@@ -194,16 +194,16 @@ def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: LakePa
     with queued(one):
         file(one)
         (directory / one.ticket.name).remove()
-        one.look()
-        assert [ticket for ticket, _ in one.look().standing] == [one.ticket]
+        one.poll()
+        assert [ticket for ticket, _ in one.poll().tickets] == [one.ticket]
 
 
 def test_a_ticket_says_what_bounds_it(directory: LakePath) -> None:
     one = place(directory, 1, executors=3)
     with queued(one):
         file(one, bound=Bound.CLUSTER)
-        one.update(dataclasses.replace(one.ticket, bound=Bound.QUEUE, passed=1))
-        seen = one.look().standing[0][0]
+        one.update_ticket(dataclasses.replace(one.ticket, bound=Bound.QUEUE, passed=1))
+        seen = one.poll().tickets[0][0]
         assert (seen.bound, seen.passed, seen.executors) == (Bound.QUEUE, 1, 3)
         assert seen == one.ticket
 
@@ -247,9 +247,9 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
             for one in had:
                 try:
                     if try_turn(one):
-                        assert one.keep()
+                        assert one.renew_turn()
                         had[one] += 1
-                        one.give_back()
+                        one.give_back_turn()
                         one.ticket = dataclasses.replace(one.ticket, filed=0)
                 except StoreError as error:
                     assert "refused" in str(error)
@@ -262,18 +262,19 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
 def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -> None:
     standing = StandingOffer(directory, application="application_1_0001", gpus=2, run="fit")
     queues = (queue_policy.queue_tag("root.default"), queue_policy.queue_tag("root"))
-    assert standing.needed(3, 0, queues, free=0) == 0
+    assert standing.renew(3, 0, queues, free=0) == 0
     with queued(place(directory, 9, executors=3)) as waiting:
         file(waiting, bound=Bound.CLUSTER)
-        assert standing.needed(3, 0, queues, free=0) == 2
-        assert standing.needed(3, 2, queues, free=2) == 1
-        line = waiting.look()
-        ((offer, owner),) = line.offers
-        assert (offer.executors, offer.gpus, offer.giving) == (3, 2, 2)
+        assert standing.renew(3, 0, queues, free=0) == 2
+        assert standing.renew(3, 2, queues, free=2) == 1
+        snapshot = waiting.poll()
+        ((offer, owner),) = snapshot.offers
+        assert (offer.executors, offer.gpus, offer.promised) == (3, 2, 2)
         assert (
-            queue_policy.coming(line) == f"4 GPUs come from {owner}'s 'fit' at its next checkpoint"
+            queue_policy.describe_promised(snapshot)
+            == f"4 GPUs come from {owner}'s 'fit' at its next checkpoint"
         )
-        assert standing.needed(1, 0, queues, free=0) == 0, "in vain"
+        assert standing.renew(1, 0, queues, free=0) == 0, "in vain"
     standing.withdraw()
     standing.withdraw()
     assert directory.names() == ()
@@ -285,22 +286,22 @@ def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
     reader = GangQueueReader(cluster, lambda: now[0])
     one = place(directory, 1, executors=3)
     file(one)
-    line, there = reader.look()[0][partition]
-    assert [(ticket.application, ticket.executors) for ticket, _ in line.standing] == [
+    snapshot, there = reader.read()[0][partition]
+    assert [(ticket.application, ticket.executors) for ticket, _ in snapshot.tickets] == [
         ("application_1_0001", 3)
     ]
-    assert there >= line.standing[0][0].filed
+    assert there >= snapshot.tickets[0][0].filed
     now[0] = 10.0
-    line, later = reader.look()[0][partition]
-    assert line.standing and later - there == pytest.approx(10_000, abs=1)
+    snapshot, later = reader.read()[0][partition]
+    assert snapshot.tickets and later - there == pytest.approx(10_000, abs=1)
     # Nobody renews it.
     now[0] = 2 * queue_policy.TICKET_TTL_SECONDS
-    assert reader.look()[0][partition][0].standing == ()
+    assert reader.read()[0][partition][0].tickets == ()
     one.leave()
 
 
 def test_a_reader_needs_no_directory(directory: LakePath) -> None:
-    assert GangQueueReader(directory / "none").look() == ({}, [])
+    assert GangQueueReader(directory / "none").read() == ({}, [])
 
 
 def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> None:
@@ -308,8 +309,8 @@ def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> Non
     one = place(directory, 1)
     file(one)
     (cluster / "empty").make()
-    found, problems = GangQueueReader(cluster).look()
-    assert found["empty"][0].standing == () and found[partition][0].standing and problems == []
+    found, problems = GangQueueReader(cluster).read()
+    assert found["empty"][0].tickets == () and found[partition][0].tickets and problems == []
     one.leave()
 
 
@@ -325,12 +326,12 @@ def test_a_file_of_the_future_does_not_make_others_look_dead(
     odd.write(b"")
     date(odd, time.time() + ahead, request)
     reader = GangQueueReader(cluster, lambda: now[0])
-    line, there = reader.look()[0][partition]
-    assert one.ticket in [ticket for ticket, _ in line.standing]
+    snapshot, there = reader.read()[0][partition]
+    assert one.ticket in [ticket for ticket, _ in snapshot.tickets]
     assert there / 1000 == pytest.approx(time.time(), abs=60)
     # Those who are gone are seen to be.
     now[0] = 2 * queue_policy.TICKET_TTL_SECONDS
-    assert one.ticket not in [ticket for ticket, _ in reader.look()[0][partition][0].standing]
+    assert one.ticket not in [ticket for ticket, _ in reader.read()[0][partition][0].tickets]
     odd.remove()
     one.leave()
 
