@@ -56,14 +56,21 @@ NOT_PARTICIPLES = {"seed", "speed", "feed", "need", "embed", "shed", "proceed", 
 CONTEXT_DECORATORS = {"contextmanager", "asynccontextmanager"}
 # What a callback that is notified must not be called: `on_<event>` is its form.
 VAGUE_CALLBACKS = _words("tell hear say sign drop ask news broken over ready alive")
-PRONOUNS = _words(
-    "It They One Those Them Such These Of To Nor So What Who Whoever Else Neither He She Whatever"
-    " Whichever"
+# A sentence that begins with one of these is inverted, or lacks its subject.
+INVERSIONS = re.compile(
+    r"(Of|Nor|What|Who|Whoever|Whatever|Whichever|Else|Neither)\b"
+    r"|So (is|are|was|does|do|has|have|can)\b"
+    r"|To [^,]*$"
 )
-# These begin with a number or a determiner, not with a pronoun.
+# Only what stands before in the same comment can say what these are.
+PRONOUNS = re.compile(
+    r"(It|They|Them|Those|One|He|She|Its|Their|Both|Such|This|These)"
+    r"( (is|are|was|were|has|have|had|may|must|can|will|would|does|do|did|of|in|that|which)\b"
+    r"|['’,]|$)"
+    r"|(It|They|Its|Their|He|She|Them)\b"
+)
 FINE_STARTS = re.compile(
-    r"(One (of|line|file|entry|thread|second|per|rank|process|task|row)|(These|Such) [a-z]+s"
-    r"|Such an?|So far|It is)\b"
+    r"One (of|line|file|entry|thread|second|rank|process|task|row)\b|Of course\b"
 )
 MOST_WORDS = 25
 # Names of Spark, Hadoop and libraries that comments cite and that no code here uses.
@@ -184,17 +191,19 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def sentences(text: str) -> list[str]:
-    return [s for s in re.split(r"(?<=[.!?:;])\s+(?=[A-Z`(*])", text) if s]
+    return [s for s in re.split(r"(?<=[.!?])\s+(?=[A-Z`(*]|hopsgpu)|(?<=[:;])\s+", text) if s]
 
 
-def begins_badly(sentence: str) -> bool:
-    words = sentence.strip("`*(_ ").split()
-    return bool(words) and words[0].rstrip(",'s") in PRONOUNS and not FINE_STARTS.match(sentence)
+def begins_badly(sentence: str, *, is_first: bool) -> bool:
+    bare = sentence.strip("`*(_ ")
+    if FINE_STARTS.match(bare) or bare.endswith("?"):
+        return False
+    return bool(INVERSIONS.match(bare) or (is_first and PRONOUNS.match(bare)))
 
 
 def prose_findings(path: Path, line: int, text: str) -> Iterator[Finding]:
-    for sentence in sentences(re.sub(r"\s+", " ", text)):
-        if begins_badly(sentence):
+    for number, sentence in enumerate(sentences(re.sub(r"\s+", " ", text).strip())):
+        if begins_badly(sentence, is_first=number == 0):
             yield Finding("start", path, line, sentence[:90])
         if len(sentence.split()) > MOST_WORDS:
             yield Finding("long", path, line, sentence[:90])
