@@ -40,7 +40,7 @@ HEARTBEAT_SECONDS = 5
 _CUT_SECONDS = 60.0
 # Half of the cluster is guaranteed to it.
 OTHER_QUEUE = "other"
-# Is in no queue of gangs: it asks YARN at once.
+# This application bypasses the queue of gangs: it requests executors from YARN at once.
 _PREEMPTS = """
     import sys, time
     import hopsgpu
@@ -840,7 +840,7 @@ FAULTS = (
     ),
     *(
         Fault(
-            f"it is cancelled while {state}",
+            f"the launch is cancelled while {state}",
             {
                 Kind.GANG: Raises("Cancelled", "was cancelled"),
                 Kind.ELASTIC: Raises("Cancelled", "was cancelled"),
@@ -852,7 +852,7 @@ FAULTS = (
         for state in STATES[:-1]
     ),
     Fault(
-        "it is cancelled from outside while running",
+        "the launch is cancelled from outside while running",
         each(
             Raises("Cancelled", "was cancelled"),
             Raises("Cancelled", "was cancelled"),

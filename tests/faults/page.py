@@ -12,44 +12,53 @@ RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 
 _HEAD = """\
-# Faults and what becomes of a launch
+# Fault injection results
 
-What was seen when `make faults` ran last, on {date}: a
-[development cluster](development-cluster.md) of two nodes with two simulated GPUs each, on two
-cores that other work may have shared. Each fault befalls two ranks, an elastic gang of one or two
-(`workers=(1, 2)`), and a search with two trials at a time, all without `retries`.
+Results of the last run of `make faults`, on {date}. The [development cluster](development-cluster.md)
+had two nodes with two simulated GPUs each, on two cores that other work may have shared. Each fault
+is injected into a gang of two ranks, an elastic gang (`workers=(1, 2)`) and a search with two
+concurrent trials, all without `retries`.
 
-A cell says how the launch ended, or that it goes on with another world or another try of the
-trial, and the seconds from the fault until then, where they were kept. After the semicolon are the
-seconds from the end until the ResourceManager counted no GPU in use, which the test wants within
-{back:g}. The test also checks that the first failure is named, that no process of the launch and no
-file of it on a node or in `TMPDIR` is left, that no lease of a GPU is held, and that the model is
-there whole or not at all. A dash is a cell that was not run, or that does not apply.
+A cell says what the launch did. "Continues" means in another world, or in another attempt of the
+trial. The seconds, where they were recorded, are from the fault until then. After the semicolon are
+the seconds from the end until the ResourceManager counted no GPU in use. The test allows
+{back:g} s for that. A dash marks a cell that was not run, or that does not apply.
 
-A peer without a heartbeat counts as lost after 5 s here (`spark.hopsgpu.heartbeat`), and YARN gives
-a node up after 15 s; the defaults are 30 s and 10 minutes.
+The test also checks that
+
+- the first failure is named;
+- no process of the launch is left, and no file of it on a node or in `TMPDIR`;
+- no GPU lease is held;
+- the model is complete or absent.
+
+In these tests, a peer without a heartbeat for 5 s counts as lost (`spark.hopsgpu.heartbeat`), and
+YARN gives up a node after 15 s. The defaults are 30 s and 10 minutes.
 
 <!-- written by tests/faults/page.py from tests/faults/results.json -->
 
 """
 _TAIL = """
-## What is not tried
+## Not tested
 
-- a node's clock an hour behind: libfaketime has each `time.sleep` of Python fail then
+- a node's clock one hour behind: under libfaketime, Python's `time.sleep` then fails
 {missing}
 
-## What others try
+## What others test
 
 - Horovod's elastic mode (`test/integration/elastic_common.py` and, on Spark,
-  `elastic_spark_common.py`): hosts are added and removed, also all of them and unused ones; one
-  rank or all ranks raise or are killed; all hosts are on the blacklist, which hosts leave after a
-  time; fewer hosts than the minimum; a limit of resets; Spark's blacklist, off and on in five ways.
-  The tests compare ranks, sizes and the number of rendezvous. None looks at what is left on nodes,
-  and the daemons of the cluster are no part of them.
-- Ray's release tests (`release/nightly_tests/chaos_test`): a node is killed each minute, by its
-  raylet's shutdown or by the end of its virtual machine, or the network fails (by iptables or in
-  the RPC layer), while tasks, actors, streaming generators and borrowed references run. The tests
-  check that the workload ends, and record its time and its memory.
+  `elastic_spark_common.py`):
+  - Hosts are added and removed, also all of them and unused ones.
+  - One rank or all ranks raise or are killed.
+  - All hosts are on the blacklist, which hosts leave after a time.
+  - There are fewer hosts than the minimum, or a limit of resets.
+  - Spark's blacklist is off and on, in five ways.
+  - The tests compare ranks, sizes and the number of rendezvous. None checks what is left on nodes,
+    and none injects faults into the daemons of the cluster.
+- Ray's release tests (`release/nightly_tests/chaos_test`):
+  - A node is killed each minute, by its raylet's shutdown or by the end of its virtual machine.
+  - The network fails, by iptables or in the RPC layer.
+  - Meanwhile tasks, actors, streaming generators and borrowed references run.
+  - The tests check that the workload ends, and record its time and memory.
 """
 
 

@@ -176,9 +176,9 @@ def _told(
 ) -> tuple[str, float | None]:
     """Return what the cell says, and the seconds that it took."""
     if isinstance(expected, Raises):
-        name = "the driver is gone" if ending.error == "killed" else f"`{ending.error}`"
+        name = "the driver ends" if ending.error == "killed" else f"`{ending.error}`"
         return name, max(ending.at - began, 0.0)
     seconds = None if after is None else after - began
     if isinstance(expected, TrialFails):
         return "the trial fails", seconds
-    return ("goes on" if after is not None else "trains on"), seconds
+    return ("continues" if after is not None else "not affected"), seconds
