@@ -14,10 +14,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
 _HEAD = """\
 # Fault injection results
 
-Results of the last run of `make faults`, on {date}. The [development cluster](development-cluster.md)
-had two nodes with two simulated GPUs each, on two cores that other work may have shared. Each fault
-is injected into a gang of two ranks, an elastic gang (`workers=(1, 2)`) and a search with two
-concurrent trials, all without `retries`.
+Results of the last run of `make faults`, on {date}. The
+[development cluster](development-cluster.md) had two nodes with two simulated GPUs each, on two
+cores that other work may have shared. Each fault is injected into a gang of two ranks, an elastic
+gang (`workers=(1, 2)`) and a search with two concurrent trials, all without `retries`.
 
 A cell says what the launch did. "Continues" means in another world, or in another attempt of the
 trial. The seconds, where they were recorded, are from the fault until then. After the semicolon are
