@@ -1,1 +1,1 @@
-"""The supervisor of one container's ranks: processes, ports, output, memory, uploads."""
+"""The supervision of one container's ranks: processes, ports, output, memory, uploads."""

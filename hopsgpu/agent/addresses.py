@@ -23,7 +23,7 @@ _SIOCGIFCONF = 0x8912
 # struct ifconf {int length; pointer} and struct ifreq {char name[16]; struct sockaddr, padded}.
 _IFCONF = struct.Struct("iP")
 _IFREQ = struct.Struct("16s4x4s16x")
-_MOST_ADDRESSES = 4096
+_MAX_ADDRESSES = 4096
 _IF_INET6 = Path("/proc/net/if_inet6")
 _TRIES = 20
 
@@ -47,19 +47,19 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
     An interface without an address has an empty tuple. IPv6 link-local addresses are left out,
     because other nodes cannot use them.
     """
-    found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    by_interface: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     for name, address in (*_ipv4_addresses(), *_ipv6_addresses()):
-        found.setdefault(name, []).append(address)
-    return {name: tuple(addresses) for name, addresses in found.items()}
+        by_interface.setdefault(name, []).append(address)
+    return {name: tuple(addresses) for name, addresses in by_interface.items()}
 
 
 def _ipv4_addresses() -> Iterator[tuple[str, str]]:
-    room = array.array("b", bytes(_IFREQ.size * _MOST_ADDRESSES))
-    where, length = room.buffer_info()
+    buffer = array.array("b", bytes(_IFREQ.size * _MAX_ADDRESSES))
+    where, length = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         answer = fcntl.ioctl(any_socket, _SIOCGIFCONF, _IFCONF.pack(length, where))
     filled, _ = _IFCONF.unpack(answer)
-    for name, address in _IFREQ.iter_unpack(room.tobytes()[:filled]):
+    for name, address in _IFREQ.iter_unpack(buffer.tobytes()[:filled]):
         # "eth0:1" labels a second address of eth0.
         label = name.rstrip(b"\0").decode()
         yield label.partition(":")[0], socket.inet_ntop(socket.AF_INET, address)
@@ -75,15 +75,15 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
             yield name, str(parsed)
 
 
-def _owner(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
-    """Return the interface that has an IPv4 or IPv6 address; "lo" has all of 127.0.0.0/8."""
+def _interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
+    """Return the interface of an address; every address of 127.0.0.0/8 belongs to "lo"."""
     wanted = ipaddress.ip_address(address)
     if wanted.version == 4 and wanted.is_loopback:
         wanted = ipaddress.ip_address("127.0.0.1")
     for name, addresses in interfaces.items():
         if wanted in map(ipaddress.ip_address, addresses):
             return name
-    raise ConfigError(f"no interface of this node has {address}: {_shown(interfaces)}")
+    raise ConfigError(f"no interface of this node has {address}: {_format_interfaces(interfaces)}")
 
 
 def address_towards(peer: str) -> str:
@@ -103,38 +103,44 @@ def address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def reach(address: str, interface: str | None = None, others: Sequence[str] = ()) -> AgentAddress:
+def reach(
+    address: str, interface: str | None = None, peer_addresses: Sequence[str] = ()
+) -> AgentAddress:
     """Return how other containers reach this one.
 
     Args:
         address: address of this end of the connection to the driver.
         interface: interface that the administrator chose (`spark.hopsgpu.interface`), or None for
-            the one that has the address.
-        others: addresses with which the gang's other containers introduced themselves.
+            the interface that has the address.
+        peer_addresses: addresses that the gang's other containers sent in their hello.
 
     Raises:
-        ConfigError: this node lacks the interface, or it has no address; the message lists what is
-            available.
-        OSError: there is no route to the others.
+        ConfigError: the node lacks the interface, or the interface has no address; the message
+            lists the node's interfaces.
+        OSError: there is no route to the other containers.
     """
-    peer = peer_to_reach(address, others)
-    own = address if peer is None else address_towards(peer)
-    return choose(own, interface, interface_addresses())
+    peer = peer_to_reach(address, peer_addresses)
+    local_address = address if peer is None else address_towards(peer)
+    return choose(local_address, interface, interface_addresses())
 
 
 def choose(
     address: str, interface: str | None, interfaces: Mapping[str, Sequence[str]]
 ) -> AgentAddress:
-    """Like `reach`, with the node's interfaces and their addresses given.
+    """Return the address of an interface, of the same family as `address` if possible.
 
-    If the chosen interface has several addresses, one of the given address's family is taken.
+    Args:
+        address: address of this node.
+        interface: as for `reach`.
+        interfaces: addresses by interface.
     """
     if not interface:
-        return AgentAddress(address, _owner(address, interfaces))
+        return AgentAddress(address, _interface_of(address, interfaces))
     if not interfaces.get(interface):
         problem = "has no address" if interface in interfaces else "is not on this node"
+        available = _format_interfaces(interfaces)
         raise ConfigError(
-            f"spark.hopsgpu.interface={interface!r} {problem}; available: {_shown(interfaces)}"
+            f"spark.hopsgpu.interface={interface!r} {problem}; available: {available}"
         )
     addresses = interfaces[interface]
     if address in addresses:
@@ -144,38 +150,37 @@ def choose(
     return AgentAddress((same or list(addresses))[0], interface)
 
 
-def _shown(interfaces: Mapping[str, Sequence[str]]) -> str:
-    shown = (f"{name} ({', '.join(a) or 'no address'})" for name, a in interfaces.items())
-    return ", ".join(shown)
+def _format_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({', '.join(a) or 'no address'})" for name, a in interfaces.items())
 
 
-def peer_to_reach(address: str, others: Sequence[str]) -> str | None:
-    """Return the peer towards which a container finds its real address; None if it has one.
+def peer_to_reach(address: str, peer_addresses: Sequence[str]) -> str | None:
+    """Return the address of a peer on another node, if this container has a loopback address.
 
-    A driver's host name may be a loopback address on the driver's own node (127.0.1.1 in Debian's
-    /etc/hosts). A container there introduces itself with an address that means another machine to
-    the others; it then calls `address_towards` with one of them.
+    The name of the driver's host may be a loopback address on that host (127.0.1.1 in Debian's
+    /etc/hosts). A container there has an address that is useless on other nodes. Its real address
+    is `address_towards(peer)`.
 
     Args:
-        address: address with which the container introduced itself.
-        others: addresses of the gang's other containers.
+        address: address that the container sent in its hello.
+        peer_addresses: addresses of the gang's other containers.
     """
     if not ipaddress.ip_address(address).is_loopback:
         return None
-    return next((a for a in others if not ipaddress.ip_address(a).is_loopback), None)
+    return next((a for a in peer_addresses if not ipaddress.ip_address(a).is_loopback), None)
 
 
 class HeldPorts:
-    """Ports reserved for a rank, which no other process gets. Made by `held_ports`."""
+    """Ports reserved for a rank, which no other process gets. Created by `held_ports`."""
 
-    def __init__(self, holders: Mapping[int, socket.socket], address: str) -> None:
-        self._holders = dict(holders)
+    def __init__(self, sockets: Mapping[int, socket.socket], address: str) -> None:
+        self._sockets = dict(sockets)
         self._address = address
 
     @property
     def ports(self) -> tuple[int, ...]:
         """The held ports, in the order in which they were bound."""
-        return tuple(self._holders)
+        return tuple(self._sockets)
 
     def check(self) -> None:
         """Bind each port as the next rank will.
@@ -185,7 +190,7 @@ class HeldPorts:
         """
         for port in self.ports:
             try:
-                _try(self._address, port)
+                _try_bind(self._address, port)
             except OSError as error:
                 raise OSError(error.errno, f"port {port}: {error.strerror}") from None
 
@@ -193,9 +198,9 @@ class HeldPorts:
         """Release one port.
 
         Raises:
-            KeyError: it is not held.
+            KeyError: the port is not held.
         """
-        self._holders.pop(port).close()
+        self._sockets.pop(port).close()
 
     def close(self) -> None:
         """Release all ports."""
@@ -207,57 +212,56 @@ class HeldPorts:
 def held_ports(count: int, address: str = "") -> Iterator[HeldPorts]:
     """Reserve a number of free TCP ports.
 
-    The ports are bound with SO_REUSEADDR and do not listen: another program that binds with
-    SO_REUSEADDR (the servers of torch, grpc and Python) gets a port, other programs and the
-    kernel's own choice do not, and a stray connection is refused. Like those servers, the ports are
-    bound on every address, IPv4 and IPv6. A port that cannot also be bound at the address itself is
-    released, and another one is tried.
+    The ports are bound with SO_REUSEADDR and do not listen. A program that binds with SO_REUSEADDR
+    (the servers of torch, grpc and Python) gets a port. Other programs and the kernel's own choice
+    do not, and a stray connection is refused. Like those servers, the ports are bound on every
+    address, IPv4 and IPv6. A port that cannot also be bound at the address itself is replaced.
 
     Args:
         count: number of ports.
-        address: address at which the others will reach them; "" for any.
+        address: address at which other containers will reach the ports; "" for any.
 
     Raises:
         OSError: this node does not have the address, or no port is free.
     """
     with contextlib.ExitStack() as stack:
-        holders: dict[int, socket.socket] = {}
+        sockets: dict[int, socket.socket] = {}
         for _ in range(count):
-            holder = _held(address)
-            stack.callback(holder.close)
-            holders[int(holder.getsockname()[1])] = holder
-        yield HeldPorts(holders, address)
+            bound = _reserve_port(address)
+            stack.callback(bound.close)
+            sockets[int(bound.getsockname()[1])] = bound
+        yield HeldPorts(sockets, address)
 
 
-def _held(address: str) -> socket.socket:
+def _reserve_port(address: str) -> socket.socket:
     for _ in range(_TRIES):
-        holder = _everywhere()
+        bound = _bind_everywhere()
         try:
-            _try(address, int(holder.getsockname()[1]))
+            _try_bind(address, int(bound.getsockname()[1]))
         except OSError as error:
-            holder.close()
+            bound.close()
             if error.errno != errno.EADDRINUSE:
                 raise
         else:
-            return holder
+            return bound
     raise OSError(errno.EADDRINUSE, f"no port could be reserved on {address} in {_TRIES} attempts")
 
 
-def _everywhere() -> socket.socket:
-    both = socket.has_dualstack_ipv6()
-    holder = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+def _bind_everywhere() -> socket.socket:
+    has_both = socket.has_dualstack_ipv6()
+    bound = socket.socket(socket.AF_INET6 if has_both else socket.AF_INET)
     try:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if both:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        holder.bind(("", 0))
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if has_both:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(("", 0))
     except BaseException:
-        holder.close()
+        bound.close()
         raise
-    return holder
+    return bound
 
 
-def _try(address: str, port: int) -> None:
+def _try_bind(address: str, port: int) -> None:
     """Bind and listen as a rank will."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as rank:

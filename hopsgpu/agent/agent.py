@@ -1,36 +1,36 @@
-"""The agent: the barrier task that supervises a container's ranks for the driver.
+"""The agent: supervises a container's ranks for the driver.
 
-Between hello and the end of the connection it answers:
+The agent is a task of Spark, or a process on a local master. It sends hello, and then answers:
 
-    reserve   checks its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
-              starts a store if requested; the first one also starts the processes from which
-              ranks are forked                              → preparing …, reserved {ports, ...}
-    warm      starts a fork server, and unpacks the modules, for ranks to come → warmed
-    keep      keeps the payload, the user's modules, for each `run` that names it, and unpacks it
-              for the first one
+    reserve   checks the GPUs, unpacks the ranks' Python environment, reserves ports, and starts a
+              store if requested; the first `reserve` also starts the process daemon and a fork
+              server                                        → preparing …, reserved {ports, ...}
+    warm      starts a fork server and unpacks the modules for later ranks   → warmed
+    keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
               reports, saved …, warning …, failing, saving …, agent-log,
               ended
-    steps     asks for the last steps that ranks have asked about → steps {number, asked}
+    steps     reports the last steps that ranks have asked about → steps {number, asked}
     propose   proposes to the ranks to save a checkpoint at a step
                                                             → accepted | rejected, of each rank
     commit, abort   decide on the proposal: all ranks save at the step, or none
                                                             → passed, of each rank after commit
-    prune     has the ranks of a trial know that it is to end
-    hand      hands a line to the ranks, which read it from their inbox
-    stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
+    prune     asks the ranks of a trial to end early
+    hand      passes a line to the ranks' inboxes
+    stop      stops the ranks (SIGTERM, SIGKILL after 5 s) and uploads
                                                             → (their ended, publish-failed)
-    tokens    keeps the payload, renewed HDFS tokens, for itself and its ranks
+    tokens    stores the payload, renewed HDFS tokens, for the agent and the ranks
                                                             → kept-tokens {digest} | warning
     left      inspects ranks' model directories             → left
-    publish   uploads them                                  → uploaded | publish-failed
+    publish   uploads the model directories                 → uploaded | publish-failed
 
-Messages that belong to a run carry its ID, in both directions: on a gang that serves several
-launches, a late message of one is not mistaken for one of the next. `reserve` and `run` also name a
-slot, and replace only what is in that slot: trials that share a GPU run beside each other. A `run`
-of one rank may follow another one without a `reserve`, and uses what was reserved before.
+Messages that belong to a run carry its ID, in both directions. So a gang that serves several
+launches does not take a late message of one launch for a message of the next. `reserve` and `run`
+also name a slot, and replace only the attempt in that slot: trials that share a GPU have a slot
+each. A `run` of one rank may follow another one without a `reserve`; it uses the earlier
+reservation.
 
-A lost connection means stop and end.
+If the connection is lost, the agent stops the ranks and ends.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from pathlib import Path
 from hopsgpu.agent.addresses import held_ports, reach
 from hopsgpu.agent.attempt_slot import AttemptSlot
 from hopsgpu.agent.daemon_client import DaemonClient, connected
-from hopsgpu.agent.daemon_start import Starting
+from hopsgpu.agent.daemon_start import DaemonStart
 from hopsgpu.agent.gpu_access import find_unopened
-from hopsgpu.agent.lake_write_check import try_to_write
+from hopsgpu.agent.lake_write_check import check_lake_writable
 from hopsgpu.agent.model_upload import dump_model_files, dump_parts, read_model_dirs, upload_all
 from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.agent.rank_environment import ServerSpec
@@ -72,35 +72,37 @@ from hopsgpu.storage.hadoop_tokens import keep_tokens, name_configured_tokens
 
 log = logging.getLogger(__name__)
 
-# The driver waits for an answer no longer than for some of these.
-_SIGN_SECONDS = 5.0
-# The slot of launches; trials have others too.
-_OF_LAUNCHES = 0
+# The driver gives up an agent that reports nothing for a few of these intervals.
+_PREPARING_SECONDS = 5.0
+# The slot that launches use; a search uses one for each trial on the GPUs.
+_LAUNCH_SLOT = 0
 
 
 def run_agent(
-    driver: DriverEndpoint, watched: int | None = None, starting: Starting | None = None
+    driver: DriverEndpoint, watched_pid: int | None = None, daemon_start: DaemonStart | None = None
 ) -> None:
-    """Serve the driver until it closes the connection or is gone; call it in the main thread.
+    """Serve the driver until the connection ends; call it in the main thread.
 
     Args:
-        driver: where it listens.
-        watched: pid of the process with which its daemon ends, as for `connected`.
-        starting: start of its daemon that was begun, or None.
+        driver: where the driver listens.
+        watched_pid: process with which the process daemon ends, as for `connected`.
+        daemon_start: start of the process daemon that is under way, or None.
 
     Raises:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
     with own_log.written(own_log.directory(Path("hopsgpu")) / own_log.AGENT, driver.log):
-        asyncio.run(_serve(driver, watched, starting))
+        asyncio.run(_serve(driver, watched_pid, daemon_start))
 
 
-async def _serve(driver: DriverEndpoint, watched: int | None, starting: Starting | None) -> None:
-    # HDFS clients in this process act for the submitter; the process is this task's own.
+async def _serve(
+    driver: DriverEndpoint, watched_pid: int | None, daemon_start: DaemonStart | None
+) -> None:
+    # HDFS clients in this process act for the submitter. No other task shares the process.
     os.environ.update(lake_environment(driver.user, {}))
     if driver.user is None:
-        # Also for ranks that use another client than ours.
+        # Ranks may use another HDFS client, which reads the same token file.
         await asyncio.to_thread(name_configured_tokens, os.environ)
     channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
@@ -114,50 +116,44 @@ async def _serve(driver: DriverEndpoint, watched: int | None, starting: Starting
     log_container_gpus(read_container_gpus())
     try:
         async with asyncio.TaskGroup() as tasks:
-            await Agent(channel, tasks, watched, starting).serve()
+            await Agent(channel, tasks, watched_pid, daemon_start).serve()
     finally:
         await channel.close()
         log.info("agent ends: %s", channel.reason or "an error in the agent")
 
 
-async def _begun(starting: Starting | None) -> None:
-    """Wait for the start of the process daemon that was begun, and say how it went."""
-    if starting is not None:
+async def _await_daemon_start(daemon_start: DaemonStart | None) -> None:
+    if daemon_start is not None:
         try:
-            await starting.done()
+            await daemon_start.wait()
         except OSError as error:
             # A request that needs the daemon starts another one, and reports if that fails too.
             log.warning("%s", error)
 
 
-async def _look_after(attempt: RankGroup, unpacked: UnpackedModules, attempts: int) -> None:
+async def _verify_modules_after(attempt: RankGroup, unpacked: UnpackedModules, uses: int) -> None:
     """Check the modules once the ranks have ended, so that the next attempt need not wait."""
-    await attempt.over.wait()
-    await asyncio.to_thread(unpacked.look, attempts)
+    await attempt.ended.wait()
+    await asyncio.to_thread(unpacked.verify, uses)
 
 
-async def _unpack(unpacked: UnpackedModules, kept: tuple[str, bytes]) -> None:
+async def _unpack(unpacked: UnpackedModules, archive: tuple[str, bytes]) -> None:
     """Unpack the modules while the slot is being reserved."""
     try:
-        await asyncio.to_thread(unpacked.prepare, *kept)
+        await asyncio.to_thread(unpacked.prepare, *archive)
     except OSError as error:
-        # Ranks that want them meet the same error, and report it.
+        # The ranks that need the modules meet the same error, and report it.
         log.warning("the modules could not be unpacked ahead: %s", error)
 
 
-def _lacking(modules: Sequence[str], home: RankPython) -> list[str]:
-    """Return top-level modules that ranks lack; none if they use a Python that is not checked."""
-    if home.executable is not None:
+def _missing_modules(modules: Sequence[str], python: RankPython) -> list[str]:
+    """Return top-level modules that ranks lack; [] if their Python is not this one."""
+    if python.executable is not None:
         return []
-    brought = list(home.packages)
+    packages = list(python.packages)
     return [
-        name for name in missing_modules(modules) if PathFinder.find_spec(name, brought) is None
+        name for name in missing_modules(modules) if PathFinder.find_spec(name, packages) is None
     ]
-
-
-def _trouble(error: Exception) -> str:
-    """Return the kind of a StoreError."""
-    return error.kind if isinstance(error, StoreError) else ""
 
 
 class Agent:
@@ -167,25 +163,26 @@ class Agent:
         self,
         channel: Channel,
         tasks: asyncio.TaskGroup,
-        watched: int | None = None,
-        starting: Starting | None = None,
+        watched_pid: int | None = None,
+        daemon_start: DaemonStart | None = None,
     ) -> None:
         self._channel = channel
-        self._watched = watched
+        self._watched_pid = watched_pid
         self._tasks = tasks
-        self._keeping = contextlib.AsyncExitStack()
+        self._connections = contextlib.AsyncExitStack()
         self._daemon: DaemonClient | None = None
-        # Slots that reserve at the same time are to have the same daemon.
+        # Slots that reserve at the same time must get the same daemon.
         self._connecting = asyncio.Lock()
         self._slots: defaultdict[int, AttemptSlot] = defaultdict(AttemptSlot)
-        self._kept: tuple[str, bytes] = ("", b"")
-        # Once for all launches on this container.
+        # Name and archive of the user's modules.
+        self._archive: tuple[str, bytes] = ("", b"")
+        # The GPUs are checked once for all launches on this container.
         gpus = [device["gpu"] for device in device_fields()]
-        self._opening = tasks.create_task(find_unopened(gpus))
+        self._gpu_check = tasks.create_task(find_unopened(gpus))
         self._warming: asyncio.Task[None] | None = None
-        self._beginning = tasks.create_task(_begun(starting))
-        # Directory of runs → what keeps this container from writing there.
-        self._lake_write_checks: dict[str, asyncio.Task[str]] = {}
+        self._daemon_start = tasks.create_task(_await_daemon_start(daemon_start))
+        # Directory of runs → why this container cannot write there.
+        self._lake_checks: dict[str, asyncio.Task[str]] = {}
 
     async def serve(self) -> None:
         """Answer requests until the driver closes the connection; then no rank is left."""
@@ -193,13 +190,13 @@ class Agent:
             while (message := await self._channel.receive()) is not None:
                 await self._answer(message)
         finally:
-            self._opening.cancel()
+            self._gpu_check.cancel()
             await asyncio.gather(*(slot.close() for slot in self._slots.values()))
-            preparing = [self._beginning, *([] if self._warming is None else [self._warming])]
+            preparing = [self._daemon_start, *([] if self._warming is None else [self._warming])]
             for task in preparing:
                 task.cancel()
             await asyncio.wait(preparing)
-            await self._keeping.aclose()
+            await self._connections.aclose()
 
     async def _answer(self, message: Message) -> None:
         match message.kind:
@@ -213,21 +210,21 @@ class Agent:
                 log.info("%s: the driver stops the ranks", message["run_id"])
                 for slot in self._slots_of(message):
                     assert slot.attempt is not None
-                    slot.unwanted.set()
+                    slot.upload_cancelled.set()
                     stopping = slot.attempt.stop(
-                        dump_stacks=bool(message["dump_stacks"]),
-                        drop_saves=bool(message["drop_saves"]),
+                        should_dump_stacks=bool(message["dump_stacks"]),
+                        should_drop_saves=bool(message["drop_saves"]),
                     )
                     self._tasks.create_task(stopping)
             case "tokens":
                 await self._keep_tokens(message)
             case "left":
-                self._tasks.create_task(self._left(message))
+                self._tasks.create_task(self._report_model_files(message))
             case "publish":
                 (slot,) = self._slots_of(message)
-                # Made here, for a `stop` right behind it.
-                slot.unwanted = unwanted = threading.Event()
-                self._tasks.create_task(self._publish(message, unwanted))
+                # Create the event now: a `stop` that follows must find it.
+                slot.upload_cancelled = cancelled = threading.Event()
+                self._tasks.create_task(self._publish(message, cancelled))
             case other:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
 
@@ -237,23 +234,24 @@ class Agent:
                 slot = self._slots[message["slot"]]
                 slot.reserving = self._tasks.create_task(self._reserve(message, slot))
             case "keep":
-                self._kept = message["name"], message.payload
+                self._archive = archive = message["name"], message.payload
                 for slot in self._slots.values():
-                    # Later, what ranks have left there may still be in use.
+                    # After the first attempt, files in the directory may be in use: do not unpack
+                    # over them.
                     if slot.attempt is None and slot.unpacking is None:
-                        slot.unpacking = self._tasks.create_task(_unpack(slot.unpacked, self._kept))
+                        slot.unpacking = self._tasks.create_task(_unpack(slot.unpacked, archive))
             case "warm":
-                # The reservation finds its answer, and the larger world does not wait for it.
+                # Start the check now, so that the reservation for a larger world finds its result.
                 self._check_lake_writable(message["run_url"])
                 self._warming = self._warming or self._tasks.create_task(self._warm_up(message))
 
     def _slots_of(self, message: Message) -> list[AttemptSlot]:
-        """Return the slot with the attempt of a message's run; none if it has been replaced."""
+        """Return the slot with the attempt of a message's run; [] if that has been replaced."""
         run_id = message["run_id"]
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
     async def _pass_on(self, message: Message) -> None:
-        """Pass a message on to the ranks of its run, which goes on."""
+        """Pass a message on to the ranks of its run, which continues."""
         for slot in self._slots_of(message):
             attempt = slot.attempt
             assert attempt is not None
@@ -262,77 +260,79 @@ class Agent:
                     log.info("%s: the driver ends the trial early", attempt.run_id)
                     await attempt.prune()
                 case "hand":
-                    await attempt.hand(message["line"])
+                    await attempt.send_line(message["line"])
                 case "steps":
-                    await attempt.tell_steps(message["number"])
+                    await attempt.report_steps(message["number"])
                 case "propose":
                     attempt.propose(message["step"])
                 case decision:
-                    attempt.decide(message["step"], committed=decision == "commit")
+                    attempt.decide(message["step"], is_committed=decision == "commit")
 
     async def _reserve(self, message: Message, slot: AttemptSlot) -> None:
-        slot.meeting.close()
+        slot.rendezvous.close()
         run_id, began = message["run_id"], time.monotonic()
-        say = functools.partial(self._channel.tell, run_id=run_id)
-        tell = functools.partial(say, "reserved")
-        trying = self._check_lake_writable(message["run_url"])
+        tell = functools.partial(self._channel.tell, run_id=run_id)
+        report = functools.partial(tell, "reserved")
+        lake_check = self._check_lake_writable(message["run_url"])
         try:
-            if closed := await asyncio.shield(self._opening):
+            if closed := await asyncio.shield(self._gpu_check):
                 log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
-                await send_log(say, self._daemon_pid)
-                await tell(unopened=closed)
+                await send_log(tell, self._daemon_pid)
+                await report(unopened=closed)
                 return
-            slot.home = await self._prepared(message)
-            there = reach(self._channel.local_address, message["interface"], message["others"])
-            held = held_ports(message["ports"], there.address)
-            slot.ports = slot.meeting.enter_context(held)
-            spec = spec_of(message, slot.home)
+            slot.rank_python = await self._prepare_python_env(message)
+            agent_address = reach(
+                self._channel.local_address, message["interface"], message["others"]
+            )
+            ports = held_ports(message["ports"], agent_address.address)
+            slot.ports = slot.rendezvous.enter_context(ports)
+            spec = spec_of(message, slot.rank_python)
             if self._warming is None:
                 self._warming = self._tasks.create_task(self._warm(spec))
-            store = await self._store(spec, int(message["store"]), slot.meeting)
-            if problem := await asyncio.shield(trying):
+            store = await self._start_store(spec, int(message["store"]), slot.rendezvous)
+            if problem := await asyncio.shield(lake_check):
                 raise ConfigError(problem)
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             log.info("%s: nothing reserved: %s", run_id, type(error).__name__)
-            await send_log(say, self._daemon_pid)
-            await tell(problem=str(error) or repr(error), configured=configured)
+            await send_log(tell, self._daemon_pid)
+            await report(problem=str(error) or repr(error), configured=configured)
             return
         log.info(
             "%s: reserved %d ports of %s%s after %.2f s",
             run_id,
             len(slot.ports.ports),
-            there.address,
+            agent_address.address,
             "" if store is None else " and a store",
             time.monotonic() - began,
         )
-        await tell(
+        imports = message.fields.get("imports", ())
+        await report(
             ports=slot.ports.ports,
             store=store,
-            address=there.address,
-            interface=there.interface,
-            lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
+            address=agent_address.address,
+            interface=agent_address.interface,
+            lacks=await asyncio.to_thread(_missing_modules, imports, slot.rank_python),
         )
 
     def _check_lake_writable(self, run_url: str) -> asyncio.Task[str]:
-        """Return the check of the lake; a check without a problem counts for all runs there."""
+        """Return the check of a directory of runs; repeat a check that found a problem."""
         root = run_url.rpartition("/")[0]
-        before = self._lake_write_checks.get(root)
-        if before is None or (before.done() and before.result()):
-            before = self._lake_write_checks[root] = self._tasks.create_task(try_to_write(run_url))
-        return before
+        check = self._lake_checks.get(root)
+        if check is None or (check.done() and check.result()):
+            check = self._lake_checks[root] = self._tasks.create_task(check_lake_writable(run_url))
+        return check
 
     @property
     def _daemon_pid(self) -> int | None:
-        """The pid of this container's process daemon, where there is one."""
         return None if self._daemon is None else self._daemon.pid
 
-    async def _prepared(self, message: Message) -> RankPython:
-        """Return the environment of the ranks once it is ready; tell the driver that it takes time.
+    async def _prepare_python_env(self, message: Message) -> RankPython:
+        """Prepare the ranks' Python environment; meanwhile report to the driver that it takes time.
 
         Raises:
-            ConfigError: ranks cannot run with it here.
-            OSError: it could not be fetched.
+            ConfigError: ranks cannot run with the environment here.
+            OSError: the environment could not be fetched.
         """
         fields = message.fields.get("python_env")
         if fields is None:
@@ -341,47 +341,45 @@ class Agent:
         env = PythonEnv.from_fields(fields)
         preparing = asyncio.ensure_future(daemon.prepare(env, os.environ))
         try:
-            while not (await asyncio.wait([preparing], timeout=_SIGN_SECONDS))[0]:
+            while not (await asyncio.wait([preparing], timeout=_PREPARING_SECONDS))[0]:
                 log.debug("%s: waits for its Python environment", message["run_id"])
                 await self._channel.tell("preparing", run_id=message["run_id"])
             return preparing.result()
         finally:
             preparing.cancel()
 
-    async def _store(
-        self, spec: ServerSpec, world_size: int, meeting: contextlib.ExitStack
+    async def _start_store(
+        self, spec: ServerSpec, world_size: int, rendezvous: contextlib.ExitStack
     ) -> int | None:
-        """Return the port of a TCPStore for so many ranks, ended with the meeting; None without
-        one.
-        """
+        """Start a TCPStore that ends with the rendezvous; return its port, or None without one."""
         if not world_size:
             return None
         daemon = await self._connect_daemon()
         store = await daemon.store(spec, world_size)
         if store is None:
             return None
-        meeting.callback(daemon.signal, store.pid, signal.SIGKILL, "tree")
+        rendezvous.callback(daemon.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
 
     async def _warm_up(self, message: Message) -> None:
-        """Prepare for ranks before any is known, and tell the driver when that is done."""
-        name, archive = self._kept_as(message["modules"])
-        unpacked = self._slots[_OF_LAUNCHES].unpacked
+        """Prepare for ranks before any is known, and report to the driver when that is done."""
+        name, archive = self._named_archive(message["modules"])
+        unpacked = self._slots[_LAUNCH_SLOT].unpacked
         try:
             await asyncio.gather(
-                self._warm_as(message), asyncio.to_thread(unpacked.prepare, name, archive)
+                self._warm_for(message), asyncio.to_thread(unpacked.prepare, name, archive)
             )
         except (ConfigError, OSError) as error:
-            # The launch will meet the same error, and tell its user.
-            log.warning("ranks will start without what was to be prepared: %s", error)
+            # The launch will meet the same error, and report it to its user.
+            log.warning("ranks will start without a warm fork server or modules: %s", error)
         await self._channel.tell("warmed")
 
-    async def _warm_as(self, message: Message) -> None:
+    async def _warm_for(self, message: Message) -> None:
         """Start a fork server with the Python environment of a message.
 
         Raises:
-            ConfigError: ranks cannot run with that environment here.
-            OSError: it could not be fetched.
+            ConfigError: ranks cannot run with the environment here.
+            OSError: the environment could not be fetched.
         """
         python = RankPython()
         if (fields := message["python_env"]) is not None:
@@ -391,63 +389,66 @@ class Agent:
 
     async def _warm(self, spec: ServerSpec) -> None:
         """Start the process daemon and a fork server while the user's modules arrive."""
-        with contextlib.suppress(OSError):  # what wants them is told, and tells
+        # The requests that need the fork server report the error.
+        with contextlib.suppress(OSError):
             await (await self._connect_daemon()).warm(spec)
 
     async def _run(self, message: Message, slot: AttemptSlot) -> None:
-        before, slot.attempt = slot.attempt, None
+        previous, slot.attempt = slot.attempt, None
         attempt = RankGroup(self._channel, self._tasks, message)
-        if before is not None and before.is_trial:
-            await before.give_way(attempt.begun)
-        elif before is not None:
-            # What a launch has left may be large, and the next one needs the disk.
-            await before.end()
+        if previous is not None and previous.is_trial:
+            await previous.end_in_background(attempt.started)
+        elif previous is not None:
+            # Files of the previous launch may be large, and the next launch needs the disk.
+            await previous.end()
         slot.attempt = attempt
         try:
-            if before is not None and before.is_trial and slot.ports is not None:
-                # Its rank may have left a process that listens where this one is to.
+            if previous is not None and previous.is_trial and slot.ports is not None:
+                # A process that the previous rank left may listen on a port of the next rank.
                 slot.ports.check()
-            roots = await self._modules(message, slot.unpacked)
-            self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.attempts))
-            await attempt.start(await self._connect_daemon(), roots, slot.home)
+            roots = await self._unpack_modules(message, slot.unpacked)
+            self._tasks.create_task(
+                _verify_modules_after(attempt, slot.unpacked, slot.unpacked.uses)
+            )
+            await attempt.start(await self._connect_daemon(), roots, slot.rank_python)
         except OSError as error:
             log.info("%s: cannot start the ranks: %s", attempt.run_id, error)
             await attempt.refuse(error)
 
-    async def _modules(self, message: Message, unpacked: UnpackedModules) -> list[str]:
+    async def _unpack_modules(self, message: Message, unpacked: UnpackedModules) -> list[str]:
         """Return the directories to import the user's modules from.
 
         Raises:
-            ChannelError: other modules were announced.
-            OSError: they cannot be written.
+            ChannelError: the driver has sent other modules.
+            OSError: the modules cannot be written.
         """
-        name, archive = self._kept_as(message["modules"])
-        # In a thread, as all that may take long: a loop that does not run gives no sign of life.
+        name, archive = self._named_archive(message["modules"])
+        # Run in a thread: the event loop must keep sending heartbeats.
         return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
 
-    def _kept_as(self, name: str) -> tuple[str, bytes]:
+    def _named_archive(self, name: str) -> tuple[str, bytes]:
         """Return the name and the archive of the user's modules.
 
         Raises:
-            ChannelError: other modules were announced.
+            ChannelError: the driver has sent other modules.
         """
-        if name != self._kept[0]:
+        if name != self._archive[0]:
             raise ChannelError("the driver named modules that it has not sent")
-        return self._kept
+        return self._archive
 
     async def _connect_daemon(self) -> DaemonClient:
-        """Return this container's process daemon; a new one if it has been killed."""
+        """Return the client of the process daemon; start a new daemon if the last was killed."""
         async with self._connecting:
-            if self._daemon is None or self._daemon.lost:
-                daemon = connected(Path("hopsgpu"), self._watched)
-                self._daemon = await self._keeping.enter_async_context(daemon)
+            if self._daemon is None or self._daemon.is_lost:
+                daemon = connected(Path("hopsgpu"), self._watched_pid)
+                self._daemon = await self._connections.enter_async_context(daemon)
                 log.info("uses process daemon %d", self._daemon.pid)
             return self._daemon
 
     async def _keep_tokens(self, message: Message) -> None:
-        own = Path("hopsgpu").absolute()
+        directory = Path("hopsgpu").absolute()
         try:
-            await asyncio.to_thread(keep_tokens, message.payload, os.environ, own)
+            await asyncio.to_thread(keep_tokens, message.payload, os.environ, directory)
         except (OSError, ValueError) as error:
             container = os.environ.get("CONTAINER_ID", "a container")
             text = f"renewed HDFS tokens could not be stored in {container}: {error}"
@@ -458,26 +459,25 @@ class Agent:
         digest = hashlib.sha256(message.payload).hexdigest()
         await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
 
-    async def _left(self, message: Message) -> None:
-        """Report what the ranks have left in their model directories."""
-        left = await asyncio.to_thread(read_model_dirs, self._model_dirs(message))
-        await self._channel.tell("left", dump_model_files(left), run_id=message["run_id"])
+    async def _report_model_files(self, message: Message) -> None:
+        model_files = await asyncio.to_thread(read_model_dirs, self._model_dirs(message))
+        await self._channel.tell("left", dump_model_files(model_files), run_id=message["run_id"])
 
-    async def _publish(self, message: Message, unwanted: threading.Event) -> None:
+    async def _publish(self, message: Message, cancelled: threading.Event) -> None:
         run_id, began = message["run_id"], time.monotonic()
         tell = functools.partial(self._channel.tell, run_id=run_id)
         try:
             directories = self._model_dirs(message)
             parts = await asyncio.to_thread(
-                upload_all, directories, message["staging_url"], unwanted
+                upload_all, directories, message["staging_url"], cancelled
             )
-        except Exception as error:  # noqa: BLE001 - told to the driver, whatever it is
-            reason = str(error) or repr(error)
+        except Exception as error:  # noqa: BLE001 - any error is reported to the driver
+            kind = error.kind if isinstance(error, StoreError) else ""
             log.info("%s: upload failed: %s", run_id, type(error).__name__)
-            await tell("publish-failed", reason=reason, trouble=_trouble(error))
+            await tell("publish-failed", reason=str(error) or repr(error), trouble=kind)
             return
         finally:
-            unwanted.set()
+            cancelled.set()
         log.info("%s: model files uploaded after %.1f s", run_id, time.monotonic() - began)
         await tell("uploaded", dump_parts(parts))
 

@@ -19,9 +19,9 @@ from hopsgpu.agent import orphans
 from hopsgpu.agent.daemon_start import (
     container_process,
     daemon_directory,
-    readable,
     socket_in,
     start_process_daemon,
+    wait_readable,
 )
 from hopsgpu.agent.json_lines import as_error, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
@@ -49,7 +49,7 @@ class StartedRank:
 
     Attributes:
         pid: pid of its process, which leads a session.
-        warning: why it is a fresh interpreter rather than forked, or None.
+        warning: why the rank is a fresh interpreter rather than forked, or None.
     """
 
     pid: int
@@ -62,7 +62,7 @@ class Store:
 
     Attributes:
         port: TCP port.
-        pid: pid of its process, which is ended by a signal like a rank.
+        pid: pid of its process, which a signal ends like a rank.
     """
 
     port: int
@@ -70,13 +70,13 @@ class Store:
 
 
 class DaemonClient:
-    """A connection to the process daemon, opened by `connected`; what it starts ends with it.
+    """A connection to the process daemon; ranks end with the connection that started them.
 
     Attributes:
         pid: the daemon's.
-        token: mark of its ranks (`marking`).
-        lost: whether the connection has ended.
-        warnings: warnings for people; whoever reports one removes it.
+        token: mark of the daemon's processes in their environment (`orphans.VARIABLE`).
+        is_lost: whether the connection has ended.
+        warnings: warnings for people; the caller that reports a warning removes it.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class DaemonClient:
         self._pidfd = pidfd
         self.pid = int(hello["pid"])
         self.token = str(hello["token"])
-        self.lost = False
+        self.is_lost = False
         self.warnings: list[str] = []
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        self._ends: dict[int, asyncio.Future[ExitStatus]] = {}
+        self._exits: dict[int, asyncio.Future[ExitStatus]] = {}
 
     async def warm(self, spec: ServerSpec) -> str | None:
-        """Have a fork server started, and wait until it may fork; return why it may not, or None.
+        """Start a fork server, and wait until it may fork; return why it may not, or None.
 
         Raises:
             ProcessDaemonLost: the daemon ended.
@@ -107,17 +107,17 @@ class DaemonClient:
         return None if answer["warning"] is None else str(answer["warning"])
 
     async def prepare(self, env: PythonEnv, variables: Mapping[str, str]) -> RankPython:
-        """Have a Python environment unpacked, once for the whole application on this node.
+        """Unpack a Python environment, once for the whole application on this node.
 
-        Unpacking continues if nobody waits for it any more.
+        Unpacking continues after a cancellation.
 
         Args:
             env: the environment.
             variables: variables with which the lake is reached.
 
         Raises:
-            ConfigError: ranks cannot run with it here.
-            OSError: it could not be fetched, or the daemon ended.
+            ConfigError: ranks cannot run with the environment here.
+            OSError: the environment could not be fetched, or the daemon ended.
         """
         path = os.pathsep.join(filter(None, (package_path(), variables.get("PYTHONPATH"))))
         variables = {**variables, "PYTHONPATH": path}
@@ -129,29 +129,29 @@ class DaemonClient:
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
     ) -> StartedRank:
-        """Start a rank (`rank`): forked from the spec's server, else a fresh interpreter.
+        """Start a rank: forked from the spec's server, else a fresh interpreter.
 
         Args:
             spec: what the rank shares with other ranks.
             directory: directory of the rank, with its call, working directory, log and temporary
-                files; TMPDIR is a short path to these until `forget`.
+                files. TMPDIR is a short path to the temporary files until `remove_links`.
             environment: the rank's own variables.
 
         Raises:
             OSError: the rank cannot be started, or the daemon ended.
         """
-        own = {"directory": str(directory), "environment": dict(environment)}
-        answer = await self._ask("spawn", server=spec.as_fields(), **own)
+        fields = {"directory": str(directory), "environment": dict(environment)}
+        answer = await self._ask("spawn", server=spec.as_fields(), **fields)
         return StartedRank(answer["pid"], answer["warning"])
 
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
         """Start a torch TCPStore for a process group; return None if no fork server can.
 
-        That is the case without torch, or if the server hangs, which becomes a warning.
+        A fork server without torch gives None. So does a fork server that hangs, with a warning.
         `torch.distributed` joins the store if TORCHELASTIC_USE_AGENT_STORE is "True".
 
         Raises:
-            OSError: it cannot be started, or the daemon ended.
+            OSError: the store cannot be started, or the daemon ended.
         """
         answer = await self._ask("store", server=spec.as_fields(), world_size=world_size)
         if answer["port"] is not None:
@@ -160,43 +160,39 @@ class DaemonClient:
             self.warnings.append(f"rank 0 serves torch's TCPStore itself: {answer['warning']}")
         return None
 
-    async def ended(self, pid: int) -> ExitStatus:
-        """Wait for the end of a process; if the daemon was killed, report it as killed.
+    async def wait_exit(self, pid: int) -> ExitStatus:
+        """Wait for the exit of a process; if the daemon was killed, return SIGKILL as its status.
 
-        Then none of its processes is left, except those that entered their own session while other
-        ranks run.
+        After the return none of its processes is left, except those that entered their own session
+        while other ranks run.
         """
         try:
-            return await asyncio.shield(self._ends[pid])
+            return await asyncio.shield(self._exits[pid])
         finally:
-            if self._ends[pid].done():
-                del self._ends[pid]
+            if self._exits[pid].done():
+                del self._exits[pid]
 
     def signal(self, pid: int, number: int, scope: Scope) -> None:
-        """Send a signal to a process that was started; do nothing if it has ended.
+        """Send a signal to a process that this client started; do nothing if it has exited.
 
         Args:
             pid: pid of the process.
             number: number of the signal.
             scope: the process, its process group, or "tree": SIGKILL to all its descendants.
         """
-        if not self.lost:
+        if not self.is_lost:
             self._send(do="signal", pid=pid, signal=int(number), scope=scope)
 
-    def forget(self, directory: Path) -> None:
-        """Remove the short paths of ranks' directories.
-
-        Args:
-            directory: directory that contains them and is about to be removed.
-        """
-        if not self.lost:
-            self._send(do="forget", directory=str(directory))
+    def remove_links(self, directory: Path) -> None:
+        """Remove the short paths of ranks' directories below a directory, before its removal."""
+        if not self.is_lost:
+            self._send(do="remove-links", directory=str(directory))
 
     def _send(self, **fields: Any) -> None:
         self._writer.write(json.dumps(fields).encode() + b"\n")
 
     async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
-        if self.lost:
+        if self.is_lost:
             raise ProcessDaemonLost("the container's process daemon has ended")
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -220,44 +216,44 @@ class DaemonClient:
         try:
             with contextlib.suppress(ConnectionError):
                 while line := await self._reader.readline():
-                    self._take(json.loads(line))
-            self.lost = True
+                    self._handle_message(json.loads(line))
+            self.is_lost = True
             log.info("process daemon %d closed the connection", self.pid)
             if await self._is_dead():
-                # The kernel has killed the ranks, but not what they started.
+                # The kernel has killed the ranks, but not the processes that ranks had started.
                 await asyncio.to_thread(orphans.sweep, self.token)
-                # Nor has anybody removed the short paths of their directories.
+                # The daemon removes TMPDIR links at its exit. After a kill this task removes them.
                 await asyncio.to_thread(sweep)
         finally:
-            # Also where nobody listens any more: nobody is to wait for ever.
-            self.lost = True
+            # Also on cancellation: fail all pending requests, so that no caller waits forever.
+            self.is_lost = True
             for answer in self._answers.values():
                 if not answer.done():
                     answer.set_exception(
                         ProcessDaemonLost("the container's process daemon ended before it answered")
                     )
-        for pid, end in self._ends.items():
-            if not end.done():
-                end.set_result(ExitStatus(pid, signal.SIGKILL, 0))
+        for pid, process_exit in self._exits.items():
+            if not process_exit.done():
+                process_exit.set_result(ExitStatus(pid, signal.SIGKILL, 0))
 
     async def _is_dead(self) -> bool:
-        """Wait briefly for the daemon's end; a daemon that lives on ends our ranks by itself."""
+        """Wait briefly for the daemon's end; a living daemon kills the ranks by itself."""
         try:
             async with asyncio.timeout(_END_SECONDS):
-                await readable(self._pidfd)
+                await wait_readable(self._pidfd)
         except TimeoutError:
             return False
         return True
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if "ended" in message:
-            end = ExitStatus(**message["ended"])
-            log.debug("process daemon: pid %d ended, wait status %d", end.pid, end.status)
-            if not self._ends[end.pid].done():
-                self._ends[end.pid].set_result(end)
+            status = ExitStatus(**message["ended"])
+            log.debug("process daemon: pid %d exited, wait status %d", status.pid, status.status)
+            if not self._exits[status.pid].done():
+                self._exits[status.pid].set_result(status)
             return
         if (pid := message.get("pid")) is not None:
-            self._ends[pid] = asyncio.get_running_loop().create_future()
+            self._exits[pid] = asyncio.get_running_loop().create_future()
         answer = self._answers.get(message["id"])
         if answer is not None and not answer.done():
             answer.set_result(message)
@@ -265,27 +261,27 @@ class DaemonClient:
             self._abandon(message)
 
     def _abandon(self, message: Mapping[str, Any]) -> None:
-        """End a process that was started for a caller who no longer waits for it."""
+        """Kill a process that was started for a caller who no longer waits for it."""
         if (pid := message.get("pid")) is not None:
             self.signal(pid, signal.SIGKILL, "tree")
 
 
 @contextlib.asynccontextmanager
-async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[DaemonClient]:
+async def connected(parent: Path, watched_pid: int | None = None) -> AsyncIterator[DaemonClient]:
     """Connect to this container's process daemon, and start it if there is none.
 
     Args:
         parent: directory in which the daemon's directory is made.
-        watched: pid of the process with which the daemon ends; by default the executor's JVM above
-            this process, or this process if there is no JVM above it.
+        watched_pid: process with which the daemon ends; default: the executor's JVM above this
+            process, or this process if there is no JVM above it.
 
     Raises:
-        OSError: there is no daemon, and it cannot be started.
+        OSError: there is no daemon, and none can be started.
     """
-    watched = watched or container_process()
-    directory = daemon_directory(parent, watched)
+    watched_pid = watched_pid or container_process()
+    directory = daemon_directory(parent, watched_pid)
     async with contextlib.AsyncExitStack() as stack:
-        daemon = await _reach(directory, watched, stack)
+        daemon = await _connect_or_start(directory, watched_pid, stack)
         listening = asyncio.create_task(daemon.listen())
         try:
             yield daemon
@@ -295,21 +291,23 @@ async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[D
                 await listening
 
 
-async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack) -> DaemonClient:
-    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+async def _connect_or_start(
+    directory: Path, watched_pid: int, stack: contextlib.AsyncExitStack
+) -> DaemonClient:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        path = socket_in(at)
+        path = socket_in(descriptor)
         try:
-            return await _greeted(path, stack)
+            return await _connect(path, stack)
         except (FileNotFoundError, ConnectionError):
-            # None yet, or one that was killed.
-            await start_process_daemon(directory, watched)
-            return await _greeted(path, stack)
+            # There is no daemon yet, or it was killed.
+            await start_process_daemon(directory, watched_pid)
+            return await _connect(path, stack)
     finally:
-        os.close(at)
+        os.close(descriptor)
 
 
-async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> DaemonClient:
+async def _connect(path: str, stack: contextlib.AsyncExitStack) -> DaemonClient:
     reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_LINE)
     stack.callback(writer.transport.abort)
     connection: socket.socket = writer.get_extra_info("socket")

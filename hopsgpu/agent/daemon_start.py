@@ -1,10 +1,10 @@
 """Start a container's process daemon.
 
-Who starts one has the lock of its directory until it answers, so that another task, which finds
-none yet, waits for that one rather than start another.
+A starter holds the lock of the daemon's directory until the daemon answers. Another task of the
+container then waits for this daemon rather than start a second one.
 
-A task that will need one begins its start before it imports what it needs itself (`begin`): both
-take some 0.1 s, and a gang waits for both.
+A task starts the daemon before its own imports (`start_in_background`): both take some 0.1 s, and
+a gang waits for both.
 """
 
 from __future__ import annotations
@@ -31,53 +31,50 @@ from hopsgpu.tracebacks import VARIABLE
 log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
-# Another task's start is polled: a lock that is let go wakes nobody who may also be cancelled.
-_LOOK_SECONDS = 0.005
+# Poll for the end of another task's start: a blocking wait for the lock could not be cancelled.
+_POLL_SECONDS = 0.005
 _LOCK = "lock"
 
 
-async def start_process_daemon(directory: Path, watched: int) -> None:
-    """Start a daemon, unless another task has or does; return when there is one.
+async def start_process_daemon(directory: Path, watched_pid: int) -> None:
+    """Wait until a daemon answers; start one unless another task does.
 
     Args:
         directory: the daemon's.
-        watched: pid of the process with which it ends.
+        watched_pid: process with which the daemon ends.
 
     Raises:
         OSError: the daemon did not start.
     """
     with (directory / _LOCK).open("w") as lock:
         async with asyncio.timeout(_START_SECONDS):
-            while not _take(lock.fileno()):
-                await asyncio.sleep(_LOOK_SECONDS)
-        if not answers(directory):
-            await _start(directory, watched, lock.fileno(), None, level()).done()
+            while not _try_lock(lock.fileno()):
+                await asyncio.sleep(_POLL_SECONDS)
+        if not is_listening(directory):
+            await _start(directory, watched_pid, lock.fileno(), None, level()).wait()
 
 
-def begin(
-    directory: Path, watched: int, warm: ServerSpec | None, log_level: str
-) -> Starting | None:
-    """Begin to start a daemon, unless there is one or another task starts one.
+def start_in_background(
+    directory: Path, watched_pid: int, warm: ServerSpec | None, log_level: str
+) -> DaemonStart | None:
+    """Start a daemon; return None if there is one or another task starts one.
 
     Args:
-        directory, watched: as for `start_process_daemon`.
+        directory, watched_pid: as for `start_process_daemon`.
         warm: spec of a fork server that the daemon starts at once, or None.
         log_level: level of the daemon's own log.
-
-    Returns:
-        The start, or None.
 
     Raises:
         OSError: the daemon cannot be started.
     """
     with (directory / _LOCK).open("w") as lock:
-        if not _take(lock.fileno()) or answers(directory):
+        if not _try_lock(lock.fileno()) or is_listening(directory):
             return None
-        return _start(directory, watched, lock.fileno(), warm, log_level)
+        return _start(directory, watched_pid, lock.fileno(), warm, log_level)
 
 
-def _take(lock: int) -> bool:
-    """Take a lock if nobody has it; return whether that succeeded."""
+def _try_lock(lock: int) -> bool:
+    """Return whether the lock was free; it is now taken."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -86,53 +83,53 @@ def _take(lock: int) -> bool:
 
 
 def container_process() -> int:
-    """Return the pid of the process that a container ends with: a JVM above this process, or it."""
+    """Return the pid of the JVM above this process, or of this process if there is no JVM."""
     return ancestor("java") or os.getpid()
 
 
-def daemon_directory(parent: Path, watched: int) -> Path:
-    """Return the directory of the daemon that ends with a process; it is made if it is missing."""
-    directory = (parent / f"process-daemon-{watched}").absolute()
+def daemon_directory(parent: Path, watched_pid: int) -> Path:
+    """Return the directory of the daemon that ends with a process; create a missing one."""
+    directory = (parent / f"process-daemon-{watched_pid}").absolute()
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     return directory
 
 
-def answers(directory: Path) -> bool:
+def is_listening(directory: Path) -> bool:
     """Return whether a daemon listens in a directory."""
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-        at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        stack.callback(os.close, at)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, descriptor)
         try:
-            connection.connect(socket_in(at))
+            connection.connect(socket_in(descriptor))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
     return True
 
 
 def socket_in(directory: int) -> str:
-    """Return the path of the socket in an open directory.
+    """Return a path below /proc of the socket in an open directory.
 
-    The directory's own path may be longer than the name of a socket may be.
+    The directory's own path may exceed the limit of a socket's name.
     """
     return f"/proc/self/fd/{directory}/{process_daemon.SOCKET}"
 
 
 @dataclass(frozen=True)
-class Starting:
-    """A start of a daemon, which goes on whether or not somebody waits for it.
+class DaemonStart:
+    """A start of a daemon, which continues whether or not a task waits for it.
 
     Attributes:
         process: becomes the daemon's parent, and exits once the daemon answers.
         directory: the daemon's.
-        began: the clock's reading when it was started.
+        began: monotonic time of the start.
     """
 
     process: subprocess.Popen[bytes]
     directory: Path
     began: float
 
-    async def done(self) -> None:
+    async def wait(self) -> None:
         """Wait until the daemon answers.
 
         Raises:
@@ -140,29 +137,29 @@ class Starting:
         """
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await exited(self.process.pid)
+                await wait_exit(self.process.pid)
         except TimeoutError:
             self.process.kill()
-        # Its child, the daemon, has left it by now.
+        # The daemon is no child of the process any more, so a kill does not affect it.
         code, seconds = self.process.wait(), time.monotonic() - self.began
         log.info("process daemon started (exit code %d) in %.2f s", code, seconds)
         if code != 0:
-            said = (self.directory / process_daemon.LOG).read_text(errors="backslashreplace")
+            output = (self.directory / process_daemon.LOG).read_text(errors="backslashreplace")
             raise ChildProcessError(
-                f"the process daemon did not start (exit code {code}): {said[-1000:]}"
+                f"the process daemon did not start (exit code {code}): {output[-1000:]}"
             )
 
 
 def _start(
-    directory: Path, watched: int, lock: int, warm: ServerSpec | None, log_level: str
-) -> Starting:
+    directory: Path, watched_pid: int, lock: int, warm: ServerSpec | None, log_level: str
+) -> DaemonStart:
     began = time.monotonic()
     path = os.pathsep.join(filter(None, (package_path(), os.environ.get("PYTHONPATH"))))
     with contextlib.ExitStack() as stack:
         output = stack.enter_context((directory / process_daemon.LOG).open("ab"))
-        pidfd = os.pidfd_open(watched)
+        pidfd = os.pidfd_open(watched_pid)
         stack.callback(os.close, pidfd)
-        # In memory, because variables may hold secrets.
+        # A file in memory, because variables may contain secrets.
         file = stack.enter_context(os.fdopen(os.memfd_create("warm"), "w+b"))
         file.write(json.dumps(None if warm is None else warm.as_fields()).encode())
         file.seek(0)
@@ -176,24 +173,24 @@ def _start(
             pass_fds=passed,
             start_new_session=True,
         )
-    return Starting(process, directory, began)
+    return DaemonStart(process, directory, began)
 
 
-async def exited(pid: int) -> None:
+async def wait_exit(pid: int) -> None:
     """Wait until a process has exited, without reaping it."""
     descriptor = os.pidfd_open(pid)
     try:
-        await readable(descriptor)
+        await wait_readable(descriptor)
     finally:
         os.close(descriptor)
 
 
-async def readable(descriptor: int) -> None:
-    """Wait until a descriptor is readable; a pidfd is when its process has exited."""
+async def wait_readable(descriptor: int) -> None:
+    """Wait until a descriptor is readable; a pidfd becomes readable when its process has exited."""
     loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-    loop.add_reader(descriptor, done.set)
+    is_readable = asyncio.Event()
+    loop.add_reader(descriptor, is_readable.set)
     try:
-        await done.wait()
+        await is_readable.wait()
     finally:
         loop.remove_reader(descriptor)

@@ -1,4 +1,4 @@
-"""Preparation of Python environments, each by a process that outlives the requesting task."""
+"""Unpacking of Python environments, each by a process that outlives the requesting task."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from hopsgpu.storage.node_copies import find_copy, shared_directories
 
 log = logging.getLogger(__name__)
 
-# Not imported: what it needs has no part in a daemon's start.
+# Not imported here: the imports of that module would slow the start of the process daemon.
 _MODULE = "hopsgpu.packaging.python_env.unpacker"
 _DIRECTORY = "hopsgpu-environments"
-_MOST_SAID = 1000
+_LOG_TAIL_CHARACTERS = 1000
 
 _Reply = Callable[..., None]
 
 
 def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
-    """Return the application's directories on each disk of the node: an environment may lie there.
+    """Return the application's directories on each disk of the node, where environments lie.
 
     Args:
         environ: environment of the container; YARN names the directories in LOCAL_DIRS.
-        container: its own directory, used if there are none.
+        container: directory of the container, used if YARN names none.
     """
     return shared_directories(environ, container, _DIRECTORY)
 
 
-class EnvironmentUnpacking:
+class EnvironmentUnpacker:
     """The processes that unpack environments for a container's ranks.
 
-    A placeholder requests it while the gang waits, and its agent takes it over, so a requester that
-    disconnects ends nothing.
+    A placeholder requests an environment while the gang waits, and the agent uses it later. So a
+    process continues when its requester disconnects.
 
     Args:
         directory: the daemon's.
@@ -54,11 +54,11 @@ class EnvironmentUnpacking:
         self._replies: dict[int, tuple[str, list[_Reply]]] = {}
 
     def prepare(self, env: Mapping[str, Any], variables: Mapping[str, str], reply: _Reply) -> None:
-        """Have an environment unpacked, unless it already is.
+        """Start to unpack an environment, or reply at once if it is unpacked.
 
         Args:
             env: fields of the environment.
-            variables: variables of the requesting task, with which it reaches the lake.
+            variables: variables of the requesting task, with which the process reaches the lake.
             reply: receives `home`, or `problem` and `configured`.
 
         Raises:
@@ -66,11 +66,11 @@ class EnvironmentUnpacking:
         """
         digest = str(env["digest"])
         places = places_of(variables, self._directory)
-        if (whole := find_copy(places, digest)) is not None:
-            reply(home=str(whole))
+        if (unpacked := find_copy(places, digest)) is not None:
+            reply(home=str(unpacked))
             return
-        for prepares, replies in self._replies.values():
-            if prepares == digest:
+        for digest_in_work, replies in self._replies.values():
+            if digest_in_work == digest:
                 replies.append(reply)
                 return
         request = {
@@ -81,7 +81,7 @@ class EnvironmentUnpacking:
         with tempfile.TemporaryFile() as input_file, self._log(digest).open("wb") as output:
             input_file.write(json.dumps(request).encode())
             input_file.seek(0)
-            pid = fork_servers.started(
+            pid = fork_servers.start_process(
                 [sys.executable, "-m", _MODULE, str(os.getpid())],
                 stdin=input_file,
                 cwd=self._directory,
@@ -92,20 +92,20 @@ class EnvironmentUnpacking:
         self._reaper.kept.add(pid)
         self._replies[pid] = (digest, [reply])
 
-    def reaped(self, end: ExitStatus) -> None:
-        """Handle a child's end."""
-        if end.pid not in self._replies:
+    def on_exit(self, status: ExitStatus) -> None:
+        """Reply to the requesters if the child unpacked an environment."""
+        if status.pid not in self._replies:
             return
-        digest, replies = self._replies.pop(end.pid)
-        code = os.waitstatus_to_exitcode(end.status)
-        log.info("pid %d, which unpacks %s, exited with code %d", end.pid, digest, code)
+        digest, replies = self._replies.pop(status.pid)
+        code = os.waitstatus_to_exitcode(status.status)
+        log.info("pid %d, which unpacks %s, exited with code %d", status.pid, digest, code)
         answer = self._answer(digest)
         try:
             outcome = json.loads(answer.read_text())
             answer.unlink()
         except (OSError, ValueError):
-            said = self._log(digest).read_text(errors="backslashreplace")[-_MOST_SAID:]
-            problem = f"the process that unpacks the Python environment ended with {code}: {said}"
+            output = self._log(digest).read_text(errors="backslashreplace")[-_LOG_TAIL_CHARACTERS:]
+            problem = f"the process that unpacks the Python environment ended with {code}: {output}"
             outcome = {"problem": problem, "configured": False}
         for reply in replies:
             reply(**outcome)

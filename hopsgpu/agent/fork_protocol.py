@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from hopsgpu.agent.json_lines import error_fields
 
-# A child's, while which nobody else is served.
+# The server serves no other request during a child's setup.
 SET_UP_SECONDS = 10.0
-_MOST_AT_ONCE = 64 * 1024
+_READ_BYTES = 64 * 1024
 
 
 def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) -> int:
@@ -32,12 +32,12 @@ def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) ->
 
 
 def read_report(descriptor: int) -> bytes | None:
-    """Return what a child writes until its setup ends, or None if that takes too long."""
+    """Return the output of a child's setup, or None if the setup takes too long."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     parts: list[bytes] = []
     while poll.poll(SET_UP_SECONDS * 1000):
-        part = os.read(descriptor, _MOST_AT_ONCE)
+        part = os.read(descriptor, _READ_BYTES)
         if not part:
             return b"".join(parts)
         parts.append(part)
@@ -45,8 +45,8 @@ def read_report(descriptor: int) -> bytes | None:
 
 
 def read_all(descriptor: int) -> bytes:
-    """Return what is written until the other end is closed."""
+    """Read until the other end is closed."""
     parts = []
-    while part := os.read(descriptor, _MOST_AT_ONCE):
+    while part := os.read(descriptor, _READ_BYTES):
         parts.append(part)
     return b"".join(parts)

@@ -11,50 +11,50 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# jemalloc (pyarrow's) starts its thread anew in a child.
+# The jemalloc of pyarrow restarts its thread in a child.
 _HARMLESS = frozenset({"jemalloc_bg_thd"})
 _CUDA_ERROR_NOT_INITIALIZED = 3
 _BAD_FORK = 1
 
 
-def unsafe(modules: Mapping[str, Any]) -> str | None:
+def why_unsafe(modules: Mapping[str, Any]) -> str | None:
     """Return why this process may not fork ranks, for people, or None if it may.
 
-    It forks once to find out. Libraries that handle fork (OpenBLAS) end their threads then and
-    restart them when needed; any remaining threads would be missing in a rank.
+    The check forks once. Libraries that handle fork (OpenBLAS) end their threads then and restart
+    them when needed; any remaining threads would be missing in a rank.
 
     Args:
         modules: the loaded modules, `sys.modules`.
     """
-    bad_fork = _in_a_fork(modules)
+    bad_fork = _try_fork(modules)
     return (
         stray_threads(_threads())
-        or cuda_use(modules, _devices(), _driver_is_initialised())
+        or cuda_use(modules, _devices(), is_driver_initialised=_is_driver_initialised())
         or bad_fork
     )
 
 
 def may_import(name: str) -> bool:
-    """Return whether this process may fork ranks after it has imported a module; a child tries it.
+    """Return whether this process may fork ranks after the import of a module; a child tries it.
 
     This is for modules that have touched the GPUs in some versions.
     """
     child = os.fork()
     if child == 0:
-        may = False
+        is_safe = False
         try:
             importlib.import_module(name)
-            may = unsafe(sys.modules) is None
+            is_safe = why_unsafe(sys.modules) is None
         finally:
-            os._exit(0 if may else 1)
+            os._exit(0 if is_safe else 1)
     _, status = os.waitpid(child, 0)
     return status == 0
 
 
 def forget_devices(modules: Mapping[str, Any]) -> None:
-    """Have torch count the GPUs again in each rank, which has not the variables of this process.
+    """Make torch count the GPUs again in each rank, whose variables differ from this process's.
 
-    Up to torch 2.3 a module that asks for the number while it is imported makes it final.
+    Up to torch 2.3, a module that reads the number at its import makes the number final.
     """
     count = getattr(modules.get("torch.cuda"), "device_count", None)
     if (forget := getattr(count, "cache_clear", None)) is not None:
@@ -71,25 +71,27 @@ def stray_threads(names: Iterable[str]) -> str | None:
     return f"importing started threads ({', '.join(stray)})" if stray else None
 
 
-def cuda_use(modules: Mapping[str, Any], devices: Iterable[str], driver: bool) -> str | None:
+def cuda_use(
+    modules: Mapping[str, Any], devices: Iterable[str], *, is_driver_initialised: bool
+) -> str | None:
     """Return how CUDA was touched, for people; a child of this process could not use it then.
 
     Args:
         modules: the loaded modules.
         devices: GPU devices that this process has open.
-        driver: whether the CUDA driver has been initialised.
+        is_driver_initialised: whether a library has initialised the CUDA driver.
     """
     cuda = modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
         return "torch has initialised CUDA"
-    if driver:
+    if is_driver_initialised:
         return "importing initialised the CUDA driver"
     opened = sorted(set(devices))
     return f"importing opened {', '.join(opened)}" if opened else None
 
 
-def _in_a_fork(modules: Mapping[str, Any]) -> str | None:
-    """Ask torch in a child whether the fork came too late."""
+def _try_fork(modules: Mapping[str, Any]) -> str | None:
+    """Return why torch refuses CUDA in a forked child, or None."""
     cuda = modules.get("torch.cuda")
     child = os.fork()
     if child == 0:
@@ -109,7 +111,7 @@ def _threads() -> list[str]:
     names = []
     for task in Path("/proc/self/task").iterdir():
         if int(task.name) != os.getpid():
-            # One that has just ended.
+            # The thread may have just ended.
             with contextlib.suppress(OSError):
                 names.append((task / "comm").read_text().rstrip("\n"))
     return names
@@ -118,7 +120,7 @@ def _threads() -> list[str]:
 def _devices() -> list[str]:
     opened = []
     for descriptor in Path("/proc/self/fd").iterdir():
-        # The one through which this directory is read is gone by now.
+        # The descriptor through which this directory was read is closed by now.
         with contextlib.suppress(OSError):
             target = str(descriptor.readlink())
             if target.startswith("/dev/nvidia"):
@@ -126,11 +128,11 @@ def _devices() -> list[str]:
     return opened
 
 
-def _driver_is_initialised() -> bool:
+def _is_driver_initialised() -> bool:
     """Return whether cuInit was called: only then does the driver count devices."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:
         return False  # not loaded
-    counted: int = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
-    return counted != _CUDA_ERROR_NOT_INITIALIZED
+    status: int = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return status != _CUDA_ERROR_NOT_INITIALIZED

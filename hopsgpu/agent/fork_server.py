@@ -1,17 +1,17 @@
 """A fork server: it imports frameworks once, never computes, and forks ranks for its daemon.
 
 The process daemon starts it as `python -m hopsgpu.agent.fork_server DESCRIPTOR DAEMON_PID MODULES…`
-with the variables that its ranks share; DESCRIPTOR is a stream socket to the daemon. It says
-`ready`, with the reason if it may not fork and what it has imported. Then it receives
+with the variables that its ranks share. DESCRIPTOR is a stream socket to the daemon. The server
+sends `ready` (None, or why it may not fork) and `imported` (modules). Then it receives
 
     spawn    forks a rank                  → id, pid | id, error
     store    forks a torch TCPStore        → id, pid, port | id, error
     signal   sends a signal to a rank
 
-and reports when one has `ended`. It is single-threaded and has no event loop, so that a child
-inherits nothing that must be undone.
+and reports each exit as `ended`. The server is single-threaded and has no event loop, so that a
+child inherits nothing that must be undone.
 
-Once it has forked a rank, it forks the next one ahead: a spare (see `spare_child`).
+After it has forked a rank, the server preforks a child for the next one: a spare (`spare_child`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from hopsgpu.rank import exit as exiting
 from hopsgpu.rank import files
 
 _COMPILER = "torch._dynamo"
-# Some older versions counted the GPUs while it was imported; this one is known not to.
+# The import of the compiler counts the GPUs in some older versions of torch, but not in this one.
 _HARMLESS_TORCH = (2, 15)
-# A spare is forked once there was nothing to do for so long: not beside a rank that begins.
+# Prefork only after this idle time, so that the fork does not slow the start of a rank.
 _SPARE_MS = 50
 
 
@@ -57,7 +57,7 @@ class ForkServer:
         self._birth = birth
         self._reaper = Reaper()
         self._spare: spare_child.SpareChild | None = None
-        self._wants_spare = False
+        self._needs_spare = False
 
     def serve(self) -> None:
         """Answer requests until the daemon closes the connection."""
@@ -66,73 +66,73 @@ class ForkServer:
             poll.register(self._lines.connection, select.POLLIN)
             poll.register(arrived, select.POLLIN)
             while True:
-                patience = _SPARE_MS if self._wants_spare else None
-                ready = {descriptor for descriptor, _ in poll.poll(patience)}
+                timeout = _SPARE_MS if self._needs_spare else None
+                ready = {descriptor for descriptor, _ in poll.poll(timeout)}
                 if not ready:
-                    self._have_spare()
+                    self._fork_spare()
                 if arrived in ready:
                     os.read(arrived, 4096)
-                    for ended in self._reaper.collect():
-                        if self._spare is not None and ended.pid == self._spare.pid:
+                    for status in self._reaper.reap():
+                        if self._spare is not None and status.pid == self._spare.pid:
                             self._spare.close()
                             self._spare = None
-                        self._lines.send(ended=asdict(ended))
+                        self._lines.send(ended=asdict(status))
                     self._reaper.sweep()
                 if self._lines.connection.fileno() in ready:
                     messages = self._lines.receive()
                     if messages is None:
                         return
                     for message in messages:
-                        self._do(message)
+                        self._handle_request(message)
 
-    def _do(self, message: Mapping[str, Any]) -> None:
+    def _handle_request(self, message: Mapping[str, Any]) -> None:
         match message["do"]:
             case "signal":
                 self._reaper.signal(message["pid"], message["signal"], message["scope"])
             case "spawn":
                 directory, environment = Path(message["directory"]), message["environment"]
-                if not self._hand_over(message["id"], directory, environment):
-                    prepare = functools.partial(self._as_rank, directory, environment)
+                if not self._try_spare(message["id"], directory, environment):
+                    prepare = functools.partial(self._become_rank, directory, environment)
                     self._fork(message["id"], prepare, lambda: rank.run(directory))
-                self._wants_spare = True
+                self._needs_spare = True
             case "store":
                 try:
-                    self._store(message)
+                    self._fork_store(message)
                 except OSError as error:
                     self._lines.send(id=message["id"], **error_fields(error))
 
-    def _as_rank(self, directory: Path, environment: Mapping[str, str]) -> None:
+    def _become_rank(self, directory: Path, environment: Mapping[str, str]) -> None:
         forked_child.write_to(directory / files.LOG)
         forked_child.become_rank(directory, environment, self._birth)
 
-    def _have_spare(self) -> None:
-        self._wants_spare = False
-        self._spare = spare_child.fork(self._begin_child, self._as_rank)
+    def _fork_spare(self) -> None:
+        self._needs_spare = False
+        self._spare = spare_child.fork(self._begin_child, self._become_rank)
         if self._spare is not None:
             self._reaper.kept.add(self._spare.pid)
 
-    def _hand_over(self, number: int, directory: Path, environment: Mapping[str, str]) -> bool:
+    def _try_spare(self, number: int, directory: Path, environment: Mapping[str, str]) -> bool:
         """Turn the spare into a rank; return False if there is no spare, or it has died."""
-        taken, self._spare = self._spare, None
-        if taken is None:
+        spare, self._spare = self._spare, None
+        if spare is None:
             return False
         try:
-            problem = taken.hand_over(directory, environment)
+            problem = spare.hand_over(directory, environment)
         except OSError:
             return False
-        self._reaper.kept.discard(taken.pid)
-        self._reaper.add(taken.pid)
-        self._answer(number, taken.pid, problem)
+        self._reaper.kept.discard(spare.pid)
+        self._reaper.add(spare.pid)
+        self._answer(number, spare.pid, problem)
         return True
 
-    def _store(self, message: Mapping[str, Any]) -> None:
+    def _fork_store(self, message: Mapping[str, Any]) -> None:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         with socket.create_server(
             ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
         ) as listener:
             port = int(listener.getsockname()[1])
-            # The store's; a second owner would close it.
+            # The store closes its descriptor, which the listener would close once more.
             descriptor = os.dup(listener.fileno())
             stores: list[Any] = []
 
@@ -154,9 +154,9 @@ class ForkServer:
                 self._fork(
                     message["id"],
                     open_store,
-                    _until_killed,
+                    _wait_for_kill,
                     keep=[descriptor],
-                    serves=True,
+                    is_store=True,
                     port=port,
                 )
             finally:
@@ -168,7 +168,7 @@ class ForkServer:
         prepare: Callable[[], None],
         body: Callable[[], int],
         keep: Sequence[int] = (),
-        serves: bool = False,
+        is_store: bool = False,
         **fields: Any,
     ) -> None:
         """Fork, wait until the child is set up, and report it to the daemon."""
@@ -184,7 +184,7 @@ class ForkServer:
         if child == 0:
             exiting.end(lambda: self._child(server, prepare, body, [*keep, writing]))
         os.close(writing)
-        self._reaper.add(child, serves=serves)
+        self._reaper.add(child, is_store=is_store)
         try:
             problem = fork_protocol.read_report(reading)
         finally:
@@ -192,12 +192,12 @@ class ForkServer:
         self._answer(number, child, problem, **fields)
 
     def _answer(self, number: int, child: int, problem: bytes | None, **fields: Any) -> None:
-        """Report a child to the daemon, and end one whose setup took too long.
+        """Report a child to the daemon; kill a child whose setup took too long.
 
         Args:
             number: number of the request.
             child: pid.
-            problem: problem of its setup, as JSON; empty for none, None if the setup took too long.
+            problem: problem of the setup, as JSON; empty for none, None if the setup took too long.
             **fields: sent along with the pid.
         """
         if problem is None:
@@ -218,58 +218,58 @@ class ForkServer:
     ) -> int:
         self._begin_child()
 
-        def cut_off() -> None:
+        def detach_and_prepare() -> None:
             forked_child.detach_child(server, keep)
             prepare()
 
-        return fork_protocol.set_up(cut_off, body, keep[-1])
+        return fork_protocol.set_up(detach_and_prepare, body, keep[-1])
 
     def _begin_child(self) -> None:
-        # Its number is used again for the child's files.
+        # The child reuses the descriptor's number, so the socket object must not close it.
         self._lines.connection.detach()
         if self._spare is not None:
-            self._spare.forget()
+            self._spare.detach()
         gc.enable()
         signal.set_wakeup_fd(-1)
 
 
-def _until_killed() -> int:
+def _wait_for_kill() -> int:
     signal.pause()
     return 0
 
 
 def _import(name: str) -> None:
-    """Import a module; a missing one is left for the user's function to report."""
+    """Import a module; do nothing if it is missing, because the user's function reports that."""
     if "." not in name:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
         return
-    # It may be an attribute of a module, or want what is not installed. A compiler that is broken
-    # in any way is the ranks' to miss: not all of them need it.
+    # The name may be a module attribute, or a module with missing dependencies. A broken torch
+    # compiler is ignored here: a rank that uses it reports the error.
     with contextlib.suppress(Exception if name == _COMPILER else ImportError):
         if importlib.util.find_spec(name) is not None:
-            if name != _COMPILER or _compiler_is_harmless() or fork_safety.may_import(name):
+            if name != _COMPILER or _is_compiler_harmless() or fork_safety.may_import(name):
                 importlib.import_module(name)
             else:
                 print(f"leaves the import of {name} to the ranks: it touches the GPUs, or fails")
             return
-        # A package may import what has an attribute once it is asked for it (transformers does).
+        # A lazy package (transformers) imports a module when its attribute is read.
         package, _, attribute = name.rpartition(".")
         getattr(importlib.import_module(package), attribute, None)
 
 
-def _compiler_is_harmless() -> bool:
-    """Return whether the import of torch's compiler touches no GPU, as far as is known."""
+def _is_compiler_harmless() -> bool:
+    """Return whether the import of torch's compiler is known to touch no GPU."""
     version = importlib.import_module("torch").version
     numbers = re.match(r"(\d+)\.(\d+)", version.__version__)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= _HARMLESS_TORCH
 
 
-def _keep_exits_to_itself() -> None:
-    """Keep ranks from running, at their exit, the exit functions of this process.
+def _disable_finalizers() -> None:
+    """Prevent ranks from running this process's finalizers at their exit.
 
-    Those clean up objects of this process, such as temporary directories, which are not the ranks';
-    and torch's 150 finalizers take 30 ms.
+    The finalizers clean up objects of this process, such as temporary directories. Torch's 150
+    finalizers also take 30 ms.
     """
     finalizers: Mapping[weakref.finalize[Any, Any], object]
     finalizers = weakref.finalize._registry  # type: ignore[attr-defined]
@@ -285,23 +285,23 @@ def main(descriptor: int, daemon: int, modules: Sequence[str]) -> None:
     birth = forked_child.ServerState.now()
     with socket.socket(fileno=descriptor) as connection:
         lines = JsonLineSocket(connection)
-        # The last ones are for calls and values, and for processes that ranks spawn.
+        # Every rank needs `pickling` for its call and value, and `spawn` for processes it starts.
         for name in (*modules, "hopsgpu.packaging.pickling", "multiprocessing.spawn"):
             _import(name)
         fork_safety.forget_devices(sys.modules)
-        _keep_exits_to_itself()
+        _disable_finalizers()
         gc.collect()
-        # Else each rank's first collection would copy what is shared.
+        # Freeze the objects: each rank's first collection would otherwise copy the shared pages.
         gc.disable()
         gc.freeze()
         sys.stdout.flush()
         sys.stderr.flush()
         linux.flush_c()
-        reason = fork_safety.unsafe(sys.modules)
-        # None stands for one that must not be imported.
-        there = (name for name, module in sys.modules.items() if module is not None)
-        imported = {name.partition(".")[0] for name in there}
-        lines.send(ready=reason, imported=sorted(imported))
+        reason = fork_safety.why_unsafe(sys.modules)
+        # `sys.modules[name] = None` blocks an import; skip such entries.
+        loaded_modules = (name for name, module in sys.modules.items() if module is not None)
+        packages = {name.partition(".")[0] for name in loaded_modules}
+        lines.send(ready=reason, imported=sorted(packages))
         if reason is None:
             ForkServer(lines, birth).serve()
 

@@ -13,10 +13,10 @@ from typing import IO, Any
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec, as_bytes
 
-# Each takes 0.5 to 1 GiB of the container (AGENT_MIB).
-MOST_SERVERS = 2
-_MOST_SAID = 1000
-# By its name: what it imports has no part in the start of a process daemon.
+# Each server takes 0.5 to 1 GiB of the container (AGENT_MIB).
+MAX_SERVERS = 2
+_LOG_TAIL_CHARACTERS = 1000
+# Not imported here: the imports of that module would slow the start of the process daemon.
 _MODULE = "hopsgpu.agent.fork_server"
 
 
@@ -25,7 +25,7 @@ class Request:
     """A request for a fork server.
 
     Attributes:
-        owner: who requested it.
+        owner: the requester, or None.
         do: "warm", "spawn" or "store".
         spec: spec of the server.
         fields: fields of the request's message.
@@ -49,20 +49,19 @@ class ForkServerProcess:
     """A fork server's process.
 
     Attributes:
-        spec: what it was started from.
+        spec: spec from which the server was started.
         pid: pid of the process.
-        lines: the connection to it.
-        log: file for the output of its imports.
-        deadline: the clock's reading by which it must be ready, have answered or have ended, or
-            None.
-        used: the clock's reading at the last request for it.
-        imported: top-level modules that it has or was asked for; a missing one is not looked for
-            again.
-        has: top-level modules that it has, once it is ready.
-        ready: whether it has reported that it may fork.
-        waiting: requests to serve once it is ready.
-        asked: requests that it is serving, by number.
-        ranks: pids of its children.
+        lines: the connection to the server.
+        log: file for the output of the server's imports.
+        deadline: monotonic time by which the server must be ready, answer or exit, or None.
+        last_used: monotonic time of the last request.
+        requested_modules: top-level modules that are loaded or were requested; a missing module is
+            not requested again.
+        loaded_modules: top-level modules that are loaded, once the server is ready.
+        ready: whether the server has reported that it may fork.
+        waiting: requests to serve once the server is ready.
+        pending: requests without an answer, by number.
+        ranks: pids of the server's children.
     """
 
     spec: ServerSpec
@@ -70,46 +69,46 @@ class ForkServerProcess:
     lines: JsonLineSocket
     log: Path
     deadline: float | None
-    used: float
-    imported: frozenset[str]
-    has: frozenset[str] = frozenset()
+    last_used: float
+    requested_modules: frozenset[str]
+    loaded_modules: frozenset[str] = frozenset()
     ready: bool = False
     waiting: list[Request] = field(default_factory=list)
-    asked: dict[int, Request] = field(default_factory=dict)
+    pending: dict[int, Request] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
 
     @property
     def idle(self) -> bool:
         """Whether the server has no requests and no ranks."""
-        return not (self.waiting or self.asked or self.ranks)
+        return not (self.waiting or self.pending or self.ranks)
 
     def log_tail(self) -> str:
-        """Return the end of the last line that it wrote, or ""."""
+        """Return the end of the last line in the server's log, or ""."""
         lines = self.log.read_text(errors="backslashreplace").splitlines()
-        return lines[-1][-_MOST_SAID:] if lines else ""
+        return lines[-1][-_LOG_TAIL_CHARACTERS:] if lines else ""
 
 
-def serving(spec: ServerSpec, servers: Iterable[ForkServerProcess]) -> ForkServerProcess | None:
+def find_server(spec: ServerSpec, servers: Iterable[ForkServerProcess]) -> ForkServerProcess | None:
     """Return the server that may fork for a spec: same interpreter and variables, all packages.
 
-    The rank itself imports the modules below these that the server lacks.
+    The rank itself imports submodules that the server lacks.
     """
     for server in servers:
-        own = server.spec
-        same = (own.executable, own.environment) == (spec.executable, spec.environment)
-        if same and server.imported.issuperset(spec.packages):
+        existing = server.spec
+        is_same = (existing.executable, existing.environment) == (spec.executable, spec.environment)
+        if is_same and server.requested_modules.issuperset(spec.packages):
             return server
     return None
 
 
-def to_end(
-    servers: Iterable[ForkServerProcess], most: int = MOST_SERVERS
+def server_to_replace(
+    servers: Iterable[ForkServerProcess], limit: int = MAX_SERVERS
 ) -> ForkServerProcess | None:
-    """Return the idle server with the oldest last request, if there is no room for another."""
-    there = list(servers)
-    if len(there) < most:
+    """Return the idle server with the oldest last request, or None if another server fits."""
+    running = list(servers)
+    if len(running) < limit:
         return None
-    return min((s for s in there if s.idle), key=lambda s: s.used, default=None)
+    return min((s for s in running if s.idle), key=lambda s: s.last_used, default=None)
 
 
 def start(
@@ -123,12 +122,12 @@ def start(
     """Start a fork server as a child of this process, in its own session.
 
     Args:
-        spec: what it shares with its ranks.
+        spec: what the server shares with its ranks.
         mark: variables that mark the process.
         directory: directory of the daemon, used as home by frameworks while they are imported.
         temporary: directory for temporary files; created if missing.
-        number: number in the name of its log.
-        now: the clock's reading.
+        number: number in the name of the server's log.
+        now: monotonic time.
 
     Raises:
         OSError: the server cannot be started.
@@ -143,7 +142,7 @@ def start(
         with theirs, log.open("wb") as output:
             descriptor = str(theirs.fileno())
             command = [spec.executable, "-m", _MODULE, descriptor, str(os.getpid())]
-            pid = started(
+            pid = start_process(
                 [*command, *spec.modules],
                 cwd=directory,
                 env={**spec.environment, **places, **mark},
@@ -157,7 +156,7 @@ def start(
     return ForkServerProcess(spec, pid, JsonLineSocket(ours), log, deadline, now, spec.packages)
 
 
-def started(
+def start_process(
     command: list[str],
     *,
     env: Mapping[str, str],
@@ -167,13 +166,13 @@ def started(
     """Start a child that leads a session and writes errors to its stdout; return its pid.
 
     Args:
-        command: command and its arguments.
-        env: its variables, as returned by `rank_environment`.
-        stdin: its standard input, empty by default.
+        command: command with arguments.
+        env: variables, as returned by `rank_environment`.
+        stdin: standard input, empty by default.
         **options: options of subprocess.Popen.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the child cannot be started.
     """
     process = subprocess.Popen(
         command,
@@ -183,6 +182,6 @@ def started(
         start_new_session=True,
         **options,
     )
-    # The caller reaps it; Popen would try to, on a number that may be another child's by then.
+    # The caller reaps the child. Popen would also try to, when the pid may be another child's.
     process.returncode = 0
     return process.pid

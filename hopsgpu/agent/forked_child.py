@@ -37,7 +37,7 @@ class ServerState:
         """Return the state of this process; this changes its umask for a moment."""
         umask = os.umask(0o077)
         os.umask(umask)
-        from_environment = _entries(os.environ)
+        from_environment = _python_path_entries(os.environ)
         path = tuple(p for p in sys.path[1:] if p not in from_environment)
         return cls(path, umask, os.environ.get("LC_CTYPE"))
 
@@ -60,13 +60,10 @@ def detach_child(server: int, keep: Sequence[int] = ()) -> None:
 
 
 def write_to(log: Path) -> None:
-    """Make this process read nothing and write to a file.
-
-    Args:
-        log: file to append to, in the order in which C and Python write.
+    """Redirect stdout and stderr of this process to the end of a file, and stdin to /dev/null.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -81,7 +78,7 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerSt
 
     Args:
         directory: the rank's.
-        environment: all its variables.
+        environment: all variables of the rank.
         birth: the fork server's state.
     """
     os.environb.clear()
@@ -91,32 +88,32 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerSt
     work = directory / files.WORK
     os.chdir(work)
     os.umask(birth.umask)
-    from_environment = _entries(os.environ)
+    from_environment = _python_path_entries(os.environ)
     sys.path[:] = [
         str(work),
         *from_environment,
         *(p for p in birth.path if p not in from_environment),
     ]
     _forget_directories()
-    # What children of one parent would have in common.
+    # Children of one parent would otherwise share these random states and keys.
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    # CPU's, which importing torch has seeded; each process seeds those of its GPUs by itself.
+    # The import of torch seeded the CPU's generator. Each process seeds its GPUs' by itself.
     if generator := getattr(sys.modules.get("torch"), "default_generator", None):
         generator.seed()
     if "multiprocessing.process" in sys.modules:
         process = sys.modules["multiprocessing.process"].current_process()
         process.authkey = os.urandom(32)
-    # Of the fork server's TMPDIR, where somebody has asked for it.
+    # The cached value, if any, is the fork server's TMPDIR.
     tempfile.tempdir = None
     _forget_compilers_directories()
     rank.prepare_output()
 
 
 def _forget_compilers_directories() -> None:
-    """Have torch's compiler write where it would if this process had imported it itself."""
-    # What follows is not in all versions.
+    """Reset the directories that torch's compiler computed at its import."""
+    # Some versions of torch lack some of these attributes.
     modules: Mapping[str, Any] = sys.modules
     config = modules.get("torch._dynamo.config")
     if (debug_directory := getattr(config, "default_debug_dir_root", None)) is not None:
@@ -126,15 +123,15 @@ def _forget_compilers_directories() -> None:
         directories = modules["torch._inductor.runtime.cache_dir_utils"]
         cache._path_prefix = str(Path(directories.cache_dir()) / "dynamo")
     if "triton.knobs" in sys.modules:
-        # Its default is the home directory at the time of the import.
+        # The default of triton is the home directory at the time of the import.
         os.environ.setdefault("TRITON_HOME", str(Path.home()))
 
 
 def _forget_directories() -> None:
     """Like importlib.invalidate_caches(), except for zip files.
 
-    Spark's path has large zip files. Reading their directories again takes tens of milliseconds,
-    and they do not change.
+    Spark's path has large zip files, which do not change. Reading their directories again takes
+    tens of milliseconds.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if finder is None:
@@ -143,7 +140,7 @@ def _forget_directories() -> None:
             finder.invalidate_caches()
 
 
-def _entries(environment: Mapping[str, str]) -> list[str]:
-    """Return what PYTHONPATH adds to `sys.path`."""
+def _python_path_entries(environment: Mapping[str, str]) -> list[str]:
+    """Return the entries that PYTHONPATH adds to `sys.path`."""
     parts = environment.get("PYTHONPATH", "").split(os.pathsep)
     return list(dict.fromkeys(str(Path(part).absolute()) for part in parts if part))

@@ -1,8 +1,8 @@
 """A check that a container's processes can open its GPUs, as CUDA will, before any rank starts.
 
-`python -m hopsgpu.agent.gpu_access` checks the one GPU that CUDA_VISIBLE_DEVICES names. It runs in
-its own process, because CUDA keeps what it has opened and may hang. It prints why the GPU cannot be
-opened, or nothing.
+`python -m hopsgpu.agent.gpu_access` checks the GPU that CUDA_VISIBLE_DEVICES names, and prints why
+the GPU cannot be opened, or nothing. The check has its own process, because CUDA keeps a GPU open
+and may hang.
 
 Source of the calls and codes: the CUDA Driver API reference, "Initialization", "Device
 Management" and "Primary Context Management".
@@ -22,23 +22,20 @@ from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.gpu.container_gpus import read_container_gpus
 
 _CUDA, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-# Without persistence mode the driver sets the GPU up anew.
-_SECONDS = 60.0
+# Without persistence mode, the driver initialises the GPU at each open.
+_TIMEOUT_SECONDS = 60.0
 _SUCCESS = 0
 
 
 async def find_unopened(gpus: Sequence[str]) -> dict[str, str]:
-    """Return why GPUs cannot be opened, by address; all are checked at once.
-
-    Simulated GPUs are not checked.
-    """
+    """Return why GPUs cannot be opened, by address. Simulated GPUs are not checked."""
     simulated = read_container_gpus().simulated_addresses
     real = [gpu for gpu in gpus if gpu not in simulated]
-    reasons = await asyncio.gather(*map(_tried, real))
+    reasons = await asyncio.gather(*map(_check_gpu, real))
     return {gpu: why for gpu, why in zip(real, reasons, strict=True) if why}
 
 
-async def _tried(gpu: str) -> str:
+async def _check_gpu(gpu: str) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -57,16 +54,16 @@ async def _tried(gpu: str) -> str:
     except OSError as error:
         return f"cannot start the process that opens it: {error}"
     try:
-        async with asyncio.timeout(_SECONDS):
-            said, _ = await process.communicate()
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            output, _ = await process.communicate()
     except TimeoutError:
-        return f"the driver did not answer within {_SECONDS:.0f} s"
+        return f"the driver did not answer within {_TIMEOUT_SECONDS:.0f} s"
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     if process.returncode:
         return f"the process that opens it exited with code {process.returncode}"
-    return said.decode(errors="replace").strip()
+    return output.decode(errors="replace").strip()
 
 
 def why_not(cuda: Any) -> str:
@@ -85,20 +82,21 @@ def why_not(cuda: Any) -> str:
         code = getattr(cuda, name)(*arguments)
         if code != _SUCCESS:
             return f"{name}: {_error(cuda, code)}"
-    # The context is let go with the process: the call for it has another name before CUDA 11.
+    # The exit releases the context: the call for that has another name before CUDA 11.
     return ""
 
 
 def _error(cuda: Any, code: int) -> str:
-    said = ctypes.c_char_p()
-    cuda.cuGetErrorName(code, ctypes.byref(said))
-    return (said.value or b"").decode() or f"error {code}"
+    name = ctypes.c_char_p()
+    cuda.cuGetErrorName(code, ctypes.byref(name))
+    return (name.value or b"").decode() or f"error {code}"
 
 
 def try_to_open(load: Callable[[str], Any]) -> str:
-    """Return why the one visible GPU cannot be opened; "" if it can, or nothing can try it.
+    """Return why the one visible GPU cannot be opened; "" if it can, or that cannot be checked.
 
-    If neither of the driver's libraries is found, the ranks' own variables may still lead to them.
+    If neither of the driver's libraries is found, the check is skipped: the ranks' own variables
+    may name the libraries' directory.
 
     Args:
         load: loads a library by its name.
@@ -106,12 +104,12 @@ def try_to_open(load: Callable[[str], Any]) -> str:
     try:
         return why_not(load(_CUDA))
     except OSError as error:
-        refused = str(error)
+        problem = str(error)
     try:
         load(_NVML)
     except OSError:
         return ""
-    return f"this node has {_NVML} but not CUDA's driver library: {refused}"
+    return f"this node has {_NVML} but not CUDA's driver library: {problem}"
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ class JsonLineSocket:
     """A connected stream socket that is read only when data is available.
 
     Args:
-        connection: the socket, which its owner closes. A peer that reads nothing for 10 s counts as
-            gone.
+        connection: the socket, which its owner closes. A peer that reads nothing for 10 s is
+            disconnected.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -28,11 +28,11 @@ class JsonLineSocket:
         self._rest = b""
 
     def send(self, **fields: Any) -> bool:
-        """Send one message; return False if the peer is gone, which `receive` also reports."""
+        """Send one message; return False if the connection has ended, as `receive` also reports."""
         try:
             self.connection.sendall(json.dumps(fields).encode() + b"\n")
         except OSError:
-            # Half a line may have gone: nothing may follow it.
+            # Half a line may have been sent: no other message may follow.
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
             return False
@@ -50,8 +50,8 @@ class JsonLineSocket:
             return None
         if not read:
             return None
-        *whole, self._rest = (self._rest + read).split(b"\n")
-        return [json.loads(line) for line in whole]
+        *lines, self._rest = (self._rest + read).split(b"\n")
+        return [json.loads(line) for line in lines]
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
@@ -69,9 +69,7 @@ def as_error(fields: Mapping[str, Any]) -> OSError:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a unix socket (unix(7),
-    SO_PEERCRED).
-    """
+    """Return the user ID of the peer of a unix socket (unix(7), SO_PEERCRED)."""
     size = _CREDENTIALS.size
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return int(_CREDENTIALS.unpack(credentials)[1])

@@ -1,4 +1,4 @@
-"""Checks that a container can write to the lake, before ranks train for something to store."""
+"""A check that a container can write to the lake, before ranks train for hours."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-_SECONDS = 20.0
+_TIMEOUT_SECONDS = 20.0
 
 
-async def try_to_write(run_url: str, seconds: float = _SECONDS) -> str:
+async def check_lake_writable(run_url: str, timeout: float = _TIMEOUT_SECONDS) -> str:
     """Write and remove an empty file in a run's directory.
 
-    The NameNode decides on the permission. A file with content would need a DataNode too, and
-    closing its block takes half a second.
+    The file is empty because permission is the NameNode's decision. A byte would need a DataNode
+    too, and closing its block takes half a second.
 
     Args:
         run_url: URL of the directory, which exists.
-        seconds: timeout.
+        timeout: seconds.
 
     Returns:
-        Why ranks would be refused, for lack of credentials or permission; otherwise "". A lake that
-        does not answer in time, or fails otherwise, is no reason: ranks retry, and the run may
-        store nothing.
+        Why ranks would be refused, for lack of credentials or permission; otherwise "". A timeout
+        or another failure of the lake gives "": ranks try again, and the run may store nothing.
     """
     began = time.monotonic()
-    # A daemon thread: the exit of the agent does not wait for a lake that hangs.
-    call = BoundedCall("hopsgpu-lake-write-check", functools.partial(_write, run_url))
+    # A daemon thread: the end of the agent must not wait for a DataNode that hangs.
+    call = BoundedCall("hopsgpu-lake-check", functools.partial(_write, run_url))
     try:
-        problem = await asyncio.to_thread(call.result, seconds)
+        problem = await asyncio.to_thread(call.result, timeout)
     except TimeoutError:
-        log.warning("the lake did not answer a write to %s in %.0f s", run_url, seconds)
+        log.warning("no answer of the lake in %.0f s, for a write check at %s", timeout, run_url)
         return ""
-    except Exception as error:  # noqa: BLE001 - a failed check must not end the agent and its ranks
+    except Exception as error:  # noqa: BLE001 - a check must not end the agent with all its ranks
         log.warning("the write check of the lake at %s failed: %r", run_url, error)
         return ""
     log.debug("checked the lake at %s in %.2f s", run_url, time.monotonic() - began)

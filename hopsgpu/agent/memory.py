@@ -1,8 +1,9 @@
 """The node memory that a rank's processes use, counting each shared page once.
 
 The kernel's proportional set size (proc(5), smaps_rollup) charges a page that n processes map with
-1/n to each. It is read page by page, so it is read only where the resident sets (statm), whose sum
-is never less, leave a doubt. GPU memory and files that are not mapped do not count.
+1/n to each. The kernel computes this size page by page, so it is read only if the sum of the
+resident sets (statm), which is never less, exceeds a threshold. GPU memory and files that are not
+mapped do not count.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from hopsgpu.linux import comm, parent_of
 from hopsgpu.units import MIB
 
 _GIB = 2**30
-_MOST_NAMED = 5
-_LOOK_SECONDS = 0.5
-# YARN looks each 3 s.
-_MOST_SECONDS = 2.0
-_AGAIN_SECONDS = 0.1
+_MAX_NAMED = 5
+_POLL_SECONDS = 0.5
+# YARN checks memory every 3 s; check more often than that.
+_MAX_POLL_SECONDS = 2.0
+_CONFIRM_SECONDS = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB$", re.MULTILINE)
-# What others that map the same files do not change, as they do each share.
+# Fields that do not depend on how many processes share the pages.
 _MAPPED = re.compile(rb"^(?:\w+-\w+ |Rss:|Anonymous:|Swap:).*", re.MULTILINE)
 _INIT = 1
 
@@ -48,34 +49,34 @@ class MemoryUse:
 
 
 def measure_memory(root: int, doubt: int) -> MemoryUse:
-    """Return what a process and its descendants use now.
+    """Measure RSS of a process tree, and PSS if the RSS exceeds `doubt`.
 
-    A process that ends meanwhile counts 0; a process that may not be inspected (setuid) counts its
-    resident set.
+    A process that exits during the measurement counts 0. A process that may not be inspected
+    (setuid) counts its resident set.
 
     Args:
         root: pid of the leader of a session.
-        doubt: bytes; proportional sets are read only if the resident sets exceed this.
+        doubt: bytes.
     """
     parents = tree(root)
     resident = {pid: _resident(pid) for pid in parents}
     if sum(resident.values()) <= doubt:
         return MemoryUse(resident)
     read = {pid: _rollup(pid) for pid in parents}
-    # Between vfork and exec a child runs in its parent's memory, which is then seen twice.
+    # Between vfork and exec a child shares its parent's memory: do not count it twice.
     mapped = {pid: _MAPPED.findall(rollup or b"") for pid, rollup in read.items()}
-    twice = {
-        pid for pid, over in parents.items() if mapped[pid] and mapped[pid] == mapped.get(over)
+    vforked = {
+        pid for pid, parent in parents.items() if mapped[pid] and mapped[pid] == mapped.get(parent)
     }
-    proportional = {pid: 0 if pid in twice else _proportional(pid, read[pid]) for pid in parents}
+    proportional = {pid: 0 if pid in vforked else _proportional(pid, read[pid]) for pid in parents}
     return MemoryUse(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
 
 
 def surviving_processes(before: MemoryUse, now: MemoryUse) -> MemoryUse:
-    """Return the processes of `now` that also existed at the previous look.
+    """Return the processes of `now` that also existed at the previous measurement.
 
-    New processes do not count yet: look() cannot always tell a child between vfork and exec from
-    its parent, while other threads allocate memory.
+    New processes do not count yet. `measure_memory` cannot always recognise a child between vfork
+    and exec, while threads of its parent allocate memory.
     """
     return MemoryUse(
         {pid: size for pid, size in now.resident.items() if pid in before.resident},
@@ -87,20 +88,20 @@ def surviving_processes(before: MemoryUse, now: MemoryUse) -> MemoryUse:
 def excess(before: MemoryUse, now: MemoryUse, limit: int) -> str | None:
     """Return by how much processes exceed a limit, for people, or None if they do not.
 
-    Both looks must show the excess: processes are read one after the other, and pages that they
-    share are counted more than once in a look during which one of them ends.
+    Both measurements must show the excess. Processes are read one after the other, so a shared page
+    is counted too often if a process exits during a measurement.
 
     Args:
-        before: the previous look.
-        now: the latest look.
-        limit: bytes that all of them may use together.
+        before: the previous measurement.
+        now: the latest measurement.
+        limit: bytes of all processes together.
     """
     sizes = surviving_processes(before, now).proportional
     used = sum(sizes.values())
     if min(used, sum(before.proportional.values())) <= limit:
         return None
     largest = sorted(((p, b) for p, b in sizes.items() if b), key=lambda item: -item[1])
-    named = [f"{now.names[p]} (pid {p}) {b / MIB:,.0f} MiB" for p, b in largest[:_MOST_NAMED]]
+    named = [f"{now.names[p]} (pid {p}) {b / MIB:,.0f} MiB" for p, b in largest[:_MAX_NAMED]]
     which = "its process" if len(largest) == 1 else f"the largest of its {len(largest)} processes"
     return (
         f"{_amounts(used, limit)} (the limit is memory_per_worker: raise it);"
@@ -109,40 +110,40 @@ def excess(before: MemoryUse, now: MemoryUse, limit: int) -> str | None:
 
 
 class MemoryWatch:
-    """Repeated looks at one rank's processes.
+    """Repeated measurements of one rank's processes.
 
     Attributes:
-        peak: largest number of bytes seen; the real peak may be higher, between looks or by less
-            than a quarter.
-        pause: seconds until the next look.
+        peak: largest measured number of bytes; the real peak may be higher, between measurements or
+            by less than a quarter.
+        pause: seconds until the next measurement.
     """
 
     def __init__(self, root: int, limit: int) -> None:
         self.peak = 0
-        self.pause = _LOOK_SECONDS
+        self.pause = _POLL_SECONDS
         self._root = root
         self._limit = limit
         self._before = MemoryUse({})
         self._read = 0
 
-    def look(self) -> str | None:
-        """Look once; return by how much the processes exceed their limit, for people, or None."""
+    def poll(self) -> str | None:
+        """Measure once; return by how much the processes exceed the limit, for people, or None."""
         began = time.monotonic()
-        # Newer kernels keep a process's counts per core and give statm a sum that is a bit stale.
+        # Newer kernels count per core, so the sum in statm is slightly stale.
         doubt = self._limit - self._limit // 16
         now = measure_memory(self._root, min(doubt, self._read * 5 // 4))
         counted = surviving_processes(self._before, now)
-        over = excess(self._before, now, self._limit)
+        reason = excess(self._before, now, self._limit)
         if now.proportional:
             self._read = max(self._read, sum(counted.resident.values()))
             self.peak = max(self.peak, sum(counted.proportional.values()))
-        # Nine parts of ten are the rank's, though a look at 100 GB can take 0.3 s and more.
-        took = time.monotonic() - began
-        self.pause = min(max(_LOOK_SECONDS, 9 * took), _MOST_SECONDS)
+        # Measure for at most a tenth of the time: 100 GB can take 0.3 s and more.
+        seconds = time.monotonic() - began
+        self.pause = min(max(_POLL_SECONDS, 9 * seconds), _MAX_POLL_SECONDS)
         if sum(now.proportional.values()) > self._limit:
-            self.pause = _AGAIN_SECONDS
+            self.pause = _CONFIRM_SECONDS
         self._before = now
-        return over
+        return reason
 
 
 def _amounts(used: int, limit: int) -> str:
@@ -153,21 +154,20 @@ def _amounts(used: int, limit: int) -> str:
 
 
 def tree(root: int) -> dict[int, int]:
-    """Return the parent by pid, of a process, its descendants, and its session's orphans with
-    theirs.
+    """Return pid → parent of a session leader, its descendants, and its session's orphans.
 
-    Descendants of orphans are included. The kernel puts orphans below init, or below this process
-    or the root's parent if that is a subreaper.
+    Descendants of orphans are included. An orphan's new parent is init, or this process or the
+    root's parent if that is a subreaper.
     """
     adopters = dict.fromkeys((_INIT, os.getpid(), parent_of(root)))
     todo = [(pid, parent) for parent in adopters for pid in children(parent)]
     todo = [(root, 0), *(pair for pair in todo if session(pair[0]) == root)]
-    found: dict[int, int] = {}
+    parents: dict[int, int] = {}
     for pid, parent in todo:
-        if pid not in found:
-            found[pid] = parent
+        if pid not in parents:
+            parents[pid] = parent
             todo += [(child, pid) for child in children(pid)]
-    return found
+    return parents
 
 
 def kill_tree(root: int) -> None:
@@ -175,35 +175,35 @@ def kill_tree(root: int) -> None:
 
     Processes that clean up after others are spared; they end by themselves.
 
-    `root` must not have been reaped, or its number may belong to another process.
+    `root` must not have been reaped, or its pid may belong to another process.
     """
     pids = tree(root)
     spared = cleaners(pids)
-    # A signal to the group reaches what is forked meanwhile; but those that are spared are in it.
+    # A signal to the group also reaches processes that are forked now, but spared ones too.
     groups = [] if spared else [(os.killpg, root)]
     for kill, pid in [*groups, *((os.kill, pid) for pid in pids if pid not in spared)]:
-        # Gone already, or another user's (setuid).
+        # The process has exited, or belongs to another user (setuid).
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of all threads of a process; none if it has ended."""
-    # Each thread has the children that it forked.
+    """Return the children of all threads of a process; [] if it has exited."""
+    # The kernel lists children by the thread that forked them.
     tasks = f"/proc/{pid}/task"
     try:
-        threads = os.listdir(tasks)  # noqa: PTH208 - some thousand times a second, perhaps
+        threads = os.listdir(tasks)  # noqa: PTH208 - called up to some thousand times a second
     except OSError:
         return []
-    found: list[int] = []
+    pids: list[int] = []
     for thread in threads:
         with contextlib.suppress(OSError):
-            found += map(int, _read(f"{tasks}/{thread}/children").split())
-    return found
+            pids += map(int, _read(f"{tasks}/{thread}/children").split())
+    return pids
 
 
 def session(pid: int) -> int | None:
-    """Return the pid of a process's session leader, None if the process has ended."""
+    """Return the pid of a process's session leader, None if the process has exited."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -218,7 +218,7 @@ def _resident(pid: int) -> int:
 
 
 def _rollup(pid: int) -> bytes | None:
-    """Return the smaps_rollup of a process; b"" if it is gone, None if the kernel refuses."""
+    """Return the smaps_rollup of a process; b"" after its exit, None if the kernel refuses."""
     try:
         return _read(f"/proc/{pid}/smaps_rollup")
     except ProcessLookupError:
@@ -230,16 +230,16 @@ def _rollup(pid: int) -> bytes | None:
 def _proportional(pid: int, rollup: bytes | None) -> int:
     if rollup is None:
         return _resident(pid)
-    found = _PSS.search(rollup)
-    return int(found[1]) * 1024 if found else 0
+    match = _PSS.search(rollup)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _read(path: str) -> bytes:
-    # A third of what Path.read_bytes costs.
+    # This costs a third of Path.read_bytes.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
-        # The kernel gives a list of children in pieces of a page.
+        # The kernel returns a list of children in pieces of a page.
         while part := os.read(descriptor, 64 * 1024):
             parts.append(part)
         return b"".join(parts)

@@ -1,4 +1,4 @@
-"""The models that the ranks of one container leave: inspected and uploaded on the node."""
+"""Inspection and upload of the model directories of one container's ranks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.lake import LakePath
 
-# Each uploads several files at a time by itself.
+# The upload of one rank already has several files in parallel.
 _RANKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """What a rank left in its model directory.
+    """The files of a rank's model directory.
 
     Attributes:
         files: number of files.
@@ -36,15 +36,14 @@ class ModelFiles:
 
 
 def read_model_dirs(directories: Mapping[int, Path]) -> dict[int, ModelFiles]:
-    """Return what is in the model directory of each rank, or why it cannot be published."""
-    return {rank: _left(directory) for rank, directory in directories.items()}
+    return {rank: _read_model_dir(directory) for rank, directory in directories.items()}
 
 
-def _left(directory: Path) -> ModelFiles:
+def _read_model_dir(directory: Path) -> ModelFiles:
     try:
         files = publication.files_of(directory) if directory.is_dir() else {}
         return ModelFiles(len(files), sum(path.stat().st_size for path in files.values()))
-    except (HopsGpuError, OSError) as error:  # what other ranks left is kept all the same
+    except (HopsGpuError, OSError) as error:  # other ranks' models must still be reported
         return ModelFiles(0, 0, str(error), str(getattr(error, "kind", "")))
 
 
@@ -59,7 +58,7 @@ def upload_all(
         stop: event that cancels the upload.
 
     Returns:
-        What `publication.upload` returned about the files, by rank.
+        The results of `publication.upload`, by rank.
 
     Raises:
         HopsGpuError: as `publication.upload`.
@@ -72,7 +71,7 @@ def upload_all(
         }
         try:
             ended, _ = wait(uploads.values(), return_when=FIRST_EXCEPTION)
-            # Of those that have ended: what made the others stop is raised, and not their end.
+            # Raise the first problem, and not the cancellation of uploads that still run.
             for upload in ended:
                 upload.result()
         except BaseException:
@@ -81,18 +80,15 @@ def upload_all(
     return {rank: upload.result() for rank, upload in uploads.items()}
 
 
-def dump_model_files(left: Mapping[int, ModelFiles]) -> bytes:
-    """Serialise for the control channel as JSON (RFC 8259), which `load_model_files` reads."""
-    return json.dumps({rank: astuple(one) for rank, one in left.items()}).encode()
+def dump_model_files(model_files: Mapping[int, ModelFiles]) -> bytes:
+    return json.dumps({rank: astuple(files) for rank, files in model_files.items()}).encode()
 
 
 def load_model_files(payload: bytes) -> dict[int, ModelFiles]:
-    """Return what `dump_model_files` wrote."""
     return {int(rank): ModelFiles(*fields) for rank, fields in json.loads(payload).items()}
 
 
 def dump_parts(parts: Mapping[int, Mapping[str, FileFacts]]) -> bytes:
-    """Serialise for the control channel as JSON (RFC 8259), which `load_parts` reads."""
     return json.dumps(
         {
             rank: {name: [facts.bytes, facts.digest] for name, facts in part.items()}
@@ -102,7 +98,6 @@ def dump_parts(parts: Mapping[int, Mapping[str, FileFacts]]) -> bytes:
 
 
 def load_parts(payload: bytes) -> dict[int, dict[str, FileFacts]]:
-    """Return what `dump_parts` wrote."""
     return {
         int(rank): {name: FileFacts(*facts) for name, facts in part.items()}
         for rank, part in json.loads(payload).items()

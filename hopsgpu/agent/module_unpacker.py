@@ -11,51 +11,52 @@ import time
 import zipfile
 from pathlib import Path
 
-# A trial follows within milliseconds; what outlives a rank may change files later.
-_KNOWN_SECONDS = 1.0
+# A search's next trial starts within milliseconds. Processes that outlive a rank may change files
+# later, so a check does not hold for longer.
+_UNCHANGED_SECONDS = 1.0
 
 _State = dict[str, tuple[int, int] | None]
 
 
 class UnpackedModules:
-    """A directory with the content of an archive, unpacked again only if that has changed.
+    """A directory with the content of an archive; unpacked again only after a change. Thread-safe.
 
-    A launch on a held gang mostly brings the modules of the previous launch, and unpacking hundreds
-    of them takes longer than everything else. Files that a rank has written there are removed for
-    the next attempt; only Python's compiled files stay, which depend on the sources beside them.
-    The class is thread-safe.
+    A launch on a held gang mostly has the modules of the previous launch, and unpacking hundreds of
+    modules takes longer than the rest of its start. Files that a rank has written to the directory
+    are removed before the next attempt. Only Python's compiled files stay, because they depend on
+    the sources beside them.
 
     Attributes:
-        attempts: number of attempts that received the directory.
+        uses: number of attempts that received the directory.
     """
 
     def __init__(self) -> None:
-        self.attempts = 0
+        self.uses = 0
         self._lock = threading.Lock()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._name = ""
         self._state: _State = {}
-        # Until when it is known to be what it was.
-        self._same_until = float("-inf")
+        # Time until which the directory is assumed unchanged.
+        self._unchanged_until = float("-inf")
 
     def close(self) -> None:
         """Remove the directory."""
         with self._lock:
             self._remove()
 
-    def look(self, attempts: int) -> None:
-        """Check what the ranks of an attempt have changed there, once they are gone.
+    def verify(self, uses: int) -> None:
+        """Check for changes once the ranks of an attempt have exited.
 
         Args:
-            attempts: value of `attempts` when they got the directory; if others have it by now,
-                nothing is done.
+            uses: value of `uses` when the attempt got the directory; if another attempt has got it
+                since, nothing is done.
         """
         with self._lock:
-            if attempts == self.attempts and self._is_same():
-                self._same_until = time.monotonic() + _KNOWN_SECONDS
+            if uses == self.uses and self._is_same():
+                self._unchanged_until = time.monotonic() + _UNCHANGED_SECONDS
 
     def prepare(self, name: str, archive: bytes) -> None:
-        """Unpack an archive before any attempt wants it.
+        """Unpack an archive before an attempt needs it.
 
         Args:
             name, archive: as for `roots`.
@@ -67,7 +68,7 @@ class UnpackedModules:
             if name != self._name or not self._is_same():
                 self._fill(name, archive)
                 # No rank knows the directory yet.
-                self._same_until = time.monotonic() + _KNOWN_SECONDS
+                self._unchanged_until = time.monotonic() + _UNCHANGED_SECONDS
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
         """Return the directories to import from.
@@ -81,18 +82,18 @@ class UnpackedModules:
             OSError: the files cannot be written.
         """
         with self._lock:
-            same = time.monotonic() < self._same_until or self._is_same()
-            self.attempts, self._same_until = self.attempts + 1, float("-inf")
-            held = self._directory
-            if held is None or name != self._name or not same:
-                held = self._fill(name, archive)
-            return [str(Path(held.name, str(number))) for number in range(count)]
+            is_same = time.monotonic() < self._unchanged_until or self._is_same()
+            self.uses, self._unchanged_until = self.uses + 1, float("-inf")
+            directory = self._directory
+            if directory is None or name != self._name or not is_same:
+                directory = self._fill(name, archive)
+            return [str(Path(directory.name, str(number))) for number in range(count)]
 
     def _is_same(self) -> bool:
         try:
             return self._directory is not None and _state_of(self._directory.name) == self._state
         except OSError:
-            return False  # somebody removes files, or has made them unreadable
+            return False  # a process removes files, or has made them unreadable
 
     def _remove(self) -> None:
         if self._directory is not None:
@@ -103,7 +104,7 @@ class UnpackedModules:
         self._remove()
         home = Path("hopsgpu").resolve()
         home.mkdir(mode=0o700, exist_ok=True)
-        # What a rank has made unremovable stays until the container's end.
+        # Ignore errors: files that a rank has made unremovable stay until the container's end.
         self._directory = tempfile.TemporaryDirectory(
             prefix="modules-", dir=home, ignore_cleanup_errors=True
         )
@@ -118,15 +119,13 @@ class UnpackedModules:
 
 
 def _state_of(directory: str) -> _State:
-    """Return what tells whether files are still the same: no program can set the time of a
-    change.
-    """
-    found: _State = {}
-    for path, below, files in os.walk(directory):
-        below[:] = [name for name in below if name != "__pycache__"]
-        found.update((f"{path}/{name}", None) for name in below)
+    """Return inode and change time by path. No program can set the change time."""
+    state: _State = {}
+    for path, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if name != "__pycache__"]
+        state.update((f"{path}/{name}", None) for name in directories)
         for name in files:
             file = f"{path}/{name}"
-            there = os.lstat(file)
-            found[file] = (there.st_ino, there.st_ctime_ns)
-    return found
+            status = os.lstat(file)
+            state[file] = (status.st_ino, status.st_ctime_ns)
+    return state

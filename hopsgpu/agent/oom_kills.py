@@ -9,20 +9,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_OWN = Path("/proc/self/cgroup")
+_CGROUP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
-def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
-    """Return how many processes of this process's control group were killed so; 0 where nobody
-    counts.
+def oom_kills(cgroup: Path = _CGROUP, root: Path = _ROOT) -> int:
+    """Return the number of OOM kills in this process's control group; 0 without a memory group.
 
     Args:
-        own: file of the process's groups (proc(5), cgroup).
+        cgroup: file of the process's groups (proc(5), cgroup).
         root: mount point of the groups.
     """
-    for line in _read(own).splitlines():
+    for line in _read(cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             file = root / path.lstrip("/") / "memory.events"
@@ -30,13 +29,13 @@ def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
             file = root / "memory" / path.lstrip("/") / "memory.oom_control"
         else:
             continue
-        if found := _COUNT.search(_read(file)):
-            return int(found[1])
+        if match := _COUNT.search(_read(file)):
+            return int(match[1])
     return 0
 
 
 def _read(file: Path) -> str:
-    """Return a file's content, "" if it is missing or not readable."""
+    """Return a file's content; "" if the file cannot be read."""
     try:
         return file.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The placeholder: the task that keeps an executor until the gang is whole."""
+"""The placeholder: the task that keeps an executor until the gang is complete."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run_placeholder(driver: DriverEndpoint, warm: WarmUp) -> None:
     """Connect to the driver and hold the task's slot until the driver closes the connection.
 
     Args:
-        driver: where it listens.
-        warm: what to import while the gang waits.
+        driver: where the driver listens.
+        warm: fork server to start while the gang waits.
 
     Raises:
         OSError: the driver cannot be reached.
@@ -61,5 +61,5 @@ async def _warm(warm: WarmUp, user: str | None) -> None:
     except (ConfigError, OSError) as error:
         reason = str(error)
     if reason is not None:
-        # The launch will tell its user.
+        # The launch reports the reason to its user.
         log.warning("ranks will start as fresh interpreters: %s", reason)

@@ -1,18 +1,19 @@
 """The process daemon: one process per container that starts ranks and outlives the tasks.
 
-A task's process starts it as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD LOCK WARM`.
-It leaves that process's session and family, and ends, with all its descendants, when the process
-behind PIDFD (the executor's JVM) ends. LOCK is a descriptor that has the lock of its start
-(`daemon_start`), and WARM that of a file with the spec of a fork server to start at once, or null.
-On the unix socket `socket` in DIRECTORY it first says `token` and `pid`, and then receives
+A task's process starts the daemon as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD LOCK
+WARM`. The daemon leaves the session of that process and has init as its parent. It ends, with all
+its descendants, when the process behind PIDFD (the executor's JVM) ends. LOCK is a descriptor that
+has the lock of the start (`daemon_start`). WARM is a descriptor of a file with the spec of a fork
+server to start at once, or null. To each client of the unix socket `socket` in DIRECTORY the daemon
+sends `token` and `pid`, and then it receives
 
     warm     starts a fork server               → id, warning
     spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
-    store    starts a torch TCPStore            → id, pid, port (None: no torch, or a warning tells
+    store    starts a torch TCPStore            → id, pid, port (None: no torch, or the warning says
                                                   why), warning; later ended
     prepare  unpacks a Python environment       → id, home | id, problem, configured
     signal   sends a signal to a rank
-    forget   removes the short paths of ranks' directories, which are about to be removed
+    remove-links  removes the short paths of ranks' directories before the directories go
 
 A rank ends with the connection that started it.
 """
@@ -38,7 +39,7 @@ from typing import Any
 
 from hopsgpu import linux
 from hopsgpu.agent import fork_servers, orphans
-from hopsgpu.agent.environment_unpacker import EnvironmentUnpacking
+from hopsgpu.agent.environment_unpacker import EnvironmentUnpacker
 from hopsgpu.agent.fork_server_pool import ForkServerPool
 from hopsgpu.agent.fork_servers import ForkServerProcess, Request
 from hopsgpu.agent.json_lines import JsonLineSocket, error_fields, peer_user
@@ -49,7 +50,7 @@ from hopsgpu.core import own_log
 from hopsgpu.rank import files
 from hopsgpu.tracebacks import VARIABLE
 
-# Not by __name__: it runs as __main__.
+# Named explicitly, because `__name__` is `__main__` here.
 log = logging.getLogger("hopsgpu.agent.process_daemon")
 
 SOCKET = "socket"
@@ -58,20 +59,20 @@ _TOKEN = "token"
 
 
 @dataclass(eq=False)
-class Client:
-    """A connected task, the ranks that end with it, and the links to their directories."""
+class TaskConnection:
+    """A connected task, its ranks, and the links to the ranks' directories."""
 
     lines: JsonLineSocket
     ranks: set[int] = field(default_factory=set)
     links: set[Path] = field(default_factory=set)
-    gone: bool = False
+    is_gone: bool = False
 
 
 @dataclass(frozen=True)
 class RankOwner:
-    """A rank: its owner, and who reaps it (None: the daemon)."""
+    """The client of a rank, and the fork server that reaps the rank (None: the daemon does)."""
 
-    client: Client
+    client: TaskConnection
     server: ForkServerProcess | None
 
 
@@ -96,19 +97,19 @@ class DaemonServer:
         self._reaper = Reaper()
         self._mark = {orphans.VARIABLE: token}
         self._rank_owners: dict[int, RankOwner] = {}
-        self._env_unpacker = EnvironmentUnpacking(directory, self._mark, self._reaper)
+        self._env_unpacker = EnvironmentUnpacker(directory, self._mark, self._reaper)
         self._pool = ForkServerPool(
             directory,
             links.add(directory) / files.TEMPORARY,
             self._mark,
             self._selector,
             self._reaper,
-            without_server=self._without_server,
-            tell_end=self._tell_end,
+            serve_without=self._serve_without_server,
+            on_exit=self._report_exit,
         )
 
     def warm(self, spec: ServerSpec) -> None:
-        """Start a fork server for ranks to come; they are told if it cannot be used."""
+        """Start a fork server for later ranks; they report if it cannot be used."""
         self._pool.serve(Request(None, "warm", spec, {}, lambda **_: None))
 
     def serve(self, watched: int) -> None:
@@ -119,7 +120,7 @@ class DaemonServer:
                 self._selector.register(watched, selectors.EVENT_READ)
                 self._selector.register(arrived, selectors.EVENT_READ)
                 while True:
-                    ready = self._selector.select(self._patience())
+                    ready = self._selector.select(self._seconds_until_due())
                     if any(key.fd == watched for key, _ in ready):
                         log.info("the watched process has ended: ends")
                         return
@@ -127,20 +128,20 @@ class DaemonServer:
                         if signal.SIGTERM in os.read(arrived, 4096):
                             log.info("received SIGTERM: ends")
                             return
-                        self._collect()
+                        self._reap()
                     for key, _ in ready:
-                        # What came before it may have had it closed.
+                        # An earlier event of this loop may have closed this descriptor.
                         if key.data and self._selector.get_map().get(key.fd) is key:
                             key.data()
-                    self._pool.end_late()
+                    self._pool.drop_overdue()
                     self._links.refresh(time.monotonic())
         finally:
             self._reaper.kill_all()
 
-    def _patience(self) -> float:
-        until_refresh = self._links.patience(time.monotonic())
-        patience = self._pool.patience()
-        return until_refresh if patience is None else min(patience, until_refresh)
+    def _seconds_until_due(self) -> float:
+        until_refresh = self._links.seconds_until_due(time.monotonic())
+        until_deadline = self._pool.seconds_until_due()
+        return until_refresh if until_deadline is None else min(until_deadline, until_refresh)
 
     def _when_readable(self, connection: socket.socket, act: Callable[[], None]) -> None:
         self._selector.register(connection, selectors.EVENT_READ, act)
@@ -151,11 +152,11 @@ class DaemonServer:
             connection.close()
             return
         log.debug("a task has connected")
-        client = Client(JsonLineSocket(connection))
+        client = TaskConnection(JsonLineSocket(connection))
         client.lines.send(token=self._token, pid=os.getpid())
-        self._when_readable(connection, functools.partial(self._listen_to, client))
+        self._when_readable(connection, functools.partial(self._receive, client))
 
-    def _listen_to(self, client: Client) -> None:
+    def _receive(self, client: TaskConnection) -> None:
         try:
             messages = client.lines.receive()
             for message in messages or ():
@@ -165,33 +166,33 @@ class DaemonServer:
             log.info("a task sent an invalid message: closes the connection")
             messages = None
         if messages is None:
-            self._hang_up(client)
+            self._disconnect(client)
 
-    def _hang_up(self, client: Client) -> None:
-        client.gone = True
+    def _disconnect(self, client: TaskConnection) -> None:
+        client.is_gone = True
         log.info("a task has disconnected: kills its %d processes", len(client.ranks))
         self._selector.unregister(client.lines.connection)
         client.lines.connection.close()
         for pid in tuple(client.ranks):
             self._signal(pid, signal.SIGKILL, "tree")
-        self._pool.forget_owner(client)
-        self._forget(client, client.links)
+        self._pool.withdraw(client)
+        self._remove_links(client, client.links)
 
-    def _forget(self, client: Client, links: Iterable[Path]) -> None:
+    def _remove_links(self, client: TaskConnection, links: Iterable[Path]) -> None:
         for link in tuple(links):
             self._links.remove(link)
             client.links.discard(link)
 
-    def _handle_request(self, client: Client, message: dict[str, Any]) -> None:
+    def _handle_request(self, client: TaskConnection, message: dict[str, Any]) -> None:
         log.debug("request: %s", message["do"])
         if message["do"] == "signal":
             if message["pid"] in client.ranks:
                 log.debug("signal %d for pid %d", message["signal"], message["pid"])
                 self._signal(message["pid"], message["signal"], message["scope"])
             return
-        if message["do"] == "forget":
+        if message["do"] == "remove-links":
             below = self._links.below(Path(message["directory"]))
-            self._forget(client, client.links.intersection(below))
+            self._remove_links(client, client.links.intersection(below))
             return
         reply = functools.partial(self._reply, client, message["id"])
         if message["do"] == "prepare":
@@ -202,7 +203,7 @@ class DaemonServer:
             return
         if message["do"] == "spawn":
             try:
-                temporary = self._temporary(client, Path(message["directory"]))
+                temporary = self._make_temporary(client, Path(message["directory"]))
             except OSError as error:
                 reply(**error_fields(error))
                 return
@@ -210,21 +211,25 @@ class DaemonServer:
         spec = ServerSpec.from_fields(message["server"])
         self._pool.serve(Request(client, message["do"], spec, message, reply))
 
-    def _temporary(self, client: Client, directory: Path) -> Path:
-        """Return the short path of a rank's directory for temporary files, and create it."""
+    def _make_temporary(self, client: TaskConnection, directory: Path) -> Path:
+        """Create a rank's directory for temporary files, and return its short path."""
         (directory / files.TEMPORARY).mkdir(mode=0o700)
         link = self._links.add(directory)
         client.links.add(link)
         return link / files.TEMPORARY
 
     def _reply(
-        self, client: Client, number: int, server: ForkServerProcess | None = None, **fields: Any
+        self,
+        client: TaskConnection,
+        number: int,
+        server: ForkServerProcess | None = None,
+        **fields: Any,
     ) -> None:
         if (pid := fields.get("pid")) is not None:
             log.debug("pid %d %s", pid, "started" if server is None else "forked")
             self._rank_owners[pid] = RankOwner(client, server)
             client.ranks.add(pid)
-            if client.gone:
+            if client.is_gone:
                 self._signal(pid, signal.SIGKILL, "tree")
         client.lines.send(id=number, **fields)
 
@@ -235,26 +240,27 @@ class DaemonServer:
         else:
             server.lines.send(do="signal", pid=pid, signal=number, scope=scope)
 
-    def _collect(self) -> None:
-        for end in self._reaper.collect():
-            self._tell_end(end)
-            self._env_unpacker.reaped(end)
-            left = [pid for pid in self._pool.reaped(end) if pid in self._rank_owners]
-            for pid in left:
+    def _reap(self) -> None:
+        for status in self._reaper.reap():
+            self._report_exit(status)
+            self._env_unpacker.on_exit(status)
+            orphaned = [pid for pid in self._pool.on_exit(status) if pid in self._rank_owners]
+            for pid in orphaned:
                 self._rank_owners[pid] = RankOwner(self._rank_owners[pid].client, None)
-            # They die with their server, or had died before and it took to its grave how.
-            for pid in self._reaper.adopt(left):
-                self._tell_end(ExitStatus(pid, signal.SIGKILL, 0))
+            # The kernel kills a server's ranks with the server (PDEATHSIG). If a rank died earlier,
+            # its exit status was lost with the server: report SIGKILL.
+            for pid in self._reaper.adopt_or_report_dead(orphaned):
+                self._report_exit(ExitStatus(pid, signal.SIGKILL, 0))
         self._reaper.sweep()
 
-    def _tell_end(self, ended: ExitStatus) -> None:
-        rank_owner = self._rank_owners.pop(ended.pid, None)
-        log.debug("pid %d exited: %d", ended.pid, os.waitstatus_to_exitcode(ended.status))
-        if rank_owner is not None:
-            rank_owner.client.ranks.discard(ended.pid)
-            rank_owner.client.lines.send(ended=asdict(ended))
+    def _report_exit(self, status: ExitStatus) -> None:
+        owner = self._rank_owners.pop(status.pid, None)
+        log.debug("pid %d exited: %d", status.pid, os.waitstatus_to_exitcode(status.status))
+        if owner is not None:
+            owner.client.ranks.discard(status.pid)
+            owner.client.lines.send(ended=asdict(status))
 
-    def _without_server(self, request: Request, reason: str | None) -> None:
+    def _serve_without_server(self, request: Request, reason: str | None) -> None:
         match request.do:
             case "warm":
                 request.reply(warning=reason)
@@ -267,9 +273,9 @@ class DaemonServer:
         directory = Path(request.fields["directory"])
         command = [request.spec.executable, "-m", files.ENTRY, str(directory), str(os.getpid())]
         try:
-            # Append mode: what C and Python write comes in the order in which it was written.
+            # Append mode keeps the order in which C and Python write.
             with (directory / files.LOG).open("ab") as output:
-                pid = fork_servers.started(
+                pid = fork_servers.start_process(
                     command,
                     cwd=directory / files.WORK,
                     env={**request.environment, **self._mark},
@@ -284,21 +290,14 @@ class DaemonServer:
 
 
 def main(directory: Path, watched: int, lock: int, warm: int) -> None:
-    """Become the daemon of a directory, which has none.
-
-    Args:
-        directory: the directory.
-        watched: pidfd of the process with which it ends.
-        lock: descriptor that has the lock of its start, which it lets go.
-        warm: descriptor of a file with the spec of a fork server to start at once, or null.
-    """
-    os.chdir(directory)  # the path may be longer than a socket's name may be
-    with os.fdopen(warm, "rb") as given:
-        fields = json.load(given)
+    """Become the daemon of a directory that has none; the module describes the arguments."""
+    os.chdir(directory)  # the absolute path may exceed the limit of a socket's name
+    with os.fdopen(warm, "rb") as file:
+        fields = json.load(file)
     with contextlib.ExitStack() as stack:
         token = Path(_TOKEN)
         if token.exists():
-            # Its daemon was killed.
+            # The last daemon of the directory was killed.
             orphans.sweep(token.read_text())
         token.write_text(os.urandom(16).hex())
         Path(SOCKET).unlink(missing_ok=True)
@@ -306,15 +305,15 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
         listener.bind(SOCKET)
         listener.listen(128)
         if os.fork() != 0:
-            # Its starter waits for this process; the daemon is nobody's child.
+            # The starter waits for this parent to exit. The daemon is then reparented to init.
             os._exit(0)
         os.close(lock)
         linux.reset_signals()
         linux.become_subreaper()
-        # Not in the directory that goes with this process.
-        file = own_log.directory(directory.parent) / own_log.daemon_file(os.getpid())
+        # The log must outlive the daemon's directory, which is removed at its end.
+        log_file = own_log.directory(directory.parent) / own_log.daemon_file(os.getpid())
         level = own_log.level_of(os.environ.get(VARIABLE)) or own_log.INFO
-        stack.enter_context(own_log.written(file, level))
+        stack.enter_context(own_log.written(log_file, level))
         log.info("process daemon of %s", directory.name)
         short = stack.enter_context(links(directory))
         server = DaemonServer(directory, listener, token.read_text(), short)

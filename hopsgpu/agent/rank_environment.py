@@ -1,4 +1,4 @@
-"""Ranks' variables: what they inherit, and what they share with the ranks of their container."""
+"""The environment variables of ranks: inherited, shared by a container's ranks, and own."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NOT_INHERITED = re.compile(
     r"|TORCHELASTIC_.*|GROUP_.*|ROLE_.*|HOPSGPU_PROCESS_DAEMON"
 )
 
-# Of a Spark task or a rank; frameworks do not look at them while they are imported.
+# Variables of a single Spark task or rank. Frameworks do not read these at their import.
 _NOT_SHARED = re.compile(
     r"HOPSGPU_.*|HOME|TMPDIR|(PY)?SPARK_.*|PYTHON_(WORKER|UNIX|FAULT|DAEMON).*"
 )
 
-# Directories that libraries write to; without them they take one below HOME or TMPDIR.
+# Directories that libraries write to. Without these variables, libraries use HOME or TMPDIR.
 _WRITTEN = frozenset(
     {
         "CUDA_CACHE_PATH",
@@ -49,13 +49,13 @@ IMPORT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What a fork server is started from; ranks with equal specs share one.
+    """The parameters of a fork server; ranks with equal specs share a server.
 
     Attributes:
         executable: the Python interpreter.
-        environment: the variables that its ranks share.
-        modules: modules to import if they exist: top-level ones, and dotted ones below these.
-        import_seconds: seconds after which its ranks start without it.
+        environment: the variables that the server's ranks share.
+        modules: modules to import if they exist: top-level modules and their submodules.
+        import_seconds: seconds of imports after which ranks start without the server.
     """
 
     executable: str
@@ -74,7 +74,7 @@ class ServerSpec:
         return self.executable, tuple(sorted(self.environment.items())), frozenset(self.modules)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the fields for a message, which `from_fields` reads."""
+        """Return JSON fields, which `from_fields` reads."""
         return {
             "executable": self.executable,
             "environment": dict(self.environment),
@@ -88,12 +88,12 @@ class ServerSpec:
 
 
 def rank_environment(
-    executor: Mapping[str, str], own: Mapping[str, str], python_path: Sequence[str]
+    executor: Mapping[str, str], assigned: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """Return a rank's variables: its own ones over the executor's, cleaned up.
+    """Return a rank's variables: the assigned ones over those inherited from the executor.
 
-    Directories of caches that this user cannot use are not inherited either: an image may name
-    those of the user that built it.
+    Directories of caches that this user cannot use are not inherited: an image may name directories
+    of the user that built it.
     """
     kept = {
         name: os.fsencode(value).decode("utf-8", "surrogateescape")
@@ -104,16 +104,11 @@ def rank_environment(
     }
     inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
     path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), **own}
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), **assigned}
 
 
 def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Return variables as a process gets them: in UTF-8, also where its locale, or this one's, is
-    ASCII.
-
-    Args:
-        environment: variables, as returned by `rank_environment`.
-    """
+    """Return the result of `rank_environment` in UTF-8, also if a locale is ASCII."""
     return {_utf8(name): _utf8(value) for name, value in environment.items()}
 
 
@@ -122,14 +117,14 @@ def _utf8(text: str) -> bytes:
 
 
 def _is_usable(name: str, path: Path) -> bool:
-    # A relative path lies in the rank's working directory, where all can be made.
+    # A relative path lies in the rank's working directory, where every path can be created.
     if name not in _WRITTEN | _FILLED or not path.is_absolute():
         return True
     if name in _FILLED and os.access(path, os.R_OK | os.X_OK):
         return True
-    there = next(above for above in (path, *path.parents) if os.path.lexists(above))
-    # In this order: where a link leads may be hidden from this user.
-    return os.access(there, os.W_OK | os.X_OK) and there.is_dir()
+    existing = next(above for above in (path, *path.parents) if os.path.lexists(above))
+    # `access` first: `is_dir` fails if this user may not read the target of a link.
+    return os.access(existing, os.W_OK | os.X_OK) and existing.is_dir()
 
 
 def server_spec(
@@ -138,13 +133,13 @@ def server_spec(
     modules: Sequence[str],
     python: RankPython,
 ) -> ServerSpec:
-    """Return the spec of a container's fork server; it is the same in each of its Spark tasks.
+    """Return the spec of a container's fork server, which is the same in each Spark task.
 
     Args:
         executor: variables of a Spark task.
         shared: variables of all ranks.
-        modules: modules that they will import.
-        python: what they run with.
+        modules: modules that the ranks will import.
+        python: Python environment of the ranks.
     """
     lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
     environment = rank_environment(lasting, shared, [*python.packages, package_path()])
@@ -152,11 +147,11 @@ def server_spec(
 
 
 def own_variables(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
-    """Return the variables of a rank that it does not share."""
+    """Return the variables of a rank that differ from the fork server's."""
     shared = spec.environment
     return {name: value for name, value in environment.items() if shared.get(name) != value}
 
 
 def package_path() -> str:
-    """What to put on a Python path so that the hopsgpu is found that this process runs."""
+    """Return the directory of the `hopsgpu` that this process runs, for a Python path."""
     return str(Path(__file__).absolute().parents[2])

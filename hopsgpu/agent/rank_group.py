@@ -1,4 +1,4 @@
-"""One attempt's ranks in one container: started, observed, ended, and what they left."""
+"""The ranks of one attempt in one container: start, supervision, end and files."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# More travels by the lake: the driver's memory is shared by the values of all ranks.
-MOST_INLINE = 2**20
+# Larger values go through the lake, because the driver's memory holds the values of all ranks.
+_MAX_INLINE = 2**20
 
-# What an agent says of a rank that cannot say it, as its files could not be read or written.
+# Status that the agent reports if the rank's outcome file cannot be read.
 _FILES_LOST = "files lost"
-# The same of one whose GPU is beyond hope, and that we have killed for it.
+# Status of a rank that the agent killed because its GPU failed.
 _GPU_FAILED = "gpu failed"
-# For it to fail by itself, with its own traceback, before it is killed.
+# Time for a rank to fail with its own traceback before it is killed because of its GPU.
 _BROKEN_SECONDS = 5.0
-# How often the driver hears for how long a rank was blocked, if that has changed.
+# Interval of reports of a rank's blocked time.
 _BLOCKED_SECONDS = 5.0
-# A look at a rank's answer takes a microsecond.
+# A poll of a rank's answer takes a microsecond.
 _ANSWER_SECONDS = 0.01
 
 _Send = Callable[[bytes], Awaitable[None]]
@@ -73,7 +73,7 @@ _Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class _ReturnedValue:
-    """What is sent to the driver of a value."""
+    """A rank's value, or a reference to its file, for the driver."""
 
     inline: bytes = b""
     file: Mapping[str, str] | None = None
@@ -84,8 +84,8 @@ class RankGroup:
 
     Attributes:
         run_id: ID of its run.
-        begun: event, set once a rank was started or failed to start.
-        over: event, set once the ends of all ranks are reported, or about to be.
+        started: event, set once a rank was started or failed to start.
+        ended: event, set once the exits of all ranks are reported, or about to be.
 
     Args:
         channel: channel to the driver.
@@ -103,61 +103,60 @@ class RankGroup:
         self._directory = Path("hopsgpu", name).resolve()
         self._daemon: DaemonClient | None = None
         self._ranks: dict[int, RankProcess] = {}
-        # Ranks whose ends were told, or are about to be.
+        # Ranks whose exits were reported, or are about to be.
         self._ended: set[int] = set()
         self._has_failed = False
-        # What agrees with each rank that has not ended on a checkpoint, and the open proposal.
+        # The agreement files of the ranks that run, and the open proposal.
         self._proposals: dict[int, ProposalWords] = {}
         self._proposed: int | None = None
-        # What hands lines of the driver to each rank that got one.
         self._inboxes: dict[int, InboxWriter] = {}
         self._watching: list[asyncio.Task[None]] = []
-        self._killed_before = 0
-        self._unwatched: set[str] = set()
+        self._oom_kills_before = 0
+        self._warned_problems: set[str] = set()
         self._stopping = asyncio.Event()
         self._dropping = asyncio.Event()
-        self.begun = asyncio.Event()
-        self.over = asyncio.Event()
+        self.started = asyncio.Event()
+        self.ended = asyncio.Event()
 
     async def start(self, daemon: DaemonClient, roots: Sequence[str], python: RankPython) -> None:
-        """Start the ranks, each watched by a task; report what fails as the end of the rank.
+        """Start the ranks, each watched by a task; report a failed start as the rank's exit.
 
         Args:
-            daemon: process daemon that starts them.
+            daemon: process daemon that starts the ranks.
             roots: directories to import the user's modules from.
-            python: Python environment that they run with.
+            python: Python environment of the ranks.
         """
         message = self._message
         ranks = ", ".join(str(described["context"]["rank"]) for described in message["ranks"])
         log.info("%s: attempt %d: starts ranks %s", self.run_id, message["attempt"], ranks)
         self._daemon = daemon
         sizes = [described["data_bytes"] for described in message["ranks"]]
-        call, *shards = _cut(message.payload, [message["call_bytes"], *sizes])
+        call, *shards = _split(message.payload, [message["call_bytes"], *sizes])
         self._directory.mkdir(parents=True, mode=0o700)
         spec = spec_of(message, python)
         path = [*roots, *python.packages, package_path()]
         simulated = read_container_gpus().simulated_addresses
-        self._killed_before = oom_kills()
+        self._oom_kills_before = oom_kills()
         while daemon.warnings:
             await self._tell("warning", text=daemon.warnings.pop(0))
-        for described, dealt in zip(message["ranks"], shards, strict=True):
+        for described, shard in zip(message["ranks"], shards, strict=True):
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
-            if dealt:
-                # In a thread, as all that may take long: the loop gives signs of life.
-                await asyncio.to_thread((home / DATA).write_bytes, dealt)
+            if shard:
+                # Run in a thread: the event loop must keep sending heartbeats.
+                await asyncio.to_thread((home / DATA).write_bytes, shard)
             context = Context.from_fields(described["context"], home / "model")
             gpus = described["context"]["gpus"]
-            given_out = {
+            assigned = {
                 **accelerate.environment({*gpus} - simulated),
                 **described["environment"],
-                # The user's variables may name other interfaces than ours.
+                # Last, because the user's variables may name other interfaces.
                 **message["shared"],
             }
-            environment = rank_environment(os.environ, given_out, path)
+            environment = rank_environment(os.environ, assigned, path)
             environment |= direct_environment(environment, message.fields.get("direct", ()))
-            own, memory = own_variables(environment, spec), message.fields.get("memory")
-            rank = RankProcess(daemon, home, context, spec, own, memory)
+            variables, memory = own_variables(environment, spec), message.fields.get("memory")
+            rank = RankProcess(daemon, home, context, spec, variables, memory)
             self._ranks[rank.rank] = rank
             running = self._run(daemon, rank, call, gpus)
             self._watching.append(self._tasks.create_task(running))
@@ -165,39 +164,42 @@ class RankGroup:
     async def refuse(self, error: OSError) -> None:
         """Report that none of the ranks can be started."""
         for described in self._message["ranks"]:
-            # Those that were started tell of themselves.
+            # A started rank reports its own exit.
             if (rank := described["context"]["rank"]) not in self._ranks:
-                await self._not_started(rank, error, stopped=False)
-        self.begun.set()
+                await self._report_not_started(rank, error, was_stopped=False)
+        self.started.set()
 
-    async def stop(self, *, dump_stacks: bool = False, drop_saves: bool = False) -> None:
-        """End the ranks with SIGTERM, and SIGKILL after 5 s; report their ends.
+    async def stop(
+        self, *, should_dump_stacks: bool = False, should_drop_saves: bool = False
+    ) -> None:
+        """Stop the ranks with SIGTERM, and SIGKILL after 5 s; report their exits.
 
-        Checkpoints that they have saved are still uploaded, within bounded time, because a later
-        attempt or run may resume from them.
+        Saved checkpoints are still uploaded, within bounded time, because a later attempt or run
+        may resume from them.
 
         Args:
-            dump_stacks: whether each rank first writes the stacks of its threads.
-            drop_saves: whether these uploads are abandoned, because the next attempt resumes from
-                an earlier checkpoint.
+            should_dump_stacks: whether each rank first writes the stacks of its threads.
+            should_drop_saves: whether these uploads are abandoned, because the next attempt resumes
+                from an earlier checkpoint.
         """
-        if drop_saves:
+        if should_drop_saves:
             self._dropping.set()
         self._stopping.set()
-        await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
+        ranks = self._ranks.values()
+        await asyncio.gather(*(rank.stop(should_dump_stacks=should_dump_stacks) for rank in ranks))
 
     async def prune(self) -> None:
-        """Let the ranks know that their trial should end; they are not stopped."""
+        """Ask the ranks to end their trial early; they are not stopped."""
         for rank in self._ranks.values():
             try:
                 ask_to_end(rank.directory)
             except OSError as error:
                 await self._warn(f"rank {rank.rank} could not be asked to end its trial: {error}")
 
-    async def hand(self, line: str) -> None:
-        """Hand a line to the ranks that have not ended; they read it from their inbox.
+    async def send_line(self, line: str) -> None:
+        """Write a line to the inboxes of the ranks that run.
 
-        A rank that cannot get it is killed: the driver would wait for it for ever.
+        If an inbox cannot be written, its rank is killed: the driver would wait for it forever.
         """
         for rank in self._ranks.values():
             if rank.rank in self._ended:
@@ -212,7 +214,7 @@ class RankGroup:
                 )
                 rank.kill()
 
-    async def tell_steps(self, number: int) -> None:
+    async def report_steps(self, number: int) -> None:
         """Report the last steps that the ranks have asked about.
 
         Args:
@@ -229,24 +231,24 @@ class RankGroup:
         self._proposed = step
         for words in self._proposals.values():
             words.propose(step)
-        self._tasks.create_task(self._tell_answers(step))
+        self._tasks.create_task(self._report_answers(step))
 
-    def decide(self, step: int, *, committed: bool) -> None:
-        """Let the ranks know whether all have accepted a proposal.
+    def decide(self, step: int, *, is_committed: bool) -> None:
+        """Pass the driver's decision on a proposal to the ranks.
 
-        If so, report when each of them has come past the agreed step.
+        After a commit, report when each rank has passed the agreed step.
         """
-        log.debug("%s: step %d is %s", self.run_id, step, "agreed" if committed else "given up")
+        log.debug("%s: step %d is %s", self.run_id, step, "agreed" if is_committed else "given up")
         self._proposed = None
         for words in self._proposals.values():
-            if committed:
+            if is_committed:
                 words.commit(step)
             else:
                 words.abort(step)
-        if committed:
-            self._tasks.create_task(self._tell_passed(step))
+        if is_committed:
+            self._tasks.create_task(self._report_passed(step))
 
-    async def _tell_answers(self, step: int) -> None:
+    async def _report_answers(self, step: int) -> None:
         pending = dict(self._proposals)
         while self._proposed == step and (pending := self._running(pending)):
             for rank, words in list(pending.items()):
@@ -257,7 +259,7 @@ class RankGroup:
             # The rank is another process and sends no signal.
             await asyncio.sleep(_ANSWER_SECONDS)
 
-    async def _tell_passed(self, step: int) -> None:
+    async def _report_passed(self, step: int) -> None:
         pending = dict(self._proposals)
         while pending := self._running(pending):
             for rank, words in list(pending.items()):
@@ -271,11 +273,11 @@ class RankGroup:
         return {rank: words for rank, words in shared.items() if rank in self._proposals}
 
     async def end(self) -> None:
-        """End the ranks that still run, and remove their files here."""
+        """Stop the ranks that still run, and remove the attempt's files on this node."""
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
-        self._forget()
+        self._remove_links()
         await self._remove(self._directory)
 
     @property
@@ -283,37 +285,36 @@ class RankGroup:
         """Whether the attempt belongs to a search."""
         return self._message["ranks"][0]["context"].get("trial") is not None
 
-    async def give_way(self, begun: asyncio.Event) -> None:
-        """Like `end`, for a next attempt, which is not delayed if all ranks have ended.
+    async def end_in_background(self, next_started: asyncio.Event) -> None:
+        """Like `end`, but if all ranks have exited, do not delay the next attempt.
 
         Args:
-            begun: event of the start of the next attempt; files are removed after it.
+            next_started: event of the start of the next attempt; files are removed after it.
         """
         if len(self._ended) < len(self._message["ranks"]):
             await self.end()
             return
-        self._forget()
-        # The next one may have the same name, and a rank's files take long to remove.
+        self._remove_links()
+        # The next attempt may have the same name, and a rank's files take long to remove.
         with contextlib.suppress(FileNotFoundError):
-            left = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
-            self._tasks.create_task(self._remove_after(begun, left))
+            renamed = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
+            self._tasks.create_task(self._remove_after(next_started, renamed))
 
-    def _forget(self) -> None:
-        """Release the short paths of the ranks' directories."""
+    def _remove_links(self) -> None:
         if self._daemon is not None:
-            self._daemon.forget(self._directory)
+            self._daemon.remove_links(self._directory)
 
-    async def _remove_after(self, begun: asyncio.Event, left: Path) -> None:
-        await begun.wait()
-        await self._remove(left)
+    async def _remove_after(self, started: asyncio.Event, directory: Path) -> None:
+        await started.wait()
+        await self._remove(directory)
 
     async def _remove(self, directory: Path) -> None:
         if directory.exists():
-            # What a rank has made unreadable stays until the container's end.
+            # Ignore errors: a directory that a rank has made unreadable stays until the end of the
+            # container.
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
-        """Return the directory of a rank's model."""
         return self._ranks[rank].model_dir
 
     async def _run(
@@ -325,10 +326,10 @@ class RankGroup:
             blocked = BlockedTime(rank.directory)
             started = await rank.start(call)
         except OSError as error:
-            await self._not_started(rank.rank, error, stopped=rank.stopped)
+            await self._report_not_started(rank.rank, error, was_stopped=rank.was_stopped)
             return
         finally:
-            self.begun.set()
+            self.started.set()
         log.debug(
             "%s: rank %d started: pid %d, %s",
             self.run_id,
@@ -347,20 +348,19 @@ class RankGroup:
                 self._stopping,
                 self._dropping,
                 self._warn,
-                functools.partial(self._tell_saved, rank.rank),
+                functools.partial(self._report_saved, rank.rank),
             ) as uploads:
                 await self._watch(rank, gpus, kill, uploads, blocked)
         finally:
-            # On a gang that is held the rest stays until the next launch.
+            # A held gang keeps the rank's other files until the next launch.
             if (rank.directory / KEPT).exists():
                 await asyncio.to_thread(shutil.rmtree, rank.directory / KEPT, ignore_errors=True)
 
-    async def _not_started(self, rank: int, error: OSError, *, stopped: bool) -> None:
+    async def _report_not_started(self, rank: int, error: OSError, *, was_stopped: bool) -> None:
         log.info("%s: rank %d not started: %s", self.run_id, rank, error)
         outcome = {"status": "not started", "error": str(error)}
         await self._tell("started", rank=rank, pid=0)
-        end = RankProcessExit(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
-        await self._report(rank, end)
+        await self._report(rank, _exit_without_status(outcome, was_stopped=was_stopped))
 
     async def _watch(
         self,
@@ -373,81 +373,83 @@ class RankGroup:
         ended = asyncio.Event()
         file = rank.directory / metrics.FILE
         problems: list[OSError] = []
-        broken, loop = asyncio.Event(), asyncio.get_running_loop()
+        gpu_broken, loop = asyncio.Event(), asyncio.get_running_loop()
 
-        def sampled(sample: GpuSample) -> None:
+        def append_sample(sample: GpuSample) -> None:
             metrics.append(file, metrics.sample_line(sample))
 
-        def gpu_broke() -> None:
+        def on_gpu_broken() -> None:
             log.info("%s: a GPU of rank %d can no longer be used", self.run_id, rank.rank)
-            loop.call_soon_threadsafe(broken.set)
+            loop.call_soon_threadsafe(gpu_broken.set)
 
-        async def followed(follower: _Follower, path: Path, send: _Send) -> None:
+        async def follow_or_kill(follower: _Follower, path: Path, send: _Send) -> None:
             try:
                 await follower(path, ended, send)
             except OSError as error:
-                # Nobody would see what it writes from now on.
+                # The rest of the rank's output would be lost.
                 problems.append(error)
                 kill()
 
         async with asyncio.TaskGroup() as following:
-            ending = following.create_task(_kill_when(broken, kill))
-            following.create_task(self._tell_entry(rank, ended))
-            following.create_task(self._tell_blocked(rank.rank, blocked, ended))
-            following.create_task(self._tell_warnings(rank, ended))
-            follow_shown = functools.partial(follow_output, keep_own=rank.shows_all_frames)
+            killing = following.create_task(_kill_when(gpu_broken, kill))
+            following.create_task(self._report_entry(rank, ended))
+            following.create_task(self._report_blocked(rank.rank, blocked, ended))
+            following.create_task(self._report_warnings(rank, ended))
+            follow_shown = functools.partial(
+                follow_output, should_keep_own=rank.should_show_all_frames
+            )
             for kind, path, follower in (
                 ("output", rank.log, follow_shown),
                 ("record", file, follow),
                 ("reports", file, follow_reports),
             ):
-                send = functools.partial(self._chunk, kind, rank.rank)
-                following.create_task(followed(follower, path, send))
-            async with sampling(gpus, sampled, on_gpu_failure=gpu_broke) as seen:
-                end = await self._end_of(rank, kill)
+                send = functools.partial(self._send_chunk, kind, rank.rank)
+                following.create_task(follow_or_kill(follower, path, send))
+            async with sampling(gpus, append_sample, on_gpu_failure=on_gpu_broken) as seen:
+                rank_exit = await self._wait_exit(rank, kill)
             ended.set()
-            killed = not ending.cancel()
+            was_killed = not killing.cancel()
         log.debug("%s: rank %d: all its output was sent", self.run_id, rank.rank)
         for problem in problems[:1]:
-            text = f"the output of rank {rank.rank} is incomplete: {problem}"
-            await self._tell("warning", text=text)
-        await self._tell_unwatched(seen.problems)
+            await self._warn(f"the output of rank {rank.rank} is incomplete: {problem}")
+        await self._warn_of_unwatched_gpus(seen.problems)
         try:
             unsaved = await asyncio.to_thread(unsaved_results, rank.rank, rank.directory / WORK)
         except OSError as error:
             unsaved = [f"the working directory of rank {rank.rank} could not be read: {error}"]
         for text in unsaved:
             await self._warn(text)
-        returned = end.outcome.get("status") in WELL and not end.stopped
-        if uploads.is_behind and not returned and not end.stopped:
-            # Others may wait for it, and need not wait for what it has saved.
-            await self._tell("failing", rank=rank.rank, raised="traceback" in end.outcome)
-        # The next attempt begins once all ends are told, and all its ranks must see the same.
-        sign = functools.partial(self._tell, "saving", rank=rank.rank)
-        await uploads.finish(sign, returned=returned)
-        explained = _explained(end, problems, seen.events if killed else ())
+        has_returned = rank_exit.outcome.get("status") in WELL and not rank_exit.was_stopped
+        if uploads.is_behind and not has_returned and not rank_exit.was_stopped:
+            # Other ranks may wait for this one. The driver can stop them before the upload ends.
+            await self._tell("failing", rank=rank.rank, raised="traceback" in rank_exit.outcome)
+        # The next attempt starts once all exits are reported, and all its ranks must see the same
+        # checkpoints.
+        report_saving = functools.partial(self._tell, "saving", rank=rank.rank)
+        await uploads.finish(report_saving, has_returned=has_returned)
+        explained = _with_cause(rank_exit, problems, seen.events if was_killed else ())
         await self._report(rank.rank, explained, seen.events)
 
-    async def _tell_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
-        """Report that the user's function runs, before the rank's end is reported."""
-        if (at := await rank.entered(ended)) is not None:
-            await self._tell("entered", rank=rank.rank, time=at)
+    async def _report_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
+        """Report that the user's function runs, before the rank's exit is reported."""
+        if (entered_at := await rank.wait_entry(ended)) is not None:
+            await self._tell("entered", rank=rank.rank, time=entered_at)
 
-    async def _tell_blocked(self, rank: int, blocked: BlockedTime, ended: asyncio.Event) -> None:
-        """Report for how long a rank was blocked, until its end, and once more then."""
-        told = RankLosses()
+    async def _report_blocked(self, rank: int, blocked: BlockedTime, ended: asyncio.Event) -> None:
+        """Report for how long a rank was blocked, whenever that changes, until its exit."""
+        reported = RankLosses()
         is_last = False
         while not is_last:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_BLOCKED_SECONDS):
                     await ended.wait()
             is_last, now = ended.is_set(), blocked.read()
-            if now != told:
-                told = now
+            if now != reported:
+                reported = now
                 await self._tell("blocked", rank=rank, data=now.data, checkpoints=now.checkpoints)
 
-    async def _tell_warnings(self, rank: RankProcess, ended: asyncio.Event) -> None:
-        """Report the warnings that the rank's own code leaves for the run."""
+    async def _report_warnings(self, rank: RankProcess, ended: asyncio.Event) -> None:
+        """Report the warnings that the rank's code writes for the run."""
         try:
             await follow_warnings(rank.directory, ended, self._warn)
         except OSError as error:
@@ -456,35 +458,35 @@ class RankGroup:
     async def _warn(self, text: str) -> None:
         await self._tell("warning", text=text)
 
-    async def _tell_saved(self, rank: int, saved: SaveResult) -> None:
-        """Report that a rank's part of a checkpoint is on the lake."""
-        whole, agreed = saved.is_complete, saved.agreed
-        await self._tell("saved", rank=rank, step=saved.step, complete=whole, agreed=agreed)
+    async def _report_saved(self, rank: int, saved: SaveResult) -> None:
+        """Report that a rank's shard of a checkpoint is on the lake."""
+        is_complete, agreed = saved.is_complete, saved.agreed
+        await self._tell("saved", rank=rank, step=saved.step, complete=is_complete, agreed=agreed)
 
-    async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
+    async def _warn_of_unwatched_gpus(self, problems: Mapping[str, str]) -> None:
         """Warn, once in this container, why events of its GPUs may go unnoticed."""
         simulated = read_container_gpus().simulated_addresses if problems else ()
         real = {problem for gpu, problem in problems.items() if gpu not in simulated}
-        for problem in sorted(real - self._unwatched):
-            self._unwatched.add(problem)
+        for problem in sorted(real - self._warned_problems):
+            self._warned_problems.add(problem)
             host = self._message["ranks"][0]["context"]["host"]
-            # Of the executors' Python, which is that of all nodes, the driver needs to hear once.
+            # All nodes have the same Python, so the text for a missing package names no host.
+            # The driver then warns only once.
             whose = "the ranks' GPUs" if problem == NOT_INSTALLED else f"GPUs of {host}"
-            text = f"XID events or the loss of {whose} may go unnoticed: {problem}"
-            await self._tell("warning", text=text)
+            await self._warn(f"XID events or the loss of {whose} may go unnoticed: {problem}")
 
-    async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankProcessExit:
+    async def _wait_exit(self, rank: RankProcess, kill: Callable[[], None]) -> RankProcessExit:
         try:
             return await rank.wait()
         except* OSError as group:
             problem = group.exceptions[0]
-        # Its end may never be seen, so nobody may wait for it.
+        # The agent may never see the rank's exit, so `stop` must not wait for the rank.
         del self._ranks[rank.rank]
         kill()
         outcome = {"status": _FILES_LOST, "error": str(problem)}
-        return RankProcessExit(None, None, 0, outcome, b"", (), time.time(), stopped=rank.stopped)
+        return _exit_without_status(outcome, was_stopped=rank.was_stopped)
 
-    async def _chunk(self, kind: str, rank: int, chunk: bytes) -> None:
+    async def _send_chunk(self, kind: str, rank: int, chunk: bytes) -> None:
         await self._tell(kind, chunk, rank=rank)
 
     async def _report(
@@ -497,21 +499,21 @@ class RankGroup:
             rank,
             end.signal or f"exit code {end.exit_code}",
             outcome.get("status", "no outcome"),
-            ", stopped" if end.stopped else "",
+            ", stopped" if end.was_stopped else "",
         )
-        saw_end = has_seen_end(self._directory / f"rank-{rank}")
+        has_seen_request = has_seen_end(self._directory / f"rank-{rank}")
         try:
-            value = await self._value(rank, end.value)
+            value = await self._store_value(rank, end.value)
         except StoreError as error:
             value, outcome = _ReturnedValue(), {"status": "value lost", "error": str(error)}
-        # Before it is told: the next one may follow at once.
+        # Record the exit before its report: the driver may start the next attempt at once.
         self._ended.add(rank)
         self._proposals.pop(rank, None)
         if (inbox := self._inboxes.pop(rank, None)) is not None:
             inbox.close()
-        self._has_failed |= end.stopped or outcome.get("status") not in WELL
+        self._has_failed |= end.was_stopped or outcome.get("status") not in WELL
         if self._has_failed and len(self._ended) == len(self._message["ranks"]):
-            # Before the last end, after which the driver hears nothing of this attempt.
+            # Before the last exit: the driver ignores later messages of this attempt.
             await send_log(self._tell, None if self._daemon is None else self._daemon.pid)
         await self._tell(
             "ended",
@@ -524,21 +526,22 @@ class RankGroup:
             outcome=outcome,
             log_tail=end.log_tail,
             time=end.time,
-            stopped=end.stopped,
-            oom_kills=oom_kills() - self._killed_before,
+            stopped=end.was_stopped,
+            oom_kills=oom_kills() - self._oom_kills_before,
             gpu_events=[event.fields() for event in events],
-            pruned=outcome.get("status") == PRUNED or (saw_end and outcome.get("status") in WELL),
+            pruned=outcome.get("status") == PRUNED
+            or (has_seen_request and outcome.get("status") in WELL),
         )
         if len(self._ended) == len(self._message["ranks"]):
-            self.over.set()
+            self.ended.set()
 
-    async def _value(self, rank: int, value: bytes) -> _ReturnedValue:
-        """Return the value for the driver; a large one goes through the run's directory.
+    async def _store_value(self, rank: int, value: bytes) -> _ReturnedValue:
+        """Return the value for the driver; write a large value to the run's directory.
 
         Raises:
-            StoreError: the lake failed to store it.
+            StoreError: the lake failed to store the value.
         """
-        if len(value) <= MOST_INLINE:
+        if len(value) <= _MAX_INLINE:
             return _ReturnedValue(value)
         name = f"values/attempt-{self._message['attempt']}-rank-{rank}.pickle"
         directory = self._run_url / "values"
@@ -551,24 +554,27 @@ class RankGroup:
         return _ReturnedValue(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
 
 
-def _cut(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Return the parts of a payload, of the given sizes."""
+def _exit_without_status(outcome: Mapping[str, str], *, was_stopped: bool) -> RankProcessExit:
+    return RankProcessExit(None, None, 0, outcome, b"", (), time.time(), was_stopped)
+
+
+def _split(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
     ends = list(itertools.accumulate(sizes, initial=0))
     return [payload[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
-    """Kill a rank whose GPU is broken: it might wait for the GPU forever."""
-    await broken.wait()
+async def _kill_when(gpu_broken: asyncio.Event, kill: Callable[[], None]) -> None:
+    """Kill a rank whose GPU is broken: the rank might wait for the GPU forever."""
+    await gpu_broken.wait()
     await asyncio.sleep(_BROKEN_SECONDS)
     kill()
 
 
-def _explained(
+def _with_cause(
     end: RankProcessExit, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
 ) -> RankProcessExit:
-    """Return a rank's end, with the cause if it gives none itself."""
-    if "status" in end.outcome or end.stopped:
+    """Add the cause to an exit whose outcome has none."""
+    if "status" in end.outcome or end.was_stopped:
         return end
     fatal = [event for event in killed_for if event.is_fatal]
     if fatal and end.signal == signal.SIGKILL.name:
@@ -584,5 +590,5 @@ def _explained(
 
 
 def spec_of(message: Message, python: RankPython) -> ServerSpec:
-    """Return the fork server of the ranks of a message."""
+    """Return the spec of the fork server for the ranks of a message."""
     return server_spec(os.environ, message["shared"], message["frameworks"], python)

@@ -16,13 +16,13 @@ from hopsgpu.agent.stack_filter import OwnFrames, as_shown
 from hopsgpu.core.metrics import Fold
 from hopsgpu.core.rank_warnings import read_warnings
 
-# A look at each of a rank's two files costs 0.1 ms, which its step may be waiting for.
-_LOOK_SECONDS = 0.2
+# A poll of a rank's two files costs 0.1 ms of a core that the rank may need.
+_POLL_SECONDS = 0.2
 _CHUNK = 256 * 1024
 _REPORT_SECONDS = 0.05
 # A poll for a rank's warnings takes some microseconds, because most ranks leave none.
 _WARNING_SECONDS = 1.0
-_LONGEST = 64 * 1024
+_MAX_LINE = 64 * 1024
 _STATE_SECONDS = 1.0
 _MARK = "…"
 _UP = re.compile(r"\x1b\[[0-9]*[AF]")
@@ -31,16 +31,16 @@ _UP = re.compile(r"\x1b\[[0-9]*[AF]")
 async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]) -> None:
     """Send what is appended to a file, in order, until `ended` is set and all is sent.
 
-    The rank writes to the file and never waits for the driver. A slow `send` delays only the
-    following.
+    The rank writes to the file and never waits for the driver. A slow `send` delays only later
+    chunks.
 
     Args:
         log: the file; created if missing.
-        ended: event, set when nobody writes to the file any more.
+        ended: event, set when no process writes to the file any more.
         send: receives at most 256 KiB at a time.
     """
-    with _opened(log) as file:
-        async for chunk in _appended(file.fileno(), ended):
+    with _open_file(log) as file:
+        async for chunk in _appended_chunks(file.fileno(), ended):
             if chunk:
                 await send(chunk)
 
@@ -50,23 +50,23 @@ async def follow_output(
     ended: asyncio.Event,
     send: Callable[[bytes], Awaitable[None]],
     *,
-    keep_own: bool = False,
+    should_keep_own: bool = False,
 ) -> None:
     """Like `follow`, without hopsgpu's own frames in the stacks of a crash.
 
     Args:
         log, ended, send: as for `follow`.
-        keep_own: whether to keep these frames.
+        should_keep_own: whether to keep these frames.
     """
-    shown = OwnFrames(keep=keep_own)
+    frames = OwnFrames(should_keep=should_keep_own)
 
-    async def send_shown(chunk: bytes) -> None:
-        if left := shown.without(chunk):
-            await send(left)
+    async def send_filtered(chunk: bytes) -> None:
+        if filtered := frames.without(chunk):
+            await send(filtered)
 
-    await follow(log, ended, send_shown)
-    if left := shown.rest():
-        await send(left)
+    await follow(log, ended, send_filtered)
+    if rest := frames.rest():
+        await send(rest)
 
 
 async def follow_reports(
@@ -81,67 +81,67 @@ async def follow_reports(
     all.
 
     Args:
-        file: file of `measures.append`; created if missing.
-        ended: event, set when nobody writes to the file any more.
-        send: receives what `measures.Metrics.take` accepts.
+        file: file of `core.metrics.append`; created if missing.
+        ended: event, set when no process writes to the file any more.
+        send: receives what `core.metrics.Metrics.take` accepts.
         clock: seconds.
     """
     fold = Fold()
-    sent = float("-inf")
-    with _opened(file) as opened:
-        async for chunk in _appended(opened.fileno(), ended):
+    sent_at = float("-inf")
+    with _open_file(file) as opened:
+        async for chunk in _appended_chunks(opened.fileno(), ended):
             fold.take(chunk)
-            at_end = not chunk
-            if fold and (at_end or clock() - sent >= _REPORT_SECONDS):
-                sent = clock()
+            is_at_end = not chunk
+            if fold and (is_at_end or clock() - sent_at >= _REPORT_SECONDS):
+                sent_at = clock()
                 await send(fold.flush())
 
 
 async def follow_warnings(
     directory: Path, ended: asyncio.Event, send: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Send each warning that a rank leaves for its run, until `ended` is set and all are sent.
+    """Send each warning that a rank writes for its run, until `ended` is set and all are sent.
 
     Args:
         directory: the rank's.
-        ended: event, set when the rank has ended.
+        ended: event, set when the rank has exited.
         send: receives a warning.
     """
-    sent = 0
+    sent_count = 0
     is_last = False
     while not is_last:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WARNING_SECONDS):
                 await ended.wait()
         is_last = ended.is_set()
-        for text in (warnings := read_warnings(directory))[sent:]:
+        for text in (warnings := read_warnings(directory))[sent_count:]:
             await send(text)
-        sent = max(sent, len(warnings))
+        sent_count = max(sent_count, len(warnings))
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_file(path: Path) -> BinaryIO:
     path.touch(mode=0o600)
     return path.open("rb")
 
 
-async def _appended(descriptor: int, ended: asyncio.Event) -> AsyncIterator[bytes]:
+async def _appended_chunks(descriptor: int, ended: asyncio.Event) -> AsyncIterator[bytes]:
     """Yield what is appended to a file, and b"" whenever the end of the file is reached."""
     offset = 0
     while True:
-        last = ended.is_set()
+        is_last = ended.is_set()
         size = os.fstat(descriptor).st_size
-        # The rank opened /dev/stdout, as shells do for `> /dev/stdout`, which empties the file.
+        # A rank that opens /dev/stdout, as shells do for `> /dev/stdout`, empties the file.
         offset = 0 if size < offset else offset
         while chunk := os.pread(descriptor, min(_CHUNK, size - offset), offset):
             offset += len(chunk)
             yield chunk
-            # A send that need not wait does not let other tasks run.
+            # Let other tasks run: a send that need not wait does not.
             await asyncio.sleep(0)
         yield b""
-        if last:
+        if is_last:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_SECONDS):
+            async with asyncio.timeout(_POLL_SECONDS):
                 await ended.wait()
 
 
@@ -149,8 +149,8 @@ class LineSplitter:
     """Splits chunks of a rank's output, which may end anywhere, into lines to show.
 
     Bytes that are not UTF-8 are shown as `\\xff`. A line longer than 64 Ki characters is split,
-    with `…` at the cuts. Of a line that rewrites itself with carriage returns, such as a progress
-    bar, only the latest state is shown, once a second, and finally the last state.
+    with `…` at the cuts. A line that rewrites itself with carriage returns, such as a progress bar,
+    is shown once a second in its latest state, and finally in its last state.
 
     Args:
         clock: seconds.
@@ -160,21 +160,21 @@ class LineSplitter:
         self._clock = clock
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._rest = ""
-        self._cut = False
+        self._is_cut = False
         self._shown: str | None = None
         self._shown_at = float("-inf")
 
     def lines(self, chunk: bytes) -> list[str]:
         """Return the lines that `chunk` adds to the display."""
         text = self._rest + self._decoder.decode(chunk)
-        *whole, self._rest = text.split("\n")
-        plain = "\r" not in text and "\x1b" not in text and not self._begun
-        if not plain or max(map(len, whole), default=0) > _LONGEST:
-            whole = [piece for line in whole for piece in self._finish(line)]
-        self._rest = _newest(self._rest)
-        return whole + self._overlong() + self.due()
+        *lines, self._rest = text.split("\n")
+        is_plain = "\r" not in text and "\x1b" not in text and not self._is_partly_shown
+        if not is_plain or max(map(len, lines), default=0) > _MAX_LINE:
+            lines = [piece for line in lines for piece in self._finish(line)]
+        self._rest = _latest_state(self._rest)
+        return lines + self._overlong() + self.due_state()
 
-    def due(self) -> list[str]:
+    def due_state(self) -> list[str]:
         """Return the state of a line that rewrites itself, if it is time to show it again."""
         if "\r" not in self._rest or self._is_early():
             return []
@@ -191,39 +191,39 @@ class LineSplitter:
         return self._finish(rest) if rest else []
 
     @property
-    def _begun(self) -> bool:
+    def _is_partly_shown(self) -> bool:
         """Whether a part of the unfinished line was shown."""
-        return self._cut or self._shown is not None
+        return self._is_cut or self._shown is not None
 
     def _is_early(self) -> bool:
         return self._clock() - self._shown_at < _STATE_SECONDS
 
     def _finish(self, line: str) -> list[str]:
-        """Return what must still be shown of a line that has ended."""
-        cut, shown = self._cut, self._shown
-        self._cut, self._shown = False, None
+        """Return the pieces of a line that has ended that are not shown yet."""
+        is_cut, shown = self._is_cut, self._shown
+        self._is_cut, self._shown = False, None
         state = as_shown(line)
-        if state == shown or (cut and not state):
+        if state == shown or (is_cut and not state):
             return []
         if _UP.search(line):
-            # One of several bars below each other, which are all written anew at each change.
+            # Several bars below each other are all written again at each change.
             if self._is_early():
                 return []
             self._shown_at = self._clock()
-        return _pieces(state, cut, ended=True)
+        return _pieces(state, is_continuation=is_cut, is_end=True)
 
     def _overlong(self) -> list[str]:
-        if len(self._rest) <= _LONGEST:
+        if len(self._rest) <= _MAX_LINE:
             return []
         rest = self._rest.lstrip("\r")
-        keep = (len(rest) - 1) % _LONGEST + 1
-        pieces = _pieces(rest[: len(rest) - keep], self._cut, ended=False)
+        keep = (len(rest) - 1) % _MAX_LINE + 1
+        pieces = _pieces(rest[: len(rest) - keep], is_continuation=self._is_cut, is_end=False)
         self._rest = rest[len(rest) - keep :]
-        self._cut = True
+        self._is_cut = True
         return pieces
 
 
-def _newest(rest: str) -> str:
+def _latest_state(rest: str) -> str:
     """Return a line that rewrites itself, without its overwritten states."""
     before, rewritten, state = rest.rpartition("\r")
     if state.strip() or not before:
@@ -231,9 +231,9 @@ def _newest(rest: str) -> str:
     return "\r" + before.rpartition("\r")[2] + "\r"
 
 
-def _pieces(line: str, begun: bool, ended: bool) -> list[str]:
+def _pieces(line: str, *, is_continuation: bool, is_end: bool) -> list[str]:
     """Return a part of a line in pieces, with marks where the line continues."""
-    parts = [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)] or [""]
-    befores = [_MARK if begun else "", *(_MARK for _ in parts[1:])]
-    behinds = [*(_MARK for _ in parts[1:]), "" if ended else _MARK]
-    return ["".join(piece) for piece in zip(befores, parts, behinds, strict=True)]
+    parts = [line[start : start + _MAX_LINE] for start in range(0, len(line), _MAX_LINE)] or [""]
+    prefixes = [_MARK if is_continuation else "", *(_MARK for _ in parts[1:])]
+    suffixes = [*(_MARK for _ in parts[1:]), "" if is_end else _MARK]
+    return ["".join(piece) for piece in zip(prefixes, parts, suffixes, strict=True)]

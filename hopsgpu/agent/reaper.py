@@ -16,13 +16,13 @@ from hopsgpu.linux import parent_of
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a child ended.
+    """How a child exited.
 
     Attributes:
-        pid: its pid, free again.
+        pid: pid of the child, which the kernel may reuse.
         status: status as returned by wait(2).
         peak_memory: largest resident set, in bytes.
-        time: when the end was seen, in seconds since the epoch.
+        time: when the exit was seen, in seconds since the epoch.
     """
 
     pid: int
@@ -34,9 +34,8 @@ class ExitStatus:
 class Reaper:
     """The children of this process, which must be single-threaded and a subreaper.
 
-    A rank leads a session. When a rank ends, the rest of its session is killed and, once no rank is
-    left, everything that its ranks have left: a process that entered its own session can no longer
-    be distinguished from another rank's.
+    A rank leads a session. When a rank exits, the rest of its session is killed. A process that
+    entered its own session cannot be attributed to a rank, so it is killed once no rank is left.
 
     Attributes:
         ranks: pids of children that are ranks and not yet reaped; see `add`.
@@ -46,18 +45,19 @@ class Reaper:
     def __init__(self) -> None:
         self.ranks: set[int] = set()
         self.kept: set[int] = set()
-        self._serving: set[int] = set()
-        # Their sessions; no number of these is given out while a process is left in it.
-        self._ended: set[int] = set()
-        # Strays that are spared, until some readings of the clock.
+        self._stores: set[int] = set()
+        # Session IDs of ranks that have exited. The kernel does not reuse a session ID while the
+        # session has a process.
+        self._exited: set[int] = set()
+        # Orphans that clean up after a rank: pid → time at which they are killed.
         self._cleaning: dict[int, float] = {}
 
-    def add(self, rank: int, *, serves: bool = False) -> None:
-        """Add a child that is a rank, or that serves ranks and starts no processes itself."""
+    def add(self, rank: int, *, is_store: bool = False) -> None:
+        """Add a child that is a rank, or a store, which starts no processes itself."""
         self.ranks.add(rank)
-        self._ended.discard(rank)
-        if serves:
-            self._serving.add(rank)
+        self._exited.discard(rank)
+        if is_store:
+            self._stores.add(rank)
 
     def signal(self, pid: int, number: int, scope: str) -> None:
         """Send a signal to a rank that has not been reaped; ignore other pids.
@@ -77,51 +77,52 @@ class Reaper:
         with contextlib.suppress(ProcessLookupError):
             send(pid, number)
 
-    def collect(self) -> list[ExitStatus]:
-        """Reap all children that have ended, adopted ones too; call `sweep` next."""
-        ended = []
-        while (pid := _first_ended()) is not None:
-            # Others may fail of it at once: which was the first is told by time.
-            seen = time.time()
+    def reap(self) -> list[ExitStatus]:
+        """Reap all children that have exited, adopted ones too; call `sweep` next."""
+        statuses = []
+        while (pid := _first_exited()) is not None:
+            # One failure may cause others. The driver finds the first one by this timestamp.
+            seen_at = time.time()
             if pid in self.ranks:
                 kill_tree(pid)
             _, status, usage = os.wait4(pid, 0)
-            ended.append(ExitStatus(pid, status, usage.ru_maxrss * 1024, seen))
+            statuses.append(ExitStatus(pid, status, usage.ru_maxrss * 1024, seen_at))
             self.kept.discard(pid)
             if pid in self.ranks:
                 self.ranks.remove(pid)
-                self._serving.discard(pid)
-                self._ended.add(pid)
-        return ended
+                self._stores.discard(pid)
+                self._exited.add(pid)
+        return statuses
 
     def sweep(self) -> None:
-        """Kill what ended ranks have left, except processes that clean up, which finish first."""
-        # Each that dies of this hands its children to us, and has us called again.
-        left = {pid for stray in self._strays() for pid in tree(stray)}
+        """Kill the orphans of exited ranks, but let processes that clean up finish first."""
+        # The children of a killed orphan become children of this process, whose next SIGCHLD calls
+        # this method again.
+        orphans = {pid for orphan in self._orphans() for pid in tree(orphan)}
         now = time.monotonic()
         self._cleaning = {
-            pid: self._cleaning.get(pid, now + CLEANING_SECONDS) for pid in cleaners(left)
+            pid: self._cleaning.get(pid, now + CLEANING_SECONDS) for pid in cleaners(orphans)
         }
-        _kill(pid for pid in left if self._cleaning.get(pid, now) <= now)
+        _kill(pid for pid in orphans if self._cleaning.get(pid, now) <= now)
 
-    def adopt(self, ranks: Iterable[int]) -> list[int]:
-        """Take over a dead child's ranks; return those that it, or this process, had reaped.
+    def adopt_or_report_dead(self, ranks: Iterable[int]) -> list[int]:
+        """Take over a dead child's ranks; return the ranks that were reaped before.
 
         Args:
             ranks: pids.
         """
-        gone = []
+        dead = []
         for pid in ranks:
             if parent_of(pid) == os.getpid():
                 self.add(pid)
             else:
-                gone.append(pid)
-        # Who of their sessions is left came here too.
-        self._ended.update(gone)
-        return gone
+                dead.append(pid)
+        # Orphans of these ranks' sessions are now children of this process too.
+        self._exited.update(dead)
+        return dead
 
     def kill_all(self) -> None:
-        """Kill and reap every descendant, after those that clean up have finished."""
+        """Kill and reap every descendant, after the processes that clean up have finished."""
         spared = cleaners(tree(os.getpid()))
         if spared:
             _kill(tree(os.getpid()).keys() - spared - {os.getpid()})
@@ -131,27 +132,27 @@ class Reaper:
                 _kill(tree(os.getpid()).keys() - {os.getpid()})
                 os.wait()
 
-    def _strays(self) -> list[int]:
-        """Return adopted children of ranks that have ended."""
+    def _orphans(self) -> list[int]:
+        """Return adopted children of ranks that have exited."""
         ours = self.ranks | self.kept
         adopted = [pid for pid in children(os.getpid()) if pid not in ours]
         if not adopted:
-            self._ended.clear()
-        if not self.ranks - self._serving:
+            self._exited.clear()
+        if not self.ranks - self._stores:
             return adopted
-        return [pid for pid in adopted if session(pid) in self._ended]
+        return [pid for pid in adopted if session(pid) in self._exited]
 
 
-def _first_ended() -> int | None:
+def _first_exited() -> int | None:
     try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return None if found is None else found.si_pid
+    return None if child is None else child.si_pid
 
 
 def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        # Gone already, or another user's (setuid).
+        # The process has exited, or belongs to another user (setuid).
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What an agent sends of its own log and its process daemon's, when an attempt has failed."""
+"""The ends of the logs of an agent and its process daemon, sent when an attempt has failed."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from pathlib import Path
 
 from hopsgpu.core import own_log
 
-# The kind of the message; the driver keeps its payload as it is.
+# The kind of the message; the driver stores the payload unchanged.
 KIND = "agent-log"
-_MOST = 256 * 1024
+_MAX_BYTES = 256 * 1024
 
 
-async def send_log(tell: Callable[..., Awaitable[None]], daemon: int | None) -> None:
-    """Sends the end of both logs, before the message by which the driver hears of the failure.
+async def send_log(send: Callable[..., Awaitable[None]], daemon_pid: int | None) -> None:
+    """Send the ends of both logs; call it before the failure is reported.
 
     Args:
-        tell: sends a message: kind, payload.
-        daemon: pid of the process daemon, None where there is none.
+        send: sends a message: kind, payload.
+        daemon_pid: pid of the process daemon, None if there is none.
     """
-    await tell(KIND, await asyncio.to_thread(_both, daemon))
+    await send(KIND, await asyncio.to_thread(_read_logs, daemon_pid))
 
 
-def _both(daemon: int | None) -> bytes:
+def _read_logs(daemon_pid: int | None) -> bytes:
     directory = own_log.directory(Path("hopsgpu"))
     container = os.environ.get("CONTAINER_ID", "a container")
     files = {f"the agent of {container} on {platform.node()}": own_log.AGENT}
-    if daemon is not None:
-        files["its process daemon"] = own_log.daemon_file(daemon)
+    if daemon_pid is not None:
+        files["its process daemon"] = own_log.daemon_file(daemon_pid)
     parts = (
-        f"hopsgpu: the log of {whose}:\n".encode() + own_log.last_of(directory / name, _MOST)
+        f"hopsgpu: the log of {whose}:\n".encode() + own_log.last_of(directory / name, _MAX_BYTES)
         for whose, name in files.items()
     )
     return b"".join(parts)

@@ -1,8 +1,9 @@
-"""Processes that clean up shared memory that others have left, once these have ended.
+"""Processes that clean up shared memory after a rank has ended.
 
-Files that a rank leaves in /dev/shm use the node's memory until somebody removes them. The managers
-of joblib and torch and Python's resource tracker remove them when the last process that uses them
-has ended. They are descendants of the rank, and are not killed before they have finished.
+Files that a rank leaves in /dev/shm use the node's memory until a process removes them. The
+managers of joblib and torch and Python's resource tracker remove such files when the last process
+that uses them has ended. These cleaners are descendants of the rank, and may finish before they are
+killed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-# Resource trackers take some milliseconds, torch's manager waits for three seconds first.
+# Resource trackers take some milliseconds; torch's manager first waits for three seconds.
 CLEANING_SECONDS = 6.0
 # Command lines of multiprocessing's resource tracker, of loky's, and of torch's manager.
 _CLEANER = re.compile(rb"\.resource_tracker import main|^([^\0]*/)?torch_shm_manager\0")
@@ -38,8 +39,8 @@ def await_cleaners(pids: Iterable[int]) -> None:
                 stack.callback(os.close, descriptor)
                 poll.register(descriptor, select.POLLIN)
                 waiting += 1
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(left * 1000):
+        while waiting and (remaining := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(remaining * 1000):
                 poll.unregister(descriptor)
                 waiting -= 1
 

@@ -1,7 +1,7 @@
-"""A child that a fork server has forked in advance, and that waits to become a rank.
+"""A spare: a child that a fork server has preforked, and that waits to become a rank.
 
-The larger a framework is, the longer a fork takes. The child receives everything of its own when it
-becomes a rank, so it does not differ from one that was forked on request.
+The larger a framework is, the longer a fork takes. The spare receives its directory and variables
+when it becomes a rank, so it does not differ from a child that was forked on request.
 """
 
 from __future__ import annotations
@@ -19,36 +19,37 @@ from hopsgpu.agent import fork_protocol, forked_child
 from hopsgpu.rank import entry as rank
 from hopsgpu.rank import exit as exiting
 
-# Its command (proc(5), comm), by which it is told from ranks.
+# Command of a spare (proc(5), comm), which distinguishes it from ranks.
 NAME = "hopsgpu-spare"
-# What it says once it has been told what it is to become: from then on it may have begun.
-_TAKEN = b"."
+# A spare sends this byte when it has received its request; from then on it may run the rank.
+_REQUEST_RECEIVED = b"."
 
 Become = Callable[[Path, Mapping[str, str]], None]
 
 
 @dataclass(frozen=True)
 class SpareChild:
-    """A waiting child, as its fork server sees it.
+    """The fork server's side of a spare.
 
     Attributes:
-        pid: its pid, valid until the server has reaped it.
-        connection: receives which rank to become, and reports the result of its setup; the child
-            ends with it.
+        pid: valid until the server has reaped the spare.
+        connection: takes the request and returns the result of the setup; the spare ends when the
+            connection is closed.
     """
 
     pid: int
     connection: socket.socket
 
     def hand_over(self, directory: Path, environment: Mapping[str, str]) -> bytes | None:
-        """Turn it into a rank; return its report, as `fork_protocol.read_report` does.
+        """Turn the spare into a rank; return the result of `fork_protocol.read_report`.
 
         Args:
             directory: the rank's.
-            environment: all its variables.
+            environment: all variables of the rank.
 
         Raises:
-            OSError: it died before it started, or was killed because it did not respond.
+            OSError: the spare died before it became a rank, or was killed because it did not
+                respond.
         """
         request = json.dumps({"directory": str(directory), "environment": dict(environment)})
         with self.connection as connection:
@@ -56,26 +57,26 @@ class SpareChild:
                 connection.settimeout(fork_protocol.SET_UP_SECONDS)
                 connection.sendall(request.encode())
                 connection.shutdown(socket.SHUT_WR)
-                said = fork_protocol.read_report(connection.fileno())
-                if said is not None and not said.startswith(_TAKEN):
+                report = fork_protocol.read_report(connection.fileno())
+                if report is not None and not report.startswith(_REQUEST_RECEIVED):
                     raise ChildProcessError("the spare process has ended")
             except OSError:
-                # Before the connection is closed, which would tell it that it has been told all.
+                # Kill before closing the connection: the child would take EOF for the end of its
+                # request.
                 os.kill(self.pid, signal.SIGKILL)
                 raise
-        return None if said is None else said.removeprefix(_TAKEN)
+        return None if report is None else report.removeprefix(_REQUEST_RECEIVED)
 
     def close(self) -> None:
-        """Release it in its server."""
         self.connection.close()
 
-    def forget(self) -> None:
-        """Release it in another child, whose files may reuse the connection's number."""
+    def detach(self) -> None:
+        """Drop the connection in another child, whose files may reuse its descriptor's number."""
         self.connection.detach()
 
 
 def fork(begin: Callable[[], None], become: Become) -> SpareChild | None:
-    """Fork a spare; return None if that fails: if it persists, the next rank reports it.
+    """Fork a spare; return None if that fails. If the problem persists, the next rank reports it.
 
     Args:
         begin: is called in the child first.
@@ -93,7 +94,8 @@ def fork(begin: Callable[[], None], become: Become) -> SpareChild | None:
             ours.close()
             return None
         if child == 0:
-            # This frame stays: neither socket closes a descriptor that has its number later.
+            # The call does not return, so the sockets are never closed here: a later file may have
+            # the number of their descriptors.
             exiting.end(lambda: _wait(server, theirs.fileno(), begin, become))
     return SpareChild(child, ours)
 
@@ -105,9 +107,9 @@ def _wait(server: int, connection: int, begin: Callable[[], None], become: Becom
     forked_child.detach_child(server, [connection])
     request = fork_protocol.read_all(connection)
     if not request:
-        # Nobody wants it any more, and there is nothing of its own that it could undo.
+        # The server closed the connection. The spare has created nothing that needs cleanup.
         os._exit(0)
-    os.write(connection, _TAKEN)
+    os.write(connection, _REQUEST_RECEIVED)
     fields = json.loads(request)
     directory = Path(fields["directory"])
 

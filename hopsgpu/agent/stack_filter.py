@@ -1,7 +1,7 @@
-"""A filter of stacks in a rank's output: it removes hopsgpu's frames and keeps what precedes them.
+"""A filter of stacks in a rank's output: it removes hopsgpu's frames and keeps the lines before.
 
-Python's faulthandler writes stacks when native code crashes, and for `run_timeout`; the C++ code of
-torch, TensorFlow and JAX writes its own. The reason for the end of the process precedes both.
+Python's faulthandler writes stacks when native code crashes, and for `run_timeout`. The C++ code of
+torch, TensorFlow and JAX writes stacks too. The reason for the exit precedes the stacks.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 
 from hopsgpu import tracebacks
 
-# ECMA-48 control sequences, but for colours: nested bars move the cursor, and it is the driver's.
+# ECMA-48 control sequences except colours. Nested bars would move the cursor of the driver.
 _CURSOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]")
-# More than the stacks of the hundred threads that faulthandler shows at most mostly take.
+# Enough for the 100 thread stacks that faulthandler prints at most.
 _END_BYTES = 512 * 1024
-_MOST_LINES = 20
-_MOST_FRAMES = 12
-_MOST_CHARACTERS = 64 * 1024
-# Of a crash of what a rank had started: what stands before its stack.
+_MAX_LINES = 20
+_MAX_FRAMES = 12
+_MAX_CHARACTERS = 64 * 1024
+# Lines to show before the stack of a crashed child process.
 _LINES_BEFORE = 5
 
-# As CUDA prints it, once for each thread.
+# CUDA prints this line once for each thread.
 _ON_GPU = re.compile(r".*: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion .+ failed\.?")
 _CRASHED = "Fatal Python error: "
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?:\d+|\?\?\?) in .*')
-# What runs hopsgpu's own modules.
+# The frames of runpy above hopsgpu's modules.
 _RUNPY = "<frozen runpy>"
-# As of Python 3.14 threads have names there.
+# As of Python 3.14, the line contains the thread's name.
 _THREAD = re.compile(
     r"(?P<which>Current thread|Thread|Stack)( 0x[0-9a-f]+)?( \[.*\])? \(most recent call first\):"
 )
@@ -48,90 +48,84 @@ class OwnFrames:
     """Removes hopsgpu's frames from the stacks that faulthandler writes, wherever chunks end.
 
     Args:
-        keep: whether to keep them.
+        should_keep: whether to keep these frames.
     """
 
-    def __init__(self, *, keep: bool = False) -> None:
-        self._begins = tuple(f'  File "{home}'.encode() for home in tracebacks.own_file_prefixes())
-        self._longest = max(map(len, self._begins))
-        self._keep = keep
+    def __init__(self, *, should_keep: bool = False) -> None:
+        self._prefixes = tuple(
+            f'  File "{home}'.encode() for home in tracebacks.own_file_prefixes()
+        )
+        self._should_keep = should_keep
         self._rest = b""
-        self._in_line = False
-        self._after_own = False
+        self._is_in_line = False
+        self._is_after_own = False
 
     def without(self, chunk: bytes) -> bytes:
-        """Return what is left of a chunk; the begin of a line that may be such a frame is kept
-        back.
-        """
-        if self._keep:
+        """Return a chunk without hopsgpu's frames, and without the start of a possible frame."""
+        if self._should_keep:
             return chunk
         data = self._rest + chunk
-        if not self._after_own and b'  File "' not in data:
-            # Nearly always.
-            cut = self._undecided(data)
+        if not self._is_after_own and b'  File "' not in data:
+            # Shortcut for nearly all chunks.
+            cut = self._decided_length(data)
             data, self._rest = data[:cut], data[cut:]
-            self._in_line = not data.endswith(b"\n") if data else self._in_line
+            self._is_in_line = not data.endswith(b"\n") if data else self._is_in_line
             return data
-        left = bytearray()
-        *whole, last = data.split(b"\n")
-        for line in whole:
-            left += self._line(line + b"\n")
+        filtered = bytearray()
+        *lines, last = data.split(b"\n")
+        for line in lines:
+            filtered += self._filter_line(line + b"\n")
         cut = 0 if self._may_be_own(last) else len(last)
         self._rest = last[cut:]
         if last[:cut]:
-            left += last[:cut]
-            self._in_line, self._after_own = True, False
-        return bytes(left)
+            filtered += last[:cut]
+            self._is_in_line, self._is_after_own = True, False
+        return bytes(filtered)
 
     def rest(self) -> bytes:
-        """Return what was held back, at the end."""
+        """Return the bytes that are held back, at the end of the output."""
         rest, self._rest = self._rest, b""
-        return self._line(rest) if rest else b""
+        return self._filter_line(rest) if rest else b""
 
-    def _undecided(self, data: bytes) -> int:
-        """Return where the last line begins, if that may become a frame of hopsgpu; else the
-        end.
-        """
+    def _decided_length(self, data: bytes) -> int:
+        """Return the length without a last line that may become a frame of hopsgpu."""
         begin = data.rfind(b"\n") + 1
-        if begin == 0 and self._in_line:
+        if begin == 0 and self._is_in_line:
             return len(data)
         return begin if self._may_be_own(data[begin:]) else len(data)
 
     def _may_be_own(self, part: bytes) -> bool:
-        """Return whether a part of a line, its begin or more, may be of a frame that is left
-        out.
-        """
-        if self._in_line or not part:
+        """Return whether the start of a line may belong to a frame of hopsgpu."""
+        if self._is_in_line or not part:
             return False
-        begins = self._begins
-        if self._after_own:
-            begins = (*begins, f'  File "{_RUNPY}'.encode())
-        return any(part.startswith(one) or one.startswith(part) for one in begins)
+        prefixes = self._prefixes
+        if self._is_after_own:
+            prefixes = (*prefixes, f'  File "{_RUNPY}'.encode())
+        return any(part.startswith(prefix) or prefix.startswith(part) for prefix in prefixes)
 
-    def _line(self, line: bytes) -> bytes:
-        in_line, self._in_line = self._in_line, not line.endswith(b"\n")
-        if in_line:
+    def _filter_line(self, line: bytes) -> bytes:
+        is_in_line, self._is_in_line = self._is_in_line, not line.endswith(b"\n")
+        if is_in_line:
             return line
         frame = _FRAME.fullmatch(line.rstrip(b"\n").decode(errors="backslashreplace"))
-        own = frame is not None and is_own(frame["file"], after_own=self._after_own)
-        self._after_own = own
-        return b"" if own else line
+        self._is_after_own = frame is not None and is_own(
+            frame["file"], is_after_own=self._is_after_own
+        )
+        return b"" if self._is_after_own else line
 
 
-def is_own(file: str, *, after_own: bool) -> bool:
-    """Return whether a frame is hopsgpu's, or runs its modules.
+def is_own(file: str, *, is_after_own: bool) -> bool:
+    """Return whether a frame is hopsgpu's, or runs hopsgpu's modules.
 
     Args:
-        file: file of its code.
-        after_own: whether the frame that it called is hopsgpu's.
+        file: file of the frame's code.
+        is_after_own: whether the frame that this one called is hopsgpu's.
     """
-    return file.startswith(tracebacks.own_file_prefixes()) or (after_own and file == _RUNPY)
+    return file.startswith(tracebacks.own_file_prefixes()) or (is_after_own and file == _RUNPY)
 
 
 def as_shown(line: str) -> str:
-    """Return what a terminal would show of a line, roughly: what follows the last carriage
-    return.
-    """
+    """Return roughly what a terminal would show: the text after the last carriage return."""
     if "\r" in line:
         line = next((state for state in reversed(line.split("\r")) if state.strip()), "")
     return _CURSOR.sub("", line) if "\x1b" in line else line
@@ -147,105 +141,101 @@ def end_of(log: Path) -> str:
 @dataclass(frozen=True)
 class _Line:
     text: str
-    # Whether it is of a stack; such lines do not push others out.
-    of_stack: bool = False
+    # Lines of a stack do not count among the last lines.
+    is_of_stack: bool = False
 
 
-def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
-    """Return the last 20 lines of a log, as a terminal shows them.
+def last_lines(text: str, *, should_keep_own: bool = False) -> tuple[str, ...]:
+    """Return the last 20 lines of a log, as a terminal shows them, and a stack beside them.
 
-    Of stacks, only the frames of the thread that crashed or was asked are added, without hopsgpu's
-    frames.
+    The stack is that of the thread that crashed or got a signal, without hopsgpu's frames.
 
     Args:
         text: the log, or its end.
-        keep_own: whether to keep hopsgpu's frames.
+        should_keep_own: whether to keep hopsgpu's frames.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if lines and not lines[-1]:
         del lines[-1]
-    kept = list(_condensed(lines, keep_own))
-    counted = [at for at, line in enumerate(kept) if not line.of_stack]
-    if len(counted) > _MOST_LINES:
-        kept = kept[counted[-_MOST_LINES] :]
-    return _bounded([line.text for line in kept])
+    kept = list(_condense(lines, should_keep_own))
+    counted = [at for at, line in enumerate(kept) if not line.is_of_stack]
+    if len(counted) > _MAX_LINES:
+        kept = kept[counted[-_MAX_LINES] :]
+    return _last_characters([line.text for line in kept])
 
 
-def context_of_failure(text: str, *, keep_own: bool = False) -> str | None:
-    """Return what a log tells besides the exception that its process raised, below a line that
-    says what.
+def context_of_failure(text: str, *, should_keep_own: bool = False) -> str | None:
+    """Return the part of a log that explains an exception of its process, below a title line.
 
-    It is the last crash of a child process, with the lines just before it, or an assertion that
-    failed on a GPU, which CUDA's error does not repeat; None if there is neither.
+    The part is the last crash of a child process, with the lines before it, or an assertion that
+    failed on a GPU, which CUDA's error does not repeat. None if there is neither.
 
     Args:
-        text, keep_own: as for `last_lines`.
+        text, should_keep_own: as for `last_lines`.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if asserted := next(filter(_ON_GPU.fullmatch, lines), None):
         return f"an assertion failed on its GPU:\n{asserted}"
-    kept = list(_condensed(lines, keep_own))
+    kept = list(_condense(lines, should_keep_own))
     at = max((at for at, line in enumerate(kept) if line.text.startswith(_CRASHED)), default=None)
     if at is None:
         return None
     begin, end = max(at - _LINES_BEFORE, 0), at + 1
-    while end < len(kept) and kept[end].of_stack:
+    while end < len(kept) and kept[end].is_of_stack:
         end += 1
-    shown = _bounded([line.text for line in kept[begin:end]])
+    shown = _last_characters([line.text for line in kept[begin:end]])
     return "\n".join(["a process that it had started crashed:", *shown])
 
 
-def _bounded(lines: list[str]) -> tuple[str, ...]:
-    """Return the last lines that are not too much together."""
-    left = _MOST_CHARACTERS
+def _last_characters(lines: list[str]) -> tuple[str, ...]:
+    """Return the last lines, at most 64 Ki characters."""
+    remaining = _MAX_CHARACTERS
     kept: list[str] = []
     for line in reversed(lines):
-        kept.append(line[:left])
-        left -= len(line)
-        if left <= 0:
+        kept.append(line[:remaining])
+        remaining -= len(line)
+        if remaining <= 0:
             break
     return tuple(reversed(kept))
 
 
-def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
-    """Yield lines, with less of stacks: of Python's those of one thread, without hopsgpu's
-    frames.
-    """
+def _condense(lines: Iterable[str], should_keep_own: bool) -> Iterator[_Line]:
+    """Yield lines without native stacks, and of Python's stacks only that of one thread."""
     rest = _Lines(lines)
     for line in rest:
         thread = _THREAD.fullmatch(line)
         if thread is not None:
-            found = list(_frames(rest, keep_own))
-            if found and thread["which"] != "Thread":
-                yield _Line(f"{thread['which']} (most recent call first):", of_stack=True)
-                yield from found
+            frames = list(_take_frames(rest, should_keep_own))
+            if frames and thread["which"] != "Thread":
+                yield _Line(f"{thread['which']} (most recent call first):", is_of_stack=True)
+                yield from frames
         elif _NATIVE_STACK.fullmatch(line):
             for _ in rest.until("*** End stack trace ***"):
                 pass
         elif line.startswith(_EXTENSIONS) or _NATIVE.fullmatch(line):
             continue
         elif line or not rest.is_before_stack():
-            yield _Line(line, of_stack=line.startswith(_CRASHED))
+            yield _Line(line, is_of_stack=line.startswith(_CRASHED))
 
 
-def _frames(rest: _Lines, keep_own: bool) -> Iterator[_Line]:
-    """Take the frames of a thread, and yield those to show."""
-    most = sys.maxsize if keep_own else _MOST_FRAMES
-    own, shown = False, 0
+def _take_frames(rest: _Lines, should_keep_own: bool) -> Iterator[_Line]:
+    """Take the frames of a thread, and yield the ones to show."""
+    limit = sys.maxsize if should_keep_own else _MAX_FRAMES
+    is_own_frame, count = False, 0
     for line in rest.until(""):
         frame = _FRAME.fullmatch(line)
-        own = frame is not None and is_own(frame["file"], after_own=own)
-        if (own and not keep_own) or line == "  <no Python frame>":
+        is_own_frame = frame is not None and is_own(frame["file"], is_after_own=is_own_frame)
+        if (is_own_frame and not should_keep_own) or line == "  <no Python frame>":
             continue
-        shown += 1
-        if shown <= most:
-            yield _Line(line, of_stack=True)
-    if shown > most:
-        yield _Line(f"  ... ({shown - most} more)", of_stack=True)
+        count += 1
+        if count <= limit:
+            yield _Line(line, is_of_stack=True)
+    if count > limit:
+        yield _Line(f"  ... ({count - limit} more)", is_of_stack=True)
 
 
 class _Lines:
-    """Lines to take one after the other, with a lookahead."""
+    """An iterator of lines with a lookahead."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = list(lines)
@@ -261,7 +251,7 @@ class _Lines:
         return self._lines[self._at - 1]
 
     def until(self, end: str) -> Iterator[str]:
-        """Take the indented lines that follow, and the one that ends them."""
+        """Take the indented lines that follow, and the line `end` after them."""
         while self._at < len(self._lines) and self._lines[self._at].startswith(("  ", "\t")):
             yield next(self)
         if self._at < len(self._lines) and self._lines[self._at] == end:
@@ -271,6 +261,6 @@ class _Lines:
         """Return whether the next line that is not empty starts a stack, or lists modules."""
         for line in self._lines[self._at :]:
             if line:
-                begins = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))
-                return bool(begins or _NATIVE_STACK.fullmatch(line))
+                is_python = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))
+                return bool(is_python or _NATIVE_STACK.fullmatch(line))
         return False

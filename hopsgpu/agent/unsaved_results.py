@@ -1,10 +1,13 @@
-"""Results that tracking libraries write into a rank's working directory, which is removed."""
+"""Warnings of results that tracking libraries write to a rank's working directory.
+
+The directory is removed after the rank's exit.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# (pattern, what matches it, what the user should do instead)
+# (pattern, description of a match, what the user should do instead)
 _KNOWN = (
     (
         "wandb/offline-run-*",
@@ -28,11 +31,7 @@ _KNOWN = (
 
 
 def unsaved_results(rank: int, work: Path) -> list[str]:
-    """Return warnings about results in a working directory.
-
-    Args:
-        rank: number of the rank.
-        work: the working directory of the rank, which has ended.
+    """Return warnings about results in the working directory of a rank that has exited.
 
     Raises:
         OSError: the directory cannot be read.

@@ -23,56 +23,52 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# How long the end of a rank is not told as what it saved is not there yet: of one that returned,
-# longer by what an upload takes at the least speed that is borne with, and of one that others may
-# wait for, or a next attempt.
+# Longest wait for a rank's uploads before its exit is reported. A rank that returned gets extra
+# time for its pending bytes. A rank that failed or was stopped gets less, because other ranks or
+# the next attempt may wait for it.
 SAVE_SECONDS = 120.0
 SAVE_BYTES_PER_SECOND = 20e6
 FAILED_SAVE_SECONDS = 30.0
 _LOG_SECONDS = 20.0
-# For a client of the lake to notice that it is to give up.
-_GIVE_UP_SECONDS = 5.0
-_SIGN_SECONDS = 1.0
-# An idle look takes some microseconds.
-_LOOK_SECONDS = 0.1
+# Time for an upload to notice that it was stopped, before its task is cancelled.
+_CANCEL_SECONDS = 5.0
+_REPORT_SECONDS = 1.0
+# An idle poll takes some microseconds.
+_POLL_SECONDS = 0.1
 _ROUND_SECONDS = 3.0
-
-_Tell = Callable[[str], Awaitable[None]]
-_TellSaved = Callable[[SaveResult], Awaitable[None]]
 
 
 @dataclass(eq=False)
-class _Way:
-    """One of the two uploads, in its own thread, so that it can block."""
+class _UploadThread:
+    """One of the two uploads, in its own thread, because uploads block."""
 
     pool: ThreadPoolExecutor
     stop: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[None] | None = None
-    until: float = 0.0
+    deadline: float = 0.0
 
     def start(self, upload: Coroutine[Any, Any, None]) -> None:
         self.task = asyncio.create_task(upload)
 
-    def overdue(self, now: float) -> None:
-        """End it if its time is over, first gently."""
+    def stop_if_overdue(self, now: float) -> None:
         if self.task is None or self.task.done():
             return
-        if now >= self.until:
+        if now >= self.deadline:
             self.stop.set()
-        if now >= self.until + _GIVE_UP_SECONDS:
+        if now >= self.deadline + _CANCEL_SECONDS:
             self.task.cancel()
 
 
 class RankUploads:
-    """Uploads what a rank saves and logs to the lake. A context manager; ended by `finish`.
+    """Context manager that uploads a rank's checkpoints and logs to the lake; see `finish`.
 
     Args:
         directory: the rank's.
         context: description of the gang for the rank.
         hurry: event, set when the attempt must end.
-        drop: event, set when nobody will resume from what is not on the lake yet.
+        drop: event, set when no attempt will resume from checkpoints that are not on the lake yet.
         warn: receives warnings for people.
-        saved: receives each save once it is on the lake.
+        on_saved: is notified of each checkpoint on the lake.
     """
 
     def __init__(
@@ -81,8 +77,8 @@ class RankUploads:
         context: Context,
         hurry: asyncio.Event,
         drop: asyncio.Event,
-        warn: _Tell,
-        saved: _TellSaved,
+        warn: Callable[[str], Awaitable[None]],
+        on_saved: Callable[[SaveResult], Awaitable[None]],
     ) -> None:
         self._rank = context.rank
         self._saves = PendingCheckpoints(directory)
@@ -92,10 +88,10 @@ class RankUploads:
         self._hurry = hurry
         self._drop = drop
         self._warn = warn
-        self._saved = saved
+        self._on_saved = on_saved
         self._ended = asyncio.Event()
-        self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
-        self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
+        self._saving = _UploadThread(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
+        self._logging = _UploadThread(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
         target = LakePath(context.log_dir_url, should_fail_fast=True) / f"rank-{context.rank}"
         self._log_dir = LogDirUploader(
             directory / log_dir_upload.DIRECTORY, target, self._logging.stop
@@ -108,33 +104,35 @@ class RankUploads:
 
     async def __aexit__(self, *_: object) -> None:
         tasks = []
-        for way in (self._saving, self._logging):
-            way.stop.set()
-            assert way.task is not None
-            way.task.cancel()
-            way.pool.shutdown(wait=False)
-            tasks.append(way.task)
-        # What they met was told; other ranks of the container go on.
+        for thread in (self._saving, self._logging):
+            thread.stop.set()
+            assert thread.task is not None
+            thread.task.cancel()
+            thread.pool.shutdown(wait=False)
+            tasks.append(thread.task)
+        # Errors were reported as warnings. They must not stop other ranks of the container.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def is_behind(self) -> bool:
-        """Whether something that the rank has saved is not on the lake yet."""
+        """Whether a saved checkpoint is not on the lake yet."""
         return bool(self._saves.pending())
 
-    async def finish(self, sign: Callable[[], Awaitable[None]], *, returned: bool) -> None:
-        """Wait, within bounded time, until all is uploaded; warn of what is not.
+    async def finish(
+        self, report_progress: Callable[[], Awaitable[None]], *, has_returned: bool
+    ) -> None:
+        """Wait, within bounded time, until all files are uploaded; warn of missing ones.
 
-        Checkpoints that nobody will resume from are abandoned, and no warning tells of them.
+        Checkpoints from which no attempt will resume are abandoned without a warning.
 
         Args:
-            sign: awaited every second meanwhile.
-            returned: whether the rank ended by itself, and successfully.
+            report_progress: is awaited every second during the wait.
+            has_returned: whether the rank ended by itself, and successfully.
         """
         self._ended.set()
         now = time.monotonic()
-        seconds = self._patience() if returned else FAILED_SAVE_SECONDS
-        self._saving.until, self._logging.until = now + seconds, now + _LOG_SECONDS
+        seconds = self._save_seconds() if has_returned else FAILED_SAVE_SECONDS
+        self._saving.deadline, self._logging.deadline = now + seconds, now + _LOG_SECONDS
         if pending := len(self._saves.pending()):
             if self._drop.is_set():
                 log.info("rank %d has ended: abandons %d checkpoints", self._rank, pending)
@@ -146,81 +144,81 @@ class RankUploads:
                     pending,
                     seconds,
                 )
-        ways = [way for way in (self._saving, self._logging) if way.task is not None]
-        while left := [way.task for way in ways if way.task is not None and not way.task.done()]:
-            await asyncio.wait(left, timeout=_SIGN_SECONDS)
-            if all(task.done() for task in left):
+        threads = (self._saving, self._logging)
+        while tasks := [t.task for t in threads if t.task is not None and not t.task.done()]:
+            await asyncio.wait(tasks, timeout=_REPORT_SECONDS)
+            if all(task.done() for task in tasks):
                 break
             now = time.monotonic()
             if self._hurry.is_set():
-                self._saving.until = min(self._saving.until, now + FAILED_SAVE_SECONDS)
-            for way in ways:
-                way.overdue(now)
-            await sign()
-        await self._warn_of_the_rest(seconds)
+                self._saving.deadline = min(self._saving.deadline, now + FAILED_SAVE_SECONDS)
+            for thread in threads:
+                thread.stop_if_overdue(now)
+            await report_progress()
+        await self._warn_of_missing(seconds)
 
-    def _patience(self) -> float:
+    def _save_seconds(self) -> float:
         try:
             return SAVE_SECONDS + self._saves.pending_bytes() / SAVE_BYTES_PER_SECOND
         except OSError:
             return SAVE_SECONDS
 
-    async def _warn_of_the_rest(self, seconds: float) -> None:
+    async def _warn_of_missing(self, seconds: float) -> None:
         lost = 0 if self._drop.is_set() else len(self._saves.pending())
         if lost:
-            await self._abandoned(
+            await self._warn_and_log(
                 f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
                 f" was abandoned after at most {seconds:.0f} s"
             )
         if self._logging.stop.is_set():
-            await self._abandoned(
+            await self._warn_and_log(
                 f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
                 f" upload was abandoned after {_LOG_SECONDS:g} s"
             )
 
-    async def _abandoned(self, warning: str) -> None:
+    async def _warn_and_log(self, warning: str) -> None:
         log.info("%s", warning)
         await self._warn(warning)
 
     async def _upload_saves(self) -> None:
         loop, stop = asyncio.get_running_loop(), self._saving.stop
         while True:
-            last = self._ended.is_set()
-            for handed in self._saves.pending():
+            is_last = self._ended.is_set()
+            for save in self._saves.pending():
                 if stop.is_set():
                     return
-                upload = functools.partial(self._saves.upload, handed, self._checkpoints, stop)
+                upload = functools.partial(self._saves.upload, save, self._checkpoints, stop)
                 try:
                     saved, problem = await loop.run_in_executor(self._saving.pool, upload)
                 except Exception as error:  # noqa: BLE001 - a rank waits; its thread may not start
-                    saved, problem = None, self._saves.refuse(handed, self._rank, error)
+                    saved, problem = None, self._saves.refuse(save, self._rank, error)
                 if saved is not None:
-                    await self._saved(saved)
+                    await self._on_saved(saved)
                 if problem is not None:
                     await self._warn(problem)
-            if last:
+            if is_last:
                 return
-            await self._pause(_LOOK_SECONDS)
+            await self._pause(_POLL_SECONDS)
 
     async def _upload_logs(self) -> None:
-        loop, failed = asyncio.get_running_loop(), False
+        loop, has_failed = asyncio.get_running_loop(), False
         while True:
             await self._pause(_ROUND_SECONDS)
-            last = self._ended.is_set()
+            is_last = self._ended.is_set()
             if self._log_dir.is_needed:
-                upload = functools.partial(self._log_dir.round, last=last)
+                upload = functools.partial(self._log_dir.round, last=is_last)
                 try:
                     warnings = await loop.run_in_executor(self._logging.pool, upload)
-                except Exception as error:  # noqa: BLE001 - told once, and tried again
-                    warnings = [] if failed else [f"log_dir is not on the lake: {error!r:.500}"]
-                    failed = True
+                except Exception as error:  # noqa: BLE001 - warns once, and retries
+                    warnings = [] if has_failed else [f"log_dir is not on the lake: {error!r:.500}"]
+                    has_failed = True
                 for warning in warnings:
                     await self._warn(f"rank {self._rank}: {warning}")
-            if last:
+            if is_last:
                 return
 
     async def _pause(self, seconds: float) -> None:
-        """Wait for some seconds, or until the rank has ended."""
+        """Wait until the timeout, or until the rank has exited."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()

@@ -1,4 +1,4 @@
-"""What a task can prepare for the ranks before they are known."""
+"""Preparation of a container for ranks that are not known yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu.agent.daemon_start import Starting, begin, container_process, daemon_directory
+from hopsgpu.agent.daemon_start import (
+    DaemonStart,
+    container_process,
+    daemon_directory,
+    start_in_background,
+)
 from hopsgpu.agent.rank_environment import ServerSpec, server_spec
 from hopsgpu.control.peer import DriverEndpoint, lake_environment
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
@@ -18,13 +23,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the ranks of the gang will need from a fork server.
+    """The fork server that the ranks of the gang will need.
 
     Attributes:
-        modules: top-level modules to import meanwhile.
+        modules: top-level modules to import.
         environment: variables of all ranks, including `env_vars` and OMP_NUM_THREADS; a rank's own
             variables, such as RANK, are ignored.
-        python_env: Python environment that they run with, or None.
+        python_env: Python environment of the ranks, or None.
     """
 
     modules: tuple[str, ...] = ()
@@ -32,19 +37,16 @@ class WarmUp:
     python_env: PythonEnv | None = None
 
     def spec(self, executor: Mapping[str, str], python: RankPython) -> ServerSpec:
-        """Return the spec of the fork server.
-
-        Args:
-            executor: variables of a Spark task.
-            python: what the ranks run with.
-        """
+        """Return the spec of the fork server, from the variables of a Spark task."""
         return server_spec(executor, self.environment, self.modules, python)
 
-    def begin(self, driver: DriverEndpoint) -> Starting | None:
-        """Begin to start this container's process daemon, with a fork server if it can start now.
+    def start_daemon(self, driver: DriverEndpoint) -> DaemonStart | None:
+        """Start this container's process daemon in the background.
+
+        The daemon starts the fork server at once if no Python environment must be unpacked before.
 
         Args:
-            driver: whose ranks they are to be.
+            driver: the driver whose ranks the daemon will start.
 
         Returns:
             The start; None if there is a daemon, or another task starts one.
@@ -52,10 +54,10 @@ class WarmUp:
         spec = None
         if self.python_env is None:
             spec = self.spec(lake_environment(driver.user, os.environ), RankPython())
-        watched = container_process()
+        watched_pid = container_process()
         try:
-            directory = daemon_directory(Path("hopsgpu"), watched)
-            return begin(directory, watched, spec, driver.log)
+            directory = daemon_directory(Path("hopsgpu"), watched_pid)
+            return start_in_background(directory, watched_pid, spec, driver.log)
         except OSError as error:
             # A request that needs the daemon starts it again, and reports if that fails too.
             log.warning("the process daemon cannot be started: %s", error)

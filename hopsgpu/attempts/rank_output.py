@@ -207,7 +207,7 @@ class RankOutput:
 
     def refresh(self) -> None:
         """Show the state of a progress bar, if it is time to."""
-        self._line(self._splitter.due())
+        self._line(self._splitter.due_state())
 
     def ended(self) -> None:
         """Show the last line, if it is incomplete."""

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.agent.addresses import interface_addresses
-from hopsgpu.agent.fork_servers import MOST_SERVERS
+from hopsgpu.agent.fork_servers import MAX_SERVERS
 from hopsgpu.attempts.rank_call import script_name
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.linux import parent_of
@@ -83,7 +83,7 @@ def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
     values = [value for result in results for value in result.values]
     assert len({pid for pid, _, _ in values}) == 2 * 10
     # Forked from what was there: at first NumPy's, and torch's once that is imported.
-    assert len({server for _, server, _ in values}) <= 2 * MOST_SERVERS
+    assert len({server for _, server, _ in values}) <= 2 * MAX_SERVERS
     assert {len(found) for _, _, found in values} == {2}
     assert len({number for _, _, found in values for number in found}) == 2 * 2 * 10
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hopsgpu.agent import spare_child
 from hopsgpu.agent.daemon_client import DaemonClient, StartedRank, connected
-from hopsgpu.agent.orphans import marked
+from hopsgpu.agent.orphans import find_marked
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.linux import comm
@@ -55,7 +55,7 @@ class Rank:
         return (self.directory / files.LOG).read_text()
 
     async def end(self) -> ExitStatus:
-        return await asyncio.wait_for(self.daemon.ended(self.pid), SECONDS)
+        return await asyncio.wait_for(self.daemon.wait_exit(self.pid), SECONDS)
 
     async def value(self) -> Any:
         ended = await self.end()
@@ -125,7 +125,7 @@ class Container:
 
     def left(self) -> list[int]:
         """All processes of fork servers and ranks, and spares."""
-        return [pid for token in self.tokens for pid in marked(token)]
+        return [pid for token in self.tokens for pid in find_marked(token)]
 
 
 def without_spares(pids: Iterable[int]) -> list[int]:

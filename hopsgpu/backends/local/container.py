@@ -74,7 +74,7 @@ def main() -> int:
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
     try:
         with _gpus(request):
-            run_agent(request.driver, watched=os.getpid())
+            run_agent(request.driver, watched_pid=os.getpid())
     except NoLongerNeeded:
         return 0
     except (HopsGpuError, LeaseError, DiscoveryFailure, OSError) as error:

@@ -29,7 +29,7 @@ def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         # It goes on when the placeholder has ended, for the agent that follows.
-        warm.begin(driver)
+        warm.start_daemon(driver)
         from hopsgpu.agent.placeholder import run_placeholder
 
         run_placeholder(driver, warm)
@@ -42,10 +42,10 @@ def agent_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
-        starting = warm.begin(driver)
+        daemon_start = warm.start_daemon(driver)
         from hopsgpu.agent.agent import run_agent
 
-        run_agent(driver, starting=starting)
+        run_agent(driver, daemon_start=daemon_start)
         return iter(())
 
     return task

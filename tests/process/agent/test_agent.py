@@ -28,7 +28,7 @@ from pyarrow import parquet
 from hopsgpu.agent import agent
 from hopsgpu.agent.attempt_slot import AttemptSlot
 from hopsgpu.agent.model_upload import ModelFiles, load_model_files, load_parts
-from hopsgpu.agent.orphans import marked
+from hopsgpu.agent.orphans import find_marked
 from hopsgpu.agent.rank_environment import (
     own_variables,
     package_path,
@@ -609,7 +609,7 @@ def test_a_daemon_that_is_killed_takes_its_ranks_along_and_another_comes(
     os.kill(daemon, signal.SIGKILL)
     ended = gang.wait_for("ended")
     assert (ended["signal"], ended["stopped"]) == ("SIGKILL", False)
-    assert all(map(gone, waiting)) and not marked(token.read_text())
+    assert all(map(gone, waiting)) and not find_marked(token.read_text())
     gang.run(os.getpid)
     assert pickle.loads(gang.wait_for("ended").payload) > 0
 
@@ -926,7 +926,7 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
     class Ended:
         run_id = "r"
 
-        async def stop(self, *, dump_stacks: bool, drop_saves: bool) -> None:
+        async def stop(self, *, should_dump_stacks: bool, should_drop_saves: bool) -> None:
             """There is no rank any more."""
 
     async def act() -> None:

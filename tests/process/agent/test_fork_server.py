@@ -660,7 +660,7 @@ def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> N
                 assert [await rank.value() for rank in ranks] == [(3.0, False)] * 2
                 print(f"all-reduce of 2 forked ranks: {time.monotonic() - began:.2f} s")
                 daemon.signal(store.pid, signal.SIGKILL, "tree")
-                await daemon.ended(store.pid)
+                await daemon.wait_exit(store.pid)
                 with pytest.raises(ConnectionRefusedError):
                     socket.create_connection(("127.0.0.1", store.port))
 
@@ -715,7 +715,7 @@ def test_a_spare_holds_nothing_of_a_store_nor_of_its_server(warm: Container) -> 
             log = str(Path(f"/proc/{server}/fd/1").readlink())
             assert held == {"/dev/null", log, "socket"}
             daemon.signal(store.pid, signal.SIGKILL, "tree")
-            await daemon.ended(store.pid)
+            await daemon.wait_exit(store.pid)
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", store.port))
             assert not gone(ahead)
@@ -814,10 +814,11 @@ def test_threads_that_a_fork_loses_are_named() -> None:
 
 def test_cuda_that_was_touched_is_told() -> None:
     untouched = {"torch.cuda": SimpleNamespace(is_initialized=lambda: False)}
-    assert fork_safety.cuda_use({}, [], driver=False) is None
-    assert fork_safety.cuda_use(untouched, [], driver=False) is None
+    assert fork_safety.cuda_use({}, [], is_driver_initialised=False) is None
+    assert fork_safety.cuda_use(untouched, [], is_driver_initialised=False) is None
     assert (
-        fork_safety.cuda_use(untouched, [], driver=True) == "importing initialised the CUDA driver"
+        fork_safety.cuda_use(untouched, [], is_driver_initialised=True)
+        == "importing initialised the CUDA driver"
     )
-    opened = fork_safety.cuda_use({}, ["/dev/nvidia0", "/dev/nvidia0"], driver=False)
+    opened = fork_safety.cuda_use({}, ["/dev/nvidia0", "/dev/nvidia0"], is_driver_initialised=False)
     assert opened == "importing opened /dev/nvidia0"

@@ -26,7 +26,7 @@ from hopsgpu.control.channel import Channel
 from hopsgpu.errors import RankFailed
 from hopsgpu.units import MIB
 from tests.conftest import gone, until
-from tests.process.launcher.test_attempt import launch, running_server
+from tests.process.attempts.test_attempt import launch, running_server
 
 Start = Callable[[str], int]
 
@@ -123,16 +123,16 @@ def test_forked_children_share(start: Start) -> None:
     assert sum(use.resident.values()) > 1000 * MIB
     assert 200 * MIB < total(use) < 300 * MIB
     watch = MemoryWatch(pid, 400 * MIB)
-    assert [watch.look() for _ in range(4)] == [None] * 4
+    assert [watch.poll() for _ in range(4)] == [None] * 4
     assert 200 * MIB < watch.peak < 300 * MIB
 
 
 def test_a_watch_says_who_is_over(start: Start) -> None:
     pid = start(FORKED)
     watch = MemoryWatch(pid, 100 * MIB)
-    assert watch.look() is None
+    assert watch.poll() is None
     assert watch.pause == 0.1  # to make sure
-    said = watch.look()
+    said = watch.poll()
     assert said is not None
     assert " MiB of 100 MiB (the limit is memory_per_worker: raise it)" in said
     assert "the largest of its 5 processes: python" in said
@@ -167,7 +167,7 @@ def test_processes_may_come_and_go(start: Start) -> None:
     seen: set[int] = set()
     looks, deadline = 0, time.monotonic() + 60
     while looks < 200 or (len(seen) <= 5 and time.monotonic() < deadline):
-        assert watch.look() is None
+        assert watch.poll() is None
         seen.update(tree(pid))
         looks += 1
     assert len(seen) > 5

@@ -35,8 +35,8 @@ def test_a_sweep_waits_for_a_process_that_has_lost_its_environment_and_not_its_f
     ):
         descriptor = os.pidfd_open(slow.pid)
         try:
-            assert until(lambda: orphans._is_ending(Path(f"/proc/{slow.pid}")), SECONDS)
-            assert orphans.marked("t") == [] and not select.select([descriptor], [], [], 0)[0]
+            assert until(lambda: orphans._is_exiting(Path(f"/proc/{slow.pid}")), SECONDS)
+            assert orphans.find_marked("t") == [] and not select.select([descriptor], [], [], 0)[0]
             sweeping = threads.submit(orphans.sweep, "t")
             with pytest.raises(TimeoutError):
                 sweeping.result(0.3)

@@ -18,7 +18,7 @@ import pytest
 from hopsgpu.agent import daemon_start
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.agent.daemon_client import connected
-from hopsgpu.agent.daemon_start import begin, daemon_directory
+from hopsgpu.agent.daemon_start import daemon_directory, start_in_background
 from hopsgpu.agent.placeholder import run_placeholder
 from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.agent.warm_up import WarmUp
@@ -34,7 +34,7 @@ import pickle, sys
 from hopsgpu.agent.placeholder import run_placeholder
 with open(sys.argv[1], "rb") as file:
     driver, warm = pickle.load(file)
-warm.begin(driver)
+warm.start_daemon(driver)
 run_placeholder(driver, warm)
 print("ended", flush=True)
 """
@@ -124,15 +124,15 @@ def test_what_a_holder_has_begun_goes_on_for_the_next_task(
 def test_of_tasks_that_begin_at_the_same_time_one_starts_the_daemon(tmp_path: Path) -> None:
     jvm = os.getpid()
     directory = daemon_directory(tmp_path, jvm)
-    starting = begin(directory, jvm, None, "info")
-    assert starting is not None
-    assert begin(directory, jvm, None, "info") is None
+    start = start_in_background(directory, jvm, None, "info")
+    assert start is not None
+    assert start_in_background(directory, jvm, None, "info") is None
 
     async def scenario() -> None:
         # It waits for the start of the other one.
         async with connected(tmp_path, jvm) as daemon:
-            await starting.done()
-            assert begin(directory, jvm, None, "info") is None
+            await start.wait()
+            assert start_in_background(directory, jvm, None, "info") is None
             async with connected(tmp_path, jvm) as other:
                 assert other.pid == daemon.pid
             os.kill(daemon.pid, signal.SIGTERM)
@@ -145,12 +145,12 @@ def test_a_start_that_fails_says_why_and_leaves_others_the_start(tmp_path: Path)
     jvm = os.getpid()
     directory = daemon_directory(tmp_path, jvm)
     with mock.patch.object(daemon_start, "json", SimpleNamespace(dumps=lambda _: "no JSON")):
-        starting = begin(directory, jvm, None, "info")
-    assert starting is not None
+        start = start_in_background(directory, jvm, None, "info")
+    assert start is not None
 
     async def scenario() -> None:
         with pytest.raises(ChildProcessError, match=r"(?s)exit code 1.*JSONDecodeError"):
-            await starting.done()
+            await start.wait()
         async with connected(tmp_path, jvm) as daemon:
             os.kill(daemon.pid, signal.SIGTERM)
 

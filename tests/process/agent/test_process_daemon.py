@@ -16,8 +16,13 @@ from typing import Any
 import pytest
 
 from hopsgpu.agent.daemon_client import DaemonClient, ProcessDaemonLost, connected
-from hopsgpu.agent.fork_servers import MOST_SERVERS, ForkServerProcess, serving, to_end
-from hopsgpu.agent.orphans import marked
+from hopsgpu.agent.fork_servers import (
+    MAX_SERVERS,
+    ForkServerProcess,
+    find_server,
+    server_to_replace,
+)
+from hopsgpu.agent.orphans import find_marked
 from hopsgpu.linux import ancestor, comm, parent_of
 from tests.unit import rank_functions as functions
 from tests.unit.containers import (
@@ -44,7 +49,7 @@ async def main(directory, file):
     async with connected(here.directory / "hopsgpu") as daemon:
         Path(file + ".daemon").write_text(json.dumps([daemon.pid, daemon.token]))
         rank = await here.start(daemon, here.spec(), rank_functions.family, file)
-        await daemon.ended(rank.pid)
+        await daemon.wait_exit(rank.pid)
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -320,17 +325,17 @@ def test_ranks_end_with_their_task_and_all_with_the_jvm(tmp_path: Path, victim: 
     try:
         pids = read(file)
         daemon, token = json.loads(Path(f"{file}.daemon").read_text())
-        assert until(lambda: set(without_spares(marked(token))) == set(pids.values()), SECONDS)
+        assert until(lambda: set(without_spares(find_marked(token))) == set(pids.values()), SECONDS)
         # Spark kills a task's process, too.
         (task,) = map(int, Path(f"/proc/{jvm.pid}/task/{jvm.pid}/children").read_text().split())
         if victim == "task":
             os.kill(task, signal.SIGKILL)
-            assert until(lambda: without_spares(marked(token)) == [pids["server"]], SECONDS)
+            assert until(lambda: without_spares(find_marked(token)) == [pids["server"]], SECONDS)
             assert not gone(daemon)
     finally:
         jvm.kill()
         jvm.wait()
-    assert until(lambda: not marked(token) and gone(daemon), SECONDS)
+    assert until(lambda: not find_marked(token) and gone(daemon), SECONDS)
     assert until(lambda: gone(task), SECONDS)
 
 
@@ -363,12 +368,12 @@ def test_a_few_fork_servers_are_kept(here: Container) -> None:
     async def scenario() -> None:
         servers = []
         async with here.connect_daemon() as daemon:
-            for number in range(MOST_SERVERS + 1):
+            for number in range(MAX_SERVERS + 1):
                 await daemon.warm(here.spec(NUMBER=str(number)))
-                if number == MOST_SERVERS - 1:
+                if number == MAX_SERVERS - 1:
                     # The first is wanted again: the second goes.
                     assert await here.value(here.spec(NUMBER="0"), os.getppid) in here.marked()
-            for number in (0, *range(2, MOST_SERVERS + 1)):
+            for number in (0, *range(2, MAX_SERVERS + 1)):
                 rank = await here.start(daemon, here.spec(NUMBER=str(number)), os.getppid)
                 servers.append(await rank.value())
         assert await asyncio.to_thread(until, lambda: set(here.marked()) == set(servers), SECONDS)
@@ -387,23 +392,23 @@ def server(
 def test_who_serves_whom() -> None:
     here = Container(Path("/c"), 0)
     plain, torch = server(here), server(here, "torch", "numpy")
-    assert serving(here.spec("torch"), [plain, torch]) is torch
-    assert serving(here.spec(), [plain, torch]) is plain
-    assert serving(here.spec(), [torch]) is torch
-    assert serving(here.spec("tensorflow"), [plain, torch]) is None
-    assert serving(here.spec(OMP_NUM_THREADS="2"), [plain, torch]) is None
+    assert find_server(here.spec("torch"), [plain, torch]) is torch
+    assert find_server(here.spec(), [plain, torch]) is plain
+    assert find_server(here.spec(), [torch]) is torch
+    assert find_server(here.spec("tensorflow"), [plain, torch]) is None
+    assert find_server(here.spec(OMP_NUM_THREADS="2"), [plain, torch]) is None
 
 
 def test_the_idle_server_that_was_not_wanted_for_longest_goes() -> None:
     here = Container(Path("/c"), 0)
     many = [server(here, used=float(n), N=str(n)) for n in range(3)]
-    assert to_end(many, 4) is None
-    assert to_end(many, 3) is many[0]
+    assert server_to_replace(many, 4) is None
+    assert server_to_replace(many, 3) is many[0]
     many[0].ranks.add(7)
-    assert to_end(many, 3) is many[1]
+    assert server_to_replace(many, 3) is many[1]
     for one in many:
         one.ranks.add(7)
-    assert to_end(many, 3) is None
+    assert server_to_replace(many, 3) is None
 
 
 def test_without_a_process_to_watch_there_is_no_daemon(tmp_path: Path) -> None:

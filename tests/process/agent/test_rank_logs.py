@@ -274,11 +274,11 @@ def test_a_bar_that_stands_still_is_shown_once_it_is_time() -> None:
     lines = LineSplitter(clock)
     assert lines.lines(b"\r 1%") == [" 1%"]
     assert lines.lines(b"\r 2%") == []
-    assert lines.due() == []
+    assert lines.due_state() == []
     clock.now += 1
-    assert lines.due() == [" 2%"]
+    assert lines.due_state() == [" 2%"]
     clock.now += 1
-    assert lines.due() == []
+    assert lines.due_state() == []
     assert lines.lines(b"\r 3%\r     \rdone\n") == ["done"]
 
 

@@ -162,9 +162,9 @@ def test_lines_are_those_that_a_terminal_shows() -> None:
 
 
 def test_hopsgpus_frames_can_be_kept() -> None:
-    assert sum("hopsgpu/" in line for line in last_lines(STACKS, keep_own=True)) == 3
-    assert "fork_server" in (context_of_failure(STACKS, keep_own=True) or "")
-    assert OwnFrames(keep=True).without(STACKS.encode()) == STACKS.encode()
+    assert sum("hopsgpu/" in line for line in last_lines(STACKS, should_keep_own=True)) == 3
+    assert "fork_server" in (context_of_failure(STACKS, should_keep_own=True) or "")
+    assert OwnFrames(should_keep=True).without(STACKS.encode()) == STACKS.encode()
 
 
 def streamed(data: bytes, *cuts: int) -> bytes:

@@ -192,10 +192,10 @@ def test_cleaners_of_old_files_are_kept_off(own: Path, shared: Path) -> None:
             os.utime(path, (0, 0), follow_symlinks=False)
         now = time.monotonic()
         made.refresh(now)
-        assert link.lstat().st_mtime == 0 and 0 < made.patience(now) <= 3600
+        assert link.lstat().st_mtime == 0 and 0 < made.seconds_until_due(now) <= 3600
         made.refresh(now + 3601)
         assert min(path.lstat().st_mtime for path in (link, link.parent)) > time.time() - 60
-        assert made.patience(now + 3601) == pytest.approx(3600)
+        assert made.seconds_until_due(now + 3601) == pytest.approx(3600)
         link.unlink()
         made.refresh(now + 7203)
 
@@ -272,7 +272,7 @@ def test_a_link_stays_until_it_is_given_up(long: Container) -> None:
                 await rank.end()
             # What it has left may lead there by it.
             assert first.is_dir()
-            daemon.forget(one.directory)
+            daemon.remove_links(one.directory)
             gone = lambda: not os.path.lexists(first)  # noqa: E731
             assert await asyncio.to_thread(until, gone, SECONDS)
             assert second.is_dir()
@@ -287,7 +287,7 @@ def test_a_tasks_links_go_with_it_and_not_others(long: Container) -> None:
             async with long.connect_daemon() as daemon:
                 _, goes = await linked(long, daemon)
                 # It may not give up another's.
-                daemon.forget(long.directory)
+                daemon.remove_links(long.directory)
                 gone = lambda: not os.path.lexists(goes)  # noqa: E731
                 assert await asyncio.to_thread(until, gone, SECONDS)
                 _, goes = await linked(long, daemon)

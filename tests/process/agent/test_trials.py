@@ -220,7 +220,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
             if is_over:
                 attempt._ended.add(0)
             begun = asyncio.Event()
-            giving_way = tasks.create_task(attempt.give_way(begun))
+            giving_way = tasks.create_task(attempt.end_in_background(begun))
             if is_over:
                 await giving_way
                 assert len(list((tmp_path / "hopsgpu").iterdir())) == 1, "removed too early"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import hopsgpu
-from hopsgpu.agent.fork_servers import ForkServerProcess, serving
+from hopsgpu.agent.fork_servers import ForkServerProcess, find_server
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.packaging.modules import PackedModules, pack_modules
@@ -396,6 +396,6 @@ def test_a_fork_server_serves_who_wants_other_modules_of_its_packages(tmp_path: 
         server = ForkServerProcess(
             wanted, 1, JsonLineSocket(here), tmp_path, None, 0.0, wanted.packages
         )
-        assert serving(spec("sklearn", "sklearn.linear_model"), [server]) is server
-        assert serving(spec("sklearn"), [server]) is server
-        assert serving(spec("sklearn", "torch"), [server]) is None
+        assert find_server(spec("sklearn", "sklearn.linear_model"), [server]) is server
+        assert find_server(spec("sklearn"), [server]) is server
+        assert find_server(spec("sklearn", "torch"), [server]) is None

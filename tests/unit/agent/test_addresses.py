@@ -129,9 +129,9 @@ def test_a_loopback_address_among_others_is_not_told_to_them() -> None:
 def test_a_loopback_address_is_changed_for_the_way_to_the_others() -> None:
     outer = [a for own in interface_addresses().values() for a in own if not a.startswith("127.")]
     for address in (a for a in outer if a != "::1"):
-        found = reach("127.0.1.1", others=["127.0.0.1", address])
+        found = reach("127.0.1.1", peer_addresses=["127.0.0.1", address])
         assert found == AgentAddress(address, interface_of(address))
-    assert reach("127.0.1.1", others=["127.0.0.1"]) == AgentAddress("127.0.1.1", "lo")
+    assert reach("127.0.1.1", peer_addresses=["127.0.0.1"]) == AgentAddress("127.0.1.1", "lo")
 
 
 # --- Ports -------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_ports_are_let_go_when_one_cannot_be_had() -> None:
 
 
 def test_a_port_in_conflict_is_let_go_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    everywhere = addresses._everywhere
+    everywhere = addresses._bind_everywhere
     given: list[int] = []
 
     def first_one_in_conflict() -> socket.socket:
@@ -194,7 +194,7 @@ def test_a_port_in_conflict_is_let_go_for_another(monkeypatch: pytest.MonkeyPatc
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(len(given) > 1))
         return holder
 
-    monkeypatch.setattr(addresses, "_everywhere", first_one_in_conflict)
+    monkeypatch.setattr(addresses, "_bind_everywhere", first_one_in_conflict)
     with held_ports(1, "127.0.0.1") as held:
         assert held.ports == (given[1],)
         bound("0.0.0.0", given[0], reuse=False).close()
@@ -206,6 +206,6 @@ def test_conflicts_without_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None
         holder.bind(("", 0))
         return holder
 
-    monkeypatch.setattr(addresses, "_everywhere", in_conflict)
+    monkeypatch.setattr(addresses, "_bind_everywhere", in_conflict)
     with pytest.raises(OSError, match="no port could be reserved on 127.0.0.1 in 20 attempts"):
         held_ports(1, "127.0.0.1").__enter__()

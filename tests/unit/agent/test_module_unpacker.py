@@ -60,7 +60,7 @@ def test_the_same_modules_stay_and_others_take_their_place(
 def test_what_was_unpacked_ahead_is_what_the_first_attempt_gets(
     unpacked: UnpackedModules, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module_unpacker, "_KNOWN_SECONDS", 600.0)
+    monkeypatch.setattr(module_unpacker, "_UNCHANGED_SECONDS", 600.0)
     packed = pack_modules([project])
     unpacked.prepare(packed.digest, packed.archive)
     (ahead,) = Path("hopsgpu").iterdir()
@@ -122,18 +122,18 @@ def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
 ) -> None:
     first = root_of(unpacked, project)
     (first / "more.py").write_text("")
-    unpacked.look(unpacked.attempts)
+    unpacked.verify(unpacked.uses)
     second = root_of(unpacked, project)
     assert second != first and not (second / "more.py").exists()
-    unpacked.look(unpacked.attempts)
+    unpacked.verify(unpacked.uses)
     assert root_of(unpacked, project) == second
     # Nobody has looked since: one look serves one attempt, and a late one none.
-    unpacked.look(unpacked.attempts - 1)
+    unpacked.verify(unpacked.uses - 1)
     (second / "more.py").write_text("")
     third = root_of(unpacked, project)
     assert third != second and not (third / "more.py").exists()
     unpacked.close()
-    unpacked.look(unpacked.attempts)
+    unpacked.verify(unpacked.uses)
     assert root_of(unpacked, project).is_dir()
 
 
@@ -146,11 +146,11 @@ def test_a_look_that_fails_or_is_old_counts_for_nothing(
     first = root_of(unpacked, project)
     with monkeypatch.context() as patched:
         patched.setattr(module_unpacker, "_state_of", gone)
-        unpacked.look(unpacked.attempts)
+        unpacked.verify(unpacked.uses)
     assert root_of(unpacked, project) == first
     with monkeypatch.context() as patched:
-        patched.setattr(module_unpacker, "_KNOWN_SECONDS", 0.0)
-        unpacked.look(unpacked.attempts)
+        patched.setattr(module_unpacker, "_UNCHANGED_SECONDS", 0.0)
+        unpacked.verify(unpacked.uses)
     (first / "more.py").write_text("")
     assert root_of(unpacked, project) != first
 

@@ -301,7 +301,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return save(place, files, said, stop)
 
     monkeypatch.setattr(Checkpoints, "save", slowly)
-    monkeypatch.setattr(uploader, "_SIGN_SECONDS", 0.1)
+    monkeypatch.setattr(uploader, "_REPORT_SECONDS", 0.1)
     return go
 
 
@@ -323,7 +323,7 @@ def finish(
         urls = (lake.url, f"{lake.url}/logs")
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
         async with RankUploads(rank, context, hurry, drop, told.warn, told.saved) as both:
-            ending = asyncio.create_task(both.finish(told.sign, returned=returned))
+            ending = asyncio.create_task(both.finish(told.sign, has_returned=returned))
             while told.signs < 2 and not ending.done():
                 await asyncio.sleep(0.01)  # nobody tells
             then(told, hurry)
@@ -392,7 +392,7 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
         monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
         events = asyncio.Event(), asyncio.Event()
         async with RankUploads(rank, context, *events, told.warn, told.saved) as both:
-            await both.finish(told.sign, returned=True)
+            await both.finish(told.sign, has_returned=True)
 
     asyncio.run(asyncio.wait_for(act(), 120))
     told.warnings.sort()
@@ -453,7 +453,7 @@ def test_saves_are_brought_while_the_rank_goes_on(
                 await asyncio.to_thread(
                     PendingCheckpoints(rank).hand_over, file, CheckpointOptions(step, keep=1)
                 )
-            await both.finish(told.sign, returned=True)
+            await both.finish(told.sign, has_returned=True)
 
     asyncio.run(asyncio.wait_for(act(), 120))
     assert told.warnings == []
