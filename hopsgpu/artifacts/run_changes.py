@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore
+from hopsgpu.artifacts.runs import READERS, RunStore
+from hopsgpu.core.run_record import RunRecord
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, SAFE_MODE, UNREACHABLE
 from hopsgpu.storage.filesystem import FileStatus
@@ -85,7 +86,7 @@ class RunChanges(Generic[T]):
         digest: Callable[[RunRecord], T],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = RunStore(root, LARGEST_RECORD)
+        self._store = RunStore(root)
         self._digest = digest
         self._clock = clock
         self._known: dict[str, _Known] = {}

@@ -13,20 +13,19 @@ import contextlib
 import datetime
 import json
 import logging
-import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from hopsgpu.artifacts.runs import LARGEST_RECORD, LOST, READERS, RUNS, RunRecord, RunStore
-from hopsgpu.core.gpu_use import Points, UsePoint, points_of_phases
-from hopsgpu.core.run_values import GpuSeconds
-from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, SUCCEEDED, RunUse
+from hopsgpu.artifacts.runs import READERS, RUNS, RunStore
+from hopsgpu.core.gpu_use import Points, UsePoint
+from hopsgpu.core.run_record import RunRecord
+from hopsgpu.core.typed_json import Codec, Range, loads
+from hopsgpu.core.usage_report import ACTIVE, CANCELLED, FAILED, HELD, LOST, SUCCEEDED, RunUse
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS, PERMISSION
+from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import FileStatus, LakePath, is_draft
-from hopsgpu.units import count_of
+from hopsgpu.units import MIB, count_of
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +35,11 @@ _HELD = "held-"
 _TAKEN = "taken-"
 _LISTINGS = 3
 _SCHEMA = 1
-# The GPU seconds that the oldest records have too.
-_SUMS = ("held", "training", "publishing", "idle")
+# Bytes of a file that readers accept.
+LARGEST_FILE = 16 * MIB
 _STATES = (SUCCEEDED, FAILED, CANCELLED, LOST, ACTIVE, HELD)
 # How far the clocks of a driver, the lake and a reader may be apart.
 _CLOCKS_SECONDS = 3600.0
-# The year 5138; a larger number is no time in seconds.
-_LATEST = 1e11
 
 
 def use_of(record: RunRecord, now: float) -> RunUse:
@@ -51,72 +48,43 @@ def use_of(record: RunRecord, now: float) -> RunUse:
     Args:
         record: the run's record.
         now: seconds since the epoch.
-
-    Raises:
-        StoreError: the record has no GPU seconds, or others than numbers.
     """
-    content = record.content
-    try:
-        recorded = content.get("use")
-        points = _old_points(record) if recorded is None else _points(recorded)
-        return RunUse(
-            run_id=record.run_id,
-            name=record.name,
-            user=record.user,
-            queue=str(content.get("queue") or ""),
-            state=ACTIVE if record.is_running(now) else record.state_at(now),
-            points=points,
-            estimated=recorded is None,
-        )
-    except JSON_ERRORS as error:
-        raise StoreError(
-            f"the record of {record.run_id} says nothing about its GPU seconds"
-            f" ({type(error).__name__}: {error}); another version of hopsgpu may have written it",
-            kind="damaged",
-        ) from error
+    return RunUse(
+        run_id=record.run_id,
+        name=record.name,
+        user=record.user,
+        queue=record.queue,
+        state=ACTIVE if record.is_running(now) else record.state_at(now),
+        points=record.use,
+    )
 
 
-def _points(listed: Sequence[Mapping[str, Any]]) -> Points:
-    points = tuple(UsePoint(**{name: _number(value) for name, value in p.items()}) for p in listed)
-    times = [point.time for point in points]
-    if not times or times != sorted(times) or times[-1] > _LATEST:
-        raise ValueError(f"{times!r:.99} are no times in order")
-    return points
-
-
-def _old_points(record: RunRecord) -> Points:
-    content = record.content
-    known = {name: _number(content["gpu_seconds"][name]) for name in _SUMS}
-    spec = content["spec"]
-    least = spec.get("least_workers") or spec["workers"]
-    gpus = round(record.gpus * least / spec["workers"])
-    points = points_of_phases(record.timeline, GpuSeconds(**known), gpus, record.updated)
-    return _points([asdict(point) for point in points])
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ValueError(f"{value!r:.99} is not a number ≥ 0")
-    return float(value)
+_CODEC = Codec(
+    hint_names={"Points": Points},
+    ranges={UsePoint: Range(0.0, 1e12), (UsePoint, "time"): Range(0.0, 1e11)},
+)
 
 
 def _line(run: RunUse) -> str:
     """Return the line that is kept of a run: JSON, schema 1."""
-    fields = asdict(run) | {"points": [point.rounded() for point in run.points]}
-    return json.dumps({"schema": _SCHEMA, **fields}, allow_nan=False)
+    rounded = replace(run, points=tuple(point.rounded() for point in run.points))
+    return json.dumps({"schema": _SCHEMA, **_CODEC.encode(rounded)}, allow_nan=False)
 
 
-def _run_of(line: str) -> RunUse:
-    """Return the run of a line."""
-    fields = json.loads(line)
-    if fields["schema"] != _SCHEMA or fields["state"] not in _STATES:
-        raise ValueError(f"schema {fields['schema']!r:.99}, state {fields['state']!r:.99}")
-    texts = {name: fields[name] for name in ("run_id", "name", "user", "queue", "state")}
-    if not all(isinstance(text, str) for text in texts.values()):
-        raise TypeError("a name is not a string")
-    return RunUse(
-        **texts, points=_points(fields["points"]), estimated=bool(fields.get("estimated"))
-    )
+def _run_of(line: bytes) -> RunUse:
+    """Return the run of a line.
+
+    Raises:
+        ValueError: the line has another form.
+    """
+    fields = loads(line)
+    if not isinstance(fields, dict) or fields.get("schema") != _SCHEMA:
+        raise ValueError(f"it has another schema than {_SCHEMA}")
+    run = _CODEC.decode(RunUse, fields)
+    times = [point.time for point in run.points]
+    if run.state not in _STATES or not times or times != sorted(times):
+        raise ValueError(f"state {run.state!r:.99}, times {times!r:.99}")
+    return run
 
 
 def _contents(runs: Sequence[RunUse]) -> Iterator[bytes]:
@@ -125,7 +93,7 @@ def _contents(runs: Sequence[RunUse]) -> Iterator[bytes]:
     size = 0
     for run in runs:
         line = f"{_line(run)}\n".encode()
-        if part and size + len(line) > LARGEST_RECORD:
+        if part and size + len(line) > LARGEST_FILE:
             yield b"".join(part)
             part, size = [], 0
         part.append(line)
@@ -292,7 +260,7 @@ class UsageFiles:
         file = self._directory / name
         try:
             # Other users write here too.
-            lines = file.read(LARGEST_RECORD).decode(errors="replace").splitlines()
+            lines = file.read(LARGEST_FILE).splitlines()
         except StoreError as error:
             yield error
             return
@@ -300,8 +268,8 @@ class UsageFiles:
         for number, line in enumerate(lines, 1):
             try:
                 yield _run_of(line)
-            except JSON_ERRORS as error:
-                bad.append(f"line {number}: {type(error).__name__}: {error}")
+            except ValueError as error:
+                bad.append(f"line {number}: {error}")
         if bad:
             more = f" (and {count_of(len(bad) - 1, 'more line')})" if bad[1:] else ""
             yield StoreError(f"{file.url} has lines that are no runs: {bad[0]}{more}", "damaged")
@@ -309,7 +277,7 @@ class UsageFiles:
 
 def keep_before_removal(
     root: LakePath, runs: Sequence[RunRecord], older_than: float | None, now: float
-) -> Sequence[str]:
+) -> None:
     """Keep the GPU time of runs that are to be removed next.
 
     The files of held gangs that have ended become a part of the same file, so that the lake has few
@@ -322,24 +290,14 @@ def keep_before_removal(
             an hour.
         now: seconds since the epoch.
 
-    Returns:
-        Why the GPU time of some runs is unknown.
-
     Raises:
         StoreError: the lake refused; then the runs must stay.
     """
-    files, problems = UsageFiles(root), []
+    files = UsageFiles(root)
     gangs, merged = files.take_held(now - max(older_than or 0.0, _CLOCKS_SECONDS))
-    uses = list(gangs)
-    for record in runs:
-        try:
-            uses.append(use_of(record, now))
-        except StoreError as error:
-            problems.append(str(error))
-    files.keep(uses, now)
+    files.keep([*gangs, *(use_of(record, now) for record in runs)], now)
     for file in merged:
         file.remove()
-    return problems
 
 
 @dataclass(frozen=True)
@@ -372,14 +330,14 @@ def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> Run
     least = None if since is None else since - _CLOCKS_SECONDS
     roots = [root.with_client() for root in roots]
     with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-        listings = list(pool.map(lambda root: _list(_store(root), least), roots))
+        listings = list(pool.map(lambda root: _list(RunStore(root), least), roots))
         problems = [ids for ids in listings if isinstance(ids, str)]
         readable = [
             (root, ids)
             for root, ids in zip(roots, listings, strict=True)
             if not isinstance(ids, str)
         ]
-        named = [(_store(root), run_id) for root, ids in readable for run_id in ids]
+        named = [(RunStore(root), run_id) for root, ids in readable for run_id in ids]
         read = list(pool.map(lambda run: _use_in(run[0], run[1], now), named))
         kept = pool.map(lambda pair: list(UsageFiles(pair[0]).read(least)), readable)
         removed = [one for some in kept for one in some]
@@ -391,11 +349,6 @@ def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> Run
             problems.append(f"{run_id}: {one}")
     problems += [str(one) for one in removed if isinstance(one, StoreError)]
     return RunUses(tuple(runs), tuple(dict.fromkeys(problems)))
-
-
-def _store(root: LakePath) -> RunStore:
-    """Return the runs below a root, of any user; records that are too large are not read."""
-    return RunStore(root, LARGEST_RECORD)
 
 
 def _list(store: RunStore, since: float | None) -> tuple[str, ...] | str:
@@ -411,7 +364,4 @@ def _use_in(store: RunStore, run_id: str, now: float) -> RunUse | StoreError:
     stored = store.stored(run_id)
     if stored.record is None:
         return StoreError(stored.problem, stored.kind)
-    try:
-        return use_of(stored.record, now)
-    except StoreError as error:
-        return error
+    return use_of(stored.record, now)

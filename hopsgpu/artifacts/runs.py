@@ -5,21 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import datetime
-import json
 import logging
-import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from hopsgpu.core.formats import duration
-from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_record import LARGEST_RECORD, RunRecord, parse
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS
+from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import FileStatus, LakePath
-from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
@@ -28,197 +23,25 @@ RUNS = "runs"
 # Files in a run's directory.
 RECORD = "run.json"
 CANCEL = "cancel"
-SCHEMA = 2
-# A driver writes at least every 20 s while its run goes on.
-LOST_SECONDS = 60.0
-LOST = "lost"
 UNREADABLE = "unreadable"
-# The kind of the error if another version of hopsgpu has written the record.
-OTHER_SCHEMA = "schema"
 LATEST = "last"
 _ID = re.compile(r"\w[\w.+=-]{0,199}")
 _BEGAN = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+")
-_TERMINAL = frozenset(state.value for state in GangState if state.is_terminal)
 # Records that are read at the same time.
 READERS = 8
 _MORE_READINGS = 3
-_LOGS = "`hopsgpu logs ID` may still work"
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """The content of run.json.
-
-    Attributes:
-        content: the complete record.
-        run_id: name of the run and of its directory.
-        state: value of a GangState.
-        attempt: number of the latest attempt, from 0.
-        updated: time of writing by the driver's clock, in seconds since the epoch.
-        name: name of the run.
-        user: user who submitted it.
-        error: error that ended the run, or None.
-        model: URL of the version that the run published, or None.
-        timeline: time at which each point was passed, in seconds since the epoch.
-        ranks: outcome of each rank: the fields of RankReport, and "ended".
-        logs: size of each log in bytes, by its path in the run's directory.
-    """
-
-    content: Mapping[str, Any]
-    run_id: str
-    state: str
-    attempt: int
-    updated: float
-    name: str
-    user: str
-    error: str | None
-    model: str | None
-    timeline: Mapping[str, float]
-    ranks: tuple[Mapping[str, Any], ...]
-    logs: Mapping[str, int]
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether the driver has recorded the run's end."""
-        return self.state in _TERMINAL
-
-    def state_at(self, now: float) -> str:
-        """Return the state; "lost" if the run has not ended and its record is over a minute old."""
-        if not self.has_ended and now - self.updated > LOST_SECONDS:
-            return LOST
-        return self.state
-
-    def is_running(self, now: float) -> bool:
-        """Return whether the run's driver is working, as far as the record tells."""
-        return not self.has_ended and self.state_at(now) != LOST
-
-    def check_goes_on(self, now: float) -> None:
-        """Check that a driver may still do something about the run.
-
-        Raises:
-            ConfigError: the run has ended, or is lost.
-        """
-        if self.has_ended:
-            raise ConfigError(f"{self.run_id} has ended already: {self.state}")
-        if not self.is_running(now):
-            ago = duration(now - self.updated)
-            application = self.content.get("application") or "its application"
-            raise ConfigError(
-                f"{self.run_id} is lost: its driver was last heard from {ago} ago, when it was"
-                f" {self.state}. YARN has its GPUs back if {application} has ended"
-            )
-
-    def took(self, now: float) -> float | None:
-        """Return the seconds from the request to the end, or until now.
-
-        For a lost run, the time ends with the last update of the record. None if the record lacks
-        the time of the request.
-        """
-        began = self.timeline.get("requested")
-        if began is None:
-            return None
-        return max((now if self.is_running(now) else self.updated) - began, 0.0)
-
-    @property
-    def gpus(self) -> int:
-        """Return the number of GPUs of the gang."""
-        return int(self.content["executors"]) * int(self.content["executor"]["gpus"])
-
-
-def parse(content: bytes, url: str = RECORD) -> RunRecord:
-    """Parse a record.
-
-    Args:
-        content: content of the file.
-        url: URL of the file, for the error.
-
-    Raises:
-        StoreError: the content is no record, or its schema is unknown to this version of hopsgpu.
-    """
-    try:
-        fields = json.loads(
-            content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded
-        )
-        if fields["schema"] != SCHEMA:
-            raise StoreError(
-                f"{url} was written by another version of hopsgpu: it has schema"
-                f" {fields['schema']!r:.99}, and this version reads schema {SCHEMA}; {_LOGS}",
-                kind=OTHER_SCHEMA,
-            )
-        record = RunRecord(
-            content=fields,
-            run_id=_text(fields["run_id"]),
-            state=GangState(fields["state"]).value,
-            attempt=int(fields["attempt"]),
-            updated=_time(fields["updated"]),
-            name=_text(fields["name"]),
-            user=_text(fields["user"]),
-            error=None if fields["error"] is None else _text(fields["error"]),
-            model=None if fields["model"] is None else _text(fields["model"]),
-            timeline={n: _time(t) for n, t in fields["timeline"].items() if t is not None},
-            ranks=tuple(_rank(rank) for rank in fields["ranks"]),
-            logs={_text(name): int(size) for name, size in fields["logs"].items()},
-        )
-        _ = record.gpus, fields["spec"]["workers"]
-    except JSON_ERRORS as error:
-        raise StoreError(
-            f"{url} is not a record of a run ({type(error).__name__}: {error}); another version of"
-            f" hopsgpu may have written it; {_LOGS}",
-            kind="damaged",
-        ) from error
-    return record
-
-
-def _parsed(file: LakePath, largest: int | None) -> RunRecord:
+def _parse_stable(file: LakePath) -> RunRecord:
     """Read and parse a record that its driver may be replacing at the moment."""
     for _ in range(_MORE_READINGS):
-        content = file.read(largest)
+        content = file.read(LARGEST_RECORD)
         # Over WebHDFS the length comes from a separate request: it may be that of the previous
         # record.
         with contextlib.suppress(StoreError):
             return parse(content, file.url)
         log.debug("%s cannot be parsed, and may be changing: reads it again", file.url)
-    return parse(file.read(largest), file.url)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.99} is not a finite number")
-    return number
-
-
-def _bounded(text: str) -> int:
-    number = int(text)
-    float(number)  # raises OverflowError for a number that readers cannot calculate with
-    return number
-
-
-def _time(value: object) -> float:
-    """Return seconds since the epoch; refuse NaN and the infinities.
-
-    A text that `float()` reads is accepted too.
-    """
-    return _finite(str(float(value)))  # type: ignore[arg-type]
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
-
-
-def _rank(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {
-        **fields,
-        "rank": int(fields["rank"]),
-        "host": _text(fields["host"]),
-        "ended": bool(fields["ended"]),
-    }
+    return parse(file.read(LARGEST_RECORD), file.url)
 
 
 @dataclass(frozen=True)
@@ -263,21 +86,15 @@ def began_by_name(run_id: str) -> float | None:
     return when.replace(tzinfo=datetime.UTC).timestamp()
 
 
-# For a reader of other users' records.
-LARGEST_RECORD = 16 * MIB
-
-
 class RunStore:
     """The runs below a root on the lake.
 
     Args:
         root: the root, or its URL.
-        largest: bytes that a record may have, for a reader of other users' records; None for any.
     """
 
-    def __init__(self, root: str | LakePath, largest: int | None = None) -> None:
+    def __init__(self, root: str | LakePath) -> None:
         self._runs = (LakePath(root) if isinstance(root, str) else root) / RUNS
-        self._largest = largest
 
     @property
     def url(self) -> str:
@@ -357,7 +174,7 @@ class RunStore:
             StoreError: the record does not exist, or it cannot be read.
         """
         file = self.directory(run_id) / RECORD
-        record = _parsed(file, self._largest)
+        record = _parse_stable(file)
         if record.run_id != run_id:
             raise StoreError(f"{file.url} is the record of run {record.run_id}", kind="damaged")
         return record
@@ -385,7 +202,7 @@ class RunStore:
             ConfigError: the run has ended, or is lost.
             StoreError: as `ask_to_cancel`, or the record cannot be read.
         """
-        self.record(run_id).check_goes_on(now)
+        self.record(run_id).check_is_running(now)
         self.ask_to_cancel(run_id)
 
     def ask_to_cancel(self, run_id: str) -> None:
@@ -421,9 +238,8 @@ def parts_elsewhere(record: RunRecord) -> LakePath | None:
 
     Other users may read and write there: only a directory whose name has the run's id counts.
     """
-    score = record.content.get("score")
-    url = score.get("kept_in") if isinstance(score, Mapping) else None
-    if not isinstance(url, str):
+    url = None if record.score is None else record.score.kept_in
+    if url is None:
         return None
     name = url.rpartition("/")[2]
     if not (name.startswith(".") and name.endswith(f"-{record.run_id}")):
@@ -476,7 +292,8 @@ def prunable(
     needed = {run_id for run_id, record in records.items() if _may_be_at_work(record, now)}
     reached = list(needed)
     while reached:
-        resumed = _resumed(records.get(reached.pop()))
+        record = records.get(reached.pop())
+        resumed = None if record is None else record.spec.resume
         if resumed is not None and resumed not in needed:
             needed.add(resumed)
             reached.append(resumed)
@@ -491,9 +308,3 @@ def prunable(
 
 def _may_be_at_work(record: RunRecord, now: float) -> bool:
     return not record.has_ended and (record.is_running(now) or now - record.updated < _GONE_SECONDS)
-
-
-def _resumed(record: RunRecord | None) -> str | None:
-    """Return the id of the run whose checkpoints this run resumes from, or None."""
-    resumed = None if record is None else record.content["spec"].get("resume")
-    return resumed if isinstance(resumed, str) else None

@@ -8,23 +8,24 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
 from hopsgpu.cli.lake_root import lake_root, root_option
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.error_messages import JSON_ERRORS
 
 if TYPE_CHECKING:
-    from hopsgpu.artifacts.runs import RunRecord, RunStore
+    from hopsgpu.artifacts.runs import RunStore
+    from hopsgpu.core.run_record import RunRecord, SearchRecord
 
-_LOOK_SECONDS = 2.0
-# The driver brings the rest to the lake after it has written how the run ended.
+_POLL_SECONDS = 2.0
+# The driver uploads the rest of the logs after it has recorded the end of the run.
 _REST_SECONDS = 60.0
 # A line without an end is cut there, so that it does not fill the memory.
 _LONGEST_LINE = 2**20
+_MOST_RANKS = 4096
 Write = Callable[[bytes], object]
 
 
@@ -75,7 +76,7 @@ def logs(
             " ended; leave one of them out"
         )
     store = RunStore(lake_root())
-    shown = _Shown(store, store.find(run_id), ranks, trial, worker, attempt, as_json)
+    shown = _LogPrinter(store, store.find(run_id), ranks, trial, worker, attempt, as_json)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             shown.follow()
@@ -83,7 +84,7 @@ def logs(
         shown.once()
 
 
-class _Shown:
+class _LogPrinter:
     """The logs that a command shows."""
 
     def __init__(
@@ -110,11 +111,11 @@ class _Shown:
         self._readers: dict[Log, LogReader] = {}
         self._outs: dict[Log, Unchanged | WholeLines] = {}
         self._hosts: Mapping[int, str] = {}
-        # Why the record could not be read when it was looked at last.
+        # Why the record could not be read at the last poll.
         self._unread: StoreError | None = None
-        # The attempt whose nodes they are, where others may have been elsewhere.
+        # The attempt that ran on these nodes; earlier attempts may have run on others.
         self._located: int | None = None
-        self._is_search = self._is_score = False
+        self._kind = "gang"
 
     def once(self) -> None:
         """Show the existing logs, rank by rank.
@@ -122,7 +123,7 @@ class _Shown:
         Raises:
             ConfigError: there are no logs.
         """
-        self._look_at_record()
+        self._read_record()
         sizes = self._wanted(log_sizes(self._directory))
         if not sizes:
             raise self._none()
@@ -148,9 +149,9 @@ class _Shown:
 
     def _hint(self) -> str:
         """Return how to find the logs of a search or a score."""
-        if self._is_score:
+        if self._kind == "score":
             return ": for a score, name a worker with --worker N; its logs appear when it has ended"
-        if not self._is_search:
+        if self._kind != "search":
             return "" if self._trial is None else f": {self._run_id} is not a search"
         if self._trial is None:
             return ": for a search, name a trial with --trial N"
@@ -163,12 +164,12 @@ class _Shown:
             ConfigError: at the end there are logs, but not the requested ones.
             StoreError: it is unknown whether the run is active, and no output arrived for long.
         """
-        from hopsgpu.artifacts.runs import LOST_SECONDS
+        from hopsgpu.core.run_record import LOST_SECONDS
 
         ended_at: float | None = None
-        came_at, known = time.monotonic(), True
+        came_at, is_known = time.monotonic(), True
         while True:
-            record = self._look_at_record()
+            record = self._read_record()
             sizes = self._wanted(log_sizes(self._directory))
             if self._attempt is not None or sizes:
                 before = self._shown_bytes()
@@ -176,9 +177,9 @@ class _Shown:
                 if self._shown_bytes() > before:
                     came_at = time.monotonic()
             if record is not None:
-                came_at, known = time.monotonic(), True
-            elif known:
-                known = False
+                came_at, is_known = time.monotonic(), True
+            elif is_known:
+                is_known = False
                 click.echo(
                     f"hopsgpu: {self._unread}; so it is not known whether the run is active: this"
                     f" command ends once no output has arrived for {LOST_SECONDS:g} s",
@@ -197,9 +198,9 @@ class _Shown:
                 whole = self._is_whole(record)
                 if whole or late or not record.has_ended:
                     self._end()
-                    # Before its end nobody knows which ranks and attempts it will have had.
-                    told = self._told_of(record)
-                    if told and not self._readers and not self._wanted(told):
+                    # Before its end the run may still start the requested rank or attempt.
+                    known = self._logs_in_record(record)
+                    if known and not self._readers and not self._wanted(known):
                         raise self._none()
                     missing = "" if self._has_shown() else f"; {self._nothing()}"
                     missing = missing if whole else "; the end of its logs is missing"
@@ -208,37 +209,30 @@ class _Shown:
                     )
                     return
             # The lake announces no change.
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def _look_at_record(self) -> RunRecord | None:
+    def _read_record(self) -> RunRecord | None:
         try:
             record = self._store.record(self._run_id)
         except StoreError as error:
-            # Its logs can be read all the same.
+            # The logs can be read without the record.
             self._unread = error
             return None
         self._unread = None
-        self._hosts = {rank["rank"]: rank["host"] for rank in record.ranks}
-        search = record.content.get("search")
-        self._is_search, self._is_score = search is not None, "score" in record.content
-        if search is not None and self._trial is not None:
-            try:
-                self._locate(search, self._trial)
-            except JSON_ERRORS as error:
-                click.echo(
-                    f"hopsgpu: {self._run_id}: another version of hopsgpu wrote its trials"
-                    f" ({error!r}), so their nodes are unknown",
-                    err=True,
-                )
+        self._hosts = {rank.rank: rank.host for rank in record.ranks}
+        self._kind = record.kind
+        if record.search is not None and self._trial is not None:
+            self._locate(record.search, self._trial)
         return record
 
-    def _locate(self, search: Any, trial: int) -> None:
-        """Record on which node a trial ran."""
-        for one in search["trials"]:
-            # Of ranks on several nodes nothing tells which was where.
-            if one["number"] == trial and one["host"] and "," not in one["host"]:
-                hosts = dict.fromkeys(range(search["workers_per_trial"]), str(one["host"]))
-                self._hosts, self._located = hosts, one["tries"] - 1
+    def _locate(self, search: SearchRecord, trial: int) -> None:
+        """Note on which node a trial ran."""
+        for one in search.trials:
+            # The record does not say which rank ran on which of several nodes.
+            if one.number == trial and one.host and "," not in one.host:
+                ranks = range(min(search.workers_per_trial, _MOST_RANKS))
+                self._hosts = dict.fromkeys(ranks, one.host)
+                self._located = one.tries - 1
 
     def _wanted(self, sizes: Mapping[Log, int]) -> dict[Log, int]:
         """Return the logs to show: of the last attempt unless another one is requested.
@@ -267,7 +261,7 @@ class _Shown:
 
     def _out(self, log: Log) -> Unchanged | WholeLines:
         if self._as_json:
-            return WholeLines(lambda line: click.echo(json.dumps(self._told(log, line))))
+            return WholeLines(lambda line: click.echo(json.dumps(self._as_json_line(log, line))))
         out = sys.stdout.buffer
         if len(self._ranks) == 1:
             return Unchanged(out.write)
@@ -275,7 +269,7 @@ class _Shown:
         prefix = f"[rank {log.rank}{'' if host is None else f' {host}'}] ".encode()
         return WholeLines(lambda line: out.write(prefix + line))
 
-    def _told(self, log: Log, line: bytes) -> dict[str, object]:
+    def _as_json_line(self, log: Log, line: bytes) -> dict[str, object]:
         return {
             "attempt": log.attempt,
             "rank": log.rank,
@@ -303,11 +297,11 @@ class _Shown:
         """Return whether all logs of the record were shown."""
         return all(
             log in self._readers and self._readers[log].at >= size
-            for log, size in self._wanted(self._told_of(record)).items()
+            for log, size in self._wanted(self._logs_in_record(record)).items()
         )
 
     @staticmethod
-    def _told_of(record: RunRecord) -> dict[Log, int]:
+    def _logs_in_record(record: RunRecord) -> dict[Log, int]:
         """Return the logs that a record lists."""
         return {log: size for name, size in record.logs.items() if (log := log_of(name))}
 

@@ -16,7 +16,8 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
-    from hopsgpu.artifacts.runs import RunRecord, RunStore, StoredRun
+    from hopsgpu.artifacts.runs import RunStore, StoredRun
+    from hopsgpu.core.run_record import RunRecord
 
 _CANCEL_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
@@ -46,9 +47,10 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_listed(run, now) for run in found], indent=2))
     elif found:
-        from hopsgpu.cli.run_tables import LAYOUT, rows
+        from hopsgpu.cli.run_tables import LAYOUT, run_rows
+        from hopsgpu.display.run_view import summary_of
 
-        show(rows(found, now), LAYOUT)
+        show(list(run_rows([summary_of(run, now) for run in found])), LAYOUT)
     else:
         click.echo(f"no runs in {store.url}{unset_hint()}")
 
@@ -63,12 +65,15 @@ def show_run(run_id: str, as_json: bool) -> None:
     record = store.record(store.find(run_id))
     url = store.directory(record.run_id).url
     if as_json:
+        from hopsgpu.core.run_record import fields_of
+
         state = {"state": record.state_at(now), "url": url}
-        click.echo(json.dumps({**record.content, **state}, indent=2))
+        click.echo(json.dumps({**fields_of(record), **state}, indent=2))
         return
     from hopsgpu.cli.run_tables import LAYOUT, run_facts
+    from hopsgpu.display.run_view import run_view
 
-    show(run_facts(record, url, now), LAYOUT)
+    show(list(run_facts(run_view(record, url, now))), LAYOUT)
 
 
 @runs.command()
@@ -95,7 +100,7 @@ def cancel(run_id: str, as_json: bool) -> None:
             )
             click.echo(f"{run_id} is {record.state}{by_itself}")
             return
-        record.check_goes_on(time.time())
+        record.check_is_running(time.time())
     raise HopsGpuError(
         f"{run_id} has not ended within {_CANCEL_SECONDS:g} s; it is {record.state}. Its driver has"
         " the request, and ends the run as soon as it can"
@@ -165,8 +170,7 @@ def _keep_usage(
 
     leaving = set(going)
     records = [run.record for run in found if run.record is not None and run.run_id in leaving]
-    for unknown in keep_before_removal(LakePath(lake_root()), records, older_than, now):
-        click.echo(f"hopsgpu: not kept for `hopsgpu usage`: {unknown}", err=True)
+    keep_before_removal(LakePath(lake_root()), records, older_than, now)
 
 
 def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
@@ -187,11 +191,11 @@ def _listed(run: StoredRun, now: float) -> dict[str, Any]:
         "state": record.state_at(now),
         "name": record.name,
         "user": record.user,
-        "application": record.content.get("application"),
-        "requested": record.timeline.get("requested"),
-        "seconds": record.took(now),
-        "workers": record.content["spec"]["workers"],
-        "least_workers": record.content["spec"].get("least_workers"),
+        "application": record.application,
+        "requested": record.timeline.requested,
+        "seconds": record.seconds_taken(now),
+        "workers": record.spec.workers,
+        "least_workers": record.spec.least_workers,
         "gpus": record.gpus,
         "model": record.model,
         "error": record.error,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from hopsgpu.core.gang import GangState
 from hopsgpu.errors import (
     Cancelled,
     CapacityError,
@@ -30,8 +29,7 @@ class EndReason(Enum):
     PUBLISH_FAILED: the ranks returned, and their model did not become a version. LAKE_FAILED: the
     lake refused something else. OTHER: anything else.
 
-    Two are never in a record: LOST, if the driver ended without a word, and UNKNOWN, if an older
-    version of hopsgpu wrote the record.
+    LOST is never in a record: the driver ended without recording the end.
     """
 
     SUCCEEDED = "succeeded"
@@ -52,7 +50,6 @@ class EndReason(Enum):
     LAKE_FAILED = "lake_failed"
     OTHER = "other"
     LOST = "lost"
-    UNKNOWN = "unknown"
 
 
 def reason_of_error(error: BaseException, *, publishing: bool = False) -> EndReason:
@@ -76,18 +73,3 @@ def reason_of_error(error: BaseException, *, publishing: bool = False) -> EndRea
         case StoreError() if not publishing:
             return EndReason.LAKE_FAILED
     return EndReason.PUBLISH_FAILED if publishing else EndReason.OTHER
-
-
-def recorded_reason(reason: object, state: str) -> EndReason:
-    """Return the reason that a record of an ended run has.
-
-    Args:
-        reason: what the record has as its reason, if it has one.
-        state: the run's last state.
-    """
-    known = {one.value: one for one in EndReason}
-    if isinstance(reason, str) and reason in known:
-        return known[reason]
-    if state in (GangState.SUCCEEDED.value, GangState.CANCELLED.value):
-        return known[state]
-    return EndReason.UNKNOWN

@@ -34,9 +34,14 @@ class UsePoint:
     publishing: float = 0.0
     waited: float = 0.0
 
-    def rounded(self) -> dict[str, float]:
-        """Return the fields to the millisecond, for JSON."""
-        return {name: round(value, 3) for name, value in dataclasses.asdict(self).items()}
+    @property
+    def total(self) -> GpuUse:
+        """Return the GPU seconds until this point."""
+        return GpuUse(self.held, self.training, self.publishing, self.waited)
+
+    def rounded(self) -> UsePoint:
+        """Return the point with all values rounded to the millisecond."""
+        return UsePoint(*(round(value, 3) for value in dataclasses.astuple(self)))
 
 
 Points = tuple[UsePoint, ...]
@@ -132,53 +137,3 @@ def _until(points: Sequence[UsePoint], time: float) -> Mapping[str, float]:
     if following == len(points):
         return {name: getattr(last, name) for name in _COUNTED}
     return _at(last, points[following], time)
-
-
-def points_of_phases(
-    timeline: Mapping[str, float], seconds: GpuSeconds, gpus: int, updated: float
-) -> Points:
-    """Return the points of a run whose record has its sums and its timeline only.
-
-    The GPU seconds of each kind are spread evenly over the phases to which they belong: those of
-    training from the start of the function to the return, those held from the grant to the release.
-    Those of a run that was retried are spread from its request on, since the timeline has no
-    earlier attempt.
-
-    Args:
-        timeline: when the run passed each point, in seconds since the epoch.
-        seconds: the run's GPU seconds.
-        gpus: the GPUs without which the run could not start.
-        updated: when the record was written, in seconds since the epoch.
-    """
-    requested = timeline.get("requested", updated)
-    end = max(timeline.get("released", updated), requested)
-    last_began = timeline.get("retried", timeline.get("prepared", requested))
-    granted = timeline.get("granted", end)
-    # Executors that arrived before the others are held too.
-    partly = "retried" in timeline or "granted" not in timeline
-    held_from = requested if partly else granted
-    trained_from = held_from if "retried" in timeline else timeline.get("started", held_from)
-    returned = timeline.get("returned", end)
-    spans = {
-        "held": (held_from, end, seconds.held),
-        "training": (trained_from, returned, seconds.training),
-        "publishing": (returned, timeline.get("published", end), seconds.publishing),
-        "waited": (last_began, granted, max(granted - last_began, 0.0) * gpus),
-    }
-    # Clocks that were set back make no phase that ends before it begins.
-    spans = {name: (began, max(began, ended), s) for name, (began, ended, s) in spans.items()}
-    times = sorted(
-        {requested, end, *(t for began, ended, _ in spans.values() for t in (began, ended))}
-    )
-    first = UsePoint(times[0])
-    return (first, *(_point(time, spans) for time in times))
-
-
-def _point(time: float, spans: Mapping[str, tuple[float, float, float]]) -> UsePoint:
-    return UsePoint(time, **{name: _passed(time, *span) for name, span in spans.items()})
-
-
-def _passed(time: float, began: float, ended: float, whole: float) -> float:
-    if time >= ended:
-        return whole
-    return 0.0 if time <= began else whole * (time - began) / (ended - began)

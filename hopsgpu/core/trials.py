@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ class TrialReport:
         if self.started is None or self.ended is None:
             return None
         return self.ended - self.started
+
+
+def finite_value(trial: TrialReport) -> float | None:
+    """Return a trial's metric; None if it has none, or one that is not finite."""
+    value = trial.value
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ Grouping = Literal["user", "queue", "run", "day"]
 USER, QUEUE, RUN, DAY = GROUPINGS = ("user", "queue", "run", "day")
 
 SUCCEEDED, FAILED, CANCELLED = "succeeded", "failed", "cancelled"
-# The driver of a run that is lost ended without a word.
+# The driver of a lost run ended without recording the end.
 LOST = "lost"
 # Any state of a run that goes on.
 ACTIVE = "active"
@@ -95,7 +95,6 @@ class RunUse:
         state: "succeeded", "failed", "cancelled", "lost" or "active"; "held" for a held gang
             between its launches, which is no run.
         points: its GPU seconds over time, at least one point.
-        estimated: whether only sums were recorded, and points were made from the timeline.
     """
 
     run_id: str
@@ -104,7 +103,6 @@ class RunUse:
     queue: str
     state: str
     points: Points
-    estimated: bool = False
 
     @property
     def began(self) -> float:
@@ -261,7 +259,7 @@ def _minute(time: float) -> str:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RunShare:
     """The part of a run that one row counts."""
 
     run: RunUse
@@ -293,10 +291,10 @@ def summed_up(
         if run.run_id not in each or run.ended > each[run.run_id].ended:
             each[run.run_id] = run
     within = [run for run in each.values() if run.is_within(began, until)]
-    groups: dict[str, list[_Part]] = defaultdict(list)
+    groups: dict[str, list[_RunShare]] = defaultdict(list)
     whole = []
     for run in within:
-        whole.append(_Part(run, use_between(run.points, began, until)))
+        whole.append(_RunShare(run, use_between(run.points, began, until)))
         for key, part in _parts(run, by, began, until, whole[-1]):
             groups[key].append(part)
     rows = [_row(parts, **_names(by, key, parts)) for key, parts in sorted(groups.items())]
@@ -309,13 +307,13 @@ def summed_up(
         until=until,
         total=_row(whole),
         problems=tuple(dict.fromkeys(problems)),
-        notes=tuple(_notes(within, by, began)),
+        notes=tuple(_notes(within)),
     )
 
 
 def _parts(
-    run: RunUse, by: str, began: float, ended: float, whole: _Part
-) -> Iterator[tuple[str, _Part]]:
+    run: RunUse, by: str, began: float, ended: float, whole: _RunShare
+) -> Iterator[tuple[str, _RunShare]]:
     """Yield the part of a run that belongs to each row, with the row's key."""
     if by != DAY:
         yield {USER: run.user, QUEUE: run.queue, RUN: run.run_id}[by], whole
@@ -326,14 +324,14 @@ def _parts(
         if midnight >= ended:
             return
         from_, to = max(midnight, began), min(midnight + _DAY_SECONDS, ended)
-        yield _date(midnight), _Part(run, use_between(run.points, from_, to))
+        yield _date(midnight), _RunShare(run, use_between(run.points, from_, to))
 
 
 def _date(time: float) -> str:
     return datetime.datetime.fromtimestamp(time, datetime.UTC).date().isoformat()
 
 
-def _names(by: str, key: str, parts: Sequence[_Part]) -> Mapping[str, str]:
+def _names(by: str, key: str, parts: Sequence[_RunShare]) -> Mapping[str, str]:
     """Return the fields of a row that say what it is about."""
     if by != RUN:
         return {by: key}
@@ -342,7 +340,7 @@ def _names(by: str, key: str, parts: Sequence[_Part]) -> Mapping[str, str]:
     return {"run": key, "user": run.user, "queue": run.queue, "state": run.state}
 
 
-def _row(parts: Sequence[_Part], **names: str) -> UsageRow:
+def _row(parts: Sequence[_RunShare], **names: str) -> UsageRow:
     use = sum((part.use for part in parts), GpuUse())
     in_vain = sum(part.use.held for part in parts if part.run.state in _NOT_SUCCEEDED)
     states = [part.run.state for part in parts]
@@ -362,7 +360,7 @@ def _row(parts: Sequence[_Part], **names: str) -> UsageRow:
     )
 
 
-def _notes(runs: Sequence[RunUse], by: str, began: float) -> Iterator[str]:
+def _notes(runs: Sequence[RunUse]) -> Iterator[str]:
     active = [run.run_id for run in runs if run.state == ACTIVE]
     lost = [run.run_id for run in runs if run.state == LOST]
     if active:
@@ -374,12 +372,6 @@ def _notes(runs: Sequence[RunUse], by: str, began: float) -> Iterator[str]:
         yield (
             f"{count_of(len(lost), 'run')} lost, counted until the last record of the driver;"
             f" what YARN held after that is unknown: {_some(lost)}"
-        )
-    spread = [run.run_id for run in runs if run.estimated and (by == DAY or run.began < began)]
-    if spread:
-        yield (
-            f"{count_of(len(spread), 'run')} of an older hopsgpu, which recorded sums only: spread"
-            f" evenly over the time from grant to release: {_some(spread)}"
         )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.scores import ScoreStatus
@@ -57,31 +56,6 @@ def summary(status: ScoreStatus) -> str:
         told = "; ".join(part for part in (here, status.waiting_for) if part)
         return f"{state(status.state)}: {told}" if told else state(status.state)
     return "; ".join(part for part in parts if part).removesuffix(": ")
-
-
-def recorded(score: Mapping[str, Any], *, is_running: bool) -> Iterator[tuple[str, str]]:
-    """Yield what a run's record tells of a score, as names and words, without its failed parts.
-
-    Args:
-        score: `score` of the record.
-        is_running: whether the score goes on.
-    """
-    speed = f"{score['rate']:,.0f} rows/s" if is_running and score["rate"] is not None else ""
-    until = score["seconds_left"] if is_running else None
-    left = "" if until is None else f"{seconds(until)} left"
-    rows = f"{score['scored']:,} of {score['rows']:,} are on the lake"
-    yield "rows", "; ".join(filter(None, (rows, speed, left)))
-    yield "parts", f"{score['done']:,} of {score['parts']:,}"
-    if score["failed_parts"]:
-        yield "failed", count_of(len(score["failed_parts"]), "part")
-    if score["model"] is not None:
-        yield "scored with", str(score["model"])
-    most, gpus = score["max_concurrent"], score["gpus_per_worker"]
-    each = count_of(gpus, "GPU") if gpus else "CPUs"
-    yield "at a time", f"at most {count_of(most, 'executor')}, each with {each}"
-    kept = f"; parts are in {score['kept_in']}" if score["kept_in"] else ""
-    there = "" if score["is_complete"] else f" is not there yet{kept}"
-    yield "output", f"{score['output']}{there}"
 
 
 class ScoreFormatter:

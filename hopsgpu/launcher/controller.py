@@ -389,7 +389,9 @@ class Execution(ABC):
             ),
             code_digest=provenance.code_digest,
             parameters=provenance.parameters,
-            data=self._feed.reference,
+            data=None
+            if self._feed.reference is None
+            else {name: vars(data) for name, data in self._feed.reference.items()},
         )
 
     def details(self) -> RunDetails:

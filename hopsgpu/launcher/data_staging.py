@@ -13,6 +13,7 @@ from typing import Any
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_record import DataRecord
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
 from hopsgpu.data.position import Position, common_position
@@ -66,7 +67,7 @@ class StagedSources:
         self._cancelled = cancelled
         self._keeps = datasets is not None and application.keeps_data
         self.sources: Mapping[str, ParquetSource] = {}
-        self.reference: Mapping[str, Any] | None = None
+        self.reference: Mapping[str, DataRecord] | None = None
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -181,22 +182,22 @@ class StagedSources:
                 f"the run's data stays on the lake until `hopsgpu runs prune` removes it: {error}"
             )
 
-    def _reference(self, data: Data, source: ParquetSource) -> dict[str, Any]:
+    def _reference(self, data: Data, source: ParquetSource) -> DataRecord:
         written = source.url.startswith(f"{self._home.url}/")
         columns = columns_of(source)
         unnamed = len(columns) - _MOST_COLUMNS
-        return {
-            "url": source.url,
-            "written": written,
-            "kept": self._keeps if written else True,
-            "rows": source.num_rows,
-            "bytes": source.num_bytes,
-            "files": len(source.files),
-            "schema": dict([*columns.items()][:_MOST_COLUMNS]),
-            "more_columns": max(unnamed, 0),
-            "remainder": data.remainder,
-            "seed": data.seed,
-        }
+        return DataRecord(
+            url=source.url,
+            written=written,
+            kept=self._keeps if written else True,
+            rows=source.num_rows,
+            bytes=source.num_bytes,
+            files=len(source.files),
+            schema=dict([*columns.items()][:_MOST_COLUMNS]),
+            more_columns=max(unnamed, 0),
+            remainder=data.remainder,
+            seed=data.seed,
+        )
 
 
 class StagedData(StagedSources):

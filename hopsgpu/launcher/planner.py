@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import math
 import secrets
@@ -13,11 +12,12 @@ from dataclasses import replace
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.runs import RECORD, began
 from hopsgpu.backends.gang_application import GangApplication
+from hopsgpu.core.run_record import LARGEST_RECORD, OTHER_SCHEMA, parse
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import CapacityError, ConfigError, StoreError
 from hopsgpu.launcher.arguments import Arguments, GangArguments
-from hopsgpu.storage.error_messages import ABSENT
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracebacks import inherited_variables
@@ -182,7 +182,7 @@ def _run_there(runs: LakePath, run_id: str) -> str:
         raise _unknown(runs, run_id)
     run, seen = named, {run_id}
     while not _has_checkpoint(run):
-        before = _resumed_by(run)
+        before = _resumed_from(run)
         if before is None or before in seen or not (runs / before).exists():
             return named.url
         seen.add(before)
@@ -195,17 +195,14 @@ def _has_checkpoint(run: LakePath) -> bool:
     return bool(complete_shards(checkpoints.shards(), checkpoints.announced_ranks()))
 
 
-def _resumed_by(run: LakePath) -> str | None:
-    """Return the run from which a run was resumed, by its record; None if there is none."""
+def _resumed_from(run: LakePath) -> str | None:
+    """Return the id of the run from which a run was resumed; None without a readable record."""
     try:
-        resumed = json.loads((run / RECORD).read())["spec"]["resume"]
-    except (KeyError, TypeError, ValueError):
-        return None
+        return parse((run / RECORD).read(LARGEST_RECORD)).spec.resume
     except StoreError as error:
-        if error.kind == ABSENT:
+        if error.kind in (ABSENT, DAMAGED, OTHER_SCHEMA):
             return None
         raise
-    return resumed if isinstance(resumed, str) else None
 
 
 def _unknown(runs: LakePath, run_id: str) -> ConfigError:

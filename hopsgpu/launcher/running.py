@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from hopsgpu.artifacts.runs import RECORD, parse
+from hopsgpu.artifacts.runs import RECORD
 from hopsgpu.backends.gang_application import GangApplication
+from hopsgpu.core.run_record import LARGEST_RECORD, parse
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.lake import LakePath
 
@@ -23,10 +24,10 @@ def refuse_running(run: LakePath, run_id: str, application: GangApplication, nou
         ConfigError: another application is.
     """
     try:
-        record = parse((run / RECORD).read(), (run / RECORD).url)
+        record = parse((run / RECORD).read(LARGEST_RECORD), (run / RECORD).url)
     except StoreError:  # the driver died before it wrote a record
         return
-    other = str(record.content.get("application") or "")
+    other = record.application
     if not record.is_running(time.time()) or other == application.id:
         return
     try:

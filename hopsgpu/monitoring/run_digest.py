@@ -1,32 +1,28 @@
-"""What metrics need of a run's record: a value with checked numbers. Pure functions."""
+"""What metrics need of a run's record. Pure functions."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hopsgpu.artifacts.run_uses import use_of
-from hopsgpu.artifacts.runs import LOST_SECONDS, RunRecord
-from hopsgpu.core.end_reason import EndReason, recorded_reason
+from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.gpu_use import GpuUse, UsePoint
-from hopsgpu.core.run_values import Timeline
-from hopsgpu.errors import StoreError
-from hopsgpu.storage.error_messages import JSON_ERRORS
+from hopsgpu.core.gpu_use import GpuUse
+from hopsgpu.core.run_record import LOST_SECONDS, RunRecord, ScoreRecord
 
-# Who may write records may write any numbers: larger ones are no run's.
-_MOST_GPU_SECONDS = 1e12
-_MOST_GPUS = 1_000_000
-_LATEST = 1e11
+# A longer phase is no run's, but spoils the sums of a histogram.
 _MOST_SECONDS = 1e8
 _MOST_RANKS = 4096
 _MOST_GPUS_OF_RANK = 16
-_MOST_BYTES = float(2**50)
-_MOST_WATTS = 1e5
-_MOST_ROWS = 1e15
-_POINTS = frozenset(field.name for field in dataclasses.fields(Timeline))
+# Users who may write records may write any numbers: no GPU has larger readings.
+_MOST_OF_READING = {
+    "utilisation": 1.0,
+    "memory_used": float(2**50),
+    "memory_total": float(2**50),
+    "power": 1e5,
+}
 # Points that end a phase before a run waits, or after which it may wait again.
 _BEFORE_WAITING = ("requested", "prepared", "retried", "granted", "started", "returned")
 
@@ -122,107 +118,53 @@ class RunDigest:
 
 
 def digest_of(record: RunRecord) -> RunDigest:
-    """Return what metrics need of a run.
-
-    Raises:
-        StoreError: the record has odd numbers (kind "damaged").
-    """
-    try:
-        return _digest(record)
-    except JSON_ERRORS as error:
-        raise StoreError(
-            f"the record of {record.run_id} has odd values ({type(error).__name__}: {error})",
-            kind="damaged",
-        ) from error
-
-
-def total_of(last: UsePoint) -> GpuUse:
-    """Return the GPU seconds until a run's last point.
-
-    Raises:
-        ValueError: they are more than any run can have.
-    """
-    use = GpuUse(last.held, last.training, last.publishing, last.waited)
-    if max(dataclasses.astuple(use)) > _MOST_GPU_SECONDS:
-        raise ValueError(f"{use} is too much")
-    return use
-
-
-def _digest(record: RunRecord) -> RunDigest:
-    content, state = record.content, record.state
+    """Return what metrics need of a run."""
     use = use_of(record, record.updated)
-    is_gang = "search" not in content and "score" not in content
-    if not 0 <= record.updated <= _LATEST or not 0 <= record.gpus <= _MOST_GPUS:
-        raise ValueError(f"updated {record.updated!r:.99}, {record.gpus!r:.99} GPUs")
-    passed = {
-        name: at for name, at in record.timeline.items() if name in _POINTS and 0 <= at <= _LATEST
-    }
-    timeline = Timeline(**passed)
-    phases = {name: s for name, s in timeline.phases() if 0 <= s <= _MOST_SECONDS}
-    waits = state == GangState.WAITING.value
-    runs = state == GangState.RUNNING.value
+    last, timeline = use.points[-1], record.timeline
+    phases = {name: s for name, s in timeline.phases() if s <= _MOST_SECONDS}
+    is_training = record.state == GangState.RUNNING.value and record.kind == "gang"
+    waits_since = max(
+        (at for name in _BEFORE_WAITING if (at := getattr(timeline, name)) is not None),
+        default=None,
+    )
     return RunDigest(
         run_id=record.run_id,
         user=use.user,
         queue=use.queue,
-        state=state,
-        reason=recorded_reason(content.get("reason"), state) if record.has_ended else None,
+        state=record.state,
+        reason=record.reason if record.has_ended else None,
         updated=record.updated,
         gpus=record.gpus,
-        use=total_of(use.points[-1]),
+        use=last.total,
         requested=timeline.requested,
-        waits_since=max((passed[n] for n in _BEFORE_WAITING if n in passed), default=None)
-        if waits
-        else None,
-        trains_since=timeline.started if runs and is_gang else None,
+        waits_since=waits_since if record.state == GangState.WAITING.value else None,
+        trains_since=timeline.started if is_training else None,
         # A run that gave up waiting has such a phase too.
         waited=None if timeline.granted is None else phases.get("waited"),
         started=None if timeline.started is None else phases.get("started"),
         released=None if timeline.returned is None else phases.get("released"),
-        aside={} if record.has_ended else _aside(content.get("aside")),
-        readings=tuple(_readings(content)) if runs and is_gang else (),
-        score=_score(content["score"]) if "score" in content else None,
+        aside={} if record.has_ended else record.aside,
+        readings=tuple(_readings(record)) if is_training else (),
+        score=None if record.score is None else _progress_of(record.score),
     )
 
 
-def _score(fields: Any) -> ScoreProgress:
-    rows, scored, failed = int(fields["rows"]), int(fields["scored"]), fields["failed_parts"]
-    without = sum(int(part["rows"]) for part in failed)
-    if min(scored, without) < 0 or not scored + without <= rows <= _MOST_ROWS:
-        raise ValueError(f"{scored!r:.99} of {rows!r:.99} rows")
-    return ScoreProgress(scored, max(rows - scored - without, 0), len(failed))
+def _progress_of(score: ScoreRecord) -> ScoreProgress:
+    failed_rows = sum(part.rows for part in score.failed_parts)
+    left = score.rows - score.scored - failed_rows
+    return ScoreProgress(score.scored, left, len(score.failed_parts))
 
 
-def _aside(fields: Any) -> Mapping[str, int]:
-    return {
-        str(host): int(gpus) for host, gpus in (fields or {}).items() if 0 < int(gpus) <= _MOST_GPUS
-    }
-
-
-def _readings(content: Mapping[str, Any]) -> Iterator[GpuReading]:
-    metrics = content["metrics"]
-    for rank in content["ranks"][:_MOST_RANKS]:
-        number = int(rank["rank"])
-        if rank["ended"] or not 0 <= number < len(metrics):
+def _readings(record: RunRecord) -> Iterator[GpuReading]:
+    for rank in record.ranks[:_MOST_RANKS]:
+        if rank.has_ended or rank.rank >= len(record.metrics):
             continue
-        for index, gpu in enumerate(rank["gpus"][:_MOST_GPUS_OF_RANK]):
-
-            def last(
-                name: str, most: float, values: Any = metrics[number], prefix: str = f"gpu.{index}."
-            ) -> float | None:
-                value = values.get(prefix + name)
-                if isinstance(value, bool) or not isinstance(value, (int, float)):
-                    return None
-                return float(value) if 0 <= value <= most else None
-
-            reading = GpuReading(
-                rank=number,
-                host=str(rank["host"]),
-                gpu=str(gpu),
-                utilisation=last("utilisation", 1.0),
-                memory_used=last("memory_used", _MOST_BYTES),
-                memory_total=last("memory_total", _MOST_BYTES),
-                power=last("power", _MOST_WATTS),
-            )
-            if dataclasses.astuple(reading)[3:] != (None,) * 4:
-                yield reading
+        values = record.metrics[rank.rank]
+        for index, gpu in enumerate(rank.gpus[:_MOST_GPUS_OF_RANK]):
+            found = {
+                name: value
+                for name, most in _MOST_OF_READING.items()
+                if 0 <= (value := values.get(f"gpu.{index}.{name}", -1.0)) <= most
+            }
+            if found:
+                yield GpuReading(rank=rank.rank, host=rank.host, gpu=gpu, **found)

@@ -14,7 +14,7 @@ from hopsgpu.artifacts.runs import READERS, RunStore
 from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.monitoring.labels import queue_path
-from hopsgpu.monitoring.run_digest import RunDigest, digest_of, total_of
+from hopsgpu.monitoring.run_digest import RunDigest, digest_of
 from hopsgpu.monitoring.run_totals import RunTotals, Totals
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
@@ -211,7 +211,7 @@ class RunsReader:
                 continue
             try:
                 gang = files.gang(entry.name)
-                found[entry.name] = gang.user, gang.queue, total_of(gang.points[-1])
+                found[entry.name] = gang.user, gang.queue, gang.points[-1].total
             except (StoreError, ValueError) as error:
                 log.info("%s: %s", entry.name, error)
             root.held[entry.name] = entry.modified

@@ -7,12 +7,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from hopsgpu.artifacts.runs import CANCEL
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint, extended
+from hopsgpu.core.run_record import EnvironmentRecord, RankRecord, RunRecord
+from hopsgpu.core.spec import redacted
 from hopsgpu.core.waits import Wait, noted
 from hopsgpu.errors import StoreError
 from hopsgpu.runs import run_record
@@ -25,10 +28,12 @@ from hopsgpu.storage.lake import LakePath
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# Readers regard a run as lost if its record is older than `artifacts.runs.LOST_SECONDS`.
+# Readers regard a run as lost if its record is older than `core.run_record.LOST_SECONDS`.
 _RECORD_SECONDS = 10.0
 _CANCEL_SECONDS = 2.5
 _LOG_SECONDS = 3.0
+# The real one takes time, and is added in the background.
+_UNKNOWN_ENVIRONMENT = EnvironmentRecord(hopsgpu="", python="")
 # Appends per second, so that the logs of a large gang do not keep the NameNode busy.
 _MOST_APPENDS = 40
 
@@ -123,27 +128,45 @@ class Recording:
         is_over = GangState(state).is_terminal
         waiting_for = "" if is_over else board.status().waiting_for
         self._waits = noted(self._waits, waiting_for, now)
-        snapshot = run_record.RunSnapshot(
-            plan=plan,
-            result=result,
-            application=application.id,
+        details = self._details()
+        record = RunRecord(
+            run_id=result.run_id,
+            name=plan.spec.name,
             user=application.user,
+            application=application.id,
             state=state,
             attempt=board.attempt,
-            updated=now,
             error=error,
             reason=reason,
             waiting_for=waiting_for,
-            aside={} if is_over else board.aside,
-            ranks=board.ranks,
-            logs=dict(self._logs),
-            use=self._use,
             waits=self._waits,
-            details=self._details(),
+            updated=now,
+            timeline=result.timeline,
+            gpu_seconds=result.gpu_seconds,
+            use=tuple(point.rounded() for point in self._use),
+            model=None if result.model is None else result.model.url,
+            data=details.data,
+            spec=replace(plan.spec, env_vars=redacted(plan.spec.env_vars)),
+            python_env=None if details.python_env is None else details.python_env.as_fields(),
+            queue=plan.queue,
+            executors=plan.executors,
+            executor=plan.shape,
+            aside={} if is_over else board.aside,
+            ranks=tuple(RankRecord(**vars(rank), has_ended=ended) for rank, ended in board.ranks),
+            metrics=tuple(result.metrics),
+            logs=dict(self._logs),
+            worlds=result.worlds,
+            warnings=result.warnings,
+            environment=_UNKNOWN_ENVIRONMENT,
+            search=details.search,
+            score=details.score,
         )
-        return lambda: run_record.write(
-            self._directory, run_record.content(snapshot, run_record.environment(application))
-        )
+
+        def write() -> None:
+            environment = run_record.environment(application)
+            run_record.write(self._directory, replace(record, environment=environment))
+
+        return write
 
     def _watch(self, ended: threading.Event) -> None:
         now = time.monotonic()

@@ -6,13 +6,14 @@ import functools
 import logging
 import threading
 import time
-from typing import Any
+from dataclasses import replace
 
 from hopsgpu.artifacts.runs import RunStore, parts_elsewhere
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_record import ScoreRecord
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
 from hopsgpu.data.lake_file import opened
 from hopsgpu.data.parquet import read_footer
@@ -340,29 +341,34 @@ class _Score:
 
     def details(self) -> RunDetails:
         return RunDetails(
-            data=self._staged.reference, python_env=self._python_env, score=self._described()
+            data=self._staged.reference, python_env=self._python_env, score=self._score_record()
         )
 
-    def _described(self) -> dict[str, Any]:
-        arguments, plan = self._arguments, self._plan
+    def _score_record(self) -> ScoreRecord:
+        arguments, plan, status = self._arguments, self._plan, self._board.status()
         options = arguments.options
-        return {
-            "output": self._output.target.url,
-            "is_complete": self._is_published,
-            "kept_in": self._output.where if self._has_parts and not self._is_published else None,
-            "model": None if arguments.model is None else arguments.model.url,
-            "columns": None if plan is None else list(plan.columns),
-            "keep": list(options.keep),
-            "batch_size": options.batch_size,
-            "max_concurrent": options.max_concurrent,
-            "gpus_per_worker": options.gpus_per_worker,
-            "on_error": options.on_error,
-            **self._board.progress,
-            "failed_parts": [
-                {**vars(part), "error": part.error[-_MOST_ERROR:]}
-                for part in self._board.failed_parts
-            ],
-        }
+        kept_in = self._output.where if self._has_parts and not self._is_published else None
+        return ScoreRecord(
+            output=self._output.target.url,
+            is_complete=self._is_published,
+            kept_in=kept_in,
+            model=None if arguments.model is None else arguments.model.url,
+            columns=None if plan is None else tuple(plan.columns),
+            keep=tuple(options.keep),
+            batch_size=options.batch_size,
+            max_concurrent=options.max_concurrent,
+            gpus_per_worker=options.gpus_per_worker,
+            on_error=options.on_error,
+            rows=status.rows,
+            scored=self._board.rows_kept,
+            parts=status.parts,
+            done=status.done,
+            rate=status.rate,
+            seconds_left=status.seconds_left,
+            failed_parts=tuple(
+                replace(part, error=part.error[-_MOST_ERROR:]) for part in self._board.failed_parts
+            ),
+        )
 
 
 def _schema_of(file: LakePath) -> bytes:

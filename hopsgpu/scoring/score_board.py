@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.scores import FailedPart, ScoreStatus
@@ -87,20 +86,6 @@ class ScoreBoard(ExecutorsBoard):
         """Return the number of rows of the parts that are on the lake."""
         with self._lock:
             return self._complete
-
-    @property
-    def progress(self) -> Mapping[str, float | None]:
-        """Return rows and parts so far, and how fast it goes, for the record."""
-        with self._lock:
-            _, rate, seconds_left = self._pace()
-            return {
-                "rows": self._rows,
-                "scored": self._complete,
-                "parts": self._parts,
-                "done": self._done,
-                "rate": rate,
-                "seconds_left": seconds_left,
-            }
 
     def show(self) -> None:
         self._progress.status(self.status())

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from hopsgpu.artifacts.runs import RECORD, RunRecord, parse
+from hopsgpu.artifacts.runs import RECORD
 from hopsgpu.core.metrics import record_name
+from hopsgpu.core.run_record import LARGEST_RECORD, RunRecord, fields_of, parse
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 
@@ -90,7 +91,7 @@ def log_run(
     """
     problems: list[str] = []
     with _recorded(problems, "the run"):
-        record = parse((directory / RECORD).read())
+        record = parse((directory / RECORD).read(LARGEST_RECORD))
         if not record.has_ended:
             raise StoreError(f"the record has no final state, but {record.state!r}")
         from mlflow.tracking import MlflowClient
@@ -98,7 +99,7 @@ def log_run(
         client = MlflowClient(tracking_uri=uri)
         run = client.create_run(
             _experiment(client, experiment),
-            start_time=_milliseconds(record.timeline.get("requested", record.updated)),
+            start_time=_milliseconds(record.timeline.requested or record.updated),
             tags=tags_of(record, directory.url, code_digest),
             run_name=record.run_id,
         )
@@ -121,14 +122,14 @@ def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
     tags = {
         "mlflow.user": record.user,
         "hopsgpu.run_id": record.run_id,
-        "hopsgpu.application": record.content["application"],
+        "hopsgpu.application": record.application,
         "hopsgpu.user": record.user,
         "hopsgpu.state": record.state,
         "hopsgpu.error": record.error,
         "hopsgpu.record": url,
         "hopsgpu.code_digest": code_digest,
         "hopsgpu.model": model,
-        "hopsgpu.model.name": None if model is None else record.content["spec"]["model"],
+        "hopsgpu.model.name": None if model is None else record.spec.model,
         "hopsgpu.model.version": None if model is None else version_of(model),
     }
     return {name: value[:_LONGEST_TAG] for name, value in tags.items() if value}
@@ -141,13 +142,9 @@ def version_of(model: str) -> str:
 
 def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the function's parameters by name, and the gang's as "hopsgpu.workers" and so on."""
-    content = record.content
-    gang = {name: v for name, v in content["spec"].items() if name != "env_vars" and v is not None}
-    gang |= {
-        "queue": content["queue"],
-        "executors": content["executors"],
-        "attempt": record.attempt,
-    }
+    spec = fields_of(record)["spec"]
+    gang = {name: v for name, v in spec.items() if name != "env_vars" and v is not None}
+    gang |= {"queue": record.queue, "executors": record.executors, "attempt": record.attempt}
     named = {**parameters, **{f"hopsgpu.{name}": value for name, value in gang.items()}}
     return {fit_name(name): _text(value)[:_LONGEST_VALUE] for name, value in named.items()}
 
@@ -158,7 +155,7 @@ def seconds_of(record: RunRecord) -> list[Value]:
     Their names are "hopsgpu.gpu_seconds.held" and so on.
     """
     at = _milliseconds(record.updated)
-    spent = record.content["gpu_seconds"]
+    spent = vars(record.gpu_seconds)
     return [Value(f"hopsgpu.gpu_seconds.{name}", float(s), at, 0) for name, s in spent.items()]
 
 
@@ -272,7 +269,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
 
 def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str) -> None:
     """Register the version on the lake in MLflow's model registry, if there is one."""
-    name = str(record.content["spec"]["model"])
+    name = record.spec.model or ""
     tags = {"hopsgpu.model.version": version_of(url), "hopsgpu.run_id": record.run_id}
     with _unless_coded(*_NO_REGISTRY):
         with _unless_coded(_THERE):

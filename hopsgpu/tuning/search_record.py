@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import optuna
 
-from hopsgpu.core.metrics import for_json
+from hopsgpu.core.run_record import SearchRecord
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, Best, TrialReport
 from hopsgpu.tuning.sampler_thread import ATTRIBUTE
 
@@ -46,8 +45,8 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
 
 def search_record(
     arguments: SearchArguments, study: optuna.Study | None, best: Best | None
-) -> Mapping[str, Any]:
-    """Return what the record contains about a search and its trials; JSON.
+) -> SearchRecord:
+    """Return the part of the record about a search and its trials.
 
     Args:
         arguments: arguments of the search.
@@ -55,34 +54,21 @@ def search_record(
         best: the best trial so far, or None.
     """
     terms, options = arguments.terms, arguments.options
-    return {
-        "trials_wanted": terms.trials,
-        "max_concurrent": terms.most,
-        "min_concurrent": terms.least,
-        "workers_per_trial": terms.workers,
-        "gpus_per_trial": arguments.spec.gpus.per_worker,
-        "max_failures": terms.max_failures,
-        "direction": options.direction,
-        "metric": options.metric,
-        "sampler": type(arguments.sampler).__name__,
-        "pruner": type(arguments.pruner).__name__,
-        "seed": options.seed,
-        "space": {name: str(distribution) for name, distribution in options.space.items()}
+    return SearchRecord(
+        trials_wanted=terms.trials,
+        max_concurrent=terms.most,
+        min_concurrent=terms.least,
+        workers_per_trial=terms.workers,
+        gpus_per_trial=arguments.spec.gpus.per_worker,
+        max_failures=terms.max_failures,
+        direction=options.direction,
+        metric=options.metric,
+        sampler=type(arguments.sampler).__name__,
+        pruner=type(arguments.pruner).__name__,
+        seed=options.seed,
+        space={name: str(distribution) for name, distribution in options.space.items()}
         if isinstance(options.space, Mapping)
         else repr(options.space),
-        "best": None if best is None else _plain(best),
-        "trials": [] if study is None else [_plain(report) for report in reports_of(study)],
-    }
-
-
-def _plain(value: Best | TrialReport) -> dict[str, Any]:
-    fields = asdict(value)
-    for name in ("params", "metrics"):
-        if name in fields:
-            fields[name] = {key: _number(item) for key, item in fields[name].items()}
-    return {**fields, "value": _number(fields["value"])}
-
-
-def _number(value: Any) -> Any:
-    """Return a value for JSON, with NaN and infinities encoded as in the metrics of all records."""
-    return for_json(value) if isinstance(value, float) else value
+        best=best,
+        trials=() if study is None else tuple(reports_of(study)),
+    )

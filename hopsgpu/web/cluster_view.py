@@ -16,8 +16,8 @@ from hopsgpu.core.queue_policy import (
     describe_promised,
     queue_tag,
 )
+from hopsgpu.display.run_view import RunSummary
 from hopsgpu.units import count_of
-from hopsgpu.web.run_rows import RunRow
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuUser
 
 USED, FREE, BROKEN, UNKNOWN = "used", "free", "unhealthy", "unknown"
@@ -72,7 +72,7 @@ class Holder:
     number: int
     user: GpuUser
     hosts: str
-    runs: tuple[RunRow, ...]
+    runs: tuple[RunSummary, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ClusterView:
     holders: tuple[Holder, ...]
 
 
-def cluster_view(gpus: ClusterGpus, active: Sequence[RunRow]) -> ClusterView:
+def cluster_view(gpus: ClusterGpus, active: Sequence[RunSummary]) -> ClusterView:
     """Return the page of the cluster.
 
     Args:
@@ -170,7 +170,7 @@ class Waiting:
     partition: str = ""
     queue: str = ""
     passed: int = 0
-    runs: tuple[RunRow, ...] = ()
+    runs: tuple[RunSummary, ...] = ()
 
     @property
     def passes(self) -> str:
@@ -194,7 +194,7 @@ class QueueView:
 
 
 def queue_view(
-    snapshots: Mapping[str, QueueSnapshot], gpus: ClusterGpus | None, active: Sequence[RunRow]
+    snapshots: Mapping[str, QueueSnapshot], gpus: ClusterGpus | None, active: Sequence[RunSummary]
 ) -> QueueView:
     """Return the page of the queue of gangs.
 
@@ -223,7 +223,7 @@ def queue_view(
     return QueueView((*waiting, *others), tuple(asking), tuple(promised))
 
 
-def _waits(row: RunRow) -> bool:
+def _waits(row: RunSummary) -> bool:
     return row.state == "waiting"
 
 
@@ -234,7 +234,7 @@ def _waiting(
     partition: str,
     names: Mapping[str, str],
     queues: Mapping[str, str],
-    active: Sequence[RunRow],
+    active: Sequence[RunSummary],
 ) -> Waiting:
     runs = [row for row in active if row.application == ticket.application]
     mine = tuple(row for row in runs if _waits(row) or (ticket.is_growth and row.waiting_for))
@@ -257,7 +257,7 @@ def _waiting(
     )
 
 
-def _by_record(row: RunRow) -> Waiting:
+def _by_record(row: RunSummary) -> Waiting:
     return Waiting(
         place=None,
         user=row.user,

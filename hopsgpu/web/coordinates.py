@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.core.trials import COMPLETE, TrialReport
+from hopsgpu.core.trials import COMPLETE, TrialReport, finite_value
 from hopsgpu.display.search_phrases import number
 
 # More lines are illegible.
@@ -71,16 +71,16 @@ class Coordinates:
     axes_left_out: int = 0
 
 
-def coordinates(trials: Sequence[TrialReport], metric: str, *, minimize: bool) -> Coordinates:
+def coordinates(trials: Sequence[TrialReport], metric: str, *, is_minimized: bool) -> Coordinates:
     """Return the picture of the complete trials; the best ones of many.
 
     Args:
         trials: the trials, whose parameters and values may be anything that JSON can be.
         metric: name of the metric.
-        minimize: whether smaller values are better.
+        is_minimized: whether smaller values are better.
     """
-    sign = 1.0 if minimize else -1.0
-    valued = [(one, value_of(one)) for one in trials if one.state == COMPLETE]
+    sign = 1.0 if is_minimized else -1.0
+    valued = [(one, finite_value(one)) for one in trials if one.state == COMPLETE]
     complete = [(one, value) for one, value in valued if value is not None]
     complete.sort(key=lambda pair: sign * pair[1])
     shown = complete[:MOST_LINES]
@@ -104,15 +104,6 @@ def coordinates(trials: Sequence[TrialReport], metric: str, *, minimize: bool) -
         len(complete) - len(shown),
         len(columns) + 1 - len(kept),
     )
-
-
-def value_of(trial: TrialReport) -> float | None:
-    """Return a trial's metric if it is a finite number; records have others as texts."""
-    try:
-        value = float(trial.value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _words(metric: str, value: float, params: Mapping[str, Any]) -> str:

@@ -22,16 +22,17 @@ from hopsgpu.artifacts.model_listing import entry_of, listed, tags_of
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import Log, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
-from hopsgpu.artifacts.runs import LARGEST_RECORD, READERS, RunRecord, RunStore, began_by_name
+from hopsgpu.artifacts.runs import READERS, RunStore, began_by_name
 from hopsgpu.core.queue_policy import QueueSnapshot
+from hopsgpu.core.run_record import RunRecord
+from hopsgpu.display.run_view import RunSummary, newest, summary_of
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.lake_root import given_roots, roots_of_users
+from hopsgpu.web.checkpoint_rows import CheckpointRow, checkpoint_rows
 from hopsgpu.web.log_pages import LogPart, read_part
 from hopsgpu.web.metric_series import MetricFiles, MetricPlots
-from hopsgpu.web.run_rows import RunRow, newest, row_of
-from hopsgpu.web.run_view import CheckpointRow, checkpoint_rows
 
 if TYPE_CHECKING:
     from hopsgpu.yarn.cluster_gpus import ClusterGpus
@@ -63,7 +64,7 @@ class Root:
     @property
     def store(self) -> RunStore:
         """Return its runs."""
-        return RunStore(self.lake, LARGEST_RECORD)
+        return RunStore(self.lake)
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class RunList:
         problems: why roots cannot be listed.
     """
 
-    rows: tuple[RunRow, ...]
+    rows: tuple[RunSummary, ...]
     more: bool
     problems: tuple[str, ...]
 
@@ -161,6 +162,7 @@ class Sources:
         cluster: returns the GPUs.
         queues: returns the queues of gangs with the time there, and what cannot be read.
         find_roots: returns the roots, the caller's own first, and why others are unknown.
+        resource_manager: URL of the ResourceManager's pages; "" without YARN.
         clock: returns the seconds since the epoch.
     """
 
@@ -169,15 +171,17 @@ class Sources:
         cluster: Callable[[], ClusterGpus],
         queues: Callable[[], tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]],
         find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
+        resource_manager: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock
+        self.resource_manager = resource_manager
         self.cluster = cluster
         self._queues = queues
         self._find_roots = find_roots
         self._lock = threading.Lock()
         # Rows of runs that have ended, which do not change.
-        self._ended: OrderedDict[tuple[str, str], RunRow] = OrderedDict()
+        self._ended: OrderedDict[tuple[str, str], RunSummary] = OrderedDict()
         self._watched: OrderedDict[tuple[str, str], MetricFiles] = OrderedDict()
         self._clients: dict[str, LakePath] = {}
 
@@ -250,18 +254,18 @@ class Sources:
         found = [(root, ids) for root, ids in listings if isinstance(ids, tuple)]
         return found, [str(ids) for _, ids in listings if not isinstance(ids, tuple)]
 
-    def _rows(self, some: Sequence[tuple[Root, str]]) -> list[RunRow]:
+    def _rows(self, some: Sequence[tuple[Root, str]]) -> list[RunSummary]:
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
             return list(pool.map(lambda pair: self._row(*pair), some))
 
-    def _row(self, root: Root, run_id: str) -> RunRow:
+    def _row(self, root: Root, run_id: str) -> RunSummary:
         key = (root.key, run_id)
         with self._lock:
             known = self._ended.get(key)
         if known is not None:
             return known
         run = root.store.stored(run_id)
-        row = row_of(root.key, run, self.clock())
+        row = summary_of(run, self.clock(), root.key)
         # A search or a score may be resumed, with the same id.
         if run.record is not None and run.record.has_ended and row.kind == "gang":
             with self._lock:
@@ -414,13 +418,16 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    cluster, queues = _of_yarn(environ) if is_configured(environ) else _of_machine()
+    cluster, queues, pages = _of_yarn(environ) if is_configured(environ) else _of_machine()
     return Sources(
-        cluster, queues, lambda: given_roots(roots) if roots else roots_of_users(os.environ)
+        cluster,
+        queues,
+        lambda: given_roots(roots) if roots else roots_of_users(os.environ),
+        pages,
     )
 
 
-def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any]:
+def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, str]:
     from hopsgpu.backends.gang_queue_root import (
         cluster_name,
         configured_queue_root,
@@ -432,15 +439,17 @@ def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any]:
 
     setting = HadoopConf.load(environ).get
     observer = Observer(setting)
-    name = cluster_name(setting, web_addresses(setting))
+    addresses = web_addresses(setting)
+    name = cluster_name(setting, addresses)
     place, names = gang_queue_root(configured_queue_root(environ), setting("fs.defaultFS"), name)
     for each in names:
         place /= each
-    return observer.look, GangQueueReader(place).read
+    # A standby ResourceManager redirects browsers to the active one.
+    return observer.look, GangQueueReader(place).read, addresses[0] if addresses else ""
 
 
-def _of_machine() -> tuple[Any, Any]:
+def _of_machine() -> tuple[Any, Any, str]:
     from hopsgpu.backends.local.machine_gpus import machine_inventory
     from hopsgpu.storage.identity import own_name
 
-    return lambda: machine_inventory(own_name()), lambda: ({}, ())
+    return lambda: machine_inventory(own_name()), lambda: ({}, ()), ""

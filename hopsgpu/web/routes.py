@@ -23,21 +23,23 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from hopsgpu.artifacts.run_logs import Log
-from hopsgpu.artifacts.runs import OTHER_SCHEMA, run_name
+from hopsgpu.artifacts.runs import run_name
 from hopsgpu.core import formats
+from hopsgpu.core.run_record import OTHER_SCHEMA, SearchRecord
 from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, summed_up
 from hopsgpu.core.version import __version__
-from hopsgpu.display import phrases, record_phrases
+from hopsgpu.display import phrases
 from hopsgpu.display.charts import SHARES, lines_image
+from hopsgpu.display.run_view import RunView, reported_text, run_view
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS, PERMISSION
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, PERMISSION
 from hopsgpu.storage.names import model_name
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.web.access import Guard, Secrets, Server, field_of, is_same
 from hopsgpu.web.cluster_view import cluster_view, queue_view
+from hopsgpu.web.coordinates import Coordinates, coordinates
 from hopsgpu.web.metric_series import MetricPlots, plots_json
 from hopsgpu.web.page_sources import Root, Roots, Sources
-from hopsgpu.web.run_view import RunView, run_view
 from hopsgpu.web.shared_reads import SharedReads
 from hopsgpu.web.usage_view import KINDS, UsageView, usage_view
 
@@ -57,6 +59,10 @@ _ALL = "all"
 _PERIODS = ("24h", "7d", "30d", "90d", "365d", _ALL)
 _PERIOD = "30d"
 _MOST_BODY = 4096
+# Ranks, trials and failed parts that have rows on a page.
+_MOST_ENTRIES = 200
+# Facts that a run's page shows outside its details.
+_OUTSIDE_DETAILS = ("run", "state", "took", "model", "waits for")
 # Kinds of problems that loading the page again does not solve.
 _MISSING = (ABSENT, DAMAGED, OTHER_SCHEMA, PERMISSION)
 
@@ -181,16 +187,7 @@ class Pages:
         if record.value is None:
             return self._error(request, _status(record), f"run {run_id}: {record.problem}")
         url = root.store.directory(run_id).url
-        view: RunView | None = None
-        odd = record.problem
-        try:
-            view = run_view(root.key, record.value, url, now)
-        except JSON_ERRORS as error:
-            log.info("%s is odd", url, exc_info=True)
-            odd = (
-                "the record has fields of a form that this version of hopsgpu does not know"
-                f" ({type(error).__name__}: {error}); `hopsgpu runs show --json` shows them"
-            )
+        view = run_view(record.value, url, now, root.key, self._sources.resource_manager)
         plots, saved, asked, tail = await asyncio.gather(
             self._plots_of(root, run_id, view),
             self._lake.get(
@@ -198,47 +195,47 @@ class Pages:
                 lambda: self._sources.checkpoints(root, run_id),
                 fresh=_ACTIVE_SECONDS,
             ),
-            self._asked(root, run_id, is_running=record.value.is_running(now)),
+            self._is_asked(root, run_id, is_running=view.summary.is_running),
             self._tail(root, run_id, view),
         )
         return self._page(
             request,
             "run.html",
             view=view,
-            record=record.value,
-            state=record.value.state_at(now),
-            is_running=record.value.is_running(now),
+            run=view.summary,
             root=root,
             plots=plots,
             images=_images(plots.value),
             checkpoints=saved,
-            asked=bool(asked.value),
+            is_cancel_requested=bool(asked.value),
             tail=tail,
             form=self._known.form,
             curve=_curve_image(view),
+            coordinates=_coordinates(record.value.search),
+            most=_MOST_ENTRIES,
+            in_details=[fact for fact in view.facts if fact.name not in _OUTSIDE_DETAILS],
             world_headers=phrases.WORLD_HEADERS,
-            worlds=[phrases.world_cells(w, view.requested) for w in view.worlds] if view else [],
-            problems=[p for p in (odd, plots.problem, saved.problem, asked.problem) if p],
-            now=now,
+            worlds=[phrases.world_cells(w, view.summary.requested) for w in view.worlds],
+            problems=[
+                p for p in (record.problem, plots.problem, saved.problem, asked.problem) if p
+            ],
         )
 
-    async def _plots_of(
-        self, root: Root, run_id: str, view: RunView | None
-    ) -> ReadResult[MetricPlots]:
-        if view is None or view.row.kind != "gang":
+    async def _plots_of(self, root: Root, run_id: str, view: RunView) -> ReadResult[MetricPlots]:
+        if view.summary.kind != "gang":
             return ReadResult(None)
         return await self._plots(root, run_id)
 
-    async def _asked(self, root: Root, run_id: str, *, is_running: bool) -> ReadResult[bool]:
+    async def _is_asked(self, root: Root, run_id: str, *, is_running: bool) -> ReadResult[bool]:
         if not is_running:
             return ReadResult(False)
         return await self._lake.get(
             ("cancel", root.key, run_id), lambda: self._sources.is_asked_to_cancel(root, run_id)
         )
 
-    async def _tail(self, root: Root, run_id: str, view: RunView | None) -> Any:
+    async def _tail(self, root: Root, run_id: str, view: RunView) -> Any:
         """Return which log a run's page ends with, and its end."""
-        if view is None or not view.logs:
+        if not view.logs:
             return None
         last = max(log.attempt for log, _ in view.logs)
         ranks = [log.rank for log, _ in view.logs if log.attempt == last]
@@ -275,14 +272,14 @@ class Pages:
         record = await self._lake.get(
             ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
         )
-        began = None if record.value is None else record.value.timeline.get("requested")
+        began = None if record.value is None else record.value.timeline.requested
         return JSONResponse(plots_json(plots.value, began))
 
     async def log(self, request: Request) -> Response:
         """Show a part of a rank's log."""
         root, run_id = await self._named(request)
         which, trial, begin = _which(request)
-        grows = trial is None and await self._goes_on(root, run_id)
+        grows = trial is None and await self._is_running(root, run_id)
         answer = await self._log(root, run_id, which, trial, begin, grows=grows)
         return self._page(
             request,
@@ -301,7 +298,7 @@ class Pages:
         """Return what follows in a log, for the page's script."""
         root, run_id = await self._named(request)
         which, trial, begin = _which(request)
-        grows = trial is None and await self._goes_on(root, run_id)
+        grows = trial is None and await self._is_running(root, run_id)
         answer = await self._log(root, run_id, which, trial, begin, grows=grows)
         if answer.value is None:
             return PlainTextResponse(cleaned(f"{answer.problem}\n"), 503)
@@ -309,7 +306,7 @@ class Pages:
         headers = {"X-Log-End": str(part.end), "X-Log-Grows": "1" if grows else "0"}
         return PlainTextResponse(part.text, headers=headers)
 
-    async def _goes_on(self, root: Root, run_id: str) -> bool:
+    async def _is_running(self, root: Root, run_id: str) -> bool:
         record = await self._lake.get(
             ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
         )
@@ -460,16 +457,16 @@ class Pages:
         return self._page(request, "error.html", status, text=text, problems=[])
 
     async def missing(self, request: Request, error: Exception) -> Response:
-        """Answer a request for what does not exist."""
+        """ReadResult a request for what does not exist."""
         text = str(error) if isinstance(error, Missing) else "There is no such page."
         return self._error(request, 404, text)
 
     async def refused(self, request: Request, error: Exception) -> Response:
-        """Answer a request in a way that its address does not know."""
+        """ReadResult a request in a way that its address does not know."""
         return self._error(request, 405, "This page can only be read.")
 
     async def failed(self, request: Request, error: Exception) -> Response:
-        """Answer a request on which these pages themselves fail."""
+        """ReadResult a request on which these pages themselves fail."""
         return self._error(
             request,
             500,
@@ -577,8 +574,7 @@ def _finalized(value: object) -> object:
 
 def _reported(metrics: object) -> str:
     """Return the metrics of a manifest, which may have anything there, as text."""
-    pairs = record_phrases.reported(metrics) if isinstance(metrics, dict) else ()
-    return ", ".join(f"{name} {value}" for name, value in pairs) or "-"
+    return (reported_text(metrics) if isinstance(metrics, dict) else "") or "-"
 
 
 def _iso(seconds: float | None) -> str:
@@ -619,8 +615,16 @@ def _images(plots: MetricPlots | None) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _curve_image(view: RunView | None) -> str:
+def _curve_image(view: RunView) -> str:
     """Return the plot of the best value so far, or ""."""
-    if view is None or view.search is None or not view.search.curve:
+    if view.search is None or not view.search.curve:
         return ""
     return lines_image([view.search.curve], _WIDTH, _HEIGHT)
+
+
+def _coordinates(search: SearchRecord | None) -> Coordinates | None:
+    """Return the parallel coordinates of a search's trials; None for other runs."""
+    if search is None:
+        return None
+    is_minimized = search.direction == "minimize"
+    return coordinates(search.trials, search.metric or "value", is_minimized=is_minimized)

@@ -22,8 +22,8 @@ from pyarrow import parquet
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.artifacts.runs import parse
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_search import in_thread
@@ -179,8 +179,8 @@ def test_a_lost_executor_repeats_its_part_and_a_model_is_there_once_on_a_node(
     assert len(by_process) == len(set(rows["made"])), "an object is made once in a process"
     assert result.df(spark).count() == ROWS
     run = LakePath(f"{application_of(spark).root}/runs/{result.run_id}")
-    content = parse((run / "run.json").read(), run.url).content
-    assert content["score"]["is_complete"] and content["score"]["scored"] == ROWS
+    score = parse((run / "run.json").read(), run.url).score
+    assert score is not None and score.is_complete and score.scored == ROWS
     assert not (run / "data").exists()
 
 

@@ -17,8 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.artifacts.runs import parse
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
@@ -146,9 +146,10 @@ def test_failed_trials_and_a_lost_executor_take_no_others_with_them(
     assert "SIGKILL" in two.error
     assert three.tries == 2
     record = parse((LakePath(hdfs_run(spark, result.run_id)) / "run.json").read())
-    told = record.content["search"]["trials"]
-    assert [trial["number"] for trial in told] == list(range(8))
-    assert told[1]["error"] == one.error and told[4]["gpu"] and told[4]["value"] is not None
+    assert record.search is not None
+    trials = record.search.trials
+    assert [trial.number for trial in trials] == list(range(8))
+    assert trials[1].error == one.error and trials[4].gpu and trials[4].value is not None
     log = LakePath(result.trials[4].log) / "rank-0.log"
     assert log.read().decode().startswith("x is")
 

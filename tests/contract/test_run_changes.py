@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from hopsgpu.artifacts.run_changes import AGAIN_SECONDS, RunChanges
-from hopsgpu.artifacts.runs import RunRecord
 from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_record import RunRecord
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import RecordedRun

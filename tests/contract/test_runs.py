@@ -20,22 +20,17 @@ from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.runs.run_record import write
 from hopsgpu.storage.lake import LakePath
-from tests.unit.records import put_run
+from tests.unit.records import record_of
 
 RUN = "fit-20261122-120000-bbbbbb"
 MIB = 2**20
-
-
-def record_of(tmp_path: Path, state: str) -> bytes:
-    root = tmp_path / state
-    return (put_run(root, RUN, state) / "run.json").read_bytes()
 
 
 def test_a_record_is_read_whole_while_it_is_replaced(lake: LakePath, tmp_path: Path) -> None:
     store = RunStore(lake.url)
     directory = store.directory(RUN)
     directory.make()
-    contents = [record_of(tmp_path, state) for state in ("running", "publishing")]
+    contents = [record_of(RUN, state, time.time()) for state in ("running", "publishing")]
     write(directory, contents[0])
     ended = threading.Event()
 
@@ -61,7 +56,7 @@ def test_runs_are_listed_cancelled_and_pruned(lake: LakePath, tmp_path: Path) ->
     assert store.ids() == ()
     directory = store.directory(RUN)
     directory.make()
-    write(directory, record_of(tmp_path, "running"))
+    write(directory, record_of(RUN, "running", time.time()))
     (lake / "runs" / "empty").make()
     assert set(store.ids()) == {RUN, "empty"}
     states = {run.run_id: run.state_at(time.time()) for run in store.read(store.ids())}
@@ -71,7 +66,7 @@ def test_runs_are_listed_cancelled_and_pruned(lake: LakePath, tmp_path: Path) ->
     store.ask_to_cancel(RUN)
     store.ask_to_cancel(RUN)
     assert wish.exists()
-    write(directory, record_of(tmp_path, "cancelled"))
+    write(directory, record_of(RUN, "cancelled", time.time()))
     done = CliRunner().invoke(main, ["runs", "prune", "--root", lake.url, "--keep", "0"])
     assert done.stdout == f"{RUN}\n" and store.ids() == ("empty",)
 
@@ -136,7 +131,7 @@ def test_tensorboards_files_are_copied_as_they_grow(lake: LakePath, tmp_path: Pa
 def test_what_the_lake_holds_is_json(lake: LakePath, tmp_path: Path) -> None:
     directory = RunStore(lake.url).directory(RUN)
     directory.make()
-    write(directory, record_of(tmp_path, "succeeded"))
+    write(directory, record_of(RUN, "succeeded", time.time()))
     call = functools.partial(CliRunner().invoke, main)
     shown = call(["runs", "--root", lake.url, "show", "last", "--json"])
     assert json.loads(shown.output)["url"] == directory.url

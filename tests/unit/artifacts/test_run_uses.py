@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,9 +10,16 @@ from typing import Any
 import pytest
 
 from hopsgpu.artifacts import run_uses
-from hopsgpu.artifacts.run_uses import UsageFiles, keep_before_removal, read_uses, use_of
-from hopsgpu.artifacts.runs import LARGEST_RECORD, RunRecord, RunStore, parse
+from hopsgpu.artifacts.run_uses import (
+    LARGEST_FILE,
+    UsageFiles,
+    keep_before_removal,
+    read_uses,
+    use_of,
+)
+from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.core.gpu_use import GpuUse, UsePoint, use_between
+from hopsgpu.core.run_record import LARGEST_RECORD, RunRecord, parse
 from hopsgpu.core.usage_report import RunUse, summed_up
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
@@ -45,61 +51,16 @@ def test_a_record_has_points(tmp_path: Path) -> None:
     run = use_of(record(tmp_path, use=POINTS), time.time())
     assert total(run) == GpuUse(50.0, 40.0, 1.0, 9.0)
     assert (run.run_id, run.name, run.user, run.queue) == (RUN, "fit", "alice", "default")
-    assert (run.state, run.estimated, run.began, run.ended) == ("succeeded", False, 1000.0, 2000.0)
-
-
-def test_a_record_of_an_older_version_has_sums(tmp_path: Path) -> None:
-    """Two GPUs, requested 75 s ago, granted 60 s ago."""
-    run = use_of(record(tmp_path), time.time())
-    use = total(run)
-    assert run.estimated
-    assert (use.held, use.training) == (120.0, 100.0)
-    assert use.waited == pytest.approx(30.0)
-    granted = run.began + 15.0
-    assert use_between(run.points, run.began, granted - 0.001).held == 0.0
-
-
-def test_an_elastic_gang_waited_for_its_least_size(tmp_path: Path) -> None:
-    stored = record(tmp_path)
-    spec = {**stored.content["spec"], "workers": 2, "least_workers": 1}
-    stored = parse(json.dumps({**stored.content, "spec": spec}).encode())
-    assert total(use_of(stored, time.time())).waited == pytest.approx(15.0)
+    assert (run.state, run.began, run.ended) == ("succeeded", 1000.0, 2000.0)
 
 
 @pytest.mark.parametrize(
     ("state", "updated", "known"),
-    [("running", 0.0, "active"), ("running", -120.0, "lost"), ("cancelled", -9e9, "cancelled")],
+    [("running", 0.0, "active"), ("running", -120.0, "lost"), ("cancelled", -9e6, "cancelled")],
 )
 def test_states(tmp_path: Path, state: str, updated: float, known: str) -> None:
     changes = {"updated": updated} if updated else {}
     assert use_of(record(tmp_path, state, **changes), time.time()).state == known
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        [],
-        [{"time": "1000"}],
-        [{"time": 1.0, "held": -1.0}],
-        [{"time": 1.0, "held": True}],
-        [{"time": 2.0}, {"time": 1.0}],
-        [{"time": 1e300}],
-        [{"other": 1.0}],
-        [1],
-        7,
-        {"time": 1.0},
-    ],
-)
-def test_odd_points_are_no_record_of_use(tmp_path: Path, use: object) -> None:
-    with pytest.raises(StoreError, match=f"the record of {RUN} says nothing about its GPU seconds"):
-        use_of(record(tmp_path, use=use), time.time())
-
-
-def test_a_record_without_gpu_seconds_says_so(tmp_path: Path) -> None:
-    stored = record(tmp_path)
-    fields = {name: value for name, value in stored.content.items() if name != "gpu_seconds"}
-    with pytest.raises(StoreError, match="KeyError: 'gpu_seconds'"):
-        use_of(parse(json.dumps(fields).encode()), time.time())
 
 
 def test_what_cannot_be_read_is_named_once(root: LakePath, tmp_path: Path) -> None:
@@ -161,7 +122,7 @@ def kept(root: LakePath) -> list[str]:
 def test_a_removed_run_is_kept(root: LakePath, tmp_path: Path) -> None:
     stored = record(tmp_path, use=POINTS)
     before = read_uses([root], None, LATER).runs
-    assert keep_before_removal(root, [stored], None, LATER) == []
+    keep_before_removal(root, [stored], None, LATER)
     assert kept(root) == [RUN]
     # Both are there until the run is gone, and count once.
     both = read_uses([root], None, LATER).runs
@@ -199,12 +160,6 @@ def test_a_file_that_the_lake_refuses_keeps_the_run(
     monkeypatch.setattr(LakePath, "replace", refuse)
     with pytest.raises(StoreError, match="quota"):
         keep_before_removal(root, [record(tmp_path)], None, LATER)
-
-
-def test_of_a_run_without_gpu_seconds_it_is_said(root: LakePath, tmp_path: Path) -> None:
-    (problem,) = keep_before_removal(root, [record(tmp_path, use=[])], None, LATER)
-    assert RUN in problem
-    assert kept(root) == []
 
 
 def gang(name: str) -> RunUse:
@@ -314,7 +269,7 @@ def test_a_line_has_finite_numbers(root: LakePath, tmp_path: Path, number: str) 
     (file,) = (tmp_path / "usage").iterdir()
     file.write_text(file.read_text().replace('"held": 5.0', f'"held": {number}'))
     found = read_uses([root], None, LATER)
-    assert found.runs == () and "line 1: ValueError" in found.problems[0]
+    assert found.runs == () and "line 1: " in found.problems[0]
 
 
 def test_a_line_that_is_torn_is_named_and_the_others_count(root: LakePath, tmp_path: Path) -> None:
@@ -327,7 +282,7 @@ def test_a_line_that_is_torn_is_named_and_the_others_count(root: LakePath, tmp_p
     found = read_uses([root], None, LATER)
     assert [run.run_id for run in found.runs] == ["gang-1"]
     (problem,) = found.problems
-    assert f"{file.name} has lines that are no runs: line 2: JSONDecodeError" in problem
+    assert f"{file.name} has lines that are no runs: line 2: " in problem
     assert "(and 1 more line)" in problem
 
 
@@ -349,7 +304,7 @@ def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
     files.keep([gang("gang-1")], 1.8e9)
     large = tmp_path / "usage" / "held-gang-2.jsonl"
     large.write_bytes(b"{")
-    os.truncate(large, LARGEST_RECORD + 1)
+    os.truncate(large, LARGEST_FILE + 1)
     found = read_uses([root], None, LATER)
     assert [run.run_id for run in found.runs] == ["gang-1"]
     assert [f"{large} has more than" in problem for problem in found.problems] == [True]
@@ -360,7 +315,7 @@ def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
 def test_a_large_removal_writes_several_files_that_can_be_read(
     root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_uses, "LARGEST_RECORD", 1000)
+    monkeypatch.setattr(run_uses, "LARGEST_FILE", 1000)
     gangs = [gang(f"gang-{number}") for number in range(20)]
     UsageFiles(root).keep(gangs, 1.8e9)
     sizes = [file.stat().st_size for file in (tmp_path / "usage").iterdir()]

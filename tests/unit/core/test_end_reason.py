@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.core.end_reason import EndReason, reason_of_error, recorded_reason
+from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import (
     Cancelled,
@@ -46,23 +46,6 @@ def test_what_fails_while_a_model_is_published_is_its_publication(error: Excepti
 def test_a_run_that_is_interrupted_while_it_publishes_is_interrupted() -> None:
     assert reason_of_error(KeyboardInterrupt(), publishing=True) is EndReason.INTERRUPTED
     assert reason_of_error(Cancelled("enough"), publishing=True) is EndReason.CANCELLED
-
-
-@pytest.mark.parametrize(
-    ("recorded", "state", "reason"),
-    [
-        ("user_error", "failed", EndReason.USER_ERROR),
-        (None, "succeeded", EndReason.SUCCEEDED),
-        (None, "cancelled", EndReason.CANCELLED),
-        (None, "failed", EndReason.UNKNOWN),
-        ("of a later version", "failed", EndReason.UNKNOWN),
-        (["user_error"], "failed", EndReason.UNKNOWN),
-    ],
-)
-def test_a_record_has_a_reason_or_is_of_another_version(
-    recorded: object, state: str, reason: EndReason
-) -> None:
-    assert recorded_reason(recorded, state) is reason
 
 
 def test_every_state_of_an_end_but_failed_is_a_reason() -> None:

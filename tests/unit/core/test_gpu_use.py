@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.core.gpu_use import GpuUse, UsePoint, extended, points_of_phases, use_between
+from hopsgpu.core.gpu_use import GpuUse, UsePoint, extended, use_between
 from hopsgpu.core.run_values import GpuSeconds
 
 
@@ -51,48 +51,3 @@ def test_periods_add_up() -> None:
 def test_idle_is_what_is_left() -> None:
     assert GpuUse(10.0, 6.0, 1.0, 99.0).idle == 3.0
     assert GpuUse(10.0, 12.0).idle == 0.0
-
-
-def test_of_a_run_with_sums_alone_each_phase_has_its_own() -> None:
-    """Requested at 0, granted at 100, function from 160 to 460, published 480, released 500."""
-    timeline = {
-        "requested": 0.0,
-        "granted": 100.0,
-        "started": 160.0,
-        "returned": 460.0,
-        "published": 480.0,
-        "released": 500.0,
-    }
-    seconds = GpuSeconds(held=800.0, training=600.0, publishing=40.0, idle=160.0)
-    points = points_of_phases(timeline, seconds, 2, 505.0)
-    assert points[0].time == 0.0 and points[-1].time == 500.0
-    assert use_between(points, 0.0, 100.0) == GpuUse(waited=200.0)
-    assert use_between(points, 100.0, 160.0) == GpuUse(held=120.0)
-    assert use_between(points, 160.0, 460.0) == GpuUse(held=600.0, training=600.0)
-    assert use_between(points, 460.0, 480.0) == GpuUse(held=40.0, publishing=40.0)
-    assert use_between(points, 0.0, 501.0) == GpuUse(800.0, 600.0, 40.0, 200.0)
-
-
-def test_a_run_with_sums_alone_that_never_had_its_gang_waited_until_its_end() -> None:
-    points = points_of_phases({"requested": 0.0}, GpuSeconds(held=30.0), 4, 60.0)
-    assert use_between(points, 0.0, 61.0) == GpuUse(held=30.0, waited=240.0)
-
-
-def test_preparing_is_no_waiting() -> None:
-    timeline = {"requested": 0.0, "prepared": 50.0, "granted": 80.0, "released": 100.0}
-    points = points_of_phases(timeline, GpuSeconds(held=20.0), 1, 100.0)
-    assert use_between(points, 0.0, 200.0) == GpuUse(held=20.0, waited=30.0)
-
-
-def test_of_a_retried_run_with_sums_alone_the_time_is_spread_from_the_request() -> None:
-    timeline = {"requested": 0.0, "retried": 50.0, "granted": 60.0, "started": 60.0}
-    timeline |= {"returned": 100.0, "released": 100.0}
-    points = points_of_phases(timeline, GpuSeconds(held=90.0, training=50.0), 1, 100.0)
-    assert use_between(points, 0.0, 50.0) == GpuUse(held=45.0, training=25.0)
-    assert use_between(points, 0.0, 200.0) == GpuUse(held=90.0, training=50.0, waited=10.0)
-
-
-def test_a_run_without_a_timeline_has_its_sums_at_its_last_record() -> None:
-    points = points_of_phases({}, GpuSeconds(held=7.0), 1, 100.0)
-    assert use_between(points, 0.0, 100.0) == GpuUse()
-    assert use_between(points, 100.0, 101.0).held == 7.0

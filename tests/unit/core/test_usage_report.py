@@ -128,14 +128,6 @@ def test_what_is_incomplete_is_said() -> None:
     assert usage.total.runs_active == 1
 
 
-def test_what_is_spread_evenly_is_said_where_that_matters() -> None:
-    old = [run(f"old-{n}", D20, 2.0, estimated=True) for n in range(5)]
-    assert by("user", *old).notes == ()
-    (note,) = by("day", *old).notes
-    assert "5 runs of an older hopsgpu" in note and "old-0, old-1, old-2 and 2 more" in note
-    assert len(by("user", *old, since=D20 + HOUR).notes) == 1
-
-
 def test_a_run_that_is_there_twice_counts_once_as_it_was_recorded_last() -> None:
     usage = by("run", run("a", D20, 1.0, state="lost"), run("a", D20, 2.0), run("a", D20, 2.0, 9))
     assert [(row.run, row.state, row.gpu_hours_held) for row in usage] == [("a", "succeeded", 2.0)]

@@ -16,6 +16,7 @@ from pyarrow import parquet
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.dataframe_writer import WriteProgress
 from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_record import DataRecord
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
@@ -146,19 +147,20 @@ def test_what_is_written_is_dealt_told_of_and_removed(feed: Make, home: Path, to
         ("preparing", "reading the footers of data.test"),
     ]
     assert one.reference is not None
-    size = one.reference["train"].pop("bytes")
+    size = one.reference["train"].bytes
     assert size > 0
-    assert one.reference["train"] == {
-        "url": f"file://{home}/data/train",
-        "written": True,
-        "kept": False,
-        "rows": 7,
-        "files": 1,
-        "schema": {"n": "int64"},
-        "more_columns": 0,
-        "remainder": "keep",
-        "seed": 5,
-    }
+    assert one.reference["train"] == DataRecord(
+        url=f"file://{home}/data/train",
+        written=True,
+        kept=False,
+        rows=7,
+        bytes=size,
+        files=1,
+        schema={"n": "int64"},
+        more_columns=0,
+        remainder="keep",
+        seed=5,
+    )
 
 
 def test_it_is_kept_where_that_is_asked_for(feed: Make, home: Path) -> None:
@@ -166,7 +168,7 @@ def test_it_is_kept_where_that_is_asked_for(feed: Make, home: Path) -> None:
     with one.ready():
         pass
     assert (home / "data" / "data" / "part-0.parquet").exists()
-    assert one.reference is not None and one.reference["data"]["kept"]
+    assert one.reference is not None and one.reference["data"].kept
 
 
 def test_what_is_read_in_place_stays(feed: Make, home: Path, tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_what_is_read_in_place_stays(feed: Make, home: Path, tmp_path: Path) -> 
         assert not (home / "data").exists()
     assert (tmp_path / "x.parquet").exists()
     assert one.reference is not None
-    assert (one.reference["data"]["written"], one.reference["data"]["kept"]) == (False, True)
+    assert (one.reference["data"].written, one.reference["data"].kept) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +282,8 @@ def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:
     one = feed(f"file://{tmp_path}/wide.parquet")
     with one.ready():
         assert one.reference is not None
-        assert len(one.reference["data"]["schema"]) == 200
-        assert one.reference["data"]["more_columns"] == 50
+        assert len(one.reference["data"].schema) == 200
+        assert one.reference["data"].more_columns == 50
 
 
 def test_states_of_data_come_before_the_wait() -> None:

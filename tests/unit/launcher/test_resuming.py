@@ -9,9 +9,11 @@ import pytest
 
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints
+from hopsgpu.core.run_record import fields_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.planner import _run_there
 from hopsgpu.storage.lake import LakePath
+from tests.unit.records import record_of
 
 
 @pytest.fixture
@@ -22,7 +24,9 @@ def runs(tmp_path: Path) -> LakePath:
 def run(runs: LakePath, name: str, resumed: object = None, *, saved: bool = False) -> str:
     """A run on the lake; its URL."""
     (runs / name).make()
-    (runs / name / "run.json").write(json.dumps({"spec": {"resume": resumed}}).encode())
+    fields = fields_of(record_of(name))
+    fields["spec"]["resume"] = resumed
+    (runs / name / "run.json").write(json.dumps(fields).encode())
     if saved:
         file = Path(runs.path).parent / "state"
         file.write_text("state")

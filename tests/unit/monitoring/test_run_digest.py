@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hopsgpu.artifacts.runs import RunRecord, parse
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import GpuUse
-from hopsgpu.errors import StoreError
+from hopsgpu.core.run_record import RunRecord, parse
+from hopsgpu.core.run_values import Timeline
+from hopsgpu.core.scores import FailedPart
 from hopsgpu.monitoring.run_digest import GpuReading, ScoreProgress, digest_of
 from hopsgpu.storage.lake import LakePath
-from tests.unit.records import RecordedRun
+from tests.unit.records import SCORE, SEARCH, RecordedRun, record_of
 
 RUN = "fit-20261120-230000-aaaaaa"
 BEGAN = 1_795_300_000.0
@@ -64,10 +66,7 @@ def test_a_run_that_ended_has_how_long_each_phase_took(tmp_path: Path) -> None:
     digest = digest_of(record(tmp_path))
     assert (digest.waited, digest.started, digest.released) == (30.0, 10.0, 11.5)
     assert digest.use == GpuUse(held=243.0, training=200.0, publishing=20.0, waited=60.0)
-    # The test's recorder is not told of a reason, as those of older versions are not.
     assert digest.reason is EndReason.SUCCEEDED
-    assert digest_of(record(tmp_path, state="failed")).reason is EndReason.UNKNOWN
-    assert digest_of(record(tmp_path, reason="user_error")).reason is EndReason.USER_ERROR
 
 
 def test_a_run_that_gave_up_waiting_has_no_time_of_waiting(tmp_path: Path) -> None:
@@ -89,7 +88,8 @@ def running(tmp_path: Path, ranks: list[Mapping[str, Any]], metrics: list[Any]) 
 
 
 def rank(number: int, *gpus: str, ended: bool = False) -> Mapping[str, Any]:
-    return {"rank": number, "host": f"node{number}", "gpus": gpus, "ended": ended}
+    fields = {"rank": number, "role": "worker", "host": f"node{number}", "pid": 7}
+    return {**fields, "gpus": list(gpus), "ended": ended}
 
 
 def test_gpus_of_ranks_that_train_have_their_last_sample(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_gpus_of_ranks_that_train_have_their_last_sample(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.parametrize("odd", [1e300, -1.0, "NaN", None, True, [1], {}, 2**70])
+@pytest.mark.parametrize("odd", [1e300, -1.0, "NaN", 2**70])
 def test_odd_samples_are_left_out(tmp_path: Path, odd: object) -> None:
     found = digest_of(
         running(tmp_path, [rank(0, "GPU-a")], [dict.fromkeys(SAMPLE, odd) | {"gpu.0.power": 9}])
@@ -112,67 +112,20 @@ def test_odd_samples_are_left_out(tmp_path: Path, odd: object) -> None:
     assert [(one.memory_used, one.power) for one in found.readings] == [(None, 9.0)]
 
 
-def test_a_score_has_its_progress_and_no_checkpoints(tmp_path: Path) -> None:
-    running(tmp_path, [], [])
-    score = {"rows": 1000, "scored": 300, "failed_parts": [{"rows": 100}]}
-    found = digest_of(record(tmp_path, ranks=[rank(0, "GPU-a")], metrics=[SAMPLE], score=score))
+def test_a_score_has_its_progress_and_no_checkpoints() -> None:
+    part = FailedPart(300, 100, "rows 300 to 399", 3, "boom")
+    score = replace(SCORE, rows=1000, scored=300, failed_parts=(part,))
+    found = digest_of(record_of(RUN, "running", score=score, metrics=(SAMPLE,)))
     assert (found.trains_since, found.readings) == (None, ())
     assert found.score == ScoreProgress(scored=300, left=600, failed_parts=1)
-    unknown = digest_of(record(tmp_path, score={"rows": 0, "scored": 0, "failed_parts": []}))
-    assert unknown.score == ScoreProgress(scored=0, left=0, failed_parts=0)
-    for odd in ({"scored": -1}, {"rows": 10**30}, {"failed_parts": None}, {"scored": 2000}):
-        with pytest.raises(StoreError, match="odd values"):
-            digest_of(record(tmp_path, score=score | odd))
 
 
-def test_a_search_has_no_samples_and_no_checkpoints(tmp_path: Path) -> None:
-    running(tmp_path, [], [])
-    found = digest_of(
-        record(tmp_path, ranks=[rank(0, "GPU-a")], metrics=[SAMPLE], search={"trials": []})
-    )
+def test_a_search_has_no_samples_and_no_checkpoints() -> None:
+    found = digest_of(record_of(RUN, "running", search=SEARCH, metrics=(SAMPLE,)))
     assert (found.trains_since, found.readings) == (None, ())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"use": [{"time": 1.0, "held": 1e300}]},
-        {"use": [{"time": 1.0, "held": -1.0}]},
-        {"use": [{"time": 1.0, "held": True}]},
-        {"use": []},
-        {"use": "much"},
-        {"updated": 1e300},
-        {"updated": -1.0},
-        {"executors": 10**9},
-        {"executors": -1},
-        {"aside": {"node1": "many"}},
-        {"aside": ["node1"]},
-    ],
-)
-def test_numbers_that_are_no_runs_are_damage(tmp_path: Path, changes: Mapping[str, Any]) -> None:
-    recorded(tmp_path)
-    with pytest.raises(StoreError) as caught:
-        digest_of(record(tmp_path, **changes))
-    assert caught.value.kind == "damaged" and RUN in str(caught.value)
-
-
-@pytest.mark.parametrize("metrics", [{}, None, [None], [[]], 7])
-def test_metrics_of_another_form_are_damage_or_none(tmp_path: Path, metrics: Any) -> None:
-    running(tmp_path, [], [])
-    try:
-        found = digest_of(record(tmp_path, ranks=[rank(0, "GPU-a")], metrics=metrics))
-    except StoreError as error:
-        assert error.kind == "damaged"
-    else:
-        assert found.readings == ()
-
-
-def test_times_that_are_absurd_are_left_out(tmp_path: Path) -> None:
-    run = recorded(tmp_path)
-    run.trains(BEGAN + 30.0, BEGAN + 40.0)
-    run.ends(BEGAN + 140.0, BEGAN + 150.0, BEGAN + 151.5, GangState.SUCCEEDED)
-    timeline = record(tmp_path).content["timeline"]
-    found = digest_of(record(tmp_path, timeline=timeline | {"granted": 1e300, "requested": -5.0}))
-    assert (found.waited, found.started) == (None, None)
-    found = digest_of(record(tmp_path, timeline=timeline | {"requested": 0.0, "later": 7.0}))
+def test_a_phase_that_is_absurd_is_left_out() -> None:
+    timeline = Timeline(requested=0.0, granted=BEGAN, started=BEGAN + 10.0)
+    found = digest_of(record_of(RUN, now=BEGAN + 20.0, timeline=timeline))
     assert (found.waited, found.started) == (None, 10.0)

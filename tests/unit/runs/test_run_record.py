@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,107 +12,29 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.runs import parse
 from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
-from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import StoreError
-from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.runs import recorder as recording_module
 from hopsgpu.runs.active_run import ActiveRun
-from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
-from hopsgpu.runs.run_record import RunDetails, RunSnapshot, content, packages, write
+from hopsgpu.runs.run_record import RunDetails, packages, write
 from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.background import Background, Work
 from hopsgpu.storage.lake import LakePath
 from tests.conftest import until
+from tests.unit.records import record_of
 
 SECONDS = 30.0
 SHAPE = ExecutorShape(1, 1, 512, 4608)
-ENVIRONMENT = {"python": "3.11.9", "packages": {"torch": "2.9"}}
 
 
 def plan_for(spec: GangSpec, root: str = "file:///lake") -> LaunchPlan:
     return LaunchPlan(spec, spec.workers, 1, SHAPE, "default", {}, {"run": f"{root}/runs/fit-1"})
-
-
-def standing(plan: LaunchPlan, result: GangResult) -> RunSnapshot:
-    return RunSnapshot(plan, result, "application_1", "alice", "running", 1, 1000.0)
-
-
-def test_a_record_tells_all_but_secrets() -> None:
-    spec = GangSpec("fit", workers=2, env_vars={"API_TOKEN": "s3cret", "MODE": "fast"}, retries=1)
-    ended = RankReport(0, "worker", "node1", ("GPU-1",), 7, 0)
-    running = RankReport(1, "worker", "node2", ("GPU-2",), 8)
-    told = replace(
-        standing(
-            plan_for(spec),
-            GangResult(
-                "fit-1",
-                metrics=({"loss": 0.5}, {}),
-                warnings=("slow",),
-                model=ModelVersion("net", 3, "file:///lake/models/net/3"),
-                timeline=Timeline(requested=900.0),
-                gpu_seconds=GpuSeconds(held=12.5),
-            ),
-        ),
-        ranks=((ended, True), (running, False)),
-        logs={"logs/rank-0.log": 12},
-        error="boom",
-        reason=EndReason.USER_ERROR,
-        aside={"node3": 2},
-        details=RunDetails(
-            data={"train": {"url": "hdfs://nn/x", "rows": 7}},
-            python_env=PythonEnv(
-                "requirements.txt", "file:///lake/environments/1/archive", "ab", 7
-            ),
-        ),
-    )
-    written = content(told, ENVIRONMENT)
-    assert b"s3cret" not in written
-    found = json.loads(written)
-    assert found["schema"] == 2
-    assert found["spec"]["env_vars"] == {"API_TOKEN": "(redacted)", "MODE": "fast"}
-    assert found["spec"]["gpus_per_worker"] == 1 and found["spec"]["retries"] == 1
-    assert found["environment"] == ENVIRONMENT
-    assert found["data"] == {"train": {"url": "hdfs://nn/x", "rows": 7}}
-    assert found["python_env"]["name"] == "requirements.txt"
-    assert found["python_env"]["digest"] == "ab"
-    assert (found["reason"], found["aside"]) == ("user_error", {"node3": 2})
-    assert found["warnings"] == ["slow"] and found["gpu_seconds"]["held"] == 12.5
-    assert [
-        (r["rank"], r["host"], r["pid"], r["exit_code"], r["ended"]) for r in found["ranks"]
-    ] == [
-        (0, "node1", 7, 0, True),
-        (1, "node2", 8, None, False),
-    ]
-    record = parse(written)
-    assert (record.run_id, record.state, record.attempt) == ("fit-1", "running", 1)
-    assert (record.user, record.name, record.error) == ("alice", "fit", "boom")
-    assert record.model == "file:///lake/models/net/3"
-    assert record.timeline == {"requested": 900.0} and record.logs == {"logs/rank-0.log": 12}
-    assert record.gpus == 2
-
-
-def test_a_record_is_json_whatever_was_reported() -> None:
-    last = {"step": 7, "loss": math.nan, "best": math.inf, "worst": -math.inf, "lr": 0.1}
-    told = standing(plan_for(GangSpec("fit")), GangResult("fit-1", metrics=(last,)))
-    written = content(replace(told, error=os.fsdecode(b"no caf\xe9")), {})
-
-    def refuse(name: str) -> float:
-        raise AssertionError(f"{name} is no JSON")
-
-    found = json.loads(written, parse_constant=refuse)
-    (metrics,) = found["metrics"]
-    assert metrics == {
-        **{"step": 7, "loss": "NaN", "best": "Infinity", "worst": "-Infinity"},
-        "lr": 0.1,
-    }
 
 
 def test_the_packages_of_this_process_are_listed() -> None:
@@ -126,7 +46,7 @@ def test_the_packages_of_this_process_are_listed() -> None:
 def test_a_record_that_the_lake_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"the run's record was not written to the lake: "):
-        write(LakePath(f"file://{tmp_path}/file"), b"{}")
+        write(LakePath(f"file://{tmp_path}/file"), record_of("fit-1"))
 
 
 class Attempt:
@@ -146,7 +66,7 @@ class Attempt:
 class Recorded:
     """A run of which a record is kept."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, spec: GangSpec = GangSpec("fit")) -> None:  # noqa: B008
         self.file = directory / "run.json"
         self.board = Board("fit-1", 1, 1, progress_of("off"))
         self.background = Background("records")
@@ -154,7 +74,7 @@ class Recorded:
         lake = LakePath(f"file://{directory}")
         lake.make()
         site: Any = SimpleNamespace(id="application_1", user="alice", versions={})
-        plan = replace(plan_for(GangSpec("fit")), paths={"run": lake.url})
+        plan = replace(plan_for(spec), paths={"run": lake.url})
         active = ActiveRun(plan, site, self.board, self.cancelled, self.background)
         self.recording = Recording(active, RunDetails)
 
@@ -181,6 +101,16 @@ def watch_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.endswith("-watch")]
 
 
+def test_a_record_has_no_secrets(tmp_path: Path) -> None:
+    spec = GangSpec("fit", env_vars={"API_TOKEN": "s3cret", "MODE": "fast"})
+    recorded = Recorded(tmp_path / "fit-1", spec)
+    recorded.recording.put("requested")
+    recorded.background.flush(SECONDS)
+    record = parse(recorded.file.read_bytes())
+    assert record.spec.env_vars == {"API_TOKEN": "(redacted)", "MODE": "fast"}
+    assert record.environment.packages == packages()
+
+
 def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
     attempt = Attempt()
     recorded.recording.put("requested")
@@ -205,7 +135,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         assert recorded.told["ranks"][0] | {"pid": 42, "ended": False} == recorded.told["ranks"][0]
         assert until(lambda: recorded.told["state"] == "running", SECONDS)
     recorded.board.state(GangState.RELEASING)
-    recorded.recording.put("failed", "boom")
+    recorded.recording.put("failed", "boom", EndReason.USER_ERROR)
     recorded.background.flush(SECONDS)
     told = recorded.told
     assert (told["state"], told["error"], told["logs"]) == (

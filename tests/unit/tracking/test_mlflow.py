@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import hopsgpu
-from hopsgpu.artifacts.runs import RunRecord, parse
 from hopsgpu.backends.spark.yarn_application import YarnApplication
+from hopsgpu.core.run_record import RunRecord, parse
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.launcher import arguments as arguments_module
 from hopsgpu.launcher.arguments import arguments, held_arguments, launch_on

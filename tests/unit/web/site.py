@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from starlette.testclient import TestClient
 
@@ -16,7 +14,6 @@ from hopsgpu.web.access import Secrets, Server
 from hopsgpu.web.page_sources import Sources
 from hopsgpu.web.routes import application
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
-from tests.unit.records import put_run
 
 KNOWN = Secrets("the-token", "the-session", "the-form")
 HOST = "http://127.0.0.1:8420"
@@ -24,6 +21,9 @@ NOTHING = ClusterGpus(0.0, "alice", (), 0, (), (), 0, None, "", ())
 
 
 Queues = tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]
+
+
+RESOURCE_MANAGER = "http://rm.example.com:8088"
 
 
 def no_queues() -> Queues:
@@ -38,15 +38,7 @@ def sources_of(
     others: Sequence[Path] = (),
 ) -> Sources:
     lakes = [LakePath(f"file://{path}") for path in (root, *others)]
-    return Sources(cluster, queues, lambda: (lakes, ()), clock)
-
-
-def put_changed(root: Path, run_id: str, state: str, changes: Mapping[str, Any]) -> Path:
-    """Writes a record as a stranger could: with any values in any of its fields."""
-    directory = put_run(root, run_id, state)
-    record = json.loads((directory / "run.json").read_text())
-    (directory / "run.json").write_text(json.dumps({**record, **changes}))
-    return directory
+    return Sources(cluster, queues, lambda: (lakes, ()), RESOURCE_MANAGER, clock)
 
 
 def browser(

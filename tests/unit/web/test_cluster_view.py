@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from hopsgpu.core.queue_policy import Bound, Offer, QueueSnapshot, Ticket, queue_tag
+from hopsgpu.display.run_view import RunSummary
 from hopsgpu.web.cluster_view import FREE, UNKNOWN, USED, cluster_view, queue_view
-from hopsgpu.web.run_rows import RunRow
 from tests.unit.cli.test_gpus import FOUND
 from tests.unit.yarn.test_cluster_gpus import seen
 
@@ -19,8 +19,8 @@ NAMES = [
 ]
 
 
-def row(run_id: str, application: str, state: str = "running", **given: str) -> RunRow:
-    return RunRow("me", run_id, state, is_running=True, application=application, **given)  # type: ignore[arg-type]
+def row(run_id: str, application: str, state: str = "running", **given: str) -> RunSummary:
+    return RunSummary(run_id, state, "me", is_running=True, application=application, **given)  # type: ignore[arg-type]
 
 
 def ticket(number: int, application: str, bound: Bound = Bound.CLUSTER, **given: object) -> Ticket:

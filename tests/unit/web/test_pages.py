@@ -21,9 +21,9 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
 from tests.conftest import until
 from tests.unit.cli.test_gpus import FOUND
-from tests.unit.records import put_run
+from tests.unit.records import DATA, put_run
 from tests.unit.searches import trial
-from tests.unit.web.site import browser, put_changed, sources_of
+from tests.unit.web.site import RESOURCE_MANAGER, browser, sources_of
 
 RUN = "fit-20261122-201502-3fa1c0"
 OTHER = "fit-20261122-190011-b07e55"
@@ -152,15 +152,15 @@ def test_strangers_texts_are_texts(root: Path, client: TestClient) -> None:
         **{"name": EVIL, "user": EVIL, "queue": EVIL, "application": EVIL, "error": EVIL + ERROR},
         **{"warnings": [EVIL], "model": f"file:///{EVIL}/1", "waiting_for": EVIL, "worlds": worlds},
         "environment": {"hopsgpu": EVIL, "driver": {"host": EVIL}},
-        "data": {EVIL: {"rows": 1, "bytes": 1, "url": EVIL}},
-        "metrics": [{EVIL: EVIL, "step": 1}, {}],
+        "data": {EVIL: {**DATA, "url": EVIL}},
+        "metrics": [{EVIL: 0.5, "step": 1}, {}],
     }
-    directory = put_changed(root, RUN, "failed", changes)
+    directory = put_run(root, RUN, "failed", **changes)
     (directory / "logs" / "metrics-0.jsonl").write_text(
         json.dumps({"time": 1.0, "step": 1, "metrics": {EVIL: 1.0}}) + "\n"
     )
     (directory / "logs" / "rank-0.log").write_text(f"{EVIL}\x1b[31mred\n")
-    put_changed(root, OTHER, "running", {**changes, "search": search})
+    put_run(root, OTHER, "running", **{**changes, "search": search})
     for path in ("/", "/queue", "/runs", f"/runs/lake/{RUN}", f"/runs/lake/{OTHER}", "/usage"):
         text = page(client, path)
         assert "<script>alert" not in text, path
@@ -180,7 +180,7 @@ def test_strangers_texts_are_texts(root: Path, client: TestClient) -> None:
 )
 def test_odd_characters_change_nothing(root: Path, client: TestClient, text: str) -> None:
     changes = {"name": text, "user": text, "error": text, "warnings": [text]}
-    put_changed(root, RUN, "failed", changes)
+    put_run(root, RUN, "failed", **changes)
     for path in ("/runs", f"/runs/lake/{RUN}", "/usage"):
         shown = page(client, path)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
@@ -203,7 +203,7 @@ FIELDS = (
 def test_no_odd_record_makes_a_page_fail(root: Path, client: TestClient, field: str) -> None:
     for number, odd in enumerate(ODD):
         run_id = f"fit-20261122-2015{number:02}-3fa1c0"
-        put_changed(root, run_id, "running", {field: odd})
+        put_run(root, run_id, "running", **{field: odd})
         answer = client.get(f"/runs/lake/{run_id}")
         assert answer.status_code in (200, 404), (odd, answer.text)
         assert run_id in answer.text
@@ -230,7 +230,7 @@ def test_a_record_of_another_run_is_not_shown_as_this_one(root: Path, client: Te
 
 def test_a_huge_record_is_named_and_not_read(root: Path, client: TestClient) -> None:
     with (put_run(root, RUN) / "run.json").open("wb") as file:
-        file.truncate(17 * 2**20)
+        file.truncate(2**20 + 1)
     assert "has more than" in page(client, f"/runs/lake/{RUN}", 404)
 
 
@@ -327,18 +327,19 @@ def test_a_search_shows_its_trials(root: Path, client: TestClient) -> None:
     text = of_run(client)
     told = words(text)
     assert "8 of 20 trials: 7 complete, 1 failed" in told
-    assert "0.1667 in trial 5: lr=1e-05" in told and "ValueError: <lr> is too large" in told
+    assert "trial 5: 0.1667 with lr=1e-05" in told and "ValueError: <lr> is too large" in told
     assert text.count("<polyline") == 6 and "lr (log)" in told
     assert "/log?trial=6&amp;attempt=0" in text or "/log?trial=6&attempt=0" in text
 
 
 def test_a_score_shows_its_rows_and_its_failed_parts(root: Path, client: TestClient) -> None:
     error = "rank 0 failed\nTraceback (most recent call last)\n  <x>\nLookupError: <no> row\nwhole"
-    part = {"place": "rows 0 to 9 of hdfs://lake/t", "rows": 10, "tries": 3, "error": error}
+    part = {"first": 0, "place": "rows 0 to 9 of hdfs://lake/t", "rows": 10, "tries": 3}
+    part["error"] = error
     score = {
         **{"output": "hdfs://lake/scored", "is_complete": False, "kept_in": None, "model": None},
         **{"max_concurrent": 8, "gpus_per_worker": 1, "rows": 10_000, "scored": 2500, "parts": 4},
-        **{"done": 1, "rate": 1234.5, "seconds_left": 6.0, "failed_parts": [part] * 101},
+        **{"done": 1, "rate": 1234.5, "seconds_left": 6.0, "failed_parts": [part] * 201},
     }
     put_run(root, RUN, "running", score=score)
     told = words(of_run(client))
@@ -347,8 +348,18 @@ def test_a_score_shows_its_rows_and_its_failed_parts(root: Path, client: TestCli
     assert "and 1 more parts" in told and "Last report" not in told and "attempt" not in told
     assert "continues the score" in told
     assert "score" in words(page(client, "/runs"))
-    put_run(root, OTHER, "running", score={"rows": 7})
-    assert "fields of a form that this version" in words(of_run(client, OTHER))
+
+
+def test_the_application_and_the_queue_lead_to_the_resource_manager(
+    root: Path, client: TestClient
+) -> None:
+    put_run(root, RUN, application="application_17_0001", queue="root.a")
+    text = of_run(client)
+    link = f'<a href="{RESOURCE_MANAGER}/cluster/app/application_17_0001">application_17_0001</a>'
+    assert link in text
+    assert f'<a href="{RESOURCE_MANAGER}/cluster/scheduler">root.a</a>' in text
+    put_run(root, OTHER, application="local-17", queue="")
+    assert RESOURCE_MANAGER not in of_run(client, OTHER)
 
 
 def test_models_and_versions(root: Path, client: TestClient, tmp_path: Path) -> None:
@@ -360,7 +371,7 @@ def test_models_and_versions(root: Path, client: TestClient, tmp_path: Path) -> 
     listed = words(page(client, "/models"))
     assert "digits 2 2 prod → 2" in listed
     text = page(client, "/models/lake/digits")
-    assert f"runs/lake/{RUN}" in text and "loss 0.5" in text and "<script>alert" not in text
+    assert f"runs/lake/{RUN}" in text and "loss=0.5" in text and "<script>alert" not in text
     page(client, "/models/lake/none", 404)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.display.run_view import failure_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.coordinates import MOST_LINES, coordinates
 from hopsgpu.web.log_pages import MOST_BYTES, read_part
 from hopsgpu.web.metric_series import MetricFiles
-from hopsgpu.web.run_view import failure_of
 from tests.unit.searches import trial
 
 
@@ -23,7 +23,7 @@ def test_coordinates_of_numbers_choices_and_orders_of_magnitude() -> None:
         )
         for n in range(5)
     ]
-    picture = coordinates(trials, "loss", minimize=True)
+    picture = coordinates(trials, "loss", is_minimized=True)
     lr, layers, kind, loss = picture.axes
     assert (lr.is_log, layers.is_log) == (True, False)
     assert lr.labels == ((0.0, "1e-05"), (1.0, "0.1")) and kind.labels == ((0.0, "a"), (1.0, "b"))
@@ -31,7 +31,7 @@ def test_coordinates_of_numbers_choices_and_orders_of_magnitude() -> None:
     assert (best.number, best.rank) == (0, 0) and picture.lines[0].rank == 4
     assert best.places == pytest.approx((1.0, 0.0, 0.0, 0.0))
     assert picture.lines[2].places[:2] == pytest.approx((0.5, 0.5)) and loss.name == "loss"
-    assert coordinates(trials, "loss", minimize=False).lines[-1].number == 4
+    assert coordinates(trials, "loss", is_minimized=False).lines[-1].number == 4
 
 
 ODD = [None, True, "x" * 300, [1], {"a": 1}, 10**400, float("nan"), 1e308]
@@ -40,20 +40,20 @@ ODD = [None, True, "x" * 300, [1], {"a": 1}, 10**400, float("nan"), 1e308]
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
 def test_coordinates_of_odd_values(odd: Any) -> None:
     trials = [trial(n, params={"p": odd if n else -1e308, "q": odd}) for n in range(3)]
-    trials.append(trial(3, value=odd))
+    trials.append(trial(3, value=odd if isinstance(odd, float) else None))
     trials.append(trial(4, params={}))
-    picture = coordinates(trials, "loss", minimize=True)
+    picture = coordinates(trials, "loss", is_minimized=True)
     places = [place for line in picture.lines for place in line.places if place is not None]
     assert len(picture.lines) >= 4 and all(0 <= place <= 1 for place in places)
 
 
 def test_the_best_of_many_trials_are_drawn() -> None:
     trials = [trial(n) for n in range(MOST_LINES + 50)]
-    picture = coordinates(trials, "loss", minimize=True)
+    picture = coordinates(trials, "loss", is_minimized=True)
     assert (len(picture.lines), picture.left_out) == (MOST_LINES, 50)
     assert picture.lines[-1].number == MOST_LINES + 49
     many = [trial(n, params={f"p{i}": n for i in range(30)}) for n in range(2)]
-    wide = coordinates(many, "loss", minimize=True)
+    wide = coordinates(many, "loss", is_minimized=True)
     assert len(wide.axes) == 11 and wide.axes_left_out == 20
 
 

@@ -1,0 +1,479 @@
+"""The record of a run: the value, and the content of its file run.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.formats import duration
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.gpu_use import Points, UsePoint
+from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline, WorldReport
+from hopsgpu.core.scores import FailedPart
+from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
+from hopsgpu.core.trials import RUNNING, Best, TrialReport
+from hopsgpu.core.typed_json import OMITTED_DEFAULT, Codec, MisfitError, Range, loads
+from hopsgpu.core.waits import Wait
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.units import MIB
+
+SCHEMA = 3
+# Readers accept no larger file; `encode` shortens a record until it fits.
+LARGEST_RECORD = MIB
+# A driver writes its record at least every 20 s.
+LOST_SECONDS = 60.0
+LOST = "lost"
+# Kinds of a StoreError.
+OTHER_SCHEMA = "schema"
+DAMAGED = "damaged"
+_LOGS = "`hopsgpu logs ID` may still work"
+_TERMINAL = frozenset(state.value for state in GangState if state.is_terminal)
+_STATES = frozenset(state.value for state in GangState)
+_MOST_GPUS = 1_000_000
+_MOST_LISTED = 4096
+_MOST_METRICS = 16_384
+_SAMPLES = "gpu."
+_STEP = "step"
+
+
+@dataclass(frozen=True)
+class RankRecord(RankReport):
+    """A rank in a record.
+
+    Attributes:
+        has_ended: whether the driver saw the rank's end.
+    """
+
+    has_ended: bool = False
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """Data that the ranks read.
+
+    Attributes:
+        url: its directory.
+        written: whether it was written for this run.
+        kept: whether it stays on the lake after the run.
+        rows: number of rows.
+        bytes: size of its files.
+        files: number of files.
+        schema: Arrow types by column.
+        more_columns: number of columns that `schema` lacks.
+        remainder: the argument `remainder` of the data.
+        seed: the argument `seed` of the data.
+    """
+
+    url: str
+    written: bool
+    kept: bool
+    rows: int
+    bytes: int
+    files: int
+    schema: Mapping[str, str]
+    more_columns: int
+    remainder: str
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class EnvironmentRecord:
+    """The environment in which a run was started.
+
+    Attributes:
+        hopsgpu: version of hopsgpu.
+        python: version of the driver's Python.
+        executable: path of the driver's Python.
+        spark: version of Spark; "" if unknown.
+        hadoop: version of Hadoop; "" if unknown.
+        driver: "host" and "system" of the driver.
+        packages: versions of the driver's packages, by name.
+    """
+
+    hopsgpu: str
+    python: str
+    executable: str = ""
+    spark: str = ""
+    hadoop: str = ""
+    driver: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SearchRecord:
+    """A search and its trials.
+
+    Attributes:
+        trials_wanted: number of trials that are to end.
+        max_concurrent: largest number of trials at a time.
+        min_concurrent: smallest number of trials at a time.
+        workers_per_trial: ranks of each trial.
+        gpus_per_trial: GPUs of each rank of a trial.
+        max_failures: number of failed trials that end the search; None for any number.
+        direction: "minimize" or "maximize".
+        metric: name of the metric, or None.
+        sampler: class of the sampler.
+        pruner: class of the pruner.
+        seed: seed of the sampler, or None.
+        space: distributions by parameter, or the name of a function.
+        best: the best trial so far, or None.
+        trials: the trials, in the order of their numbers.
+    """
+
+    trials_wanted: int
+    max_concurrent: int
+    min_concurrent: int
+    workers_per_trial: int
+    gpus_per_trial: float
+    max_failures: int | None
+    direction: str
+    metric: str | None
+    sampler: str
+    pruner: str
+    seed: int | None
+    space: Mapping[str, str] | str
+    best: Best | None
+    trials: tuple[TrialReport, ...]
+
+
+@dataclass(frozen=True)
+class ScoreRecord:
+    """A score and its parts.
+
+    Attributes:
+        output: URL of the output.
+        is_complete: whether the output is there.
+        kept_in: URL of the directory of parts while the output is not there; or None.
+        model: URL of the model, or None.
+        columns: columns of the table that are read; None before the plan.
+        keep: columns of the table in the output.
+        batch_size: rows of a batch.
+        max_concurrent: largest number of executors.
+        gpus_per_worker: GPUs of each executor.
+        on_error: "raise" or "skip".
+        rows: number of rows of the table.
+        scored: number of rows of the parts that are on the lake.
+        parts: number of parts.
+        done: number of parts that are on the lake.
+        rate: rows scored in a second; None if unknown.
+        seconds_left: seconds until the end at this rate; None if unknown.
+        failed_parts: parts that were left out.
+    """
+
+    output: str
+    is_complete: bool
+    kept_in: str | None
+    model: str | None
+    columns: tuple[str, ...] | None
+    keep: tuple[str, ...]
+    batch_size: int
+    max_concurrent: int
+    gpus_per_worker: int
+    on_error: str
+    rows: int
+    scored: int
+    parts: int
+    done: int
+    rate: float | None
+    seconds_left: float | None
+    failed_parts: tuple[FailedPart, ...]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The record of a run.
+
+    Attributes:
+        run_id: name of the run and of its directory.
+        name: name of the run.
+        user: user who submitted it.
+        application: YARN's application id.
+        state: value of a GangState.
+        attempt: number of the latest attempt, from 0.
+        error: error that ended the run, or None.
+        reason: why the run ended; None before its end.
+        waiting_for: what the run waits for, or is about to do; "" for nothing.
+        waits: what the run waited for, over time.
+        updated: time of writing by the driver's clock, in seconds since the epoch.
+        timeline: the points that the run has passed.
+        gpu_seconds: what its GPUs did while they were held.
+        use: its GPU seconds over time, at least one point.
+        model: URL of the version that the run published, or None.
+        data: the data that the ranks read, by name; None before they are there, or without data.
+        spec: the gang, as requested, without values of variables that look secret.
+        python_env: the Python environment of the ranks on the lake, without its modules; or None.
+        queue: YARN's queue; "" on a local master.
+        executors: number of executors; of an elastic gang, the largest.
+        executor: resources of each executor.
+        aside: number of GPUs of parked executors, by host.
+        ranks: ranks that have started.
+        metrics: last values of each rank, by name.
+        logs: size of each log in bytes, by its path in the run's directory.
+        worlds: worlds of an elastic gang.
+        warnings: what a person should know.
+        environment: the environment in which the run was started.
+        search: the search, or None.
+        score: the score, or None.
+        left_out: what `encode` has left out of long lists, as numbers of entries by name.
+    """
+
+    run_id: str
+    name: str
+    user: str
+    application: str
+    state: str
+    attempt: int
+    error: str | None
+    updated: float
+    timeline: Timeline
+    gpu_seconds: GpuSeconds
+    use: Points
+    spec: GangSpec
+    queue: str
+    executors: int
+    executor: ExecutorShape
+    environment: EnvironmentRecord
+    reason: EndReason | None = field(default=None, metadata=OMITTED_DEFAULT)
+    waiting_for: str = ""
+    waits: tuple[Wait, ...] = field(default=(), metadata=OMITTED_DEFAULT)
+    model: str | None = None
+    data: Mapping[str, DataRecord] | None = None
+    python_env: Mapping[str, Any] | None = None
+    aside: Mapping[str, int] = field(default_factory=dict, metadata=OMITTED_DEFAULT)
+    ranks: tuple[RankRecord, ...] = ()
+    metrics: tuple[Mapping[str, float], ...] = ()
+    logs: Mapping[str, int] = field(default_factory=dict)
+    worlds: tuple[WorldReport, ...] = field(default=(), metadata=OMITTED_DEFAULT)
+    warnings: tuple[str, ...] = ()
+    search: SearchRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
+    score: ScoreRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
+    left_out: Mapping[str, int] = field(default_factory=dict, metadata=OMITTED_DEFAULT)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the driver has recorded the run's end."""
+        return self.state in _TERMINAL
+
+    @property
+    def kind(self) -> str:
+        """Return "search", "score" or "gang"."""
+        return "search" if self.search else "score" if self.score else "gang"
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of GPUs of the gang."""
+        return self.executors * self.executor.gpus
+
+    def state_at(self, now: float) -> str:
+        """Return the state; "lost" if the run has not ended and its record is over a minute old."""
+        if not self.has_ended and now - self.updated > LOST_SECONDS:
+            return LOST
+        return self.state
+
+    def is_running(self, now: float) -> bool:
+        """Return whether the run's driver is working, as far as the record shows."""
+        return not self.has_ended and self.state_at(now) != LOST
+
+    def check_is_running(self, now: float) -> None:
+        """Check that a driver may still do something about the run.
+
+        Raises:
+            ConfigError: the run has ended, or is lost.
+        """
+        if self.has_ended:
+            raise ConfigError(f"{self.run_id} has ended already: {self.state}")
+        if not self.is_running(now):
+            ago = duration(now - self.updated)
+            raise ConfigError(
+                f"{self.run_id} is lost: its driver was last heard from {ago} ago, when it was"
+                f" {self.state}. YARN has its GPUs back if"
+                f" {self.application or 'its application'} has ended"
+            )
+
+    def seconds_taken(self, now: float) -> float | None:
+        """Return the seconds from the request to the end, or until now.
+
+        For a lost run, the time ends with the last update of the record. None if the record lacks
+        the time of the request.
+        """
+        if self.timeline.requested is None:
+            return None
+        end = now if self.is_running(now) else self.updated
+        return max(end - self.timeline.requested, 0.0)
+
+
+_TIME = Range(0.0, 1e11)
+_COUNT = Range(0.0, 1e15)
+_SECONDS = Range(0.0, 1e12)
+_METRIC = Range(-math.inf, math.inf, has_non_finite=True)
+_CODEC = Codec(
+    hint_names={
+        **{"Mapping": Mapping, "Any": Any, "GpuRequest": GpuRequest, "EndReason": EndReason},
+    },
+    ranges={
+        Timeline: _TIME,
+        Wait: _TIME,
+        UsePoint: _SECONDS,
+        (UsePoint, "time"): _TIME,
+        # A difference of sums may be a little below 0.
+        GpuSeconds: Range(-1.0, 1e12),
+        WorldReport: _TIME,
+        RankRecord: Range(-1e6, 1e15),
+        (RankRecord, "rank"): _COUNT,
+        (RankRecord, "gpu_utilisation"): Range(0.0, 1.1),
+        ExecutorShape: _COUNT,
+        TrialReport: _TIME,
+        (TrialReport, "value"): _METRIC,
+        (TrialReport, "metrics"): _METRIC,
+        (TrialReport, "step"): Range(-(2.0**63), 2.0**63),
+        (Best, "value"): _METRIC,
+        SearchRecord: _COUNT,
+        (SearchRecord, "seed"): Range(-(2.0**64), 2.0**64),
+        ScoreRecord: _COUNT,
+        FailedPart: _COUNT,
+        (DataRecord, "rows"): _COUNT,
+        (DataRecord, "bytes"): _COUNT,
+        (RunRecord, "attempt"): _COUNT,
+        (RunRecord, "updated"): _TIME,
+        (RunRecord, "executors"): Range(0, _MOST_GPUS),
+        (RunRecord, "aside"): Range(0, _MOST_GPUS),
+        (RunRecord, "logs"): _COUNT,
+        (RunRecord, "metrics"): _METRIC,
+    },
+    json_names={(RankRecord, "has_ended"): "ended", (GangSpec, "gpus"): "gpus_per_worker"},
+    bare_fields={GpuRequest: "per_worker"},
+)
+
+
+def fields_of(record: RunRecord) -> dict[str, Any]:
+    """Return the JSON of a record."""
+    return {"schema": SCHEMA, **_CODEC.encode(record)}
+
+
+def encode(record: RunRecord) -> bytes:
+    """Return the content of run.json, at most `LARGEST_RECORD` bytes.
+
+    Entries of long lists are left out until the record fits; `left_out` counts them.
+    """
+    most = _MOST_LISTED
+    while True:
+        content = json.dumps(fields_of(_shortened(record, most)), allow_nan=False).encode()
+        if len(content) <= LARGEST_RECORD or most == 1:
+            return content
+        most //= 2
+
+
+def _shortened(record: RunRecord, most: int) -> RunRecord:
+    """Return a record with at most so many entries in each list.
+
+    Later entries are kept where they say more: of trials those that run, the best and the newest;
+    of worlds the last. Samples of GPUs are kept before metrics of the user's own.
+    """
+    ranks = record.metrics[:most]
+    names = min(most, max(_MOST_METRICS // max(len(ranks), 1), 1))
+    short: dict[str, Any] = {
+        "ranks": record.ranks[:most],
+        "metrics": tuple(_first_metrics(values, names) for values in ranks),
+        "logs": dict([*record.logs.items()][:most]),
+        "worlds": record.worlds[-most:],
+        "warnings": tuple(text[: most * 16] for text in record.warnings[:most]),
+    }
+    counts = {
+        name: len(getattr(record, name)) - len(short[name])
+        for name in ("ranks", "logs", "worlds", "warnings")
+    }
+    counts["metrics"] = sum(map(len, record.metrics)) - sum(map(len, short["metrics"]))
+    if record.error is not None:
+        short["error"] = record.error[: most * 64]
+    if record.search is not None:
+        trials = _newest_trials(record.search, most)
+        short["search"] = dataclasses.replace(record.search, trials=trials)
+        kept = {trial.number for trial in trials}
+        states = Counter(t.state for t in record.search.trials if t.number not in kept)
+        counts |= {f"{state} trials": count for state, count in states.items()}
+    if record.score is not None:
+        failed = record.score.failed_parts[:most]
+        short["score"] = dataclasses.replace(record.score, failed_parts=failed)
+        counts["failed parts"] = len(record.score.failed_parts) - len(failed)
+    left_out = {name: count for name, count in counts.items() if count}
+    return dataclasses.replace(record, **short, left_out=left_out)
+
+
+def _first_metrics(values: Mapping[str, float], most: int) -> Mapping[str, float]:
+    if len(values) <= most:
+        return values
+    first = sorted(values, key=lambda name: not (name == _STEP or name.startswith(_SAMPLES)))[:most]
+    return {name: values[name] for name in values if name in set(first)}
+
+
+def _newest_trials(search: SearchRecord, most: int) -> tuple[TrialReport, ...]:
+    best = None if search.best is None else search.best.number
+    kept = {trial.number for trial in search.trials[-most:]}
+    return tuple(
+        trial
+        if len(trial.error) <= most * 16
+        else dataclasses.replace(trial, error=trial.error[-most * 16 :])
+        for trial in search.trials
+        if trial.number in kept or trial.number == best or trial.state == RUNNING
+    )
+
+
+def parse(content: bytes, url: str = "run.json") -> RunRecord:
+    """Parse the content of run.json.
+
+    Args:
+        content: content of the file.
+        url: URL of the file, for the error.
+
+    Raises:
+        StoreError: the content has another form; the error names the field, what it has and what is
+            expected. The kind is "schema" if another version of hopsgpu wrote it, else "damaged".
+    """
+    try:
+        if len(content) > LARGEST_RECORD:
+            raise ValueError(f"it has more than {LARGEST_RECORD} bytes")
+        fields = loads(content)
+        if not isinstance(fields, dict) or "schema" not in fields:
+            raise ValueError("it is no object with a schema")
+        schema = fields["schema"]
+        if schema != SCHEMA:
+            raise StoreError(
+                f"{url} was written by another version of hopsgpu: it has schema"
+                f" {schema!r:.99}, and this version reads schema {SCHEMA}; {_LOGS}",
+                kind=OTHER_SCHEMA,
+            )
+        record = _CODEC.decode(RunRecord, fields)
+        _check(record)
+    except ValueError as error:
+        raise StoreError(
+            f"{url} is not a record of a run: {error}; {_LOGS}", kind=DAMAGED
+        ) from error
+    return record
+
+
+def _check(record: RunRecord) -> None:
+    """Check what depends on several values.
+
+    Raises:
+        MisfitError: the record contradicts itself.
+    """
+    if record.state not in _STATES:
+        raise MisfitError("state", record.state, f"one of {', '.join(sorted(_STATES))}")
+    if record.has_ended and record.reason is None:
+        raise MisfitError("reason", None, f"the reason of a run that is {record.state}")
+    times = [point.time for point in record.use]
+    if not times or times != sorted(times):
+        raise MisfitError("use", times, "points in the order of their times, at least one")
+    if record.gpus > _MOST_GPUS:
+        raise MisfitError("executors", record.executors, f"at most {_MOST_GPUS} GPUs in all")
+    score = record.score
+    if score is not None:
+        without = sum(part.rows for part in score.failed_parts)
+        if score.scored + without > score.rows:
+            raise MisfitError("score.scored", score.scored, f"at most {score.rows} rows in all")

@@ -1,0 +1,611 @@
+"""What people want to know about a run, a search or a score, computed from its record. Pure.
+
+The command line and the web pages render these values. A new fact about a run belongs into
+`_facts`: both show it then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hopsgpu.artifacts.run_logs import Log, log_of
+from hopsgpu.artifacts.runs import StoredRun
+from hopsgpu.core.formats import duration, local_time, size
+from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.run_record import (
+    LOST,
+    DataRecord,
+    EnvironmentRecord,
+    RankRecord,
+    RunRecord,
+    ScoreRecord,
+    SearchRecord,
+)
+from hopsgpu.core.run_values import WorldReport
+from hopsgpu.core.scores import FailedPart
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport, finite_value
+from hopsgpu.core.waits import Wait
+from hopsgpu.display import phrases, search_phrases
+from hopsgpu.display.picture import Point, how_ended
+from hopsgpu.units import count_of
+
+# Tones of a fact; a renderer chooses the colours.
+GOOD, BAD, WARNING, STRONG, PLAIN = "good", "bad", "warning", "strong", ""
+TONES = {"succeeded": GOOD, COMPLETE: GOOD, "failed": BAD, LOST: BAD, "unreadable": BAD}
+TONES |= {"cancelled": WARNING, PRUNED: WARNING}
+STOPPED = "stopped"
+_TRACEBACK = "Traceback (most recent call last)"
+_WHOLE_LOG = "whole log: "
+_LONGEST = 200
+_YARN_ID = re.compile(r"application_\d+_\d+")
+
+
+@dataclass(frozen=True)
+class RunFact:
+    """A fact about a run.
+
+    Attributes:
+        name: its name.
+        text: its value, with the unit.
+        tone: GOOD, BAD, WARNING, STRONG or PLAIN.
+        url: a page that says more; "" for none.
+    """
+
+    name: str
+    text: str
+    tone: str = PLAIN
+    url: str = ""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in a list.
+
+    Attributes:
+        run_id: its id.
+        state: its state, "lost", or "unreadable".
+        root: key of the root that it is below, on pages.
+        state_before: the last recorded state of a run that is lost; else "".
+        is_running: whether its driver is working.
+        problem: why its record cannot be read, or "".
+        problem_kind: kind of the problem, as of a StoreError.
+        name: its name.
+        user: user who submitted it.
+        queue: YARN's queue, or "".
+        application: YARN's id of its application.
+        requested: when it began, in seconds since the epoch; or None.
+        took: seconds until its end or until now; or None.
+        ranks: its world size, or the smallest and the largest.
+        gpus: its GPUs.
+        gang: ranks and GPUs in words.
+        model: name and number of the version that it published, or "".
+        error: first line of its error, or "".
+        waiting_for: what it waits for, or "".
+        kind: "gang", "search" or "score".
+    """
+
+    run_id: str
+    state: str
+    root: str = ""
+    state_before: str = ""
+    is_running: bool = False
+    problem: str = ""
+    problem_kind: str = ""
+    name: str = ""
+    user: str = ""
+    queue: str = ""
+    application: str = ""
+    requested: float | None = None
+    took: float | None = None
+    ranks: str = ""
+    gpus: int = 0
+    gang: str = ""
+    model: str = ""
+    error: str = ""
+    waiting_for: str = ""
+    kind: str = "gang"
+
+
+def summary_of(run: StoredRun, now: float, root: str = "") -> RunSummary:
+    """Return a run as lists show it.
+
+    Args:
+        run: the run.
+        now: seconds since the epoch.
+        root: key of the root that it is below, on pages.
+    """
+    record, state = run.record, run.state_at(now)
+    if record is None:
+        return RunSummary(run.run_id, state, root, problem=run.problem, problem_kind=run.kind)
+    spec = record.spec
+    least = "" if spec.least_workers is None else f"{spec.least_workers}-"
+    return RunSummary(
+        run_id=run.run_id,
+        state=state,
+        root=root,
+        state_before="" if state == record.state else record.state,
+        is_running=record.is_running(now),
+        name=record.name,
+        user=record.user,
+        queue=record.queue,
+        application=record.application,
+        requested=record.timeline.requested,
+        took=record.seconds_taken(now),
+        ranks=f"{least}{spec.workers}",
+        gpus=record.gpus,
+        gang=_gang(record),
+        model=" ".join(model_of(record.model)),
+        error=(record.error or "").partition("\n")[0],
+        waiting_for=record.waiting_for if record.is_running(now) else "",
+        kind=record.kind,
+    )
+
+
+def newest(rows: Sequence[RunSummary], most: int) -> Sequence[RunSummary]:
+    """Return at most so many runs of several roots, the newest first."""
+    return sorted(rows, key=lambda row: (row.requested or 0.0, row.run_id), reverse=True)[:most]
+
+
+def model_of(url: str | None) -> tuple[str, ...]:
+    """Return the name and the number of a version from its URL; nothing for None."""
+    parts = (url or "").rsplit("/", 2)
+    return tuple(parts[1:]) if len(parts) == 3 else ()
+
+
+def _gang(record: RunRecord) -> str:
+    spec, gpus = record.spec, count_of(record.gpus, "GPU")
+    if spec.least_workers is None:
+        return f"{count_of(spec.workers, 'rank')}, {gpus}"
+    return f"{phrases.sizes((spec.least_workers, spec.workers))}, at most {gpus}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error that ended a run.
+
+    Attributes:
+        whole: all of it.
+        traceback: the user's traceback; "" if there is none.
+        words: the rest: which rank failed, where, and how.
+        rank: the rank that failed first, or None.
+    """
+
+    whole: str
+    traceback: str
+    words: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a run.
+
+    Attributes:
+        name: "waited", "trained", ….
+        seconds: its duration.
+        begin: where it begins, as a share in [0, 1] of the whole time.
+        share: its share.
+    """
+
+    name: str
+    seconds: float
+    begin: float
+    share: float
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """A rank.
+
+    Attributes:
+        rank: its number.
+        role: "worker" or "ps".
+        host: the node.
+        pid: pid of its process.
+        gpus: UUIDs, abbreviated.
+        exit: exit code or signal, "runs", "lost", or "-" if nobody knows.
+        ended: how it ended, in words.
+        is_bad: whether it failed.
+        gpu_use: mean utilisation in [0, 1]; or None.
+        now_use: last sampled utilisation in [0, 1] of a rank that runs; or None.
+        memory: peak bytes of the host's memory; or None.
+        reported: last reported values.
+        log: its log in the last attempt; or None.
+    """
+
+    rank: int
+    role: str
+    host: str
+    pid: int
+    gpus: str
+    exit: str
+    ended: str
+    is_bad: bool
+    gpu_use: float | None
+    now_use: float | None
+    memory: int | None
+    reported: str
+    log: Log | None
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """A trial.
+
+    Attributes:
+        number: its number.
+        state: its state; "stopped" or "lost" if the search ended before it.
+        value: its metric in words, or "".
+        took: how long it took or has run, in words.
+        tries: how often it was started.
+        host: hosts of its ranks.
+        gpu: GPUs of its ranks.
+        params: its parameters.
+        why: why it failed or was pruned, or "".
+        ended: when it ended, in seconds since the epoch; None while it runs.
+        is_best: whether it is the best one.
+    """
+
+    number: int
+    state: str
+    value: str
+    took: str
+    tries: int
+    host: str
+    gpu: str
+    params: str
+    why: str
+    ended: float | None
+    is_best: bool
+
+
+@dataclass(frozen=True)
+class SearchView:
+    """A search.
+
+    Attributes:
+        facts: what it optimises and how, how many trials ended how, and the best one.
+        trials: those that run, then the best ones, then those that ended last without a value.
+        curve: best value so far by the number of ended trials.
+    """
+
+    facts: tuple[RunFact, ...]
+    trials: tuple[TrialRow, ...]
+    curve: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class FailedPartRow:
+    """Rows that a score left out.
+
+    Attributes:
+        place: which rows, and where they are.
+        tries: how often they were tried.
+        why: the line of the last error that names the exception.
+    """
+
+    place: str
+    tries: int
+    why: str
+
+
+@dataclass(frozen=True)
+class ScoreView:
+    """A score.
+
+    Attributes:
+        facts: its rows, parts, model and output.
+        share: share of the rows that are on the lake, in [0, 1].
+        failed: parts that were left out.
+    """
+
+    facts: tuple[RunFact, ...]
+    share: float
+    failed: tuple[FailedPartRow, ...]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run.
+
+    Attributes:
+        summary: the run in a list.
+        facts: facts in the order in which people want them.
+        failure: the error that ended it, or None.
+        warnings: what a person should know.
+        phases: its phases so far.
+        waits: what it waited for, over time.
+        worlds: the worlds of an elastic gang.
+        spent: facts about the time of the run and of its GPUs.
+        ranks: the ranks that have started; none for a search or a score.
+        logs: all logs that the record lists, with their bytes.
+        model: name and number of the version that it published; or nothing.
+        search: the search; or None.
+        score: the score; or None.
+    """
+
+    summary: RunSummary
+    facts: tuple[RunFact, ...]
+    failure: Failure | None
+    warnings: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    waits: tuple[Wait, ...]
+    worlds: tuple[WorldReport, ...]
+    spent: tuple[RunFact, ...]
+    ranks: tuple[RankRow, ...]
+    logs: tuple[tuple[Log, int], ...]
+    model: tuple[str, ...]
+    search: SearchView | None
+    score: ScoreView | None
+
+
+def run_view(
+    record: RunRecord, url: str, now: float, root: str = "", resource_manager: str = ""
+) -> RunView:
+    """Return what people want to know about a run.
+
+    Args:
+        record: its record.
+        url: URL of its directory.
+        now: seconds since the epoch.
+        root: key of the root that it is below, on pages.
+        resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
+    """
+    summary = summary_of(StoredRun(record.run_id, record), now, root)
+    logs = {log: size for name, size in record.logs.items() if (log := log_of(name))}
+    ranks = record.ranks if record.kind == "gang" else ()
+    return RunView(
+        summary=summary,
+        facts=tuple(_facts(record, summary, url, resource_manager.rstrip("/"))),
+        failure=None if record.error is None else failure_of(record.error),
+        warnings=record.warnings,
+        phases=tuple(_phases(record, now)),
+        waits=record.waits,
+        worlds=record.worlds,
+        spent=tuple(_spent(record)),
+        ranks=tuple(_rank_row(rank, record, logs, now) for rank in ranks),
+        logs=tuple(sorted(logs.items())),
+        model=model_of(record.model),
+        search=None if record.search is None else _search_view(record.search, record, now),
+        score=None
+        if record.score is None
+        else _score_view(record.score, is_running=record.is_running(now)),
+    )
+
+
+def _facts(
+    record: RunRecord, summary: RunSummary, url: str, resource_manager: str
+) -> Iterator[RunFact]:
+    state = summary.state
+    before = f" (was {summary.state_before})" if summary.state_before else ""
+    pages = resource_manager if _YARN_ID.fullmatch(record.application) else ""
+    application = f"{pages}/cluster/app/{record.application}" if pages else ""
+    yield RunFact("run", record.run_id)
+    yield RunFact("state", f"{state}{before}", TONES.get(state, STRONG))
+    yield RunFact("user", record.user)
+    yield RunFact("application", record.application or "-", url=application)
+    yield RunFact("queue", record.queue or "-", url=f"{pages}/cluster/scheduler" if pages else "")
+    yield RunFact("requested", local_time(summary.requested))
+    yield RunFact("took", duration(summary.took))
+    if record.kind == "gang":
+        if not record.worlds:
+            yield RunFact("attempt", str(record.attempt))
+        yield RunFact("gang", summary.gang)
+    yield RunFact("model", record.model or "-")
+    yield RunFact("directory", url)
+    yield RunFact("environment", _environment(record.environment))
+    if summary.waiting_for:
+        yield RunFact("waits for", summary.waiting_for)
+    for name, data in (record.data or {}).items():
+        yield RunFact(name if name == "data" else f"data {name}", _data(data))
+    if record.left_out:
+        counts = ", ".join(f"{count:,} {name}" for name, count in record.left_out.items())
+        yield RunFact("left out", f"{counts}: the record would be larger than 1 MiB", WARNING)
+
+
+def _environment(environment: EnvironmentRecord) -> str:
+    names = ("hopsgpu", "python", "spark", "hadoop")
+    versions = ", ".join(f"{name} {getattr(environment, name) or '-'}" for name in names)
+    host = environment.driver.get("host")
+    return f"{versions} on {host}" if host else versions
+
+
+def _data(data: DataRecord) -> str:
+    removed = "" if data.kept else ", removed at the end of the run"
+    return f"{count_of(data.rows, 'row')}, {size(data.bytes)} of {data.url}{removed}"
+
+
+def _spent(record: RunRecord) -> Iterator[RunFact]:
+    if phases := phrases.phase_durations(record.timeline):
+        yield RunFact("time", ", ".join(phases))
+    if record.gpu_seconds.held:
+        yield RunFact("GPU seconds", ", ".join(phrases.spent(record.gpu_seconds)))
+        if loss := largest_loss(record.gpu_seconds):
+            yield RunFact("largest loss", loss)
+
+
+def failure_of(error: str) -> Failure:
+    """Return an error with the user's traceback apart from the other words."""
+    lines = error.splitlines()
+    first = next((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), None)
+    ends = (n for n, line in enumerate(lines) if line.startswith(_WHOLE_LOG))
+    last = next((n for n in ends if first is not None and n > first), len(lines))
+    words = lines if first is None else lines[:first] + lines[last:]
+    found = words[0].split(" ", 2) if words else []
+    has_rank = len(found) > 1 and found[0] == "rank" and found[1].isdecimal() and len(found[1]) < 10
+    return Failure(
+        error,
+        "" if first is None else "\n".join(lines[first:last]),
+        "\n".join(words),
+        int(found[1]) if has_rank else None,
+    )
+
+
+def _phases(record: RunRecord, now: float) -> Iterator[Phase]:
+    """Yield the phases that have ended, and the present one of a run that is active."""
+    phases = list(record.timeline.phases())
+    took = record.seconds_taken(now)
+    passed = sum(seconds for _, seconds in phases)
+    if record.is_running(now) and took is not None and took > passed:
+        phases.append((f"{phrases.state(record.state)} now", took - passed))
+    whole = sum(seconds for _, seconds in phases)
+    begin = 0.0
+    for name, seconds in phases:
+        share = seconds / whole if whole else 0.0
+        yield Phase(name, seconds, begin, share)
+        begin += share
+
+
+def _rank_row(rank: RankRecord, record: RunRecord, logs: Mapping[Log, int], now: float) -> RankRow:
+    number = rank.rank
+    last = record.metrics[number] if number < len(record.metrics) else {}
+    sampled = [use for name, use in last.items() if _is_utilisation(name) and 0.0 <= use <= 1.0]
+    if rank.has_ended:
+        code, ended = str(rank.signal or rank.exit_code), how_ended(rank)
+    else:
+        code = LOST if record.has_ended else "runs" if record.is_running(now) else "-"
+        ended = STOPPED if rank.stopped else code
+    return RankRow(
+        rank=number,
+        role=rank.role,
+        host=rank.host,
+        pid=rank.pid,
+        gpus=", ".join(map(phrases.uuid, rank.gpus)),
+        exit=code,
+        ended=ended,
+        is_bad=rank.has_ended and rank.exit_code != 0 and not rank.stopped,
+        gpu_use=rank.gpu_utilisation,
+        now_use=sum(sampled) / len(sampled) if sampled and not rank.has_ended else None,
+        memory=rank.peak_memory,
+        reported=reported_text(last),
+        log=max((log for log in logs if log.rank == number), default=None),
+    )
+
+
+def _is_utilisation(name: str) -> bool:
+    return name.startswith("gpu.") and name.endswith(".utilisation")
+
+
+def reported_text(metrics: Mapping[str, object]) -> str:
+    """Return reported values as text, without samples of GPUs."""
+    return ", ".join(
+        f"{name}={f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in metrics.items()
+        if not name.startswith("gpu.")
+    )
+
+
+def _search_view(search: SearchRecord, record: RunRecord, now: float) -> SearchView:
+    is_minimized = search.direction == "minimize"
+    ended = sorted((t for t in search.trials if t.state != RUNNING), key=lambda t: t.ended or 0.0)
+    interrupted = "" if record.is_running(now) else STOPPED if record.has_ended else LOST
+    best = None if search.best is None else search.best.number
+    return SearchView(
+        facts=tuple(_search_facts(search, record.left_out)),
+        trials=tuple(
+            _trial_row(trial, best, interrupted, now)
+            for trial in _in_order(search.trials, ended, is_minimized=is_minimized)
+        ),
+        curve=tuple(_curve(ended, is_minimized=is_minimized)),
+    )
+
+
+def _search_facts(search: SearchRecord, left_out: Mapping[str, int]) -> Iterator[RunFact]:
+    states = Counter(trial.state for trial in search.trials)
+    states.update({name: left_out.get(f"{name} trials", 0) for name in (COMPLETE, PRUNED, FAILED)})
+    gpus = search.gpus_per_trial
+    each = count_of(int(gpus), "GPU") if gpus == int(gpus) else f"{gpus:g} of a GPU"
+    ranks = count_of(search.workers_per_trial, "rank")
+    goal = f"{search.direction} {search.metric or 'the value'}"
+    yield RunFact("search", f"{goal}, by {search.sampler} and {search.pruner}")
+    yield RunFact("trials", search_phrases.count_phrase(search.trials_wanted, states))
+    yield RunFact("at a time", f"at most {search.max_concurrent}, each of {ranks} with {each}")
+    if search.best is not None:
+        value = search_phrases.number(search.best.value)
+        params = search_phrases.shortened(search.best.params, _LONGEST)
+        yield RunFact("best", f"trial {search.best.number}: {value} with {params}", GOOD)
+
+
+def _in_order(
+    trials: Sequence[TrialReport], ended: Sequence[TrialReport], *, is_minimized: bool
+) -> list[TrialReport]:
+    sign = 1.0 if is_minimized else -1.0
+    running = [trial for trial in trials if trial.state == RUNNING]
+    valued = [
+        trial for trial in ended if trial.state == COMPLETE and finite_value(trial) is not None
+    ]
+    valued.sort(key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    numbers = {trial.number for trial in valued}
+    return [*running, *valued, *(t for t in reversed(ended) if t.number not in numbers)]
+
+
+def _trial_row(trial: TrialReport, best: int | None, interrupted: str, now: float) -> TrialRow:
+    state, took = trial.state, trial.duration
+    if state == RUNNING and interrupted:
+        state = interrupted
+    elif state == RUNNING and trial.started is not None:
+        took = max(now - trial.started, 0.0)
+    return TrialRow(
+        number=trial.number,
+        state=state,
+        value="" if trial.state == FAILED else search_phrases.measure(trial),
+        took=duration(took),
+        tries=trial.tries,
+        host=trial.host,
+        gpu=search_phrases.gpus(trial.gpu),
+        params=search_phrases.shortened(trial.params, _LONGEST),
+        why=search_phrases.why(trial) if trial.state in (FAILED, PRUNED) else "",
+        ended=None if trial.state == RUNNING else trial.ended or 0.0,
+        is_best=trial.number == best,
+    )
+
+
+def _curve(ended: Sequence[TrialReport], *, is_minimized: bool) -> Iterator[Point]:
+    best: float | None = None
+    for number, trial in enumerate(ended, 1):
+        value = finite_value(trial) if trial.state == COMPLETE else None
+        if value is not None and (best is None or (value < best if is_minimized else value > best)):
+            best = value
+        if best is not None:
+            yield float(number), best
+
+
+def _score_view(score: ScoreRecord, *, is_running: bool) -> ScoreView:
+    return ScoreView(
+        facts=tuple(_score_facts(score, is_running)),
+        share=min(score.scored / score.rows, 1.0) if score.rows else 0.0,
+        failed=tuple(_failed_part_row(part) for part in score.failed_parts),
+    )
+
+
+def _score_facts(score: ScoreRecord, is_running: bool) -> Iterator[RunFact]:
+    texts = [f"{score.scored:,} of {score.rows:,} are on the lake"]
+    if is_running and score.rate is not None:
+        texts.append(f"{score.rate:,.0f} rows/s")
+    if is_running and score.seconds_left is not None:
+        texts.append(f"{phrases.seconds(score.seconds_left)} left")
+    yield RunFact("rows", "; ".join(texts))
+    yield RunFact("parts", f"{score.done:,} of {score.parts:,}")
+    if score.failed_parts:
+        yield RunFact("failed", count_of(len(score.failed_parts), "part"), BAD)
+    if score.model is not None:
+        yield RunFact("scored with", score.model)
+    gpus = score.gpus_per_worker
+    executors = count_of(score.max_concurrent, "executor")
+    each = count_of(gpus, "GPU") if gpus else "CPUs"
+    yield RunFact("at a time", f"at most {executors}, each with {each}")
+    if score.is_complete:
+        yield RunFact("output", score.output, GOOD)
+    else:
+        kept = f"; parts are in {score.kept_in}" if score.kept_in else ""
+        yield RunFact("output", f"{score.output} is not there yet{kept}")
+
+
+def _failed_part_row(part: FailedPart) -> FailedPartRow:
+    lines = [line for line in part.error.splitlines() if line.strip()]
+    first = next((n for n, line in enumerate(lines) if line.startswith(_TRACEBACK)), 0)
+    ends = (n for n, line in enumerate(lines) if n > first and not line.startswith(" "))
+    return FailedPartRow(part.place, part.tries, lines[next(ends, 0)][:_LONGEST] if lines else "")

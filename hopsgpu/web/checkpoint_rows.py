@@ -1,0 +1,46 @@
+"""The checkpoints of a run as a page shows them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hopsgpu.artifacts.checkpoints import CheckpointShard, complete_shards, metric_shard
+from hopsgpu.artifacts.saving_ranks import SavingRank
+
+_MOST_STEPS = 100
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A step that was saved.
+
+    Attributes:
+        step: the step.
+        is_complete: whether all ranks that save have saved it.
+        ranks: number of ranks that have.
+        metric: the metric that it was saved with; or None.
+    """
+
+    step: int
+    is_complete: bool
+    ranks: int
+    metric: float | None
+
+
+def checkpoint_rows(
+    shards: Mapping[int, frozenset[CheckpointShard]], announced: frozenset[SavingRank]
+) -> Sequence[CheckpointRow]:
+    """Return the latest steps of a run's checkpoints, the latest first.
+
+    Args:
+        shards: the complete shards by step.
+        announced: the ranks that announced that they save.
+    """
+    whole = complete_shards(shards, announced)
+    rows = []
+    for step in sorted(shards, reverse=True)[:_MOST_STEPS]:
+        saved = whole.get(step) or shards[step]
+        metric = metric_shard(saved).metric if saved else None
+        rows.append(CheckpointRow(step, step in whole, len({p.rank for p in saved}), metric))
+    return rows
