@@ -18,9 +18,9 @@ from hopsgpu.core.run_record import EnvironmentRecord, RankRecord, RunRecord
 from hopsgpu.core.spec import redacted
 from hopsgpu.core.waits import Wait, noted
 from hopsgpu.errors import StoreError
-from hopsgpu.runs import run_record
+from hopsgpu.runs import run_details
 from hopsgpu.runs.active_run import ActiveRun
-from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.status_board import StatusBoard
 from hopsgpu.storage.background import Work
 from hopsgpu.storage.lake import LakePath
@@ -163,8 +163,8 @@ class Recording:
         )
 
         def write() -> None:
-            environment = run_record.environment(application)
-            run_record.write(self._directory, replace(record, environment=environment))
+            environment = run_details.environment(application)
+            run_details.write(self._directory, replace(record, environment=environment))
 
         return write
 

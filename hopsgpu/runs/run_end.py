@@ -10,7 +10,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
-from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.status_board import StatusBoard
 
 log = logging.getLogger(__name__)

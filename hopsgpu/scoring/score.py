@@ -28,8 +28,8 @@ from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run import Handle
+from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.run_end import run_to_end
-from hopsgpu.runs.run_record import RunDetails
 from hopsgpu.scoring.part_scorer import ScoreTask
 from hopsgpu.scoring.score_board import ScoreBoard
 from hopsgpu.scoring.score_loop import WORKERS, Scoring

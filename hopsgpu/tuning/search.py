@@ -22,8 +22,8 @@ from hopsgpu.launcher.running import refuse_running
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run import Handle
+from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.run_end import KEEP_SECONDS, run_to_end
-from hopsgpu.runs.run_record import RunDetails
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.search_board import SearchBoard

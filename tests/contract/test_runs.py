@@ -18,7 +18,7 @@ from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.cli.main import main
 from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
-from hopsgpu.runs.run_record import write
+from hopsgpu.runs.run_details import write
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import record_of
 

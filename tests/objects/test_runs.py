@@ -8,7 +8,7 @@ from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
-from hopsgpu.runs.run_record import write
+from hopsgpu.runs.run_details import write
 from hopsgpu.storage.lake import LakePath
 from tests.contract import test_runs
 from tests.objects.contracts import contracts_of

@@ -26,7 +26,7 @@ from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
-from hopsgpu.runs.run_record import RunDetails
+from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath

@@ -20,8 +20,8 @@ from hopsgpu.errors import Cancelled, GangTimeout, HopsGpuError
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.run_end import run_to_end
-from hopsgpu.runs.run_record import RunDetails
 from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.background import Background
 

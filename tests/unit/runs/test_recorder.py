@@ -22,7 +22,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.runs import recorder as recording_module
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
-from hopsgpu.runs.run_record import RunDetails, packages, write
+from hopsgpu.runs.run_details import RunDetails, packages, write
 from hopsgpu.runs.status_board import Board
 from hopsgpu.storage.background import Background, Work
 from hopsgpu.storage.lake import LakePath
