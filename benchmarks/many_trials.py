@@ -28,6 +28,7 @@ from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import GangExecutor, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import search_progress_of
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.runs.active_run import ActiveRun
@@ -35,9 +36,8 @@ from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.journal import Journal
 from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
-from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.search_board import SearchBoard
-from hopsgpu.tuning.search_loop import Searching
+from hopsgpu.tuning.search_loop import SearchLoop
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions
 
 EXECUTORS = 256
@@ -99,7 +99,7 @@ def _drive(results: Connection, executors: int, trials: int) -> None:
 def _search(
     server: ControlServer, directory: Path, executors: int, trials: int, bring: Any
 ) -> dict[str, float]:
-    terms, shape = SearchTerms(trials, executors), ExecutorShape(1, 0, 0, 1024)
+    terms, shape = PlacementTerms(trials, executors), ExecutorShape(1, 0, 0, 1024)
     given = _arguments(terms)
     run = LakePath(f"file://{directory}/run")
     run.make()
@@ -111,14 +111,14 @@ def _search(
     study = open_study(journal, "simulated", "minimize", given.sampler, given.pruner)
     cancelled = threading.Event()
     request = Request("simulated", replace(plan, executors=executors), cancelled, board)
-    asker = SamplerThread(study, given.options.space, lambda: searching.wake())
+    asker = SamplerThread(study, given.options.space, lambda: loop.on_sampler_news())
     background = Background("simulated")
     active = ActiveRun(plan, given.application, board, cancelled, background)
-    searching = Searching(given, active, asker, journal, 0)
+    loop = SearchLoop(given, active, asker, journal, 0, None)
     asker.start()
     board.state(GangState.WAITING)
     cpu, began = time.process_time(), time.monotonic()
-    searching.run(_Simulated(request, server, bring), None)
+    loop.run(_Simulated(request, server, bring))
     took = time.monotonic() - began
     used = time.process_time() - cpu
     asker.close(60)
@@ -129,15 +129,15 @@ def _search(
     return {"seconds": took, "share": used / took, "memory": resident}
 
 
-def _arguments(terms: SearchTerms) -> SearchArguments:
+def _arguments(terms: PlacementTerms) -> SearchArguments:
     return SearchArguments(
         terms=terms,
         spec=GangSpec("simulated", gpus=GpuRequest(0), memory_per_worker=2**30),
         options=SearchOptions(
             train_fn=measure,
             space={"x": optuna.distributions.FloatDistribution(0, 1)},
-            trials=terms.trials,
-            max_concurrent=terms.most,
+            trials=terms.items,
+            max_concurrent=terms.max_running,
         ),
         sampler=optuna.samplers.RandomSampler(seed=1),
         pruner=optuna.pruners.NopPruner(),

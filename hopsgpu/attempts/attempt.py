@@ -87,7 +87,7 @@ class AttemptListener:
         """
 
     def checkpoint_agreed(self, step: int) -> None:
-        """Handle that all ranks save a checkpoint as `Training.request_checkpoint` asked.
+        """Handle that all ranks save a checkpoint as `AttemptRunner.request_checkpoint` asked.
 
         Args:
             step: the step at which `should_checkpoint` is true in all ranks; if they do not ask
@@ -120,7 +120,7 @@ class AttemptListener:
 
 
 @dataclass
-class Trained:
+class AttemptResult:
     """What the ranks of an attempt left.
 
     Attributes:
@@ -132,11 +132,11 @@ class Trained:
     conclusion: Conclusion | None = None
 
 
-class Training:
-    """Drives the agents through one attempt; use `train_on`.
+class AttemptRunner:
+    """Drives the agents through one attempt; use `open_attempt`.
 
     Attributes:
-        trained: the results so far.
+        result: the results so far.
         drops_saves: whether its ranks, when they are stopped, abandon what is not on the lake yet.
         rendezvous: where the ranks meet, once it is known.
     """
@@ -169,7 +169,7 @@ class Training:
         self._idle_end: IdleEnd | None = None
         self._idle_at = float("-inf")
         self._tokens = TokenSender(allocation, call.run_id, listener.warn)
-        self.trained = Trained()
+        self.result = AttemptResult()
         self.rendezvous: Rendezvous | None = None
         self._pending_logged_at = time.monotonic()
         self._is_checkpoint_wanted = threading.Event()
@@ -178,7 +178,7 @@ class Training:
         self._agreed: AgreedCheckpoint | None = None
         listener.placed(self._ranks)
 
-    def run(self, known: Rendezvous | None = None) -> Trained:
+    def run(self, known: Rendezvous | None = None) -> AttemptResult:
         """Start all ranks, wait for all, and stop them at the first failure.
 
         Args:
@@ -204,7 +204,7 @@ class Training:
         )
         if isinstance(rendezvous, RendezvousFailure):
             self._conclude_without_rendezvous(rendezvous)
-            return self.trained
+            return self.result
         self.rendezvous = rendezvous
         try:
             self._tokens.look()
@@ -217,12 +217,12 @@ class Training:
         if self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled; its ranks were stopped")
         self._conclude()
-        return self.trained
+        return self.result
 
     @property
     def has_returned(self) -> bool:
         """Return whether all workers have returned."""
-        return len(self.trained.values) == self._world.size
+        return len(self.result.values) == self._world.size
 
     def request_checkpoint(self) -> None:
         """Ask all ranks to save a checkpoint at the same step soon; callable from any thread.
@@ -536,7 +536,7 @@ class Training:
         for text in (*self._outputs.warnings(rank), *odd_end(end)):
             self._listener.warn(text)
         if end.has_returned and rank < self._world.size:
-            self.trained.values[rank] = value_of(message)
+            self.result.values[rank] = value_of(message)
         if is_first_failure:
             log.info(
                 "%s: first failure: rank %d on %s (%s)",
@@ -573,7 +573,7 @@ class Training:
         )
         self._drop(failed.silent)
         suspect = None if failed.avoid.is_any else failed.failure.host
-        self.trained.conclusion = Conclusion(
+        self.result.conclusion = Conclusion(
             failed.failure,
             Fault.INFRASTRUCTURE,
             failed.avoid,
@@ -595,7 +595,7 @@ class Training:
         )
         if conclusion is not None:
             self._outputs.keep_agent_logs()
-            self.trained.conclusion = conclusion
+            self.result.conclusion = conclusion
             log.info(
                 "%s: attempt %d failed: rank %s on %s failed first; fault: %s",
                 self._call.run_id,
@@ -608,9 +608,9 @@ class Training:
             # The others were stopped as successful; only the chief has a value.
             none = Value(pickle.dumps(None))
             for rank in range(self._world.size):
-                self.trained.values.setdefault(rank, none)
-        elif len(self.trained.values) != self._world.size:
-            missing = sorted(set(range(self._world.size)) - self.trained.values.keys())
+                self.result.values.setdefault(rank, none)
+        elif len(self.result.values) != self._world.size:
+            missing = sorted(set(range(self._world.size)) - self.result.values.keys())
             raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
 
     def _reason(self, host: str) -> str:
@@ -619,7 +619,7 @@ class Training:
 
 
 @contextlib.contextmanager
-def train_on(
+def open_attempt(
     allocation: GangAllocation,
     world: World,
     call: Call,
@@ -627,8 +627,8 @@ def train_on(
     listener: AttemptListener,
     cancelled: threading.Event,
     bounds: WatchBounds = WatchBounds(),  # noqa: B008 - frozen
-) -> Iterator[Training]:
-    """Provide the `Training` of one attempt; on exit, discard its output unless taken over.
+) -> Iterator[AttemptRunner]:
+    """Provide the `AttemptRunner` of one attempt; on exit, discard its output unless taken over.
 
     Args:
         allocation: the gang.
@@ -650,4 +650,4 @@ def train_on(
         allocation.server.subscribe(call.run_id, keys, call.attempt) as agents,
         Outputs(world, show) as outputs,
     ):
-        yield Training(allocation, agents, world, call, outputs, listener, cancelled, bounds)
+        yield AttemptRunner(allocation, agents, world, call, outputs, listener, cancelled, bounds)

@@ -17,7 +17,7 @@ from typing import Any
 from hopsgpu.artifacts.checkpoint_positions import latest_positions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.manifest import VersionDescription
-from hopsgpu.attempts.attempt import AttemptListener, Trained, Training, train_on
+from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunner, open_attempt
 from hopsgpu.attempts.outcome import Conclusion
 from hopsgpu.attempts.publisher import check_writable, discard
 from hopsgpu.attempts.rank_call import Call, script_name
@@ -118,7 +118,7 @@ class Execution(ABC):
         self._board = active.board
         self._cancelled = active.cancelled
         self._directory = active.directory()
-        self._trained = Trained()
+        self._trained = AttemptResult()
         self._values: tuple[Any, ...] = ()
         self._avoid = Exclusions()
         self._suspects: list[str] = []
@@ -183,7 +183,7 @@ class Execution(ABC):
         recording: Recording,
         listener: AttemptListener,
         stopped: threading.Event,
-        begun: Callable[[Training], None] = lambda _: None,
+        begun: Callable[[AttemptRunner], None] = lambda _: None,
     ) -> Conclusion | None:
         """Make one attempt; return why it failed, or None.
 
@@ -203,7 +203,7 @@ class Execution(ABC):
         world = assign_ranks(
             allocation.containers, self._plan.ranks_per_executor, spec.parameter_servers
         )
-        with train_on(
+        with open_attempt(
             allocation,
             world,
             self._call(world.size),
@@ -212,7 +212,7 @@ class Execution(ABC):
             stopped,
             self._active.bounds,
         ) as training:
-            self._trained = training.trained
+            self._trained = training.result
             begun(training)
             log.info(
                 "%s: attempt %d starts %s on %s",
@@ -233,7 +233,7 @@ class Execution(ABC):
                 self._publish(training, allocation, spec.model)
         return conclusion
 
-    def _run(self, training: Training) -> None:
+    def _run(self, training: AttemptRunner) -> None:
         """Run the ranks of an attempt to their end."""
         training.run()
 
@@ -336,7 +336,7 @@ class Execution(ABC):
     def _models(self) -> str:
         return join_url(self._plan.paths["root"], "models")
 
-    def _publish(self, training: Training, allocation: GangAllocation, name: str) -> None:
+    def _publish(self, training: AttemptRunner, allocation: GangAllocation, name: str) -> None:
         publisher = training.publisher(name)
         left = publisher.left()
         idle = set() if self._keeps or not left else publisher.idle(left)

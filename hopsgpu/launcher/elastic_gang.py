@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from hopsgpu.attempts.attempt import AttemptListener, Training
+from hopsgpu.attempts.attempt import AttemptListener, AttemptRunner
 from hopsgpu.attempts.failures import EndedRank
 from hopsgpu.attempts.outcome import Conclusion
 from hopsgpu.attempts.publisher import EXECUTOR_LOST
@@ -134,7 +134,7 @@ class _World:
         self.conclusion: Conclusion | None = None
         self.error: BaseException | None = None
         self.how: WorldEnd | None = None
-        self.training: Training | None = None
+        self.training: AttemptRunner | None = None
         self._lock = threading.Lock()
         self._has_returned = False
 
@@ -339,7 +339,7 @@ class ElasticExecution(Execution):
     def _train(self, world: _World, gang: GangAllocation, recording: Recording) -> None:
         """Run a world to its end, in its own thread; tell the end."""
 
-        def begun(training: Training) -> None:
+        def begun(training: AttemptRunner) -> None:
             world.training = training
 
         listener: AttemptListener = _WorldListener(self._elastic, self._inbox)
@@ -353,7 +353,7 @@ class ElasticExecution(Execution):
         finally:
             self._inbox.put(world)
 
-    def _run(self, training: Training) -> None:
+    def _run(self, training: AttemptRunner) -> None:
         assert self._world is not None, "it runs this"
         try:
             training.run()
@@ -361,7 +361,7 @@ class ElasticExecution(Execution):
             # All may have returned before the order to stop arrived.
             if not training.has_returned:
                 raise
-        if training.trained.conclusion is None:
+        if training.result.conclusion is None:
             self._world.returned()
             self._inbox.put(_Returned())
         self._elastic.returned()

@@ -32,7 +32,7 @@ from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.run_end import run_to_end
 from hopsgpu.scoring.part_scorer import ScoreTask
 from hopsgpu.scoring.score_board import ScoreBoard
-from hopsgpu.scoring.score_loop import WORKERS, Scoring
+from hopsgpu.scoring.score_loop import WORKERS, ScoreLoop
 from hopsgpu.scoring.score_options import ScoreArguments, ScoreOptions, score_arguments
 from hopsgpu.scoring.score_plan import (
     EarlierPlan,
@@ -89,7 +89,7 @@ def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
     log.info(
         "%s: scores on at most %d executors with %d GPUs each",
         run_id,
-        arguments.terms.most,
+        arguments.terms.max_running,
         plan.shape.gpus,
     )
     cancelled = threading.Event()
@@ -264,7 +264,7 @@ class _Score:
         names = chosen_columns(source, options.columns, options.keep, options.shapes or {})
         if self._earlier is None:
             output = self._output.target.url
-            most = arguments.terms.most
+            most = arguments.terms.max_running
             return planned(source, names, model, arguments.code, output, most)
         plan = self._earlier.resumed(source, names, model)
         if plan.code != arguments.code:
@@ -302,14 +302,16 @@ class _Score:
             self._output.drafts.url,
         )
         function = arguments.function_with(task)
-        scoring = Scoring(arguments, run, plan, self._output, function, done, self._workers())
-        most = min(arguments.terms.most, len(plan.parts) - len(done))
+        loop = ScoreLoop(
+            arguments, run, plan, self._output, function, done, python_env, self._workers()
+        )
+        most = min(arguments.terms.max_running, len(plan.parts) - len(done))
         with (
-            scoring.keeping(),
+            loop.keeping(),
             arguments.application.allocate_elastic(request.of_executors(most)) as allocator,
         ):
             board.state(GangState.WAITING)
-            scoring.run(allocator, python_env)
+            loop.run(allocator)
 
     def _workers(self) -> int:
         """Return how many workers earlier runs of the score have numbered; their logs stay."""

@@ -8,8 +8,8 @@ from collections import deque
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.scores import FailedPart, ScoreStatus
 from hopsgpu.display.progress import ShieldedScore
-from hopsgpu.tuning.executors_board import ExecutorsBoard
-from hopsgpu.tuning.scheduler import SearchTerms
+from hopsgpu.executors.executors_board import ExecutorsBoard
+from hopsgpu.executors.item_placement import PlacementTerms
 
 # The time over which the rate is averaged, and after which there is one.
 _RATE_SECONDS = 30.0
@@ -26,7 +26,9 @@ class ScoreBoard(ExecutorsBoard):
         progress: the display.
     """
 
-    def __init__(self, run_id: str, terms: SearchTerms, gpus: int, progress: ShieldedScore) -> None:
+    def __init__(
+        self, run_id: str, terms: PlacementTerms, gpus: int, progress: ShieldedScore
+    ) -> None:
         super().__init__(run_id, terms, gpus, progress)
         self._progress = progress
         self._rows = self._parts = self._done = 0

@@ -19,6 +19,7 @@ from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
 from hopsgpu.display.progress import ShieldedScore, score_progress_of
 from hopsgpu.errors import ConfigError
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
 from hopsgpu.launcher.function_shipping import (
     check_callable,
@@ -32,7 +33,6 @@ from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.scoring.part_scorer import ScoreTask, score_parts
 from hopsgpu.storage.names import file_name
 from hopsgpu.storage.root import join_url
-from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.units import parse_duration
 
 # How often a part may fail.
@@ -110,7 +110,7 @@ class ScoreArguments(FunctionArguments):
     datasets: Datasets
     model: ModelVersion | None
     output: str | None
-    terms: SearchTerms
+    terms: PlacementTerms
     timeout: float | None
     code: str
     progress: ShieldedScore
@@ -172,7 +172,7 @@ def score_arguments(
         datasets=datasets,
         model=_model(options.model, application),
         output=_output(options.output, datasets, application),
-        terms=SearchTerms(0, options.max_concurrent, tries=TRIES, ahead=_AHEAD),
+        terms=PlacementTerms(0, options.max_concurrent, max_tries=TRIES, ahead=_AHEAD),
         timeout=timeout,
         code=code_digest(predict, function.modules),
         progress=progress,

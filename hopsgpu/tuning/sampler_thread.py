@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.executors.item_placement import ItemEnd
 from hopsgpu.tuning.journal import Journal
-from hopsgpu.tuning.scheduler import TrialEnd
 from hopsgpu.tuning.space import arguments_of
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ _TRIES = "hopsgpu.tries"
 # Attribute of the study: a digest of the code of its trials.
 _CODE = "hopsgpu.code"
 _STATES = {
-    TrialEnd.COMPLETE: optuna.trial.TrialState.COMPLETE,
-    TrialEnd.PRUNED: optuna.trial.TrialState.PRUNED,
-    TrialEnd.FAILED: optuna.trial.TrialState.FAIL,
+    ItemEnd.COMPLETE: optuna.trial.TrialState.COMPLETE,
+    ItemEnd.PRUNED: optuna.trial.TrialState.PRUNED,
+    ItemEnd.FAILED: optuna.trial.TrialState.FAIL,
 }
 # Largest number of reports that Optuna gets of one batch; it asks the pruner once per batch.
 _MOST_REPORTS = 100
@@ -208,7 +208,7 @@ class SamplerThread:
         self._put(work)
 
     def tell(
-        self, number: int, how: TrialEnd, value: float | None, about: Mapping[str, Any]
+        self, number: int, how: ItemEnd, value: float | None, about: Mapping[str, Any]
     ) -> None:
         """Record in Optuna how a trial ended.
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from hopsgpu.tuning.journal import Journal
     from hopsgpu.tuning.sampler_thread import SamplerThread
-    from hopsgpu.tuning.search_loop import Searching
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +82,8 @@ def run_search(arguments: SearchArguments, interrupted: threading.Event) -> Sear
     log.info(
         "%s: search of %d trials, at most %d at a time, on executors with %d GPUs",
         run_id,
-        arguments.terms.trials,
-        arguments.terms.most,
+        arguments.terms.items,
+        arguments.terms.max_running,
         plan.shape.gpus,
     )
     cancelled = threading.Event()
@@ -102,7 +101,7 @@ def _plan(arguments: SearchArguments, run_id: str) -> LaunchPlan:
         ConfigError, CapacityError: as `planner.plan_of` raises them.
     """
     terms = arguments.terms
-    least = terms.executors(terms.least) * terms.slots
+    least = terms.count_executors(terms.min_running) * terms.slots
     fitting = arguments.application.fit(replace(arguments.spec, workers=least))
     plan = plan_of(arguments, run_id)
     warnings = dict.fromkeys((*arguments.warnings, *fitting.warnings, *plan.warnings))
@@ -158,7 +157,7 @@ class _Search:
             note_code,
             open_study,
         )
-        from hopsgpu.tuning.search_loop import Searching
+        from hopsgpu.tuning.search_loop import SearchLoop
         from hopsgpu.tuning.search_record import reports_of
 
         arguments = self._arguments
@@ -179,17 +178,23 @@ class _Search:
                 f"the search {self._board.run_id!r} resumes after {count_of(ended, 'ended trial')}"
                 f"{other}; use another name= for a new search"
             )
-        sampler_thread = SamplerThread(study, arguments.options.space, lambda: searching.wake())
-        searching = Searching(arguments, self._active, sampler_thread, journal, ended)
+        space = arguments.options.space
+        sampler_thread = SamplerThread(study, space, lambda: loop.on_sampler_news())
         recording.put(GangState.REQUESTED.value)
         sampler_thread.start()
         try:
             with recording.watching():
-                self._on_executors(searching)
+                request = self._request()
+                loop = SearchLoop(
+                    arguments, self._active, sampler_thread, journal, ended, request.python_env
+                )
+                with arguments.application.allocate_elastic(request) as allocator:
+                    self._board.state(GangState.WAITING)
+                    loop.run(allocator)
         finally:
             self._conclude(sampler_thread, journal)
 
-    def _on_executors(self, searching: Searching) -> None:
+    def _request(self) -> Request:
         arguments, board, plan = self._arguments, self._board, self._active.plan
         cancelled = self._active.cancelled
         python_env = python_of(arguments.python_env, plan.paths["root"], board, cancelled)
@@ -203,10 +208,7 @@ class _Search:
             python_env=python_env,
             imports=imports,
         )
-        most = arguments.terms.executors(arguments.terms.most)
-        with arguments.application.allocate_elastic(request.of_executors(most)) as allocator:
-            board.state(GangState.WAITING)
-            searching.run(allocator, python_env)
+        return request.of_executors(arguments.terms.count_executors(arguments.terms.max_running))
 
     def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""

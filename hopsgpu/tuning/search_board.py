@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, Best, SearchStatus, TrialReport
 from hopsgpu.display.progress import ShieldedSearch
-from hopsgpu.tuning.executors_board import ExecutorsBoard
-from hopsgpu.tuning.scheduler import SearchTerms
+from hopsgpu.executors.executors_board import ExecutorsBoard
+from hopsgpu.executors.item_placement import PlacementTerms
 
 _RECENT = 50
 
@@ -31,7 +31,7 @@ class SearchBoard(ExecutorsBoard):
     def __init__(
         self,
         run_id: str,
-        terms: SearchTerms,
+        terms: PlacementTerms,
         gpus: int,
         direction: str,
         metric: str | None,
@@ -118,14 +118,14 @@ class SearchBoard(ExecutorsBoard):
                 run_id=self.run_id,
                 state=self._state.value,
                 elapsed=self._elapsed,
-                wanted=self._terms.trials,
+                wanted=self._terms.items,
                 complete=self._counts[COMPLETE],
                 pruned=self._counts[PRUNED],
                 failed=self._counts[FAILED],
                 executors=self._here,
                 most=self._most,
                 gpus=self._gpus,
-                workers=self._terms.workers,
+                workers=self._terms.ranks,
                 waiting_for=self._why,
                 direction=self._direction,
                 metric=self._metric,

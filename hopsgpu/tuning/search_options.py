@@ -13,6 +13,7 @@ from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.display.progress import ShieldedSearch, search_progress_of
 from hopsgpu.errors import ConfigError
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
 from hopsgpu.launcher.function_shipping import (
     PickledFunction,
@@ -31,7 +32,6 @@ from hopsgpu.launcher.options import (
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.storage.names import file_name
-from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of
 from hopsgpu.units import parse_duration, parse_duration_or_off
 
@@ -128,7 +128,7 @@ class SearchArguments(FunctionArguments):
     """
 
     options: SearchOptions
-    terms: SearchTerms
+    terms: PlacementTerms
     sampler: optuna.samplers.BaseSampler
     pruner: optuna.pruners.BasePruner
     timeout: float | None
@@ -217,7 +217,7 @@ def search_arguments(
     )
 
 
-def _terms(options: SearchOptions) -> SearchTerms:
+def _terms(options: SearchOptions) -> PlacementTerms:
     least, most = options.min_concurrent, options.max_concurrent
     workers = options.workers_per_trial
     check_count(options.trials, "trials", 1)
@@ -238,7 +238,7 @@ def _terms(options: SearchOptions) -> SearchTerms:
             " that share a GPU have one worker each, because NCCL does not connect ranks on the"
             " same GPU; use whole GPUs, or workers_per_trial=1"
         )
-    return SearchTerms(options.trials, most, least, workers, slots, options.max_failures)
+    return PlacementTerms(options.trials, most, least, workers, slots, options.max_failures)
 
 
 def _gpus(gpus_per_trial: float) -> GpuRequest:

@@ -55,10 +55,10 @@ def search_record(
     """
     terms, options = arguments.terms, arguments.options
     return SearchRecord(
-        trials_wanted=terms.trials,
-        max_concurrent=terms.most,
-        min_concurrent=terms.least,
-        workers_per_trial=terms.workers,
+        trials_wanted=terms.items,
+        max_concurrent=terms.max_running,
+        min_concurrent=terms.min_running,
+        workers_per_trial=terms.ranks,
         gpus_per_trial=arguments.spec.gpus.per_worker,
         max_failures=terms.max_failures,
         direction=options.direction,

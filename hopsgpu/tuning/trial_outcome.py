@@ -5,33 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
-
-from hopsgpu.tuning.scheduler import TrialEnd
 
 _SHOWN = 200
 
 
 class NoMetric(Exception):
     """The function returned no valid metric; the message says why, for the user."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a try of a trial ended.
-
-    Attributes:
-        how: complete, pruned, failed, lost, preempted or stopped.
-        value: the metric of a complete trial; None otherwise.
-        metrics: numbers that the function returned, by name.
-        error: what failed, with the user's traceback; "" if nothing failed.
-    """
-
-    how: TrialEnd
-    value: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    error: str = ""
 
 
 def metric_of(returned: object, metric: str | None) -> tuple[float, dict[str, float]]:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from hopsgpu.attempts.attempt import Trained, Training
-from hopsgpu.attempts.attempt_watcher import WatchBounds
+from hopsgpu.attempts.attempt import AttemptResult, AttemptRunner
 from hopsgpu.attempts.failures import EndedRank
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.core.trials import RUNNING, TrialReport
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.background import Background
+from hopsgpu.executors.item_placement import ItemEnd, Slot
+from hopsgpu.executors.rank_group_run import (
+    RankGroupListener,
+    RankGroupOutcome,
+    RankGroupRun,
+    RankGroupSetting,
+)
 from hopsgpu.tuning.sampler_thread import Proposed
-from hopsgpu.tuning.scheduler import Slot, TrialEnd
-from hopsgpu.tuning.search_board import SearchBoard
-from hopsgpu.tuning.slot_run import SlotListener, SlotRun
-from hopsgpu.tuning.trial_outcome import NoMetric, Outcome, Reports, metric_of
+from hopsgpu.tuning.trial_outcome import NoMetric, Reports, metric_of
 
-_FOLLOWED_SECONDS = 1.0
-_CLEAN = frozenset({TrialEnd.COMPLETE, TrialEnd.PRUNED})
+_NEXT_TRIAL_SECONDS = 1.0
+# After another end, something of the trial may be left on its slot.
+_CLEAN = frozenset({ItemEnd.COMPLETE, ItemEnd.PRUNED})
 
 
 class RendezvousCache:
@@ -33,61 +37,49 @@ class RendezvousCache:
     """
 
     def __init__(self) -> None:
-        self._left: dict[Slot, Rendezvous] = {}
+        self._by_slot: dict[Slot, Rendezvous] = {}
 
-    def taken(self, slots: Sequence[Slot]) -> Rendezvous | None:
+    def take(self, slots: Sequence[Slot]) -> Rendezvous | None:
         """Remove and return the last rendezvous on a slot; None if these ranks need a new one."""
-        last = [self._left.pop(slot, None) for slot in slots]
+        last = [self._by_slot.pop(slot, None) for slot in slots]
         return last[0] if len(last) == 1 else None
 
-    def keep(self, slots: Sequence[Slot], rendezvous: Rendezvous | None, how: TrialEnd) -> None:
-        """Keep a rendezvous for the next trial, if this trial has one rank and ended well.
-
-        After another end, something of the trial may be left.
-        """
+    def keep(self, slots: Sequence[Slot], rendezvous: Rendezvous | None, how: ItemEnd) -> None:
+        """Keep a rendezvous for the next trial, if this trial has one rank and ended well."""
         if rendezvous is not None and len(slots) == 1 and how in _CLEAN:
-            self._left[slots[0]] = rendezvous
+            self._by_slot[slots[0]] = rendezvous
+
+
+class TrialEvents(Protocol):
+    """Is notified of the progress of trials, in their threads."""
+
+    def on_trial_started(self, number: int) -> None:
+        """Handle that a trial's first rank has started."""
+
+    def on_report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
+        """Handle what a trial's first rank has reported, as pairs of step and metric."""
+
+    def on_trial_ended(self, trial: TrialRun) -> None:
+        """Handle that the ranks of a try have ended."""
 
 
 @dataclass(frozen=True)
-class Begun:
-    """News of a trial: its first rank has started."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Reported:
-    """News of a trial: what its first rank has reported, as pairs of step and metric."""
-
-    number: int
-    values: Sequence[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class TrialSetting:
+class TrialSetting(RankGroupSetting):
     """What all trials of a search have in common.
 
     Attributes:
-        board: the search's status board.
-        background: uploads the trials' logs to the lake.
         metric: name of the metric that is optimized, or None.
         rendezvous_cache: the rendezvous of earlier trials.
-        bounds: how long ranks and agents are waited for, and how long GPUs may idle.
-        tell: called with news of a trial, in the trial's thread; a TrialRun is the news of its own
-            end.
+        events: notified of the trials' progress.
     """
 
-    board: SearchBoard
-    background: Background
     metric: str | None
     rendezvous_cache: RendezvousCache
-    bounds: WatchBounds
-    tell: Callable[[Begun | Reported | TrialRun], None]
+    events: TrialEvents
 
 
-class _TrialListener(SlotListener):
-    """Tells the search about a trial's first rank.
+class _TrialListener(RankGroupListener):
+    """Notifies the search of a trial's first rank.
 
     Attributes:
         was_pruned: whether the first rank ended early because the search had asked for that.
@@ -97,35 +89,37 @@ class _TrialListener(SlotListener):
         super().__init__(setting.board)
         self.was_pruned = False
         self._number = number
-        self._setting = setting
+        self._events = setting.events
         self._reports = Reports(setting.metric)
 
     def started(self, rank: int) -> None:
         if rank == 0:
-            self._setting.tell(Begun(self._number))
+            self._events.on_trial_started(self._number)
 
     def record(self, rank: int, chunk: bytes) -> None:
         if rank == 0 and (reported := self._reports.take(chunk)):
-            self._setting.tell(Reported(self._number, reported))
+            self._events.on_report(self._number, reported)
 
     def ended(self, end: EndedRank) -> None:
         if end.place.rank == 0:
             self.was_pruned = end.pruned
 
 
-class TrialRun(SlotRun):
-    """One try of a trial on its slots; it tells its end to the search.
+class TrialRun(RankGroupRun):
+    """One try of a trial on its slots.
 
     Args:
         proposed: the trial.
         slots: slots of its ranks.
-        allocation: allocation of its executors.
+        allocation: its executors.
         call: what the ranks run.
         setting: what it has in common with other trials.
 
     Attributes:
         proposed: as given.
-        followed: event that the search sets once the next trial on its slots has begun.
+        value: the metric of a complete trial; None otherwise.
+        metrics: numbers that the function returned, by name.
+        next_trial_started: event that the search sets once the next trial on its slots has started.
     """
 
     def __init__(
@@ -136,20 +130,13 @@ class TrialRun(SlotRun):
         call: Call,
         setting: TrialSetting,
     ) -> None:
-        self.proposed = proposed
-        self.followed = threading.Event()
-        self._setting = setting
         self._first = _TrialListener(proposed.number, setting)
-        super().__init__(
-            proposed.number,
-            slots,
-            allocation,
-            call,
-            setting.board,
-            setting.background,
-            setting.bounds,
-            self._first,
-        )
+        super().__init__(proposed.number, slots, allocation, call, setting, self._first)
+        self.proposed = proposed
+        self.value: float | None = None
+        self.metrics: Mapping[str, float] = {}
+        self.next_trial_started = threading.Event()
+        self._setting = setting
 
     @property
     def label(self) -> str:
@@ -163,36 +150,36 @@ class TrialRun(SlotRun):
             state=RUNNING,
             gpu=",".join(gpu for container in self.containers for gpu in container.gpus),
             host=",".join(dict.fromkeys(container.host for container in self.containers)),
-            started=self.began,
+            started=self.created_at,
             tries=self.call.attempt + 1,
             log=self.call.logs.url,
         )
 
-    def _known(self) -> Rendezvous | None:
-        return self._setting.rendezvous_cache.taken(self.slots)
+    def _take_rendezvous(self) -> Rendezvous | None:
+        return self._setting.rendezvous_cache.take(self.slots)
 
-    def _concluded(self, training: Training) -> None:
-        self._setting.rendezvous_cache.keep(self.slots, training.rendezvous, self.outcome.how)
+    def _on_conclusion(self, runner: AttemptRunner) -> None:
+        self._setting.rendezvous_cache.keep(self.slots, runner.rendezvous, self.outcome.how)
 
-    def _tell_end(self) -> None:
-        self._setting.tell(self)
+    def _report_end(self) -> None:
+        self._setting.events.on_trial_ended(self)
 
-    def _told(self) -> None:
+    def _wait_before_log_upload(self) -> None:
         # The upload of the logs can wait; the next trial must not.
-        self.followed.wait(_FOLLOWED_SECONDS)
+        self.next_trial_started.wait(_NEXT_TRIAL_SECONDS)
 
-    def _returned(self, trained: Trained) -> Outcome:
+    def _outcome_of(self, result: AttemptResult) -> RankGroupOutcome:
         if self._first.was_pruned:
-            return Outcome(TrialEnd.PRUNED)
+            return RankGroupOutcome(ItemEnd.PRUNED)
         try:
-            pickled = trained.values[0].content(self.call.directory)
-            value, metrics = metric_of(_unpickled(pickled), self._setting.metric)
+            pickled = result.values[0].content(self.call.directory)
+            self.value, self.metrics = metric_of(_unpickle(pickled), self._setting.metric)
         except (NoMetric, HopsGpuError) as error:
-            return Outcome(TrialEnd.FAILED, error=str(error))
-        return Outcome(TrialEnd.COMPLETE, value, metrics)
+            return RankGroupOutcome(ItemEnd.FAILED, str(error))
+        return RankGroupOutcome(ItemEnd.COMPLETE)
 
 
-def _unpickled(pickled: bytes) -> object:
+def _unpickle(pickled: bytes) -> object:
     """Return the unpickled value of a rank.
 
     It is safe to unpickle: it comes from an agent that proved to know the run's secret, or from a

@@ -21,7 +21,7 @@ import xxhash
 from hopsgpu.agent.model_upload import ModelFiles, dump_model_files, dump_parts
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.attempts import publisher as publishing
-from hopsgpu.attempts.attempt import AttemptListener, Training, train_on
+from hopsgpu.attempts.attempt import AttemptListener, AttemptRunner, open_attempt
 from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.publisher import Publisher
 from hopsgpu.attempts.rank_call import Call
@@ -192,9 +192,9 @@ class Launched:
         (agent,) = self.agents
         return agent
 
-    def again(self, **changes: Any) -> Training:
+    def again(self, **changes: Any) -> AttemptRunner:
         """Another attempt on the same agents, with changes to the call."""
-        attempt = train_on(
+        attempt = open_attempt(
             self.allocation,
             self.world,
             replace(self.call, **changes),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.display.progress import score_progress_of
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.scoring.score_board import ScoreBoard
-from hopsgpu.tuning.scheduler import SearchTerms
 
 
 def board() -> ScoreBoard:
-    board = ScoreBoard("s-1", SearchTerms(0, 4), 1, score_progress_of("off"))
+    board = ScoreBoard("s-1", PlacementTerms(0, 4), 1, score_progress_of("off"))
     board.planned(rows=1000, parts=10, done=2, complete=200)
     return board
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import search_progress_of
-from hopsgpu.tuning.scheduler import SearchTerms
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.tuning.search_board import SearchBoard
 from tests.unit.plans import plan
 
 
 def board() -> SearchBoard:
-    terms, shown = SearchTerms(trials=3, most=2), search_progress_of("off")
+    terms, shown = PlacementTerms(items=3, max_running=2), search_progress_of("off")
     return SearchBoard("s-1", terms, 1, "minimize", None, shown)
 
 
@@ -33,6 +33,6 @@ def test_a_trial_that_begins_late_does_not_have_a_search_run_again() -> None:
 
 
 def test_a_search_needs_the_executors_of_its_first_trials() -> None:
-    terms = SearchTerms(trials=9, most=8, least=2, workers=3, slots=2)
+    terms = PlacementTerms(items=9, max_running=8, min_running=2, ranks=3, slots=2)
     told = SearchBoard("s-1", terms, 1, "minimize", None, search_progress_of("off"))
     assert told.least_executors(plan(executors=1)) == 3

@@ -1,4 +1,4 @@
-"""The ranks of one call on slots of executors: run from start to end, in a separate thread."""
+"""A group of ranks on slots of executors: run from start to end, in a separate thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from hopsgpu.attempts.attempt import AttemptListener, Trained, Training, train_on
+from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunner, open_attempt
 from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.outcome import Conclusion
 from hopsgpu.attempts.rank_call import Call
@@ -19,15 +19,42 @@ from hopsgpu.core.gang import Exclusions, GangExecutor, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
+from hopsgpu.executors.executors_board import ExecutorsBoard
+from hopsgpu.executors.item_placement import ItemEnd, Slot
 from hopsgpu.storage.background import Background
-from hopsgpu.tuning.executors_board import ExecutorsBoard
-from hopsgpu.tuning.scheduler import Slot, TrialEnd
-from hopsgpu.tuning.trial_outcome import Outcome
 
 
 @dataclass(frozen=True)
-class RanksOutput:
-    """Shows the ranks' output on the display of their search; a `Progress`."""
+class RankGroupOutcome:
+    """How a group of ranks ended.
+
+    Attributes:
+        how: complete, pruned, failed, lost, preempted or stopped.
+        error: what failed, with the user's traceback; "" if nothing failed.
+    """
+
+    how: ItemEnd
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class RankGroupSetting:
+    """What all groups of ranks of a run have in common.
+
+    Attributes:
+        board: the run's status board.
+        background: uploads the ranks' logs to the lake.
+        bounds: how long ranks and agents are waited for, and how long GPUs may idle.
+    """
+
+    board: ExecutorsBoard
+    background: Background
+    bounds: WatchBounds
+
+
+@dataclass(frozen=True)
+class _RankOutput:
+    """Shows the output of ranks on the display of their run; a `Progress`."""
 
     board: ExecutorsBoard
     number: int
@@ -39,11 +66,11 @@ class RanksOutput:
         self.board.line(self.number, rank, host, *texts)
 
 
-class SlotListener(AttemptListener):
-    """A listener to the ranks of one call, which collects their warnings.
+class RankGroupListener(AttemptListener):
+    """A listener to a group of ranks, which collects their warnings.
 
     Args:
-        board: told that the function runs.
+        board: is notified when the function runs.
 
     Attributes:
         warnings: warnings for people.
@@ -69,25 +96,23 @@ class SlotListener(AttemptListener):
         self.warnings.append(text)
 
 
-class SlotRun(ABC):
-    """The ranks of one call on its slots; `start` starts them.
+class RankGroupRun(ABC):
+    """A group of ranks on its slots; `start` starts them.
 
     Args:
         number: number by which the display and the log know it.
         slots: slots of its ranks.
-        allocation: allocation of its executors.
+        allocation: its executors.
         call: what the ranks run.
-        board: board of the search that it belongs to.
-        background: uploads the ranks' logs to the lake.
-        bounds: how long ranks and agents are waited for, and how long GPUs may idle.
+        setting: what it has in common with other groups.
         listener: notified of its progress.
 
     Attributes:
         number, slots, call: as given.
         world: its ranks.
         outcome: how it ended, once it has.
-        avoid: the GPUs and nodes that caused its failure.
-        fatal: error that ends the search, or None.
+        exclusions: the GPUs and nodes that caused its failure.
+        fatal: error that ends the run, or None.
     """
 
     def __init__(
@@ -96,24 +121,22 @@ class SlotRun(ABC):
         slots: tuple[Slot, ...],
         allocation: GangAllocation,
         call: Call,
-        board: ExecutorsBoard,
-        background: Background,
-        bounds: WatchBounds,
-        listener: SlotListener,
+        setting: RankGroupSetting,
+        listener: RankGroupListener,
     ) -> None:
         self.number = number
         self.slots = slots
         self.call = call
         containers = {container.key: container for container in allocation.containers}
         self.world = assign_ranks([containers[slot.executor] for slot in slots], 1)
-        self.began = time.time()
-        self.outcome = Outcome(TrialEnd.STOPPED)
-        self.avoid = Exclusions()
+        self.created_at = time.time()
+        self.outcome = RankGroupOutcome(ItemEnd.STOPPED)
+        self.exclusions = Exclusions()
         self.fatal: HopsGpuError | None = None
         self._allocation = allocation
-        self._board = board
-        self._background = background
-        self._bounds = bounds
+        self._board = setting.board
+        self._background = setting.background
+        self._bounds = setting.bounds
         self._listener = listener
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=call.run_id, daemon=True)
@@ -124,22 +147,22 @@ class SlotRun(ABC):
         """Return what warnings and the log call it."""
 
     @abstractmethod
-    def _tell_end(self) -> None:
-        """Tell the search's thread that the ranks have ended; called in this one's thread."""
+    def _report_end(self) -> None:
+        """Notify the run's loop that the ranks have ended; called in this group's thread."""
 
     @abstractmethod
-    def _returned(self, trained: Trained) -> Outcome:
+    def _outcome_of(self, result: AttemptResult) -> RankGroupOutcome:
         """Return the outcome of ranks that have returned."""
 
-    def _known(self) -> Rendezvous | None:
+    def _take_rendezvous(self) -> Rendezvous | None:
         """Return a rendezvous that the ranks can take over; None for a new one."""
         return None
 
-    def _concluded(self, training: Training) -> None:
+    def _on_conclusion(self, runner: AttemptRunner) -> None:
         """Handle that the outcome is known, before the end is reported."""
         return
 
-    def _told(self) -> None:
+    def _wait_before_log_upload(self) -> None:
         """Wait, once the end is reported, until the logs may be uploaded."""
         return
 
@@ -152,7 +175,7 @@ class SlotRun(ABC):
         self._stopped.set()
 
     @property
-    def is_running(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether the ranks still run, or the upload of all their logs is not queued."""
         return self._thread.is_alive()
 
@@ -184,51 +207,48 @@ class SlotRun(ABC):
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        has_told = False
+        is_end_reported = False
         try:
-            with train_on(
+            with open_attempt(
                 self._allocation,
                 self.world,
                 self.call,
-                RanksOutput(self._board, self.number),
+                _RankOutput(self._board, self.number),
                 self._listener,
                 self._stopped,
                 self._bounds,
-            ) as training:
+            ) as runner:
                 try:
-                    trained = training.run(self._known())
-                    self.outcome = self._outcome(trained)
-                    if trained.conclusion is not None:
-                        self.avoid = trained.conclusion.avoid
+                    result = runner.run(self._take_rendezvous())
+                    if result.conclusion is None:
+                        self.outcome = self._outcome_of(result)
+                    else:
+                        self.outcome = outcome_of_failure(result.conclusion)
+                        self.exclusions = result.conclusion.avoid
                     for text in self._listener.warnings:
                         self._board.warn(f"{self.label}: {text}")
-                    self._concluded(training)
-                    has_told = True
-                    self._tell_end()
-                    self._told()
+                    self._on_conclusion(runner)
+                    is_end_reported = True
+                    self._report_end()
+                    self._wait_before_log_upload()
                 finally:
-                    training.keep_logs(self._background)
+                    runner.keep_logs(self._background)
         except Cancelled:
-            self.outcome = Outcome(TrialEnd.STOPPED)
+            self.outcome = RankGroupOutcome(ItemEnd.STOPPED)
         except (ConfigError, DiscoveryError) as error:
             self.fatal = error
         except Exception as error:  # noqa: BLE001 - becomes the ranks' own failure, and is reported
-            if not has_told:
-                self.outcome = Outcome(TrialEnd.FAILED, error=f"{type(error).__name__}: {error}")
+            if not is_end_reported:
+                self.outcome = RankGroupOutcome(ItemEnd.FAILED, f"{type(error).__name__}: {error}")
         finally:
-            if not has_told:
-                self._tell_end()
-
-    def _outcome(self, trained: Trained) -> Outcome:
-        if trained.conclusion is None:
-            return self._returned(trained)
-        return failed_outcome(trained.conclusion)
+            if not is_end_reported:
+                self._report_end()
 
 
-def failed_outcome(conclusion: Conclusion) -> Outcome:
+def outcome_of_failure(conclusion: Conclusion) -> RankGroupOutcome:
     """Return the outcome of ranks that failed or were lost."""
     failure = conclusion.failure
     if conclusion.fault is not Fault.INFRASTRUCTURE:
-        return Outcome(TrialEnd.FAILED, error=str(failure))
+        return RankGroupOutcome(ItemEnd.FAILED, str(failure))
     is_excused = suspect(failure.host or "", str(failure)) is None
-    return Outcome(TrialEnd.PREEMPTED if is_excused else TrialEnd.LOST, error=str(failure))
+    return RankGroupOutcome(ItemEnd.PREEMPTED if is_excused else ItemEnd.LOST, str(failure))

@@ -11,10 +11,10 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.trials import Moment
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.gpu_accounting import GpuAccount
 from hopsgpu.runs.status_board import Shown, StatusBoard
-from hopsgpu.tuning.scheduler import SearchTerms
 
 
 class _Executors(Protocol):
@@ -39,7 +39,7 @@ class ExecutorsBoard(StatusBoard):
         progress: the display.
     """
 
-    def __init__(self, run_id: str, terms: SearchTerms, gpus: int, progress: Shown) -> None:
+    def __init__(self, run_id: str, terms: PlacementTerms, gpus: int, progress: Shown) -> None:
         super().__init__(run_id, gpus, progress)
         self._terms = terms
         self._tally = GpuAccount(gpus, terms.slots)
@@ -74,7 +74,7 @@ class ExecutorsBoard(StatusBoard):
             self._held, self._here, self._most, self._why = held, here, most, why
 
     def least_executors(self, plan: LaunchPlan) -> int:
-        return self._terms.executors(self._terms.least)
+        return self._terms.count_executors(self._terms.min_running)
 
     def runs(self, at: float) -> None:
         """Record that the function of a trial runs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hopsgpu.tuning.trial_loop import quick_switching
+from hopsgpu.executors.placement_loop import quick_switching
 
 
 def test_threads_take_turns_quickly_until_the_last_search_ends() -> None:

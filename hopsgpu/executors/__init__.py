@@ -1,0 +1,1 @@
+"""Runs groups of ranks on executors that arrive and leave one by one: trials, parts, worlds."""
