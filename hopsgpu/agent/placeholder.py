@@ -30,7 +30,7 @@ def run_placeholder(driver: DriverEndpoint, warm: WarmUp) -> None:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
-    with own_log.written(own_log.directory(Path("hopsgpu")) / own_log.AGENT, driver.log):
+    with own_log.log_to_file(own_log.directory(Path("hopsgpu")) / own_log.AGENT_FILE, driver.log):
         asyncio.run(_hold(driver, warm))
 
 

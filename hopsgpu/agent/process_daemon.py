@@ -313,7 +313,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
         # The log must outlive the daemon's directory, which is removed at its end.
         log_file = own_log.directory(directory.parent) / own_log.daemon_file(os.getpid())
         level = own_log.level_of(os.environ.get(VARIABLE)) or own_log.INFO
-        stack.enter_context(own_log.written(log_file, level))
+        stack.enter_context(own_log.log_to_file(log_file, level))
         log.info("process daemon of %s", directory.name)
         short = stack.enter_context(links(directory))
         server = DaemonServer(directory, listener, token.read_text(), short)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hopsgpu.agent.stack_filter import OwnFrames, as_shown
-from hopsgpu.core.metrics import Fold
+from hopsgpu.core.metrics import MetricsChunk
 from hopsgpu.core.rank_warnings import read_warnings
 
 # A poll of a rank's two files costs 0.1 ms of a core that the rank may need.
@@ -83,18 +83,18 @@ async def follow_reports(
     Args:
         file: file of `core.metrics.append`; created if missing.
         ended: event, set when no process writes to the file any more.
-        send: receives what `core.metrics.Metrics.take` accepts.
+        send: receives what `core.metrics.Metrics.add_chunk` accepts.
         clock: seconds.
     """
-    fold = Fold()
+    metrics_chunk = MetricsChunk()
     sent_at = float("-inf")
     with _open_file(file) as opened:
         async for chunk in _appended_chunks(opened.fileno(), ended):
-            fold.take(chunk)
+            metrics_chunk.add(chunk)
             is_at_end = not chunk
-            if fold and (is_at_end or clock() - sent_at >= _REPORT_SECONDS):
+            if metrics_chunk and (is_at_end or clock() - sent_at >= _REPORT_SECONDS):
                 sent_at = clock()
-                await send(fold.flush())
+                await send(metrics_chunk.flush())
 
 
 async def follow_warnings(

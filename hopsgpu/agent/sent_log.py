@@ -28,11 +28,12 @@ async def send_log(send: Callable[..., Awaitable[None]], daemon_pid: int | None)
 def _read_logs(daemon_pid: int | None) -> bytes:
     directory = own_log.directory(Path("hopsgpu"))
     container = os.environ.get("CONTAINER_ID", "a container")
-    files = {f"the agent of {container} on {platform.node()}": own_log.AGENT}
+    files = {f"the agent of {container} on {platform.node()}": own_log.AGENT_FILE}
     if daemon_pid is not None:
         files["its process daemon"] = own_log.daemon_file(daemon_pid)
     parts = (
-        f"hopsgpu: the log of {whose}:\n".encode() + own_log.last_of(directory / name, _MAX_BYTES)
+        f"hopsgpu: the log of {whose}:\n".encode()
+        + own_log.read_last_lines(directory / name, _MAX_BYTES)
         for whose, name in files.items()
     )
     return b"".join(parts)

@@ -269,7 +269,7 @@ class AttemptRunner:
         if self._watcher.only_uploads:
             return
         self._idle_at, run_id, timeout = now, self._call.run_id, self._bounds.idle.timeout
-        if ranks := self._idle.unknown(now):
+        if ranks := self._idle.unwatched_ranks(now):
             self._listener.warn(
                 f"gpu_idle_timeout={timeout:g} s does not watch the GPUs of rank"
                 f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MOST_LISTED]))}: NVML gives"
@@ -480,7 +480,7 @@ class AttemptRunner:
             self._ranks.started(rank, message["pid"])
             self._listener.started(rank)
         else:
-            self._idle.entered(rank, time.monotonic())
+            self._idle.record_function_start(rank, time.monotonic())
             self._listener.entered(self._ranks.entered(rank, float(message["time"])))
 
     def _saved(self, message: Message) -> None:
@@ -507,7 +507,7 @@ class AttemptRunner:
         else:
             samples = self._outputs.take_reports(rank, payload)
             if samples:
-                self._idle.sampled(rank, samples, time.monotonic())
+                self._idle.add_samples(rank, samples, time.monotonic())
                 self._ranks.unused(rank, self._outputs.unused(rank))
             self._listener.metrics(self._outputs.metrics())
 
@@ -523,7 +523,7 @@ class AttemptRunner:
             ", stopped" if end.stopped else "",
         )
         self._outputs.ended(rank)
-        self._idle.ended(rank, time.monotonic())
+        self._idle.record_rank_end(rank, time.monotonic())
         self._rank_left(rank)
         self._ranks.ended(
             rank,
@@ -559,7 +559,7 @@ class AttemptRunner:
                     event.reason or "its connection ended",
                 )
                 self._outputs.lost(place.rank, event.reason)
-                self._idle.ended(place.rank, time.monotonic())
+                self._idle.record_rank_end(place.rank, time.monotonic())
                 self._rank_left(place.rank)
 
     def _conclude_without_rendezvous(self, failed: RendezvousFailure) -> None:

@@ -335,9 +335,9 @@ class Outputs:
         """Include the agents' own logs with the ranks' on the lake: the attempt has failed."""
         self._keeps_agents = True
 
-    def take_reports(self, rank: int, folded: bytes) -> Sequence[GpuSample]:
+    def take_reports(self, rank: int, chunk: bytes) -> Sequence[GpuSample]:
         """Process a message of the agent's `follow_reports`; return the samples in it."""
-        return self._metrics.take(rank, folded)
+        return self._metrics.add_chunk(rank, chunk)
 
     def refresh(self) -> None:
         """Show progress bars that have advanced; call this several times a second."""
@@ -358,11 +358,11 @@ class Outputs:
 
     def unused(self, rank: int) -> float:
         """Return the seconds in which a rank's GPUs were not used; 0 if that is unknown."""
-        return self._metrics.unused(rank)
+        return self._metrics.unused_seconds(rank)
 
     def metrics(self) -> tuple[Mapping[str, float], ...]:
         """Return the last values of each rank, as `Metrics.last` does."""
-        return self._metrics.last()
+        return self._metrics.last_values()
 
     def utilisation(self, rank: int) -> float | None:
         """Return the mean utilisation of a rank's GPUs, in [0, 1]; None if it is unknown."""

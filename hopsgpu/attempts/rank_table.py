@@ -89,7 +89,7 @@ class RankTable:
             lost = RankLosses()
             for rank, seen in self._seen.items():
                 if rank < self._world.size:
-                    lost += seen.since(self._before.get(rank, RankLosses())).apart()
+                    lost += seen.since(self._before.get(rank, RankLosses())).without_overlap()
             return lost.of_gpus(gpus / self._world.ranks_per_container)
 
     def ended(

@@ -1,4 +1,4 @@
-"""Where files of a user lie that can be created again."""
+"""The directory of a user's files that can be created again."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
     """Return the directory of files that all of a user's clusters and applications share.
 
     Args:
-        environ: environment, with XDG_CACHE_HOME or HOME unless the user database has the home.
+        environ: environment, with XDG_CACHE_HOME or HOME; without both, the user database is used.
 
     Raises:
         ConfigError: the user's home is unknown.
     """
     base = environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative one.
+    # The XDG specification requires that a relative path is ignored.
     return (Path(base) if base.startswith("/") else _home(environ) / ".cache") / "hopsgpu"
 
 
@@ -40,7 +40,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def only_creator(lock: Path) -> Iterator[bool]:
-    """Yield whether no other process is creating what a lock file stands for; do not wait for it.
+    """Yield whether this process has a file's lock, without waiting for another process.
 
     Args:
         lock: path of the lock file, in a directory that exists.

@@ -1,8 +1,8 @@
-"""Whether a gang's GPUs idle while its function runs, from samples and a clock's reading. Pure.
+"""Decides from samples whether a gang's GPUs idle while its function runs. Pure.
 
-A GPU idles while NVML gives a utilisation under 5 %. Where it gives none, as for simulated GPUs and
-MIG devices, and where no samples arrive, it is unknown whether a GPU idles. The unknown never leads
-to a warning or to the end of a run.
+A GPU idles while NVML reports a utilisation under 5 %. If NVML reports none, as for simulated GPUs
+and MIG devices, or if no samples arrive, the state of the GPU is unknown. An unknown state never
+leads to a warning or to the end of a run.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hopsgpu.core.gpu_usage import UNUSED_UTILISATION, GpuSample
 
 # `spark.hopsgpu.idle_warning`
 WARNING_SECONDS = 600.0
-# Samples come every second; for longer than this without one, nothing is known.
+# Samples arrive every second. If none arrives for this long, the state is unknown.
 _KNOWN_SECONDS = 30.0
-_MOST_RANKS = 8
+_MAX_RANKS = 8
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class IdleBounds:
     """How long GPUs may idle, in seconds.
 
     Attributes:
-        warning: until people are told; None for never.
-        timeout: until the run ends, if all GPUs of the gang idle; None for never.
+        warning: idle time before a warning; None for no warning.
+        timeout: idle time of all GPUs of the gang before the run ends; None for no end.
     """
 
     warning: float | None = WARNING_SECONDS
@@ -34,8 +34,6 @@ class IdleBounds:
 
 
 class IdleStep(Enum):
-    """What to do about GPUs that idle."""
-
     NOTHING = "nothing"
     WARN = "warn"
     END = "end"
@@ -43,63 +41,67 @@ class IdleStep(Enum):
 
 @dataclass(frozen=True)
 class IdleVerdict:
-    """What to do, and why.
+    """The action against idle GPUs, and the reason.
 
     Attributes:
-        step: what to do.
+        step: the action.
         seconds: how long the GPUs have idled at least.
-        gpus: how many GPUs idle for so long.
-        of: number of the gang's GPUs.
-        ranks: the ranks that have them, in order.
+        gpus: how many GPUs have idled for so long.
+        gang_gpus: number of the gang's GPUs.
+        ranks: the ranks that use the idle GPUs, in order.
     """
 
     step: IdleStep = IdleStep.NOTHING
     seconds: float = 0.0
     gpus: int = 0
-    of: int = 0
+    gang_gpus: int = 0
     ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        """Return which GPUs have idled, and for how long."""
-        if self.gpus == self.of:
-            which = "the gang's GPU has" if self.of == 1 else f"all {self.of} GPUs have"
+        total = self.gang_gpus
+        if self.gpus == total:
+            which = "the gang's GPU has" if total == 1 else f"all {total} GPUs have"
         else:
-            listed = ", ".join(map(str, self.ranks[:_MOST_RANKS]))
-            more = ", …" if len(self.ranks) > _MOST_RANKS else ""
+            listed = ", ".join(map(str, self.ranks[:_MAX_RANKS]))
+            more = ", …" if len(self.ranks) > _MAX_RANKS else ""
             noun = "rank" if len(self.ranks) == 1 else "ranks"
             verb = "has" if self.gpus == 1 else "have"
-            which = f"{self.gpus} of {self.of} GPUs (of {noun} {listed}{more}) {verb}"
-        return f"{which} idled for {_lasted(self.seconds)} (utilisation under 5 %)"
+            which = f"{self.gpus} of {total} GPUs (of {noun} {listed}{more}) {verb}"
+        return f"{which} idled for {_duration(self.seconds)} (utilisation under 5 %)"
 
 
-def _lasted(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 @dataclass
-class _Gpu:
-    """What is known of one GPU of one rank.
+class _RankGpu:
+    """The state of one GPU of one rank.
 
     Attributes:
-        rank, uuid: which one it is.
-        idle_since: the clock's reading; None if it does not idle, or if that is unknown.
-        heard: when its utilisation was last known; None if it never was.
-        ended: whether its rank has ended, which leaves it idle.
+        rank: the rank.
+        uuid: UUID of the GPU.
+        idle_since: the clock's reading; None if the GPU does not idle, or if that is unknown.
+        known_at: when the utilisation was last known; None if it never was.
+        has_rank_ended: whether the rank has ended, which leaves the GPU idle.
     """
 
     rank: int
     uuid: str
     idle_since: float | None = None
-    heard: float | None = None
-    ended: bool = False
+    known_at: float | None = None
+    has_rank_ended: bool = False
 
     def is_known(self, now: float) -> bool:
-        return self.ended or (self.heard is not None and now - self.heard <= _KNOWN_SECONDS)
+        return self.has_rank_ended or (
+            self.known_at is not None and now - self.known_at <= _KNOWN_SECONDS
+        )
 
-    def idled(self, now: float) -> float:
-        """Return for how many seconds it is known to idle."""
-        known = self.idle_since is not None and self.is_known(now)
-        return now - self.idle_since if known and self.idle_since is not None else 0.0
+    def idle_seconds(self, now: float) -> float:
+        """Return for how many seconds the GPU is known to idle."""
+        if self.idle_since is None or not self.is_known(now):
+            return 0.0
+        return now - self.idle_since
 
 
 class GpuIdleWatch:
@@ -107,92 +109,97 @@ class GpuIdleWatch:
 
     Args:
         gpus: UUIDs of each rank's own GPUs.
-        bounds: how long they may idle.
+        bounds: how long the GPUs may idle.
         now: the clock's reading.
     """
 
     def __init__(self, gpus: Mapping[int, Sequence[str]], bounds: IdleBounds, now: float) -> None:
-        self._gpus = {(rank, uuid): _Gpu(rank, uuid) for rank, own in gpus.items() for uuid in own}
+        self._gpus = {
+            (rank, uuid): _RankGpu(rank, uuid) for rank, uuids in gpus.items() for uuid in uuids
+        }
         self._bounds = bounds
         self._began = now
-        self._of = len({uuid for _, uuid in self._gpus})
-        # How many GPUs people were told of.
-        self._told = 0
-        self._told_unknown = False
-        # The ranks in which the function runs, or ran.
-        self._entered: set[int] = set()
+        self._gang_gpus = len({uuid for _, uuid in self._gpus})
+        # Number of idle GPUs at the last call of `verdict`.
+        self._warned_gpu_count = 0
+        self._has_warned_unwatched = False
+        # Ranks in which the function has started.
+        self._started_ranks: set[int] = set()
 
-    def sampled(self, rank: int, samples: Sequence[GpuSample], now: float) -> None:
-        """Record samples of a rank's GPUs that have arrived."""
+    def add_samples(self, rank: int, samples: Sequence[GpuSample], now: float) -> None:
         for sample in samples:
             gpu = self._gpus.get((rank, sample.uuid))
             if gpu is None or sample.utilisation is None:
                 continue
-            was_known, gpu.heard = gpu.is_known(now), now
+            was_known, gpu.known_at = gpu.is_known(now), now
             if sample.utilisation >= UNUSED_UTILISATION:
                 gpu.idle_since = None
             elif gpu.idle_since is None or not was_known:
                 gpu.idle_since = now
 
-    def entered(self, rank: int, now: float) -> None:
-        """Record that the function runs in a rank: what its GPUs did before does not count."""
-        self._entered.add(rank)
+    def record_function_start(self, rank: int, now: float) -> None:
+        """Record that the function runs in a rank: earlier idle time of its GPUs does not count."""
+        self._started_ranks.add(rank)
         for gpu in self._gpus.values():
             if gpu.rank == rank and gpu.idle_since is not None:
                 gpu.idle_since = now
 
-    def ended(self, rank: int, now: float) -> None:
-        """Record that a rank has ended: its GPUs idle from now on, if they did not before."""
+    def record_rank_end(self, rank: int, now: float) -> None:
+        """Record that a rank has ended: its GPUs idle from now on, or idled before."""
         for gpu in self._gpus.values():
-            self._entered.add(rank)
-            if gpu.rank == rank and not gpu.ended:
+            self._started_ranks.add(rank)
+            if gpu.rank == rank and not gpu.has_rank_ended:
                 if not gpu.is_known(now) or gpu.idle_since is None:
                     gpu.idle_since = now
-                gpu.ended = True
+                gpu.has_rank_ended = True
 
     def verdict(self, now: float) -> IdleVerdict:
-        """Return what to do now; each warning is returned once."""
+        """Return the present action; each warning is returned once."""
         if not self._gpus:
             return IdleVerdict()
         timeout, warning = self._bounds.timeout, self._bounds.warning
         if timeout is not None:
-            late = self._idle_for(timeout, now, IdleStep.END)
-            if late.gpus == self._of:
-                return late
+            ending = self._idle_for(timeout, now, IdleStep.END)
+            if ending.gpus == self._gang_gpus:
+                return ending
         if warning is None:
             return IdleVerdict()
-        found = self._idle_for(warning, now, IdleStep.WARN)
-        told, self._told = self._told, found.gpus
-        # Once of a part, and once of all; again if they were busy between.
-        if found.gpus and (not told or told < found.gpus == self._of):
-            # The same text each time, which people read once.
-            return replace(found, seconds=warning)
+        idle = self._idle_for(warning, now, IdleStep.WARN)
+        before, self._warned_gpu_count = self._warned_gpu_count, idle.gpus
+        # Warn once when some GPUs idle and once when all do; warn again after they were busy.
+        if idle.gpus and (not before or before < idle.gpus == self._gang_gpus):
+            # A repeated warning has the same text, so that people see it once.
+            return replace(idle, seconds=warning)
         return IdleVerdict()
 
     def _idle_for(self, seconds: float, now: float, step: IdleStep) -> IdleVerdict:
-        """Return the GPUs that have idled for so long, in all of the ranks that share them."""
+        """Return the GPUs that have idled for so long, in all ranks that share them."""
         busy = {
             gpu.uuid
             for gpu in self._gpus.values()
-            if gpu.rank not in self._entered or gpu.idled(now) < seconds
+            if gpu.rank not in self._started_ranks or gpu.idle_seconds(now) < seconds
         }
         idle = [gpu for gpu in self._gpus.values() if gpu.uuid not in busy]
         return IdleVerdict(
             step,
-            min((gpu.idled(now) for gpu in idle), default=0.0),
+            min((gpu.idle_seconds(now) for gpu in idle), default=0.0),
             len({gpu.uuid for gpu in idle}),
-            self._of,
+            self._gang_gpus,
             tuple(sorted({gpu.rank for gpu in idle})),
         )
 
-    def unknown(self, now: float) -> tuple[int, ...]:
+    def unwatched_ranks(self, now: float) -> tuple[int, ...]:
         """Return, once, the ranks with a GPU that a timeout cannot watch; empty without a timeout.
 
-        These are the ranks of whose GPUs no utilisation has been known since the beginning.
+        NVML has never reported the utilisation of these GPUs.
         """
-        late = now - self._began > _KNOWN_SECONDS
-        if self._bounds.timeout is None or self._told_unknown or not late:
+        is_early = now - self._began <= _KNOWN_SECONDS
+        if self._bounds.timeout is None or self._has_warned_unwatched or is_early:
             return ()
-        found = {gpu.rank for gpu in self._gpus.values() if gpu.heard is None and not gpu.ended}
-        self._told_unknown = bool(found)
-        return tuple(sorted(found))
+        unwatched = {
+            gpu.rank
+            for gpu in self._gpus.values()
+            if gpu.known_at is None and not gpu.has_rank_ended
+        }
+        self._has_warned_unwatched = bool(unwatched)
+        return tuple(sorted(unwatched))

@@ -1,4 +1,4 @@
-"""What held GPUs were lost to: the accounting of the parts, and the largest loss in one line."""
+"""Accounts for the GPU seconds that a run held, and describes the largest loss in one line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 
 from hopsgpu.core.run_values import GpuSeconds
 
-# A loss that is smaller, in GPU seconds or as a share of those held, is not worth a line.
-_LEAST_SECONDS = 5.0
-_LEAST_SHARE = 0.05
-# Up to here amounts are in seconds, and in minutes.
-_MOST_SECONDS = 120.0
-_MOST_MINUTES = 120.0 * 60.0
+# Smaller losses, in GPU seconds or as a share of those held, are not reported.
+_MIN_SECONDS = 5.0
+_MIN_SHARE = 0.05
+# Up to these bounds, amounts are shown in seconds and in minutes.
+_MAX_SECONDS_IN_SECONDS = 120.0
+_MAX_SECONDS_IN_MINUTES = 120.0 * 60.0
 
 _REMEDIES = {
     "waiting for data": (
@@ -49,9 +49,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class RankLosses:
-    """What ranks spent their time on beside training.
-
-    Seconds of one rank, or GPU seconds of several.
+    """Time of ranks that was not spent on training: seconds of a rank, or GPU seconds of several.
 
     Attributes:
         data: waiting for data.
@@ -71,39 +69,39 @@ class RankLosses:
         )
 
     def since(self, before: RankLosses) -> RankLosses:
-        """Return what was added to earlier losses of the same rank."""
+        """Return the difference to earlier losses of the same rank."""
         return RankLosses(
             self.data - before.data,
             self.checkpoints - before.checkpoints,
             self.unused - before.unused,
         )
 
-    def apart(self) -> RankLosses:
-        """Return the same without what counts twice: GPUs are not used while a rank is blocked."""
+    def without_overlap(self) -> RankLosses:
+        """Return the losses without double counting: a blocked rank does not use its GPUs."""
         unused = max(self.unused - self.data - self.checkpoints, 0.0)
         return RankLosses(self.data, self.checkpoints, unused)
 
     def of_gpus(self, gpus: float) -> RankLosses:
-        """Return the GPU seconds of a rank that has so many GPUs."""
+        """Return the GPU seconds of a rank with this number of GPUs."""
         return RankLosses(self.data * gpus, self.checkpoints * gpus, self.unused * gpus)
 
 
-def spent(
+def split_gpu_seconds(
     held: float,
     training: float,
     publishing: float = 0.0,
     starting: float = 0.0,
     losses: RankLosses = RankLosses(),  # noqa: B008 - frozen
 ) -> GpuSeconds:
-    """Return GPU seconds whose parts add up.
+    """Return the GPU seconds of a run, with parts that add up.
 
     Args:
         held: GPU seconds held.
-        training: those of training.
-        publishing: those of publishing.
-        starting: those of starting ranks, a part of what is left.
-        losses: what ranks lost of training; parts that exceed it, because a rank waited before the
-            function ran in all ranks, are cut off.
+        training: GPU seconds of training.
+        publishing: GPU seconds of publishing.
+        starting: GPU seconds of starting ranks, a part of the idle ones.
+        losses: losses during training. A rank may have waited before the function ran in all
+            ranks, so losses are limited to `training`.
     """
     idle = max(held - training - publishing, 0.0)
     data = min(losses.data, training)
@@ -120,26 +118,21 @@ def spent(
     )
 
 
-def added(parts: Iterable[GpuSeconds]) -> GpuSeconds:
-    """Return the sums of GPU seconds."""
-    listed = list(parts)
+def sum_gpu_seconds(parts: Iterable[GpuSeconds]) -> GpuSeconds:
+    terms = list(parts)
     return GpuSeconds(
-        **{f.name: sum(getattr(part, f.name) for part in listed) for f in fields(GpuSeconds)}
+        **{f.name: sum(getattr(term, f.name) for term in terms) for f in fields(GpuSeconds)}
     )
 
 
 def largest_loss(seconds: GpuSeconds) -> str:
-    """Return in one line what most GPU seconds were lost to, and how to reduce it.
+    """Return the largest loss of a run's GPU seconds in one line, with advice how to reduce it.
 
-    Args:
-        seconds: the GPU seconds of a run.
-
-    Returns:
-        The line; "" if no loss reaches 5 GPU seconds and 5 % of those held.
+    The line is "" if no loss reaches 5 GPU seconds and 5 % of those held.
     """
     lost = {kind: value for kind, value in seconds.kinds().items() if kind in _REMEDIES}
-    kind = max(lost, key=lambda one: lost[one])
-    if lost[kind] < max(_LEAST_SECONDS, _LEAST_SHARE * seconds.held):
+    kind = max(lost, key=lambda name: lost[name])
+    if lost[kind] < max(_MIN_SECONDS, _MIN_SHARE * seconds.held):
         return ""
     how, remedy = _REMEDIES[kind]
     return f"{_amount(lost[kind], seconds.held)} {how}: {remedy}"
@@ -148,8 +141,8 @@ def largest_loss(seconds: GpuSeconds) -> str:
 def _amount(lost: float, held: float) -> str:
     """Return GPU seconds of those held, as "12 of 40 GPU minutes"."""
     unit, size = "seconds", 1.0
-    if held > _MOST_MINUTES:
+    if held > _MAX_SECONDS_IN_MINUTES:
         unit, size = "hours", 3600.0
-    elif held > _MOST_SECONDS:
+    elif held > _MAX_SECONDS_IN_SECONDS:
         unit, size = "minutes", 60.0
     return f"{lost / size:.3g} of {held / size:.3g} GPU {unit}"

@@ -12,7 +12,7 @@ _WORD = re.compile(r"[^\W_]+")
 # The names of resources that Hadoop's ResourceUtils accepts.
 _RESOURCE = re.compile(r"([a-z0-9.-]+/)?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _BUILT_IN = ("memory-mb", "vcores")
-_SHOWN = 8
+_MAX_HOSTS = 8
 
 
 def has_type(model: str, gpu_type: str) -> bool:
@@ -21,11 +21,11 @@ def has_type(model: str, gpu_type: str) -> bool:
     "NVIDIA A100-SXM4-40GB" is an "A100", an "a100-sxm4" and an "A100 40GB", and a "GeForce RTX
     3090" is an "RTX3090"; "NVIDIA RTX A1000" is not an "A100".
     """
-    words, of = _words(model), _words(gpu_type)
-    if not of or ("mig" in words and "mig" not in of):
-        return False  # a MIG slice is less than the GPU whose name it has
-    left = iter(words)
-    return all(word in left for word in of) or "".join(of) in _runs(words)
+    words, wanted = _words(model), _words(gpu_type)
+    if not wanted or ("mig" in words and "mig" not in wanted):
+        return False  # a MIG device is smaller than the GPU whose name it has
+    remaining = iter(words)
+    return all(word in remaining for word in wanted) or "".join(wanted) in _runs(words)
 
 
 def _runs(words: Sequence[str]) -> Iterator[str]:
@@ -46,29 +46,31 @@ def nodes_with(
     Args:
         gpu_type: words of a product name, as for `has_type`.
         models: product names of the GPUs of each node.
-        silent: nodes that do not report theirs.
+        silent: nodes that do not report their product names.
 
     Raises:
         ConfigError: no node has the type; the message lists the types that exist.
     """
-    found = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
-    if found:
-        return found
-    where: dict[str, list[str]] = {}
+    nodes = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
+    if nodes:
+        return nodes
+    hosts_by_name: dict[str, list[str]] = {}
     for host, names in sorted(models.items()):
         for name in names:
-            where.setdefault(name or "(a GPU without a name)", []).append(host)
-    known = "; ".join(f"{name!r} on {_shown(hosts)}" for name, hosts in sorted(where.items()))
-    unknown = f"; not reported by {_shown(sorted(silent))}" if silent else ""
+            hosts_by_name.setdefault(name or "(a GPU without a name)", []).append(host)
+    available = "; ".join(
+        f"{name!r} on {_host_list(hosts)}" for name, hosts in sorted(hosts_by_name.items())
+    )
+    unknown = f"; not reported by {_host_list(sorted(silent))}" if silent else ""
     raise ConfigError(
         f"gpu_type={gpu_type!r}: no node that this application can use has such a GPU. Available:"
-        f" {known or 'none'}{unknown}"
+        f" {available or 'none'}{unknown}"
     )
 
 
-def _shown(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
-    return ", ".join(hosts[:_SHOWN]) + more
+def _host_list(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _MAX_HOSTS} more" if len(hosts) > _MAX_HOSTS else ""
+    return ", ".join(hosts[:_MAX_HOSTS]) + more
 
 
 def parse_markers(setting: str | None) -> dict[str, str]:
@@ -83,8 +85,8 @@ def parse_markers(setting: str | None) -> dict[str, str]:
     markers = {}
     for entry in filter(None, map(str.strip, (setting or "").split(","))):
         gpu_type, _, resource = map(str.strip, entry.partition("="))
-        taken = resource in _BUILT_IN or resource.startswith("yarn.io/")
-        if not _words(gpu_type) or not _RESOURCE.fullmatch(resource) or taken:
+        is_reserved = resource in _BUILT_IN or resource.startswith("yarn.io/")
+        if not _words(gpu_type) or not _RESOURCE.fullmatch(resource) or is_reserved:
             raise ConfigError(
                 f"spark.hopsgpu.markers={setting!r}: {entry!r} must be TYPE=RESOURCE, where"
                 " RESOURCE is one of your own in yarn.resource-types, such as A100=gpu-a100,"
@@ -97,7 +99,7 @@ def parse_markers(setting: str | None) -> dict[str, str]:
 def marker_of(gpu_type: str, markers: Mapping[str, str]) -> str | None:
     """Return the resource that marks the nodes of a type or of a wider one, or None.
 
-    "A100" is wider than "A100-SXM4". Of several types that fit, the one with the most words counts.
+    "A100" is wider than "A100-SXM4". If several types fit, the type with the most words counts.
     """
-    fitting = [marked for marked in markers if has_type(gpu_type, marked)]
-    return markers[max(fitting, key=lambda marked: len(_words(marked)))] if fitting else None
+    fitting = [wider for wider in markers if has_type(gpu_type, wider)]
+    return markers[max(fitting, key=lambda wider: len(_words(wider)))] if fitting else None

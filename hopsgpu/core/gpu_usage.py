@@ -1,4 +1,4 @@
-"""How busy a rank's GPUs are: single samples, and their sums."""
+"""The use of a rank's GPUs: single samples, and their sums."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 # A GPU that is less busy than this does not train.
 UNUSED_UTILISATION = 0.05
-# Between two samples that are further apart, nothing is known.
-_LONGEST_GAP = 5.0
+# The state of a GPU between two samples that are further apart is unknown.
+_MAX_GAP_SECONDS = 5.0
 _IDLE_SHARE = 0.95
 _IDLE_SECONDS = 10.0
 
@@ -26,7 +26,7 @@ class GpuSample:
         memory_total: bytes.
         power: W.
         temperature: °C.
-        problem: why nothing is reported, or "".
+        problem: why NVML reports nothing, or "".
     """
 
     time: float
@@ -39,28 +39,27 @@ class GpuSample:
     problem: str = ""
 
     def readings(self) -> dict[str, float]:
-        """Return the values that NVML reported, by name."""
         names = ("utilisation", "memory_used", "memory_total", "power", "temperature")
         values = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in values if value is not None}
 
     def fields(self) -> Mapping[str, object]:
-        """Return all that the sample has, except the time."""
+        """Return all fields of the sample except the time."""
         problem = {"problem": self.problem} if self.problem else {}
         return {"uuid": self.uuid, **self.readings(), **problem}
 
 
 @dataclass(frozen=True)
-class GpuUse:
+class GpuUsage:
     """The use of a GPU over all samples.
 
     Attributes:
         samples: number of samples that have a utilisation.
-        idle: number of those whose utilisation is 0.
+        idle: number of samples whose utilisation is 0.
         busy: sum of the utilisations.
         peak_memory: largest number of bytes in use; None if it was never reported.
         began: time of the first sample that has a utilisation, seconds since the epoch.
-        ended: time of the last one.
+        ended: time of the last sample that has a utilisation.
         unused: seconds in which the utilisation was under 5 %.
         problem: the last problem, or "".
     """
@@ -74,11 +73,10 @@ class GpuUse:
     unused: float = 0.0
     problem: str = ""
 
-    def after(self, sample: GpuSample) -> GpuUse:
-        """Return the use with one more sample."""
+    def with_sample(self, sample: GpuSample) -> GpuUsage:
         is_measured = sample.utilisation is not None
         memories = [m for m in (self.peak_memory, sample.memory_used) if m is not None]
-        return GpuUse(
+        return GpuUsage(
             samples=self.samples + is_measured,
             idle=self.idle + (sample.utilisation == 0),
             busy=self.busy + (sample.utilisation or 0.0),
@@ -90,25 +88,25 @@ class GpuUse:
         )
 
     def _unused_until(self, sample: GpuSample) -> float:
-        """Return the seconds between the last sample and a next one if the GPU was not used."""
+        """Return the seconds since the last sample if the GPU was not used, otherwise 0."""
         if sample.utilisation is None or sample.utilisation >= UNUSED_UTILISATION:
             return 0.0
-        passed = 0.0 if self.ended is None else sample.time - self.ended
-        return passed if 0.0 < passed <= _LONGEST_GAP else 0.0
+        gap = 0.0 if self.ended is None else sample.time - self.ended
+        return gap if 0.0 < gap <= _MAX_GAP_SECONDS else 0.0
 
     @property
     def utilisation(self) -> float | None:
-        """Return the mean share in [0, 1], or None if it was never reported."""
+        """The mean share in [0, 1], or None if it was never reported."""
         return self.busy / self.samples if self.samples else None
 
     @property
     def idle_share(self) -> float | None:
-        """Return the share of samples in which the GPU did nothing, or None if there are none."""
+        """The share of samples in which the GPU was idle, or None without samples."""
         return self.idle / self.samples if self.samples else None
 
     @property
     def seconds(self) -> float:
-        """Return the seconds from the first to the last sample that has a utilisation."""
+        """Seconds from the first to the last sample that has a utilisation."""
         return 0.0 if self.began is None or self.ended is None else self.ended - self.began
 
 
@@ -119,8 +117,8 @@ def idle_warning(rank: int, host: str, gpu: str, share: float | None, seconds: f
         rank: rank that has the GPU.
         host: the node.
         gpu: the GPU's UUID.
-        share: share of the samples in which it did nothing, in [0, 1]; None if there are none.
-        seconds: how long it was sampled.
+        share: share of the samples in which the GPU was idle, in [0, 1]; None without samples.
+        seconds: how long the GPU was sampled.
     """
     if share is None or share < _IDLE_SHARE or seconds < _IDLE_SECONDS:
         return None

@@ -1,8 +1,8 @@
 """A rank's reports on its training, and how the driver sums them up.
 
-A report is one line of JSON, appended to a file in the rank's directory beside its log. Such an
-append takes some microseconds, waits for nobody, and outlives a killed rank. Samples of the rank's
-GPUs go into the same file.
+A report is one line of JSON, appended to a file in the rank's directory beside its log. An append
+takes some microseconds, waits for nobody, and survives if the rank is killed. Samples of the rank's
+GPUs are written to the same file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hopsgpu.core.gpu_usage import GpuSample, GpuUse, idle_warning
+from hopsgpu.core.gpu_usage import GpuSample, GpuUsage, idle_warning
 from hopsgpu.errors import ConfigError
 
 # The file's name in the rank's directory, beside its context.
 FILE = "metrics.jsonl"
-_MOST_STEP = 2**63 - 1
-_MOST_NAMES = 1000
-LONGEST_NAME = 200
+_MAX_STEP = 2**63 - 1
+_MAX_NAMES = 1000
+MAX_NAME_LENGTH = 200
 
 
 def report_line(step: object, metrics: Mapping[str, object], time: float) -> bytes:
@@ -29,28 +29,28 @@ def report_line(step: object, metrics: Mapping[str, object], time: float) -> byt
 
     Args:
         step: an int in [0, 2**63), also one of NumPy or torch.
-        metrics: at most 1,000 numbers by name: whatever `float()` accepts, except texts. For a
-            tensor on a GPU, `float()` waits for the GPU.
+        metrics: at most 1,000 numbers by name: all values that `float()` accepts, except texts. For
+            a tensor on a GPU, `float()` waits for the GPU.
         time: seconds since the epoch.
 
     Raises:
         ConfigError: an argument is anything else.
     """
-    if len(metrics) > _MOST_NAMES:
-        raise ConfigError(f"report() of {len(metrics)} metrics: at most {_MOST_NAMES} are accepted")
+    if len(metrics) > _MAX_NAMES:
+        raise ConfigError(f"report() of {len(metrics)} metrics: at most {_MAX_NAMES} are accepted")
     numbers = {_name(name): for_json(_number(name, value)) for name, value in metrics.items()}
     return _line({"time": time, "step": _step(step), "metrics": numbers})
 
 
-def recordable(metrics: Mapping[str, object]) -> tuple[dict[str, float], dict[str, str]]:
+def split_recordable(metrics: Mapping[str, object]) -> tuple[dict[str, float], dict[str, str]]:
     """Return the metrics that `report_line` accepts, and why it refuses others.
 
     Args:
         metrics: values by name, in the order in which they are accepted up to the limit.
 
     Returns:
-        The numbers by name; and for each kind of problem ("name", "value", "number") the first
-        metric that has the problem, in words.
+        The numbers by name; and for each kind of problem ("name", "value", "number") a message
+        about the first metric that has the problem.
     """
     numbers: dict[str, float] = {}
     problems: dict[str, str] = {}
@@ -63,13 +63,13 @@ def recordable(metrics: Mapping[str, object]) -> tuple[dict[str, float], dict[st
         except ConfigError as error:
             problems.setdefault(kind, str(error))
             continue
-        if len(numbers) < _MOST_NAMES or checked in numbers:
+        if len(numbers) < _MAX_NAMES or checked in numbers:
             numbers[checked] = number
         else:
             problems.setdefault(
                 "number",
                 f"{checked!r} is one of {len(metrics)} metrics at a step, of which the first"
-                f" {_MOST_NAMES} are recorded",
+                f" {_MAX_NAMES} are recorded",
             )
     return numbers, problems
 
@@ -77,7 +77,7 @@ def recordable(metrics: Mapping[str, object]) -> tuple[dict[str, float], dict[st
 def for_json(number: float) -> float | str:
     """Return a number for JSON: NaN and the infinities, which JSON lacks, as strings.
 
-    `float()` reads these strings. They are those of the JSON mapping of Protocol Buffers.
+    `float()` reads these strings, which the JSON mapping of Protocol Buffers uses too.
     """
     if math.isfinite(number):
         return number
@@ -90,7 +90,7 @@ def sample_line(sample: GpuSample) -> bytes:
 
 
 def append(file: str | os.PathLike[str], line: bytes) -> None:
-    """Append a line to a file to which others append as well.
+    """Append a line to a file to which other processes append too.
 
     Raises:
         OSError: the node's disk is full.
@@ -102,8 +102,8 @@ def append(file: str | os.PathLike[str], line: bytes) -> None:
         os.close(descriptor)
 
 
-class Fold:
-    """A combination of several reports: the last value of each metric, and all samples."""
+class MetricsChunk:
+    """Combines reports for one message: the last value of each metric, and all samples."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -114,9 +114,9 @@ class Fold:
     def __bool__(self) -> bool:
         return self._step is not None or bool(self._samples)
 
-    def take(self, chunk: bytes) -> None:
-        """Read the next chunk of the file of `append`; chunks may end anywhere."""
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+    def add(self, content: bytes) -> None:
+        """Add the next bytes of the file of `append`; they may end within a line."""
+        *lines, self._rest = (self._rest + content).split(b"\n")
         for line in lines:
             try:
                 record = json.loads(line)
@@ -130,52 +130,52 @@ class Fold:
                 self._metrics |= record["metrics"]
 
     def flush(self) -> bytes:
-        """Return what came since the last call, for `Metrics.take`."""
+        """Return the reports and samples since the last call, for `Metrics.add_chunk`."""
         content = {"step": self._step, "metrics": self._metrics, "gpus": self._samples}
         self._step, self._metrics, self._samples = None, {}, []
         return _line(content)
 
 
 class _RankMetrics:
-    """What the driver knows of one rank.
+    """The metrics of one rank at the driver.
 
     Attributes:
-        last: the last values; replaced when they change, so that callers may keep it.
+        last: the last values; a new mapping at each change, so callers may keep the mapping.
         refused: number of values whose names exceed the bound.
-        uses: the use of each of its GPUs, by UUID.
+        usage: the use of each of the rank's GPUs, by UUID.
     """
 
     def __init__(self) -> None:
         self.last: Mapping[str, float] = {}
         self.refused = 0
-        self.uses: dict[str, GpuUse] = {}
+        self.usage: dict[str, GpuUsage] = {}
         self._step: dict[str, float] = {}
         self._reported: dict[str, float] = {}
         self._sampled: dict[str, GpuSample] = {}
 
-    def take(self, content: Mapping[str, Any]) -> Sequence[GpuSample]:
+    def add_chunk(self, content: Mapping[str, Any]) -> Sequence[GpuSample]:
         if content["step"] is not None:
             self._step = {"step": content["step"]}
         for name, value in content["metrics"].items():
-            if name in self._reported or len(self._reported) < _MOST_NAMES:
+            if name in self._reported or len(self._reported) < _MAX_NAMES:
                 self._reported[name] = float(value)
             else:
                 self.refused += 1
         samples = [GpuSample(**fields) for fields in content["gpus"]]
         for sample in samples:
             self._sampled[sample.uuid] = sample
-            self.uses[sample.uuid] = self.uses.get(sample.uuid, GpuUse()).after(sample)
+            self.usage[sample.uuid] = self.usage.get(sample.uuid, GpuUsage()).with_sample(sample)
         readings = {
             f"gpu.{number}.{name}": value
-            for number, uuid in enumerate(self.uses)
+            for number, uuid in enumerate(self.usage)
             for name, value in self._readings(uuid).items()
         }
-        # The step is last, because a metric may have the name "step" too.
+        # Set the step again: a metric may be named "step" too.
         self.last = self._step | self._reported | readings | self._step
         return samples
 
     def _readings(self, uuid: str) -> dict[str, float]:
-        peak = self.uses[uuid].peak_memory
+        peak = self.usage[uuid].peak_memory
         return self._sampled[uuid].readings() | ({} if peak is None else {"memory_peak": peak})
 
 
@@ -189,47 +189,42 @@ class Metrics:
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = {rank: _RankMetrics() for rank in ranks}
 
-    def take(self, rank: int, folded: bytes) -> Sequence[GpuSample]:
-        """Add what `Fold.flush` returned for a rank; return the samples of GPUs in it."""
-        return self._ranks[rank].take(json.loads(folded))
+    def add_chunk(self, rank: int, chunk: bytes) -> Sequence[GpuSample]:
+        """Add the result of `MetricsChunk.flush` for a rank; return its samples of GPUs."""
+        return self._ranks[rank].add_chunk(json.loads(chunk))
 
-    def last(self) -> tuple[Mapping[str, float], ...]:
+    def last_values(self) -> tuple[Mapping[str, float], ...]:
         """Return the last values of each rank, by name.
 
-        "step" is the step of the last report, also if a metric has this name. The samples of the
-        rank's n-th GPU follow as
-        "gpu.n.utilisation" (share in [0, 1]), "gpu.n.memory_used", "gpu.n.memory_peak" and
-        "gpu.n.memory_total" (bytes), "gpu.n.power" (W) and "gpu.n.temperature" (°C), as far as NVML
-        reports them.
+        "step" is the step of the last report, even if a metric has this name. The names of the
+        values of the rank's n-th GPU, as far as NVML reports them, are "gpu.n.utilisation" (share
+        in [0, 1]), "gpu.n.memory_used", "gpu.n.memory_peak" and "gpu.n.memory_total" (bytes),
+        "gpu.n.power" (W) and "gpu.n.temperature" (°C).
         """
-        return tuple(measured.last for measured in self._ranks.values())
+        return tuple(metrics.last for metrics in self._ranks.values())
 
     def utilisation(self, rank: int) -> float | None:
         """Return the mean share in [0, 1] over a rank's GPUs, or None if nothing was sampled."""
-        means = [use.utilisation for use in self._ranks[rank].uses.values()]
-        known = [mean for mean in means if mean is not None]
-        return sum(known) / len(known) if known else None
+        utilisations = (usage.utilisation for usage in self._ranks[rank].usage.values())
+        means = [mean for mean in utilisations if mean is not None]
+        return sum(means) / len(means) if means else None
 
-    def unused(self, rank: int) -> float:
+    def unused_seconds(self, rank: int) -> float:
         """Return the seconds in which a rank's GPUs were not used, on average; 0 if unknown."""
-        uses = self._ranks[rank].uses.values()
-        return sum(use.unused for use in uses) / len(uses) if uses else 0.0
-
-    def gpus(self, rank: int) -> Mapping[str, GpuUse]:
-        """Return how a rank's GPUs were used, by UUID."""
-        return dict(self._ranks[rank].uses)
+        usage = self._ranks[rank].usage.values()
+        return sum(gpu.unused for gpu in usage) / len(usage) if usage else 0.0
 
     def warnings(self, rank: int, host: str) -> list[str]:
-        """Return what users should know about a rank at its end."""
-        measured = self._ranks[rank]
+        """Return warnings for users about a rank that has ended."""
+        metrics = self._ranks[rank]
         idle = (
-            idle_warning(rank, host, gpu, use.idle_share, use.seconds)
-            for gpu, use in measured.uses.items()
+            idle_warning(rank, host, gpu, usage.idle_share, usage.seconds)
+            for gpu, usage in metrics.usage.items()
         )
         warnings = [warning for warning in idle if warning is not None]
-        if measured.refused:
+        if metrics.refused:
             warnings.append(
-                f"rank {rank} reported more than {_MOST_NAMES} different metrics; later ones"
+                f"rank {rank} reported more than {_MAX_NAMES} different metrics; later ones"
                 f" are only in {record_name(rank)}, beside its log"
             )
         return warnings
@@ -241,12 +236,12 @@ def record_name(rank: int) -> str:
 
 
 def _name(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH:
         raise ConfigError(
-            f"report() of a metric named {_shown(name)}: must be a name of 1 to"
-            f" {LONGEST_NAME} characters"
+            f"report() of a metric named {_short_repr(name)}: must be a name of 1 to"
+            f" {MAX_NAME_LENGTH} characters"
         )
-    # A name with lone surrogates could not be printed.
+    # A name with lone surrogates cannot be printed.
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -259,13 +254,13 @@ def _number(name: str, value: Any) -> float:
             value = value.detach()
             if value.numel() != 1:
                 raise TypeError(f"a tensor of {value.numel()} elements")
-            # For these float() raises RuntimeError, as it does after a failure of the GPU.
+            # float() raises RuntimeError for these tensors, but also after a failure of the GPU.
             if getattr(value, "is_meta", False) or _is_complex(value):
                 raise TypeError("a tensor without a real number")
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"report({name}={_shown(value)}): must be a number, or a value that float()"
+            f"report({name}={_short_repr(value)}): must be a number, or a value that float()"
             f" accepts ({error})"
         ) from error
     return number
@@ -281,16 +276,16 @@ def _step(step: object) -> int:
             raise TypeError("a bool")
         number = operator.index(step)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"report(step={_shown(step)}): must be an int ({error})") from error
-    if not 0 <= number <= _MOST_STEP:
-        raise ConfigError(f"report(step={_shown(number)}): must be an int in [0, 2**63)")
+        raise ConfigError(f"report(step={_short_repr(step)}): must be an int ({error})") from error
+    if not 0 <= number <= _MAX_STEP:
+        raise ConfigError(f"report(step={_short_repr(number)}): must be an int in [0, 2**63)")
     return number
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     try:
         return f"{value!r:.99}"
-    except ValueError:  # an int that has more digits than Python writes out
+    except ValueError:  # an int with more digits than Python converts to text
         return f"an {type(value).__name__} that is too long to show"
 
 

@@ -1,8 +1,8 @@
-"""hopsgpu's own log, by Python's `logging`: how detailed it is, and where it goes.
+"""hopsgpu's own log, by Python's `logging`: its level and its destination.
 
-At the driver, it goes where the user's logging configuration sends it. HOPSGPU_LOG or
-`spark.hopsgpu.log` shows it on stderr as well, and makes agents and process daemons write more.
-These write it to a file of their container.
+At the driver, the user's logging configuration decides where the log goes. HOPSGPU_LOG or
+`spark.hopsgpu.log` also writes the log to stderr, and sets the level of agents and process daemons.
+Agents and process daemons write their log to a file of their container.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# The file of agents, and of the placeholders that hold executors until the agents come.
-AGENT = "hopsgpu-agent.log"
+# The file of agents, and of the placeholders that hold executors until the agents start.
+AGENT_FILE = "hopsgpu-agent.log"
 INFO = "info"
 LEVELS = {INFO: logging.INFO, "debug": logging.DEBUG}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # With the pid, because several processes of a container may write to one file.
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
-_MOST = 2 * 2**20
+_MAX_FILE_BYTES = 2 * 2**20
 
-_ours = logging.getLogger(__name__.partition(".")[0])
+_logger = logging.getLogger(__name__.partition(".")[0])
 
 
-class _Shown(logging.Handler):
-    """A handler that writes to the current stderr, because a notebook's kernel replaces it.
+class _StderrHandler(logging.Handler):
+    """A handler that writes to the current stderr, because a notebook's kernel replaces stderr.
 
     Attributes:
-        detail: the level that was asked for, "info" or "debug".
+        detail: the requested level, "info" or "debug".
     """
 
     def __init__(self, detail: str) -> None:
@@ -43,7 +43,7 @@ class _Shown(logging.Handler):
         self.setFormatter(logging.Formatter(_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A terminal that is gone must not end a run.
+        # A closed terminal must not end a run.
         with contextlib.suppress(OSError, ValueError):
             print(self.format(record), file=sys.stderr, flush=True)
 
@@ -64,42 +64,43 @@ def level_of(setting: str | None) -> str | None:
     return level
 
 
-def show(level: str | None) -> None:
-    """Show the driver's log on stderr from now on; the level None changes nothing."""
+def show_on_stderr(level: str | None) -> None:
+    """Write the driver's log to stderr from now on; the level None changes nothing."""
     if level is None:
         return
-    for handler in list(_ours.handlers):
-        if isinstance(handler, _Shown):
-            _ours.removeHandler(handler)
-    _ours.setLevel(LEVELS[level])
-    _ours.addHandler(_Shown(level))
+    for handler in list(_logger.handlers):
+        if isinstance(handler, _StderrHandler):
+            _logger.removeHandler(handler)
+    _logger.setLevel(LEVELS[level])
+    _logger.addHandler(_StderrHandler(level))
 
 
 def level() -> str:
-    """Return the level at which the processes that this one starts write their log.
+    """Return the level of the log of processes that this process starts.
 
-    It is the level of this process's own handler. A level that the user gives to the logger applies
-    to this process only.
+    The level of this process's own handler is inherited. A level that the user sets at the logger
+    applies to this process only.
     """
-    own = (h.detail for h in reversed(_ours.handlers) if isinstance(h, (_Shown, _File)))
-    return next(own, INFO)
+    kinds = (_StderrHandler, _FileHandler)
+    details = (h.detail for h in reversed(_logger.handlers) if isinstance(h, kinds))
+    return next(details, INFO)
 
 
-class _File(RotatingFileHandler):
-    """A handler that writes to a file of bounded size, and keeps one file of what came before.
+class _FileHandler(RotatingFileHandler):
+    """A handler that writes to a file of bounded size, and keeps one earlier file.
 
-    It creates the file and its directory with the first line, so that a process that logs nothing
-    leaves no file.
+    The first line creates the file and its directory, so a process that logs nothing leaves no
+    file.
 
     Attributes:
-        detail: the level that was asked for, "info" or "debug".
+        detail: the requested level, "info" or "debug".
     """
 
     def __init__(self, path: Path, detail: str) -> None:
         self.detail = detail
         super().__init__(
             path,
-            maxBytes=_MOST,
+            maxBytes=_MAX_FILE_BYTES,
             backupCount=1,
             encoding="utf-8",
             errors="backslashreplace",
@@ -116,7 +117,6 @@ class _File(RotatingFileHandler):
 
 
 def daemon_file(pid: int) -> str:
-    """Return the name of a process daemon's log file."""
     return f"hopsgpu-process-daemon-{pid}.log"
 
 
@@ -129,22 +129,19 @@ def directory(fallback: Path) -> Path:
     return Path(first) if first and Path(first).is_dir() else fallback
 
 
-def last_of(path: Path, most: int) -> bytes:
-    """Return the last whole lines, at most `most` bytes, of a file that `written` has written.
-
-    The result is empty if there is no such file.
-    """
+def read_last_lines(path: Path, max_bytes: int) -> bytes:
+    """Return the last whole lines, at most `max_bytes` bytes, of a log file; b"" without a file."""
     content = b""
     for file in (path, path.with_name(f"{path.name}.1")):
         with contextlib.suppress(OSError):
             content = file.read_bytes() + content
-        if len(content) > most:
-            return content[-most:].partition(b"\n")[2]
+        if len(content) > max_bytes:
+            return content[-max_bytes:].partition(b"\n")[2]
     return content
 
 
 @contextlib.contextmanager
-def written(path: Path, level: str) -> Iterator[None]:
+def log_to_file(path: Path, level: str) -> Iterator[None]:
     """Send this process's log to one file only, while the block runs.
 
     If the file cannot be created, the log goes nowhere.
@@ -153,16 +150,16 @@ def written(path: Path, level: str) -> Iterator[None]:
         path: the file; its present content stays.
         level: "info" or "debug".
     """
-    handler = _File(path, level)
-    previous, propagate = _ours.level, _ours.propagate
-    _ours.setLevel(LEVELS[level])
+    handler = _FileHandler(path, level)
+    previous, does_propagate = _logger.level, _logger.propagate
+    _logger.setLevel(LEVELS[level])
     # The process may be Spark's, and hopsgpu's log must not go into Spark's logging.
-    _ours.propagate = False
-    _ours.addHandler(handler)
+    _logger.propagate = False
+    _logger.addHandler(handler)
     try:
         yield
     finally:
-        _ours.removeHandler(handler)
+        _logger.removeHandler(handler)
         handler.close()
-        _ours.propagate = propagate
-        _ours.setLevel(previous)
+        _logger.propagate = does_propagate
+        _logger.setLevel(previous)

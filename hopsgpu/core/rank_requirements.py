@@ -1,4 +1,4 @@
-"""Modules that ranks need in their Python, beside those that their function imports."""
+"""Modules that ranks need in their Python besides the imports of their function."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DATA = ("numpy", "pyarrow")
 
 def missing_modules(modules: Iterable[str]) -> list[str]:
     """Return the modules that this Python does not have, without importing any."""
-    return [name for name in modules if not _is_there(name)]
+    return [name for name in modules if not _is_installed(name)]
 
 
-def _is_there(name: str) -> bool:
+def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
     except ValueError:  # the module is imported already, and has no spec

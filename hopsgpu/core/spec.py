@@ -1,10 +1,10 @@
-"""What a launch requests, and what it will do: frozen values, validated at construction."""
+"""The request and the plan of a launch: frozen values, validated at construction."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -42,9 +42,9 @@ RESERVED_VARIABLES = frozenset(
         "WORLD_SIZE",
     }
 )
-# A file name may take 255 bytes: a run's id adds a time and an id to the name, and a draft's name
-# adds more.
-_MOST_BYTES = 200
+# A file name may have 255 bytes. A run's id adds a time and an id to the name, and the name of a
+# draft adds more.
+_MAX_NAME_BYTES = 200
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -60,10 +60,10 @@ def check_name(value: object, argument: str) -> str:
     if isinstance(value, str):
         name = unicodedata.normalize("NFC", value)
         if _NAME.fullmatch(name) and len(name) <= 100:
-            if (size := len(name.encode())) <= _MOST_BYTES:
+            if (size := len(name.encode())) <= _MAX_NAME_BYTES:
                 return name
             raise ConfigError(
-                f"{argument}={value!r}: must be a name of at most {_MOST_BYTES} bytes in UTF-8,"
+                f"{argument}={value!r}: must be a name of at most {_MAX_NAME_BYTES} bytes in UTF-8,"
                 f" not {size}: choose a shorter one"
             )
     raise ConfigError(
@@ -81,13 +81,13 @@ def check_count(value: object, name: str, least: int) -> None:
 _SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
 _USER = re.compile(r"://[^/?#@\s:]*:[^/?#@\s]*@")
 # Linux accepts 128 KiB for one string of the environment.
-_MOST_VARIABLE = 120 * 1024
+_MAX_VARIABLE = 120 * 1024
 
 
-def redacted(variables: Mapping[str, str]) -> dict[str, str]:
+def redact(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a record or a screen, without values whose names look secret.
 
-    In the other values, the user and the password in URLs are hidden.
+    Users with passwords in URLs of the other values are hidden.
     """
     return {
         name: "(redacted)" if _SECRET.search(name) else without_user(value)
@@ -96,15 +96,15 @@ def redacted(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_user(text: str) -> str:
-    """Return a text in whose URLs a user with a password is hidden, together with the password."""
+    """Return a text without users and their passwords in URLs."""
     return _USER.sub("://(redacted)@", text)
 
 
 PLACEMENTS = (None, "pack", "spread")
 VISIBLE = (None, "container", "rank")
-# The discovery script is shipped for each number of GPUs up to this one.
-MOST_GPUS = 64
-MOST_SHARING = 16
+# A discovery script is shipped for each number of GPUs up to this number.
+MAX_GPUS = 64
+MAX_RANKS_PER_GPU = 16
 # 0.33 means 1/3.
 _FRACTION_ERROR = 0.02
 
@@ -127,19 +127,19 @@ class GpuRequest:
         count = self.per_worker
         if isinstance(count, float) and 0 < count < 1:
             parts = round(1 / count)
-            if not 2 <= parts <= MOST_SHARING or abs(count * parts - 1) > _FRACTION_ERROR:
+            if not 2 <= parts <= MAX_RANKS_PER_GPU or abs(count * parts - 1) > _FRACTION_ERROR:
                 raise ConfigError(
                     f"gpus_per_worker={count!r}: a fraction must be 1/2, 1/3, … or"
-                    f" 1/{MOST_SHARING}; 1/k puts k ranks on one GPU"
+                    f" 1/{MAX_RANKS_PER_GPU}; 1/k puts k ranks on one GPU"
                 )
             return
         check_count(count, "gpus_per_worker", 0)
-        if count > MOST_GPUS:
-            raise ConfigError(f"gpus_per_worker={count!r}: must be at most {MOST_GPUS}")
+        if count > MAX_GPUS:
+            raise ConfigError(f"gpus_per_worker={count!r}: must be at most {MAX_GPUS}")
 
     @property
     def sharing(self) -> int:
-        """Return the number of ranks on one GPU: k for 1/k, else 1."""
+        """The number of ranks on one GPU: k for 1/k, else 1."""
         return round(1 / self.per_worker) if 0 < self.per_worker < 1 else 1
 
     def of(self, ranks: int) -> int:
@@ -158,18 +158,18 @@ class GangSpec:
 
     Attributes:
         name: name of the run, part of its id.
-        workers: the world size; of an elastic gang, the largest.
-        least_workers: the smallest world size of an elastic gang; None for a gang of one size.
+        workers: the world size; the largest one of an elastic gang.
+        least_workers: the smallest world size of an elastic gang; None for a fixed-size gang.
         gpus: GPUs of each rank.
         cores_per_worker: cores of each rank; None for the node's share of cores per GPU.
         memory_per_worker: bytes that a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
             node, None to leave it to YARN.
-        gpu_type: words of the product name of the wanted GPUs, or None for any GPU.
+        gpu_type: words of the GPUs' product name, or None for any GPU.
         parameter_servers: processes without a GPU beside the workers, for TensorFlow's
             ParameterServerStrategy.
         visible: "container" if a rank sees the GPUs of its container, "rank" if it sees only its
-            own, None to decide by the GPUs of a rank: "rank" if ranks share a GPU.
+            own. None means "rank" if ranks share a GPU, otherwise "container".
         model: name under which the model is published, or None.
         resume: id of the run whose checkpoints this run resumes from, or None.
         acquire_timeout: seconds that the gang may wait for its executors, None for no bound.
@@ -232,20 +232,18 @@ class GangSpec:
             )
         _check_independent(self)
         if self.visible is None and (self.gpus.sharing > 1 or self.independent_ranks):
-            # LOCAL_RANK counts ranks, several of which have the same GPU; for independent ranks it
-            # is 0.
+            # LOCAL_RANK is no index of a GPU if ranks share a GPU, and is 0 for independent ranks.
             object.__setattr__(self, "visible", "rank")
         object.__setattr__(self, "name", check_name(self.name, "name"))
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether the gang may have another size later."""
         return self.least_workers is not None
 
     @property
     def least(self) -> int:
-        """Return the smallest world size."""
+        """The smallest world size."""
         return self.workers if self.least_workers is None else self.least_workers
 
 
@@ -266,21 +264,22 @@ def _check_independent(spec: GangSpec) -> None:
         )
 
 
-def _check_workers(most: object, least: object, gpus: GpuRequest) -> None:
-    given = f"workers={most!r}" if least is None else f"workers=({least!r}, {most!r})"
-    for count in (most,) if least is None else (least, most):
+def _check_workers(maximum: object, minimum: object, gpus: GpuRequest) -> None:
+    argument = f"workers={maximum!r}" if minimum is None else f"workers=({minimum!r}, {maximum!r})"
+    for count in (maximum,) if minimum is None else (minimum, maximum):
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ConfigError(
-                f"{given}: must be an integer ≥ 1, or the smallest and the largest of an elastic"
+                f"{argument}: must be an integer ≥ 1, or the smallest and the largest of an elastic"
                 " gang, as in (2, 8)"
             )
         if count % gpus.sharing:
             raise ConfigError(
-                f"{given} with gpus_per_worker={gpus.per_worker!r}: workers"
+                f"{argument} with gpus_per_worker={gpus.per_worker!r}: workers"
                 f" must be a multiple of {gpus.sharing}, so that no part of a GPU is left over"
             )
-    if isinstance(least, int) and isinstance(most, int) and least > most:
-        raise ConfigError(f"{given}: the smallest size comes first, as in ({most}, {least})")
+    if isinstance(minimum, int) and isinstance(maximum, int) and minimum > maximum:
+        example = f"({maximum}, {minimum})"
+        raise ConfigError(f"{argument}: the smallest size comes first, as in {example}")
 
 
 def _check_gpu_type(gpu_type: object, gpus: GpuRequest) -> None:
@@ -297,7 +296,7 @@ def _check_gpu_type(gpu_type: object, gpus: GpuRequest) -> None:
 
 
 def _size(value: str) -> int:
-    """Return the bytes that a variable takes in a rank, whatever the locale of this process."""
+    """Return the bytes that a text takes in a rank's environment, in UTF-8."""
     return len(value.encode("utf-8", "surrogateescape"))
 
 
@@ -310,9 +309,9 @@ def _check_variables(variables: object) -> Mapping[str, str]:
                 f"env_vars: {name!r}: the name must consist of letters, digits and '_', and not "
                 "begin with a digit, and the value must be a string"
             )
-        if len(name) + _size(value) > _MOST_VARIABLE:
+        if len(name) + _size(value) > _MAX_VARIABLE:
             raise ConfigError(
-                f"env_vars: {name} is longer than {_MOST_VARIABLE} bytes, the limit of Linux: pass"
+                f"env_vars: {name} is longer than {_MAX_VARIABLE} bytes, the limit of Linux: pass"
                 " it in kwargs, or in a file on the lake"
             )
         if "\0" in value:
@@ -322,9 +321,9 @@ def _check_variables(variables: object) -> Mapping[str, str]:
                 f"env_vars sets {name}, which hopsgpu sets in every rank: leave it out "
                 f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
             )
-    if sum(len(name) + _size(value) for name, value in variables.items()) > 4 * _MOST_VARIABLE:
+    if sum(len(name) + _size(value) for name, value in variables.items()) > 4 * _MAX_VARIABLE:
         raise ConfigError(
-            f"env_vars are longer than {4 * _MOST_VARIABLE} bytes in total: pass values in kwargs"
+            f"env_vars are longer than {4 * _MAX_VARIABLE} bytes in total: pass values in kwargs"
         )
     return MappingProxyType(dict(variables))
 
@@ -338,8 +337,7 @@ class ExecutorShape:
         gpus: GPUs, YARN's `yarn.io/gpu`.
         heap_mib: the JVM's heap, MiB.
         overhead_mib: memory of the ranks and of Python, MiB.
-        marker: YARN resource that nodes with the wanted GPUs have, of which one is requested; or
-            None.
+        marker: YARN resource that marks nodes with the GPU type, or None; one unit is requested.
     """
 
     cores: int
@@ -349,23 +347,23 @@ class ExecutorShape:
     marker: str | None = None
 
 
-# The executor's JVM only has tasks that wait; Spark refuses heaps below 450 MB.
+# The tasks in the executor's JVM only wait. Spark refuses heaps below 450 MB.
 HEAP_MIB = 512
-# Memory beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent, and fork
-# servers. A fork server takes 530 MiB with torch imported and 740 MiB with TensorFlow, and YARN
-# counts the pages that it shares with ranks in both.
+# Memory for the JVM outside its heap, Spark's Python daemon, the agent, and fork servers. A fork
+# server takes 530 MiB with torch imported and 740 MiB with TensorFlow. YARN counts pages that a
+# fork server shares with its ranks in each of these processes.
 AGENT_MIB = 1536
 
 
 def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShape:
     """Return the shape of an executor.
 
-    All executors of a gang have the same shape, so each has memory for the largest number of
-    parameter servers that any of them gets.
+    All executors of a gang have the same shape, so each executor has memory for the largest number
+    of parameter servers that one executor gets.
 
     Args:
         spec: the gang.
-        cores_per_gpu: the nodes' share, used if the spec names no cores.
+        cores_per_gpu: the nodes' cores per GPU, used if the spec names no cores.
         ranks: ranks that share the container.
     """
     gpus = spec.gpus.of(ranks)
@@ -382,15 +380,15 @@ class LaunchPlan:
 
     Attributes:
         spec: the gang, as requested.
-        executors: number of containers; of an elastic gang, the largest.
-        ranks_per_executor: ranks in each.
-        shape: what each container requests from YARN.
+        executors: number of executors; the largest number of an elastic gang.
+        ranks_per_executor: ranks in each executor.
+        shape: resources that each executor requests from YARN.
         queue: YARN's queue; "" on a local master.
         environment: variables that every rank gets with the same value.
-        paths: places on the lake: "root", "run", "model", "resume" for the run that this one
-            resumes from, and "data", or "data.NAME" for each of several.
+        paths: URLs on the lake: "root", "run", "model", "resume" for the run that this run resumes
+            from, and "data", or "data.NAME" for each of several tables.
         hosts: nodes that have GPUs of the wanted type; None if any node will do.
-        warnings: what users should know before the launch.
+        warnings: warnings before the launch.
     """
 
     __module__ = "hopsgpu.types"
@@ -407,7 +405,7 @@ class LaunchPlan:
 
     @property
     def least_executors(self) -> int:
-        """Return the number of containers of the smallest world."""
+        """The number of executors of the smallest world."""
         if not self.spec.is_elastic:
             return self.executors
         return self.spec.least // self.ranks_per_executor
@@ -427,7 +425,7 @@ class LaunchPlan:
             f"{self.spec.name}: {ranks} in {executors} of {self.ranks_per_executor}, {where}",
             *([f"  {count_of(servers, 'parameter server')} beside them"] if servers else []),
             *(
-                [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]
+                [f"  GPUs of type {self.spec.gpu_type}, on {', '.join(sorted(self.hosts))}"]
                 if self.hosts
                 else []
             ),
@@ -436,14 +434,10 @@ class LaunchPlan:
             f"{f', 1 {s.marker}' if s.marker else ''}",
             *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),
             *(f"  {what}: {path}" for what, path in self.paths.items()),
-            *(f"  {name}={value}" for name, value in redacted(self.environment).items()),
+            *(f"  {name}={value}" for name, value in redact(self.environment).items()),
             *(f"  warning: {text}" for text in self.warnings),
         ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return html.box(html.preformatted(str(self)))
-
-
-def _listed(hosts: Collection[str]) -> str:
-    return ", ".join(sorted(hosts))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat
 
-from hopsgpu.core.metrics import recordable
+from hopsgpu.core.metrics import split_recordable
 from hopsgpu.core.rank_warnings import warn_run
 
 
@@ -38,7 +38,7 @@ class MetricReporter:
 
     def report(self, step: int, values: Mapping[str, Any] | None) -> None:
         """Report the values that can be recorded; None stands for no values."""
-        metrics, problems = recordable(values or {})
+        metrics, problems = split_recordable(values or {})
         self._context.report(step, **metrics)
         for kind, problem in problems.items():
             if kind not in self._warned:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hopsgpu.core.spec import MOST_GPUS
+from hopsgpu.core.spec import MAX_GPUS
 
 # The directory in the container: Spark runs `./hopsgpu-discovery/gpus-2`.
 ALIAS = "hopsgpu-discovery"
@@ -60,7 +60,7 @@ def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
         markers: YARN resources that mark nodes; the archive has a script for each.
     """
     with tarfile.open(target, "w:gz") as archive:
-        for amount in range(1, MOST_GPUS + 1):
+        for amount in range(1, MAX_GPUS + 1):
             _add(archive, f"gpus-{amount}", _SHEBANG + _LAUNCHER.format(amount=amount), 0o755)
         for marker in sorted(set(markers)):
             answer = json.dumps({"name": marker, "addresses": ["0"]})

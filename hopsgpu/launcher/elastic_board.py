@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.gpu_losses import RankLosses, spent
+from hopsgpu.core.gpu_losses import RankLosses, split_gpu_seconds
 from hopsgpu.core.run_values import GpuSeconds, RunStatus, WorldReport
 from hopsgpu.display.progress import Shielded
 from hopsgpu.launcher.elastic_policy import WorldEnd
@@ -165,11 +165,13 @@ class ElasticBoard(Board):
 
     def _reported(self, now: float) -> tuple[WorldReport, ...]:
         return tuple(
-            dataclasses.replace(world, gpu_seconds=self._spent(number, world.began, now))
+            dataclasses.replace(
+                world, gpu_seconds=self._split_gpu_seconds(number, world.began, now)
+            )
             for number, world in enumerate(self._worlds)
         )
 
-    def _spent(self, number: int, since: float, now: float) -> float:
+    def _split_gpu_seconds(self, number: int, since: float, now: float) -> float:
         """Return the GPU seconds of a world's executors from a time until the world's end."""
         world, losses = self._worlds[number], self._losses[number]
         until = now if world.ended is None else world.ended
@@ -182,12 +184,12 @@ class ElasticBoard(Board):
         warming = self._warming_account.seconds(until).held
         whole = training = 0.0
         for number, world in enumerate(self._worlds):
-            whole += self._spent(number, world.began, now)
+            whole += self._split_gpu_seconds(number, world.began, now)
             if world.started is not None:
-                training += self._spent(number, max(world.started, world.began), now)
+                training += self._split_gpu_seconds(number, max(world.started, world.began), now)
         publishing = self._published_before + self._publishing(now)
         losses = self._lost_before + self._lost_by_ranks
-        return spent(held, training, publishing, warming + whole - training, losses)
+        return split_gpu_seconds(held, training, publishing, warming + whole - training, losses)
 
     def _publishing(self, now: float) -> float:
         """Return the GPU seconds of the last world's upload, until now if it is under way."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from hopsgpu.core.spec import redacted, without_user
+from hopsgpu.core.spec import redact, without_user
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.pickling import pickle_code
 
@@ -94,7 +94,7 @@ def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     secret = {
         name: "" for name, value in first_values.items() if not isinstance(value, (int, float))
     }
-    hidden = {name for name, value in redacted(secret).items() if value}
+    hidden = {name for name, value in redact(secret).items() if value}
     return {
         name: "(redacted)"
         if name in hidden and value is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopsgpu.core.gpu_losses import RankLosses, spent
+from hopsgpu.core.gpu_losses import RankLosses, split_gpu_seconds
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.trials import Moment
 
@@ -51,7 +51,7 @@ class GpuAccount:
         """Return the GPU seconds until now; all are 0 for a search on CPUs."""
         self._advance(now)
         held, used = self._seconds_held * self._gpus, self._seconds_used * self._gpus
-        return spent(held, used, losses=self._losses)
+        return split_gpu_seconds(held, used, losses=self._losses)
 
     @property
     def share(self) -> float:

@@ -15,7 +15,7 @@ from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint, extended
 from hopsgpu.core.run_record import EnvironmentRecord, RankRecord, RunRecord
-from hopsgpu.core.spec import redacted
+from hopsgpu.core.spec import redact
 from hopsgpu.core.waits import Wait, noted
 from hopsgpu.errors import StoreError
 from hopsgpu.runs import run_details
@@ -146,7 +146,7 @@ class Recording:
             use=tuple(point.rounded() for point in self._use),
             model=None if result.model is None else result.model.url,
             data=details.data,
-            spec=replace(plan.spec, env_vars=redacted(plan.spec.env_vars)),
+            spec=replace(plan.spec, env_vars=redact(plan.spec.env_vars)),
             python_env=None if details.python_env is None else details.python_env.as_fields(),
             queue=plan.queue,
             executors=plan.executors,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.gang import GangState, may_follow
-from hopsgpu.core.gpu_losses import RankLosses, added, spent
+from hopsgpu.core.gpu_losses import RankLosses, split_gpu_seconds, sum_gpu_seconds
 from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
@@ -420,7 +420,9 @@ def gpu_seconds(
     if timeline.returned is not None and uploaded is not None:
         stayed = all_gpus - len(departures) * gpus
         publishing = (uploaded - timeline.returned) * stayed
-    return added([before, spent(held, training, publishing, starting, losses)])
+    return sum_gpu_seconds(
+        [before, split_gpu_seconds(held, training, publishing, starting, losses)]
+    )
 
 
 def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.artifacts.run_logs import ATTEMPT
-from hopsgpu.core.metrics import LONGEST_NAME, record_name
+from hopsgpu.core.metrics import MAX_NAME_LENGTH, record_name
 from hopsgpu.display.picture import SHOWN_RANKS, Point, Trace
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, JSON_ERRORS
@@ -98,7 +98,7 @@ class _RankFile:
             return
         step = float(content["step"])
         for name, value in content["metrics"].items():
-            if len(name) > LONGEST_NAME:
+            if len(name) > MAX_NAME_LENGTH:
                 raise ValueError(f"a name of {len(name)} characters")
             if name not in self.traces and len(self.traces) >= _MOST_METRICS:
                 if len(self.left_out) < _MOST_METRICS:

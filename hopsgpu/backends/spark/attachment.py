@@ -14,7 +14,7 @@ from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.local_application import local_application
 from hopsgpu.backends.spark.spark_versions import mismatch, refuse, unsupported
 from hopsgpu.backends.spark.yarn_application import yarn_application
-from hopsgpu.core.own_log import show
+from hopsgpu.core.own_log import show_on_stderr
 from hopsgpu.errors import ConfigError
 
 _ATTRIBUTE = "_hopsgpu_application"
@@ -61,6 +61,6 @@ def _application(context: SparkContext) -> GangApplication:
     application = (
         local_application(context, jvm) if is_local(master) else yarn_application(context, jvm)
     )
-    show(application.log_level)
+    show_on_stderr(application.log_level)
     log.info("attached to %s: master %s, Spark %s", application.id, master, context.version)
     return application

@@ -46,7 +46,7 @@ from hopsgpu.backends.spark.spark_versions import (
 )
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
-from hopsgpu.core.own_log import level_of, show
+from hopsgpu.core.own_log import level_of, show_on_stderr
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
@@ -115,7 +115,7 @@ def session(
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     requested = _checked_conf(name, master, conf)
-    show(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
+    show_on_stderr(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(requested, os.environ)
     if master is not None and not is_local(master):
         # Settings that can be refused are refused before a JVM is started.

@@ -82,7 +82,7 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
     gang.server.end_all()
     assert gang.process.wait(60) == 0
     logs = files(tmp_path)
-    agent = logs.pop(own_log.AGENT)
+    agent = logs.pop(own_log.AGENT_FILE)
     ((name, daemon),) = logs.items()
     assert "agent of container_7 on " in agent
     assert "r: attempt 0: starts ranks 0" in agent
@@ -113,12 +113,12 @@ def test_an_agent_sends_its_log_of_failures_alone(gang: Gang) -> None:
 
 def test_the_end_of_a_log_is_whole_lines(tmp_path: Path) -> None:
     file = tmp_path / "a.log"
-    assert own_log.last_of(file, 10) == b""
+    assert own_log.read_last_lines(file, 10) == b""
     file.write_bytes(b"one\ntwo\n")
-    assert own_log.last_of(file, 100) == b"one\ntwo\n"
-    assert own_log.last_of(file, 7) == b"two\n"
+    assert own_log.read_last_lines(file, 100) == b"one\ntwo\n"
+    assert own_log.read_last_lines(file, 7) == b"two\n"
     (tmp_path / "a.log.1").write_bytes(b"minus one\nzero\n")
-    assert own_log.last_of(file, 15) == b"zero\none\ntwo\n"
+    assert own_log.read_last_lines(file, 15) == b"zero\none\ntwo\n"
 
 
 @pytest.mark.parametrize("failed", [True, False])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.spec import MOST_GPUS
+from hopsgpu.core.spec import MAX_GPUS
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script as script
 from hopsgpu.gpu.node.devices import GpuDevice
@@ -367,7 +367,7 @@ def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:
     with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz")) as archive:
         members = {member.name: member for member in archive.getmembers()}
     scripts = {name for name in members if not name.startswith("hopsgpu/")}
-    assert scripts == {f"gpus-{n}" for n in range(1, MOST_GPUS + 1)}
+    assert scripts == {f"gpus-{n}" for n in range(1, MAX_GPUS + 1)}
     assert all(members[name].mode == 0o755 for name in scripts)
     assert "hopsgpu/__init__.py" in members and "hopsgpu/gpu/node/discovery_script.py" in members
     assert "hopsgpu/gpu/script_archive.py" not in members

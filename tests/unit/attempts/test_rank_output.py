@@ -25,7 +25,7 @@ from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import serve
 from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.core.gpu_usage import GpuSample
-from hopsgpu.core.metrics import Fold, report_line, sample_line
+from hopsgpu.core.metrics import MetricsChunk, report_line, sample_line
 from hopsgpu.display.progress import NoDisplay, RunLines, Shielded
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
@@ -333,13 +333,13 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
 def test_reports_and_samples_are_folded_and_recorded(lake: LakePath) -> None:
     told: list[str] = []
     with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
-        fold = Fold()
+        metrics_chunk = MetricsChunk()
         lines = [report_line(5, {"loss": 0.5}, 1.0)]
         lines += [sample_line(GpuSample(second, "GPU-1", 0.0)) for second in range(20)]
         for line in lines:
             outputs.take_record(1, line)
-            fold.take(line)
-        outputs.take_reports(1, fold.flush())
+            metrics_chunk.add(line)
+        outputs.take_reports(1, metrics_chunk.flush())
         assert outputs.metrics() == ({}, {"step": 5, "loss": 0.5, "gpu.0.utilisation": 0.0})
         assert (outputs.utilisation(0), outputs.utilisation(1)) == (None, 0.0)
         told = [*outputs.warnings(0), *outputs.warnings(1)]

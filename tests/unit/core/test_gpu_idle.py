@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hopsgpu.core.gpu_idle import GpuIdleWatch, IdleBounds, IdleStep, IdleVerdict
-from hopsgpu.core.gpu_usage import GpuSample, GpuUse
+from hopsgpu.core.gpu_usage import GpuSample, GpuUsage
 
 Use = Mapping[str, float | None]
 
@@ -24,7 +24,7 @@ class Gang:
         self.watch = GpuIdleWatch(self._gpus, IdleBounds(warning, timeout), self.now)
         self.warnings: list[str] = []
         for rank in self._gpus:
-            self.watch.entered(rank, self.now)
+            self.watch.record_function_start(rank, self.now)
 
     def go(self, seconds: int, **use: float | None) -> IdleVerdict | None:
         """Let time pass with this utilisation by GPU; return the verdict that ends the run.
@@ -39,7 +39,7 @@ class Gang:
                     GpuSample(self.now, uuid, utilisation=use[uuid.replace("-", "")])
                     for uuid in given
                 ]
-                self.watch.sampled(rank, samples, self.now)
+                self.watch.add_samples(rank, samples, self.now)
             verdict = self.watch.verdict(self.now)
             if verdict.step is IdleStep.WARN:
                 self.warnings.append(str(verdict))
@@ -123,7 +123,7 @@ def test_samples_that_come_late_count() -> None:
 def test_a_rank_that_has_ended_leaves_its_gpu_idle() -> None:
     gang = Gang(timeout=100.0)
     gang.go(10, GPU0=1.0, GPU1=0.0)
-    gang.watch.ended(0, gang.now)
+    gang.watch.record_rank_end(0, gang.now)
     assert gang.go(99, GPU1=0.0) is None
     verdict = gang.go(1, GPU1=0.0)
     assert verdict is not None and verdict.gpus == 2
@@ -138,19 +138,19 @@ def test_a_gpu_of_several_ranks_counts_once() -> None:
 def test_ranks_without_gpus_never_idle() -> None:
     gang = Gang(timeout=1.0, gpus={0: (), 1: ()})
     assert gang.go(100) is None and gang.warnings == []
-    assert gang.watch.unknown(gang.now) == ()
+    assert gang.watch.unwatched_ranks(gang.now) == ()
 
 
 def test_a_timeout_that_watches_nothing_is_told_of_once() -> None:
     gang = Gang(timeout=600.0)
     gang.go(30, GPU0=0.5)
-    assert gang.watch.unknown(gang.now) == ()
+    assert gang.watch.unwatched_ranks(gang.now) == ()
     gang.go(1, GPU0=0.5)
-    assert gang.watch.unknown(gang.now) == (1,)
-    assert gang.watch.unknown(gang.now) == ()
+    assert gang.watch.unwatched_ranks(gang.now) == (1,)
+    assert gang.watch.unwatched_ranks(gang.now) == ()
     silent = Gang(timeout=None)
     silent.go(100)
-    assert silent.watch.unknown(silent.now) == ()
+    assert silent.watch.unwatched_ranks(silent.now) == ()
 
 
 def test_many_ranks_are_not_all_listed() -> None:
@@ -163,9 +163,9 @@ def test_many_ranks_are_not_all_listed() -> None:
 
 
 def test_unused_seconds_are_those_between_samples() -> None:
-    use = GpuUse()
+    use = GpuUsage()
     for time, busy in ((0.0, 0.0), (1.0, 0.0), (2.0, 0.5), (3.0, 0.049), (60.0, 0.0), (61.0, None)):
-        use = use.after(GpuSample(time, "GPU-0", utilisation=busy))
+        use = use.with_sample(GpuSample(time, "GPU-0", utilisation=busy))
     # The gap of 57 s counts for nothing.
     assert use.unused == 2.0
 
@@ -174,10 +174,10 @@ def test_what_gpus_did_before_the_function_ran_does_not_count() -> None:
     watch = GpuIdleWatch({0: ("GPU-0",)}, IdleBounds(None, 60.0), 0.0)
 
     def step_at(now: int) -> IdleStep:
-        watch.sampled(0, [GpuSample(float(now), "GPU-0", utilisation=0.0)], float(now))
+        watch.add_samples(0, [GpuSample(float(now), "GPU-0", utilisation=0.0)], float(now))
         return watch.verdict(float(now)).step
 
     assert {step_at(now) for now in range(1, 300)} == {IdleStep.NOTHING}
-    watch.entered(0, 300.0)
+    watch.record_function_start(0, 300.0)
     assert {step_at(now) for now in range(301, 360)} == {IdleStep.NOTHING}
     assert step_at(360) is IdleStep.END

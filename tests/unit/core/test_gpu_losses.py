@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from hopsgpu.core.gpu_losses import RankLosses, added, largest_loss, spent
+from hopsgpu.core.gpu_losses import RankLosses, largest_loss, split_gpu_seconds, sum_gpu_seconds
 from hopsgpu.core.run_values import GpuSeconds
 
 
 def test_kinds_add_up_to_what_was_held() -> None:
-    seconds = spent(2400.0, 2000.0, 100.0, 60.0, RankLosses(720.0, 30.0, 40.0))
+    seconds = split_gpu_seconds(2400.0, 2000.0, 100.0, 60.0, RankLosses(720.0, 30.0, 40.0))
     assert (seconds.held, seconds.training, seconds.publishing, seconds.idle) == (
         *(2400.0, 2000.0, 100.0),
         300.0,
@@ -32,17 +32,17 @@ def test_parts_are_never_more_than_the_whole() -> None:
     """A rank may have waited before the others ran, and so more than counts as training."""
     amounts = (0.0, 3.0, 8.0)
     for starting, data, saves, unused in itertools.product(amounts, repeat=4):
-        seconds = spent(10.0, 5.0, 1.0, starting, RankLosses(data, saves, unused))
+        seconds = split_gpu_seconds(10.0, 5.0, 1.0, starting, RankLosses(data, saves, unused))
         kinds = seconds.kinds()
         assert sum(kinds.values()) == 10.0
         assert min(kinds.values()) >= 0.0
-    assert spent(10.0, 5.0, losses=RankLosses(3.0, 8.0, 8.0)).checkpointing == 2.0
+    assert split_gpu_seconds(10.0, 5.0, losses=RankLosses(3.0, 8.0, 8.0)).checkpointing == 2.0
 
 
 def test_attempts_add_up() -> None:
-    first = spent(100.0, 60.0, 0.0, 30.0, RankLosses(10.0))
-    second = spent(50.0, 40.0, 5.0, 2.0, RankLosses(1.0, 2.0, 3.0))
-    both = added([first, second])
+    first = split_gpu_seconds(100.0, 60.0, 0.0, 30.0, RankLosses(10.0))
+    second = split_gpu_seconds(50.0, 40.0, 5.0, 2.0, RankLosses(1.0, 2.0, 3.0))
+    both = sum_gpu_seconds([first, second])
     assert (both.held, both.training, both.idle, both.starting) == (150.0, 100.0, 45.0, 32.0)
     assert (both.waiting_for_data, both.checkpointing, both.unused) == (11.0, 2.0, 3.0)
     assert sum(both.kinds().values()) == both.held
@@ -52,23 +52,35 @@ def test_attempts_add_up() -> None:
     ("seconds", "begin", "mends"),
     [
         (
-            spent(2400.0, 2000.0, 0.0, 60.0, RankLosses(720.0, 30.0, 40.0)),
+            split_gpu_seconds(2400.0, 2000.0, 0.0, 60.0, RankLosses(720.0, 30.0, 40.0)),
             "12 of 40 GPU minutes waited for data: ",
             "loader(num_workers)",
         ),
-        (spent(60.0, 40.0, 0.0, 18.0), "18 of 60 GPU seconds went into starting the ra", "hold()"),
         (
-            spent(36_000.0, 35_000.0, losses=RankLosses(0.0, 9000.0)),
+            split_gpu_seconds(60.0, 40.0, 0.0, 18.0),
+            "18 of 60 GPU seconds went into starting the ra",
+            "hold()",
+        ),
+        (
+            split_gpu_seconds(36_000.0, 35_000.0, losses=RankLosses(0.0, 9000.0)),
             "2.5 of 10 GPU hours went into checkpoint calls: ",
             "save less often",
         ),
         (
-            spent(600.0, 590.0, losses=RankLosses(unused=300.0)),
+            split_gpu_seconds(600.0, 590.0, losses=RankLosses(unused=300.0)),
             "5 of 10 GPU minutes had GPUs that idled while the function ran (utilisation under 5 %",
             "on the GPU",
         ),
-        (spent(600.0, 300.0, 240.0), "4 of 10 GPU minutes went into publishing", "model_dir"),
-        (spent(600.0, 300.0), "5 of 10 GPU minutes were held while no rank ran", "workers=(2, 8)"),
+        (
+            split_gpu_seconds(600.0, 300.0, 240.0),
+            "4 of 10 GPU minutes went into publishing",
+            "model_dir",
+        ),
+        (
+            split_gpu_seconds(600.0, 300.0),
+            "5 of 10 GPU minutes were held while no rank ran",
+            "workers=(2, 8)",
+        ),
     ],
 )
 def test_the_largest_loss_is_named_with_what_mends_it(
@@ -83,9 +95,9 @@ def test_the_largest_loss_is_named_with_what_mends_it(
     "seconds",
     [
         GpuSeconds(),
-        spent(4.0, 0.0),
-        spent(1000.0, 951.0),
-        spent(1000.0, 1000.0, losses=RankLosses(49.0)),
+        split_gpu_seconds(4.0, 0.0),
+        split_gpu_seconds(1000.0, 951.0),
+        split_gpu_seconds(1000.0, 1000.0, losses=RankLosses(49.0)),
     ],
 )
 def test_little_is_no_loss(seconds: GpuSeconds) -> None:
@@ -95,8 +107,8 @@ def test_little_is_no_loss(seconds: GpuSeconds) -> None:
 def test_what_a_rank_lost_counts_once() -> None:
     """A GPU is not used while its rank waits for data."""
     lost = RankLosses(10.0, 5.0, unused=40.0)
-    assert lost.apart() == RankLosses(10.0, 5.0, 25.0)
-    assert RankLosses(10.0, 5.0, 12.0).apart().unused == 0.0
+    assert lost.without_overlap() == RankLosses(10.0, 5.0, 25.0)
+    assert RankLosses(10.0, 5.0, 12.0).without_overlap().unused == 0.0
     assert (lost + lost).of_gpus(0.5) == lost
 
 
@@ -104,7 +116,7 @@ def test_a_text_shows_the_parts_that_there_are() -> None:
     assert str(GpuSeconds(8.0, 4.0, 0.0, 4.0)) == (
         "GpuSeconds(held 8.0, training 4.0, publishing 0.0, idle 4.0)"
     )
-    assert str(spent(8.0, 4.0, 0.0, 3.0, RankLosses(2.0))) == (
+    assert str(split_gpu_seconds(8.0, 4.0, 0.0, 3.0, RankLosses(2.0))) == (
         "GpuSeconds(held 8.0, training 4.0, publishing 0.0, idle 4.0, waiting_for_data 2.0,"
         " starting 3.0)"
     )

@@ -22,8 +22,8 @@ import pytest
 import hopsgpu
 from hopsgpu.agent.rank_logs import follow_reports
 from hopsgpu.core import metrics as measures
-from hopsgpu.core.gpu_usage import GpuSample, GpuUse, idle_warning
-from hopsgpu.core.metrics import Fold, Metrics, append, report_line, sample_line
+from hopsgpu.core.gpu_usage import GpuSample, GpuUsage, idle_warning
+from hopsgpu.core.metrics import Metrics, MetricsChunk, append, report_line, sample_line
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank.context import VARIABLE, Context, context
 
@@ -50,9 +50,9 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 def folded(file: Path) -> Metrics:
     """What the driver makes of a file of rank 1."""
-    fold, metrics = Fold(), Metrics([0, 1])
-    fold.take(file.read_bytes())
-    metrics.take(1, fold.flush())
+    metrics_chunk, metrics = MetricsChunk(), Metrics([0, 1])
+    metrics_chunk.add(file.read_bytes())
+    metrics.add_chunk(1, metrics_chunk.flush())
     return metrics
 
 
@@ -62,7 +62,7 @@ def test_a_report_reaches_the_driver_with_its_step(reports: Path) -> None:
     context().report(3, loss=0.5, accuracy=np.float32(0.25), done=True, self=1)
     context().report(np.int64(4), loss=torch.tensor(0.125, requires_grad=True))
     assert [record["step"] for record in records(reports)] == [3, 4]
-    assert folded(reports).last() == (
+    assert folded(reports).last_values() == (
         {},
         {"step": 4, "loss": 0.125, "accuracy": 0.25, "done": 1.0, "self": 1.0},
     )
@@ -73,19 +73,19 @@ def test_metrics_of_any_name_are_accepted(reports: Path) -> None:
     context().report(7, **dict.fromkeys(names, 0.5))
     assert records(reports)[0]["metrics"] == dict.fromkeys(names, 0.5)
     # The last step keeps its name.
-    assert folded(reports).last()[1] == {**dict.fromkeys(names, 0.5), "step": 7}
+    assert folded(reports).last_values()[1] == {**dict.fromkeys(names, 0.5), "step": 7}
 
 
 def test_nan_and_the_infinities_survive_json(reports: Path) -> None:
     context().report(0, nan=math.nan, up=math.inf, down=-math.inf)
     assert records(reports)[0]["metrics"] == {"nan": "NaN", "up": "Infinity", "down": "-Infinity"}
-    last = folded(reports).last()[1]
+    last = folded(reports).last_values()[1]
     assert math.isnan(last["nan"]) and (last["up"], last["down"]) == (math.inf, -math.inf)
 
 
 def test_a_name_that_is_no_utf8_can_be_shown(reports: Path) -> None:
     context().report(0, **{os.fsdecode(b"caf\xe9"): 1.0})
-    (name,) = folded(reports).last()[1].keys() - {"step"}
+    (name,) = folded(reports).last_values()[1].keys() - {"step"}
     assert name == r"caf\udce9"
 
 
@@ -164,7 +164,7 @@ def test_a_loss_with_a_gradient_is_reported_without_a_warning(reports: Path) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         context().report(0, loss=torch.ones(1, requires_grad=True).sum())
-    assert folded(reports).last()[1] == {"step": 0, "loss": 1.0}
+    assert folded(reports).last_values()[1] == {"step": 0, "loss": 1.0}
 
 
 def test_outside_a_gang_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_threads_and_forked_children_report_whole_lines(reports: Path) -> None:
         thread.join()
     assert child.wait(SECONDS) == 0
     assert len(records(reports)) == 1500
-    last = folded(reports).last()[1]
+    last = folded(reports).last_values()[1]
     assert all(last[name] == 299 for name in ("t0", "t1", "t2", "t3", "child"))
 
 
@@ -208,7 +208,7 @@ def follow_while(file: Path, work: Callable[[], None]) -> tuple[Metrics, int]:
         async def send(content: bytes) -> None:
             nonlocal sent
             sent += 1
-            metrics.take(0, content)
+            metrics.add_chunk(0, content)
 
         following = asyncio.create_task(follow_reports(file, ended, send))
         await asyncio.to_thread(work)
@@ -230,7 +230,7 @@ def test_what_a_killed_rank_reported_is_kept(reports: Path) -> None:
         assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
 
     metrics, sent = follow_while(reports, work)
-    assert metrics.last()[0] == {"step": 1999, "loss": 1 / 2000}
+    assert metrics.last_values()[0] == {"step": 1999, "loss": 1 / 2000}
     assert len(records(reports)) == 2000
     assert 0 < sent < 500
 
@@ -246,8 +246,8 @@ def test_many_reports_within_a_moment_are_one_message(tmp_path: Path) -> None:
         ended.set()
 
         async def send(content: bytes) -> None:
-            metrics.take(0, content)
-            sent.append(metrics.last()[0]["step"])
+            metrics.add_chunk(0, content)
+            sent.append(metrics.last_values()[0]["step"])
 
         await follow_reports(file, ended, send, clock=lambda: 7.0)
 
@@ -258,7 +258,7 @@ def test_many_reports_within_a_moment_are_one_message(tmp_path: Path) -> None:
 
 def test_a_rank_that_reports_nothing_sends_nothing(tmp_path: Path) -> None:
     metrics, sent = follow_while(tmp_path / "metrics.jsonl", lambda: None)
-    assert (metrics.last(), sent) == (({},), 0)
+    assert (metrics.last_values(), sent) == (({},), 0)
 
 
 def test_a_line_that_a_full_disk_cut_off_harms_no_other(tmp_path: Path) -> None:
@@ -267,23 +267,23 @@ def test_a_line_that_a_full_disk_cut_off_harms_no_other(tmp_path: Path) -> None:
     append(file, b'{"time": 1, "st\n')
     append(file, report_line(2, {"accuracy": 2.0}, 0.0))
     append(file, b'{"time": 1, "step": 3, "metr')
-    assert folded(file).last()[1] == {"step": 2, "loss": 1.0, "accuracy": 2.0}
+    assert folded(file).last_values()[1] == {"step": 2, "loss": 1.0, "accuracy": 2.0}
 
 
 def test_names_without_end_do_not_fill_the_drivers_memory() -> None:
     metrics = Metrics([0])
     for step in range(3000):
-        fold = Fold()
-        fold.take(report_line(step, {f"loss{step}": 1.0, "loss": step}, 0.0))
-        metrics.take(0, fold.flush())
-    last = metrics.last()[0]
+        metrics_chunk = MetricsChunk()
+        metrics_chunk.add(report_line(step, {f"loss{step}": 1.0, "loss": step}, 0.0))
+        metrics.add_chunk(0, metrics_chunk.flush())
+    last = metrics.last_values()[0]
     assert len(last) == 1001 and last["loss"] == last["step"] == 2999
     assert "more than 1000 different metrics" in metrics.warnings(0, "node1")[0]
 
 
 def test_samples_come_to_a_mean_a_peak_and_an_idle_share() -> None:
     use = functools.reduce(
-        GpuUse.after,
+        GpuUsage.with_sample,
         [
             GpuSample(10.0, GPU, utilisation=0.0, memory_used=5),
             GpuSample(11.0, GPU, utilisation=0.5, memory_used=9),
@@ -291,11 +291,11 @@ def test_samples_come_to_a_mean_a_peak_and_an_idle_share() -> None:
             GpuSample(14.0, GPU, utilisation=1.0, memory_used=7),
             GpuSample(15.0, GPU, utilisation=0.0),
         ],
-        GpuUse(),
+        GpuUsage(),
     )
     assert (use.utilisation, use.idle_share) == (0.375, 0.5)
     assert (use.peak_memory, use.seconds, use.problem) == (9, 5.0, "GPU is lost")
-    assert (GpuUse().utilisation, GpuUse().idle_share, GpuUse().seconds) == (None, None, 0.0)
+    assert (GpuUsage().utilisation, GpuUsage().idle_share, GpuUsage().seconds) == (None, None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_samples_travel_with_the_reports(reports: Path) -> None:
         append(reports, sample_line(GpuSample(100.0 + second, "GPU-2", 0.5)))
     append(reports, sample_line(GpuSample(100.0, "GPU-sim", problem="NVML does not know the GPU")))
     metrics = folded(reports)
-    assert metrics.last()[1] == {
+    assert metrics.last_values()[1] == {
         "step": 7,
         "loss": 1.0,
         "gpu.0.utilisation": 0.0,
@@ -336,7 +336,6 @@ def test_samples_travel_with_the_reports(reports: Path) -> None:
     }
     assert metrics.utilisation(1) == pytest.approx((0.9 / 31 + 0.5) / 2)
     assert metrics.utilisation(0) is None
-    assert metrics.gpus(1)[GPU].peak_memory == 70
     (warning,) = metrics.warnings(1, "node2")
     assert f"{GPU} idled for 97% of 30 s" in warning
 

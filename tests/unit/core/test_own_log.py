@@ -53,17 +53,17 @@ def test_nothing_is_printed_by_default_and_users_may_configure_it() -> None:
 
 
 def test_a_level_shows_the_log_on_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
-    own_log.show(None)
+    own_log.show_on_stderr(None)
     OURS.getChild("some").info("not shown")
     for _ in range(2):
-        own_log.show("info")
+        own_log.show_on_stderr("info")
         OURS.getChild("some").info("gang granted: %d executors", 4)
         OURS.getChild("some").debug("not shown")
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(" INFO ")[2] for line in said] == [
         "hopsgpu.some: gang granted: 4 executors"
     ] * 2
-    own_log.show("debug")
+    own_log.show_on_stderr("debug")
     OURS.getChild("some").debug("shown")
     assert capsys.readouterr().err.endswith(" DEBUG hopsgpu.some: shown\n")
 
@@ -73,17 +73,17 @@ def test_agents_write_more_where_the_driver_was_told_to_show_more() -> None:
     # The user's own setting is for the driver.
     OURS.setLevel(logging.DEBUG)
     assert own_log.level() == "info"
-    own_log.show("info")
+    own_log.show_on_stderr("info")
     assert own_log.level() == "info"
-    own_log.show("debug")
+    own_log.show_on_stderr("debug")
     assert own_log.level() == "debug"
 
 
 def test_a_file_takes_the_log_alone_and_is_bounded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file = tmp_path / "logs" / own_log.AGENT
-    with own_log.written(file, "info"):
+    file = tmp_path / "logs" / own_log.AGENT_FILE
+    with own_log.log_to_file(file, "info"):
         OURS.getChild("some").info("first")
         OURS.getChild("some").debug("not written")
         assert own_log.level() == "info"
@@ -92,10 +92,10 @@ def test_a_file_takes_the_log_alone_and_is_bounded(
     OURS.getChild("some").warning("no longer")
     assert [record.message for record in caplog.records] == ["no longer"]
     assert OURS.propagate and OURS.level == 0
-    before = tmp_path / "logs" / f"{own_log.AGENT}.1"
+    before = tmp_path / "logs" / f"{own_log.AGENT_FILE}.1"
     assert f" INFO {os.getpid()} hopsgpu.some: first\n" in before.read_text()
     assert all(3 * 2**19 < one.stat().st_size < 2 * 2**20 for one in (before, file))
-    with own_log.written(file, "debug"):
+    with own_log.log_to_file(file, "debug"):
         OURS.getChild("some").debug("at debug")
         assert own_log.level() == "debug"
     assert file.read_text().endswith("hopsgpu.some: at debug\n")
@@ -106,14 +106,14 @@ def test_a_file_that_cannot_be_made_is_done_without(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    with own_log.written(tmp_path / "file" / own_log.AGENT, "debug"):
+    with own_log.log_to_file(tmp_path / "file" / own_log.AGENT_FILE, "debug"):
         OURS.getChild("some").warning("nowhere")
     assert OURS.propagate
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_process_that_has_nothing_to_say_leaves_no_file(tmp_path: Path) -> None:
-    with own_log.written(tmp_path / "logs" / own_log.AGENT, "info"):
+    with own_log.log_to_file(tmp_path / "logs" / own_log.AGENT_FILE, "info"):
         OURS.getChild("some").debug("not written")
     assert not list(tmp_path.iterdir())
 

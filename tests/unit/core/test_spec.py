@@ -15,7 +15,7 @@ from hopsgpu.core.spec import (
     GangSpec,
     GpuRequest,
     LaunchPlan,
-    redacted,
+    redact,
     shape_of,
 )
 from hopsgpu.errors import ConfigError
@@ -135,8 +135,8 @@ def test_one_is_counted_as_one() -> None:
 
 def test_redaction() -> None:
     given = {"DB_URL": "postgres://ann:pw@db/x", "URL": "hdfs://nn:8020/a@b"}
-    assert redacted(given) == given | {"DB_URL": "postgres://(redacted)@db/x"}
-    assert redacted({"DB_PASSWORD": "x", "MY_SECRET": "y", "MODE": "z"}) == {
+    assert redact(given) == given | {"DB_URL": "postgres://(redacted)@db/x"}
+    assert redact({"DB_PASSWORD": "x", "MY_SECRET": "y", "MODE": "z"}) == {
         "DB_PASSWORD": "(redacted)",
         "MY_SECRET": "(redacted)",
         "MODE": "z",

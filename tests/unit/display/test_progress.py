@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.gpu_losses import RankLosses, spent
+from hopsgpu.core.gpu_losses import RankLosses, split_gpu_seconds
 from hopsgpu.core.run_values import RunStatus, Timeline, WorldReport
 from hopsgpu.display.progress import RunLines, describe, progress_of
 from hopsgpu.errors import ConfigError
@@ -223,7 +223,7 @@ def test_at_the_end_the_worlds_have_a_line_each() -> None:
 def test_the_end_names_the_largest_loss() -> None:
     out = io.StringIO()
     lines = RunLines(out=out, err=out)
-    lost = spent(2400.0, 2000.0, losses=RankLosses(720.0))
+    lost = split_gpu_seconds(2400.0, 2000.0, losses=RankLosses(720.0))
     running = RunStatus("r", "running", 0, 2, 2, (), "", 1.5, gpu_seconds=lost)
     lines.status(running)
     assert "largest loss" not in out.getvalue()

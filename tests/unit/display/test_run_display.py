@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.gpu_losses import largest_loss, spent
+from hopsgpu.core.gpu_losses import largest_loss, split_gpu_seconds
 from hopsgpu.core.run_values import RankReport, RunStatus, Timeline, WorldReport
 from hopsgpu.display import screens
 from hopsgpu.display.cell import page, summary
@@ -336,7 +336,7 @@ def test_the_end_tells_how_long_each_part_took() -> None:
 
 
 def test_the_end_names_the_largest_loss_with_what_mends_it() -> None:
-    lost = spent(60.0, 40.0, starting=18.0)
+    lost = split_gpu_seconds(60.0, 40.0, starting=18.0)
     picture = Scene(replace(ENDED, gpu_seconds=lost), 0.0).picture(0.0)
     line = f"largest loss: {largest_loss(lost)}"
     assert line in page(picture, "key") and line in summary(picture)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.gpu_usage import GpuSample, GpuUse
+from hopsgpu.core.gpu_usage import GpuSample, GpuUsage
 from hopsgpu.gpu import sampling as sampling_module
 from hopsgpu.gpu.sampling import NOT_INSTALLED, Observations, sampling
 
@@ -219,7 +219,7 @@ def test_what_a_gpu_does_not_support_is_left_out() -> None:
     nvml.unsupported = {"utilisation", "power"}
     (first, *_) = sampled(nvml, [GPU], 1)
     assert set(first.readings()) == {"memory_used", "memory_total", "temperature"}
-    assert GpuUse().after(first).utilisation is None
+    assert GpuUsage().with_sample(first).utilisation is None
 
 
 def test_memory_is_that_of_processes_where_the_driver_can_tell() -> None:
