@@ -14,9 +14,9 @@ from hopsgpu.data.shard_plan import check_dealing
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import LakePath
 
-# The name of data that the user gave without a name.
+# The name of data that the user passed without a name.
 DEFAULT_NAME = "data"
-_SHOWN = 99
+_MAX_REPR = 99
 
 
 @public_class
@@ -28,8 +28,7 @@ class Data:
         source: a Spark DataFrame, or Parquet on the lake: the URL of a directory or a file, or its
             absolute path on the default file system.
         remainder: what happens to the rows beyond a multiple of the number of ranks: "drop" leaves
-            them out and "pad" repeats other rows, so that all ranks have equally many rows; with
-            "keep" every row is read once, and some ranks have one row more than others.
+            them out, "pad" repeats other rows, and "keep" gives some ranks one row more.
         seed: determines the order of the row groups; each rank gets a consecutive part of them.
 
     Raises:
@@ -51,8 +50,8 @@ class Datasets:
     """The data that a launch reads.
 
     Attributes:
-        named: the data by name; data that was given without a name has the name "data".
-        is_single: whether the data was given without a name.
+        named: the data by name; data without a name has the name "data".
+        is_single: whether the data was passed without a name.
     """
 
     named: Mapping[str, Data]
@@ -69,7 +68,7 @@ class Datasets:
         return ((n, os.fspath(d.source)) for n, d in self.named.items() if _is_path(d.source))
 
     def places(self, run_url: str, files: str | None) -> dict[str, str]:
-        """Return the URLs by name: where data is read in place, or where it will be written.
+        """Return the URLs by name, of data that is read in place, and of data to be written.
 
         Args:
             run_url: URL of the run's directory.
@@ -83,7 +82,7 @@ class Datasets:
         return {name: places[name] for name in self.named}
 
     def label(self, name: str) -> str:
-        """Return what messages call the data of a name: `data`, or `data.` and the name."""
+        """Return the term for a dataset in messages: `data`, or `data.` and the name."""
         return DEFAULT_NAME if self.is_single else f"{DEFAULT_NAME}.{name}"
 
 
@@ -92,7 +91,7 @@ def datasets_of(argument: object, is_frame: Callable[[object], bool]) -> Dataset
 
     Args:
         argument: a DataFrame, a path, a Data, a mapping of names to these, or None.
-        is_frame: tells whether an object is a Spark DataFrame.
+        is_frame: returns whether an object is a Spark DataFrame.
 
     Raises:
         ConfigError: `data=` is anything else.
@@ -117,11 +116,11 @@ def _data(value: object, label: str, is_frame: Callable[[object], bool]) -> Data
     if is_frame(data.source) or (_is_path(data.source) and os.fspath(data.source)):
         return data
     try:
-        shown = repr(data.source)[:_SHOWN]
-    except Exception:  # noqa: BLE001 - a repr of the user's may fail in any way
-        shown = f"<{type(data.source).__name__}>"
+        text = repr(data.source)[:_MAX_REPR]
+    except Exception:  # noqa: BLE001 - a user's __repr__ may fail in any way
+        text = f"<{type(data.source).__name__}>"
     raise ConfigError(
-        f"{label}={shown}: must be a Spark DataFrame, the URL or absolute path of Parquet on the"
+        f"{label}={text}: must be a Spark DataFrame, the URL or absolute path of Parquet on the"
         " lake, a hopsgpu.Data of one, or a dict of names to these (convert a pandas DataFrame by"
         " spark.createDataFrame)"
     )
@@ -140,20 +139,20 @@ def url_of(path: str, files: str | None) -> str:
         files: the default file system, `fs.defaultFS`.
 
     Raises:
-        ConfigError: the path is neither, its file system cannot be read in place, or it names no
-            file system and the default one is of another kind.
+        ConfigError: the path is neither; its file system cannot be read in place; or the URL names
+            no file system, and the default file system is of another kind.
     """
     scheme, _, authority = (files or "file:///").partition("://")
     default = f"{scheme}://{authority.partition('/')[0]}"
-    url = re.sub(r"^(\w+):/(?!/)", r"\1:///", path)  # as Spark writes it
+    url = re.sub(r"^(\w+):/(?!/)", r"\1:///", path)  # Spark writes such URLs
     if path.startswith("/"):
         url = default + path
     elif url.startswith(f"{scheme}:///"):
         url = default + url.removeprefix(f"{scheme}://")
-    elif unnamed := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
+    elif no_host := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
         raise ConfigError(
             f"data={path!r}: the URL names no file system, and the default file system is"
-            f" {files or 'file:///'}: write {unnamed[1]}://<name>/{url[unnamed.end() :]}"
+            f" {files or 'file:///'}: write {no_host[1]}://<name>/{url[no_host.end() :]}"
         )
     try:
         return LakePath(url).url

@@ -14,11 +14,8 @@ from hopsgpu.storage.lake import LakePath
 class LakeFile:
     """A reader of a file on the lake, with the methods that pyarrow requires of a Python file.
 
-    It returns whole ranges, although file systems may answer in parts, and tries a failed read
-    again if that can help.
-
-    Args:
-        lake: the file.
+    `read` returns whole ranges, although file systems may answer in parts, and retries a failed
+    read if a retry can help.
     """
 
     def __init__(self, lake: LakePath) -> None:
@@ -28,15 +25,15 @@ class LakeFile:
         self._at = 0
         self._retry = lake.retry_limits()
         self.closed = False
-        # From the open file: one request, and the size is that of the file that is read.
+        # The size comes from the open file: one request, and no race with a replacement.
         self.size: int = self._retry(
-            "read", lake.url, lambda _: self._opened().seek(0, os.SEEK_END)
+            "read", lake.url, lambda _: self._connect().seek(0, os.SEEK_END)
         )
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next `size` bytes; all up to the end if there are fewer, or it is negative."""
-        left = max(self.size - self._at, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
+        """Return the next `size` bytes; all up to the end if there are fewer, or if `size` < 0."""
+        remaining = max(self.size - self._at, 0)
+        wanted = remaining if size is None or size < 0 else min(size, remaining)
         content: memoryview = self._retry(
             "read", self._lake.url, lambda _: self._range(self._at, wanted)
         )
@@ -53,7 +50,7 @@ class LakeFile:
 
     def close(self) -> None:
         self.closed = True
-        self._let_go()
+        self._disconnect()
 
     def _range(self, at: int, wanted: int) -> memoryview:
         import numpy as np
@@ -61,7 +58,7 @@ class LakeFile:
         content = np.empty(wanted, np.uint8).data
         filled = 0
         try:
-            raw = self._opened()
+            raw = self._connect()
             raw.seek(at)
             while filled < wanted:
                 count = raw.readinto(content[filled:])
@@ -69,22 +66,22 @@ class LakeFile:
                     raise OSError(f"the file ended {wanted - filled} bytes early")
                 filled += count
         except BaseException:
-            self._let_go()  # the next try opens another connection
+            self._disconnect()  # the next attempt opens another connection
             raise
         return content
 
-    def _opened(self) -> io.RawIOBase:
+    def _connect(self) -> io.RawIOBase:
         if self._raw is None:
             self._raw = self._open.enter_context(self._lake.client.read(self._lake.path))
         return self._raw
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         self._raw = None
         self._open.close()
 
 
 @contextlib.contextmanager
-def opened(lake: LakePath) -> Iterator[tuple[Any, LakeFile]]:
+def open_lake_file(lake: LakePath) -> Iterator[tuple[Any, LakeFile]]:
     """Open a file on the lake; yield it as a pyarrow.NativeFile and as a LakeFile."""
     import pyarrow as pa
 

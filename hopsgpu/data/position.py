@@ -1,8 +1,8 @@
-"""The position in an epoch: which rows a gang was handed, in the worlds that trained the epoch.
+"""The position in an epoch: which rows the worlds of a gang were given.
 
-A world is a gang of a fixed number of ranks. The next one may have another number of ranks, and
-continues at a checkpoint. All ranks of a world read in step: after the same number of batches. A
-rank therefore knows the position of all of them, and the rows follow from the plan of the shards.
+The next world may have another number of ranks, and continues at a checkpoint. All ranks of a world
+read in step: they have received the same number of batches. A rank therefore knows the position of
+all ranks, and the rows follow from the plan of the shards.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Leg:
-    """What one world trained of an epoch, up to its last checkpoint.
+    """The batches of an epoch that one world trained, up to its last checkpoint.
 
     Attributes:
         ranks: number of ranks of the world.
         epoch: number of the epoch.
-        batches: number of batches that each rank was handed.
+        batches: number of batches that each rank received.
         size: number of rows of a batch.
         drop_remainder: whether an epoch's last batch was left out if it was smaller.
         seed: seed of the shuffle; None for the shard's order.
         readers: number of processes that read a rank's shard, in turn.
-        numbered: whether the loop gave the epoch a number. Without one, the next pass over the
-            data is the same epoch again.
-        ended: whether the rank that saved was handed all batches of the epoch.
+        numbered: whether the loop gave the epoch a number. If not, the next pass over the data is
+            the same epoch again.
+        ended: whether the rank that saved had received all batches of the epoch.
     """
 
     ranks: int
@@ -53,33 +53,33 @@ class Leg:
 
 @dataclass(frozen=True)
 class Position:
-    """The position in each dataset of a launch, as a checkpoint's record has it.
+    """The position in each dataset of a launch, as in a checkpoint's record.
 
     Attributes:
-        legs: by the dataset's name, what each world trained of the present epoch, in order.
-        digests: by the dataset's name, the digest of what determines the order of its rows
-            (`source.order_digest`). With other data, the legs mean other rows.
+        legs: by the dataset's name, the leg of each world in the present epoch, in order.
+        digests: by the dataset's name, the digest of the order of its rows
+            (`source.order_digest`). For other data, the legs mean other rows.
     """
 
     legs: Mapping[str, tuple[Leg, ...]]
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def of_data(self, digests: Mapping[str, str]) -> tuple[Position, tuple[str, ...]]:
-        """Return the position in these datasets, and the names of those that are other data.
+        """Return the position in these datasets, and the names of datasets that have changed.
 
         Args:
             digests: digests of the present datasets, by name.
         """
-        others = tuple(
+        changed = tuple(
             name
             for name, digest in digests.items()
             if name in self.legs and self.digests.get(name) != digest
         )
-        legs = {name: () if name in others else legs for name, legs in self.legs.items()}
-        return Position(legs, digests), others
+        legs = {name: () if name in changed else legs for name, legs in self.legs.items()}
+        return Position(legs, digests), changed
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the position as JSON has it."""
+        """Return the position as the fields of a JSON object."""
         datasets = {name: [asdict(leg) for leg in legs] for name, legs in self.legs.items()}
         return {"version": _VERSION, "datasets": datasets, "digests": dict(self.digests)}
 
@@ -94,8 +94,8 @@ class Position:
             if fields["version"] != _VERSION:
                 raise ValueError(f"version {fields['version']}, not {_VERSION}")
             datasets = fields["datasets"].items()
-            found = {name: tuple(Leg(**leg) for leg in legs) for name, legs in datasets}
-            return cls(found, dict(fields["digests"]))
+            legs = {name: tuple(Leg(**leg) for leg in dataset) for name, dataset in datasets}
+            return cls(legs, dict(fields["digests"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StoreError(
                 f"the position in the data that a checkpoint has is damaged, or of another version"
@@ -104,34 +104,35 @@ class Position:
 
 
 def common_position(positions: Sequence[Position]) -> Position:
-    """Return the position of a gang from those that its ranks saved at the same step.
+    """Return the position of a gang from the positions that its ranks saved at the same step.
 
-    Ranks that read in step were handed equally many batches, except that a rank with fewer rows may
-    be at the end of the epoch already. If they were not in step, the least position counts: rows
-    after it are trained again, and none is left out. A warning is logged.
+    Ranks that read in step have received equally many batches. Only a rank with fewer rows may be
+    at the end of the epoch already. If the ranks were not in step, a warning is logged, and the
+    least position counts: later rows are trained again, and no row is left out.
 
     Args:
         positions: at least one position, the lowest rank's first.
     """
-    first, *others = positions
+    first, *rest = positions
     return Position(
         {
-            name: _agreed(name, [legs, *(other.legs.get(name, ()) for other in others)])
+            name: _common_legs(name, [legs, *(position.legs.get(name, ()) for position in rest)])
             for name, legs in first.legs.items()
         },
         first.digests,
     )
 
 
-def _agreed(name: str, found: Sequence[tuple[Leg, ...]]) -> tuple[Leg, ...]:
-    last = [legs[-1] for legs in found if legs]
+def _common_legs(name: str, legs_of_ranks: Sequence[tuple[Leg, ...]]) -> tuple[Leg, ...]:
+    last = [legs[-1] for legs in legs_of_ranks if legs]
     if not last:
         return ()
-    open_ones = [leg for leg in last if not leg.ended]
+    unfinished = [leg for leg in last if not leg.ended]
     furthest = max(last, key=lambda leg: (leg.epoch, leg.batches))
-    if in_step(last):
-        return found[last.index(furthest)] if len(last) == len(found) else found[0]
-    least = min(open_ones or last, key=lambda leg: (leg.epoch, leg.batches))
+    if are_in_step(last):
+        is_complete = len(last) == len(legs_of_ranks)
+        return legs_of_ranks[last.index(furthest) if is_complete else 0]
+    least = min(unfinished or last, key=lambda leg: (leg.epoch, leg.batches))
     log.warning(
         "the ranks that saved had not read %r in step (epochs and batches: %s): continues after"
         " batch %d of epoch %d, the least",
@@ -140,29 +141,30 @@ def _agreed(name: str, found: Sequence[tuple[Leg, ...]]) -> tuple[Leg, ...]:
         least.batches,
         least.epoch,
     )
-    return next(legs for legs in found if legs and legs[-1] == least)
+    return next(legs for legs in legs_of_ranks if legs and legs[-1] == least)
 
 
-def in_step(legs: Collection[Leg]) -> bool:
-    """Return whether ranks of one world have read in step, as far as their last legs show."""
-    at = {(leg.epoch, leg.batches) for leg in legs if not leg.ended}
+def are_in_step(legs: Collection[Leg]) -> bool:
+    """Return whether ranks of one world have read in step, according to their last legs."""
+    unfinished = {(leg.epoch, leg.batches) for leg in legs if not leg.ended}
     furthest = max((leg.epoch, leg.batches) for leg in legs)
-    like = {replace(leg, batches=0, ended=False) for leg in legs}
-    return len(like) == 1 and (not at or at == {furthest})
+    kinds = {replace(leg, batches=0, ended=False) for leg in legs}
+    return len(kinds) == 1 and (not unfinished or unfinished == {furthest})
 
 
 @dataclass
 class Pass:
-    """One pass over a rank's shard, and how many batches of it the rank was handed.
+    """A pass over a rank's shard, with the number of batches that the rank has received.
 
     Attributes:
-        leg: description of the pass; its `batches` and `ended` do not count.
+        leg: description of the pass; its `batches` and `ended` are not used.
         total: number of batches of the pass.
-        is_rest: whether the pass reads the rest of an epoch that earlier worlds have begun.
+        is_rest: whether the pass reads the rest of an epoch that earlier worlds have started.
         handed: number of batches that the user's code has received.
         is_known: whether `handed` is known.
-        fallback: number of the epoch with which to begin if it is not; None for the pass's own.
-        is_open: whether a loop over it is under way, as far as is known.
+        fallback: number of the epoch with which to continue if `handed` is unknown; None for the
+            pass's own.
+        is_open: whether a loop over the pass is known to run.
     """
 
     leg: Leg
@@ -175,7 +177,7 @@ class Pass:
 
     @property
     def is_interrupted(self) -> bool:
-        """Return whether a loop over it is under way, and more batches are to come."""
+        """Return whether a loop over the pass runs and has batches left."""
         return self.is_open and 0 < self.handed < self.total
 
     def progress(self) -> Leg:
@@ -187,13 +189,13 @@ class Pass:
 
 
 class Tracker:
-    """The passes over one rank's dataset, of which the last one that yielded a batch counts.
+    """Tracks the passes over one rank's dataset; the last pass that yielded a batch counts.
 
-    Passes that have numbers are those that train. Others count only if there are none.
+    Passes without a number count only if there is no pass with a number, which trains.
 
     Args:
         name: name of the dataset in messages.
-        legs: what earlier worlds trained of the present epoch.
+        legs: the legs of earlier worlds in the present epoch.
         epoch: number of the present epoch.
         ranks: number of ranks of the gang.
     """
@@ -205,55 +207,54 @@ class Tracker:
         self._epoch = epoch
         self._active: dict[bool, Pass] = {}
         self._completed: int | None = None
-        self._warned = False
+        self._has_warned = False
 
-    def handed(self, one: Pass) -> None:
+    def count_batch(self, pass_: Pass) -> None:
         """Count a batch of a pass, just before the user's code receives it."""
-        if self._active.get(one.leg.numbered) is not one:
-            self._switch(one)
-        one.handed += 1
+        if self._active.get(pass_.leg.numbered) is not pass_:
+            self._switch(pass_)
+        pass_.handed += 1
 
-    def counted(self, batches: Generator[T, None, None], begun: deque[Pass]) -> Iterator[T]:
-        """Yield the batches of some passes, counted as `handed` does; close them at the end.
+    def count_batches(self, batches: Generator[T, None, None], passes: deque[Pass]) -> Iterator[T]:
+        """Yield the batches of some passes and count them; close the generator at the end.
 
         Args:
             batches: the batches of one pass after the other.
-            begun: the passes, each of which is added before its first batch comes.
+            passes: the passes; another thread adds each pass before its first batch.
         """
-        one: Pass | None = None
-        left, active = 0, self._active
+        pass_: Pass | None = None
+        remaining, active = 0, self._active
         try:
             with contextlib.closing(batches):
                 for batch in batches:
-                    if one is None or not left:
-                        one = begun.popleft()
-                        one.is_open, numbered = True, one.leg.numbered
-                        left = one.total - one.handed
-                    left -= 1
-                    # Not with `handed`: a call takes as long as the rest that a batch of views
-                    # needs.
-                    if active.get(numbered) is not one:
-                        self._switch(one)
-                    one.handed += 1
+                    if pass_ is None or not remaining:
+                        pass_ = passes.popleft()
+                        pass_.is_open, numbered = True, pass_.leg.numbered
+                        remaining = pass_.total - pass_.handed
+                    remaining -= 1
+                    # Not `count_batch`: a call takes as long as all other work on a batch of views.
+                    if active.get(numbered) is not pass_:
+                        self._switch(pass_)
+                    pass_.handed += 1
                     yield batch
-                    del batch  # the reader has it now, and may be done with it
+                    del batch  # do not keep the batch after the reader has used it
         finally:
-            if one is not None:
-                one.is_open = False
+            if pass_ is not None:
+                pass_.is_open = False
 
-    def begin(self, one: Pass) -> None:
+    def begin(self, pass_: Pass) -> None:
         """Make a pass the one that counts."""
-        self._active[one.leg.numbered] = one
+        self._active[pass_.leg.numbered] = pass_
 
-    def _switch(self, one: Pass) -> None:
-        other = self._active.get(one.leg.numbered)
-        if other is not None and (one.handed or other.is_interrupted):
-            # Two loops take turns, or one begins within the other, as an evaluation within an
-            # epoch does: nobody knows which of them trains.
-            one.is_known = other.is_known = False
-            one.fallback = other.fallback = min(one.leg.epoch, other.leg.epoch)
-            one.is_rest = other.is_rest = one.is_rest or other.is_rest
-        self.begin(one)
+    def _switch(self, pass_: Pass) -> None:
+        other = self._active.get(pass_.leg.numbered)
+        if other is not None and (pass_.handed or other.is_interrupted):
+            # Two loops alternate or are nested, as in an evaluation within an epoch: which loop
+            # trains is unknown.
+            pass_.is_known = other.is_known = False
+            pass_.fallback = other.fallback = min(pass_.leg.epoch, other.leg.epoch)
+            pass_.is_rest = other.is_rest = pass_.is_rest or other.is_rest
+        self.begin(pass_)
 
     def complete(self, epoch: int) -> None:
         """Record that an epoch is trained."""
@@ -261,15 +262,15 @@ class Tracker:
         self.begin(Pass(Leg(self.ranks, epoch + 1), 1))
 
     def legs(self) -> tuple[Leg, ...]:
-        """Return what all worlds up to now trained of the present epoch."""
-        one = self._active.get(True) or self._active.get(False)
-        if one is None:
+        """Return the legs of all worlds in the present epoch until now."""
+        pass_ = self._active.get(True) or self._active.get(False)
+        if pass_ is None:
             return self._legs or (Leg(self.ranks, self._epoch),)
-        if not one.is_known and self._completed is not None:
-            # The loop that reads out of sight says itself how far it is.
+        if not pass_.is_known and self._completed is not None:
+            # The user's code reports the position of a loop within a graph itself.
             return (Leg(self.ranks, self._completed + 1),)
-        if not one.is_known and not self._warned:
-            self._warned = True
+        if not pass_.is_known and not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "a checkpoint does not know how many batches of %r were trained, since several"
                 " loops, or a graph of TensorFlow, read it: if another gang continues from it, it"
@@ -277,8 +278,8 @@ class Tracker:
                 " epoch",
                 self._name,
             )
-        leg = one.progress()
-        if not one.is_rest or leg.epoch != self._epoch:
+        leg = pass_.progress()
+        if not pass_.is_rest or leg.epoch != self._epoch:
             return (leg,)
-        # Without a batch of its own, this world changes nothing about the rest.
+        # A world without a batch leaves the rest of the epoch unchanged.
         return (*self._legs, leg) if leg.batches else self._legs

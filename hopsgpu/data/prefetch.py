@@ -1,4 +1,4 @@
-"""An iterator that is read ahead in a thread, which ends with the iterator."""
+"""An iterator whose items a thread makes ahead."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-# The longest wait for a read of the lake that is under way; the thread ends after that read.
-_LONGEST_SECONDS = 10.0
+# Longest wait for a running read of the lake. The thread ends after that read in any case.
+_MAX_JOIN_SECONDS = 10.0
 
-# For waits that keep no training waiting.
+# For waits that do not delay a training.
 NOT_COUNTED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 
 
 class _Buffer(Generic[T]):
     """The items between the thread and its reader."""
 
-    def __init__(self, room: int, waiting: AbstractContextManager[None]) -> None:
-        self._room = room
+    def __init__(self, capacity: int, waiting: AbstractContextManager[None]) -> None:
+        self._capacity = capacity
         self._waiting = waiting
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
-        self._ended = False
-        self._closed = False
+        self._is_complete = False
+        self._is_closed = False
         self._error: BaseException | None = None
 
     def put(self, item: T) -> bool:
-        """Wait for room and add an item; return False if nobody reads any more."""
+        """Wait until there is room, and add an item; return False if the reader has closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._room)
-            if self._closed:
+            self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
+            if self._is_closed:
                 return False
             self._items.append(item)
             self._changed.notify_all()
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """Tell the reader that no item follows, or which error it is to raise."""
+        """Notify the reader that no item follows; the reader raises the error, if there is one."""
         with self._changed:
-            self._ended, self._error = True, error
+            self._is_complete, self._error = True, error
             self._changed.notify_all()
 
     def get(self) -> T:
         with self._changed:
-            if not (self._items or self._ended or self._closed):
+            if not (self._items or self._is_complete or self._is_closed):
                 with self._waiting:
-                    self._changed.wait_for(lambda: self._items or self._ended or self._closed)
-            if self._items and not self._closed:
+                    self._changed.wait_for(
+                        lambda: self._items or self._is_complete or self._is_closed
+                    )
+            if self._items and not self._is_closed:
                 self._changed.notify_all()
                 return self._items.popleft()
             error, self._error = self._error, None
@@ -62,7 +64,7 @@ class _Buffer(Generic[T]):
 
     def close(self) -> None:
         with self._changed:
-            self._closed = True
+            self._is_closed = True
             self._items.clear()
             self._changed.notify_all()
 
@@ -74,19 +76,18 @@ class PrefetchIterator(Iterator[T]):
     and when the process exits. An error while an item is made is raised in the item's place.
 
     Args:
-        make: called in the thread; returns the iterator that makes the items, which the thread
-            closes.
-        room: number of items that are made before they are asked for.
-        waiting: entered while the reader waits for an item that is not made yet.
+        make: called in the thread; returns the iterator of the items, which the thread closes.
+        capacity: number of items that are made in advance.
+        waiting: entered while the reader waits for an item.
     """
 
     def __init__(
         self,
         make: Callable[[], Iterator[T]],
-        room: int,
+        capacity: int,
         waiting: AbstractContextManager[None] = NOT_COUNTED,
     ) -> None:
-        self._buffer: _Buffer[T] = _Buffer(room, waiting)
+        self._buffer: _Buffer[T] = _Buffer(capacity, waiting)
         thread = threading.Thread(
             target=_fill, args=(make, self._buffer), name="hopsgpu-data", daemon=True
         )
@@ -97,7 +98,7 @@ class PrefetchIterator(Iterator[T]):
         return self._buffer.get()
 
     def close(self) -> None:
-        """End the thread; there are no more items."""
+        """End the thread, and the iterator."""
         self._end()
 
 
@@ -109,7 +110,7 @@ def _fill(make: Callable[[], Iterator[T]], buffer: _Buffer[T]) -> None:
             for item in items:
                 if not buffer.put(item):
                     break
-                del item  # the reader has it now, and it may be large
+                del item  # do not keep the item, which may be large, after the reader has used it
         finally:
             if (close := getattr(items, "close", None)) is not None:
                 close()
@@ -121,4 +122,4 @@ def _fill(make: Callable[[], Iterator[T]], buffer: _Buffer[T]) -> None:
 def _end(buffer: _Buffer[T], thread: threading.Thread) -> None:
     buffer.close()
     if thread is not threading.current_thread():
-        thread.join(_LONGEST_SECONDS)
+        thread.join(_MAX_JOIN_SECONDS)

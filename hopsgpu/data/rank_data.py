@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Blocks, each from one record batch, that are read before they are asked for.
+# Number of blocks, each from one record batch, that are read ahead.
 _AHEAD = 3
-# The same for blocks of shuffled rows, and the most bytes of them.
+# The same for blocks of shuffled rows, and the most bytes of these blocks.
 _AHEAD_SHUFFLED = 4
 _AHEAD_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _BatchRequest:
     """The checked arguments of a request for batches.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Wanted:
         size: number of rows of a batch.
         seed: seed of the shuffle; None for the shard's order.
         drop_remainder: whether an epoch's last batch is left out if it is smaller.
-        is_own: whether arrays that no other batch reads may be changed.
+        is_own: whether arrays that no other batch reads are writeable.
     """
 
     columns: Sequence[Column]
@@ -68,7 +68,7 @@ class _Wanted:
 
 @dataclass(frozen=True)
 class DataStart:
-    """Where in the data a gang begins: after what earlier gangs of the run have trained.
+    """The place in the data where a gang starts, after the rows that earlier gangs have trained.
 
     Attributes:
         epoch: number of the present epoch.
@@ -88,21 +88,20 @@ class DataStart:
 class RankData:
     """A rank's shard of the data.
 
-    A context manager: its exit removes what was cached on the local disk. Its methods may be called
-    any number of times, and several iterators may be in use at the same time.
+    A context manager: its exit removes the cache on the local disk. Methods may be called any
+    number of times, and several iterators may be in use at the same time.
 
-    If the gang continues at a checkpoint that was saved within an epoch, with another number of
-    ranks or the same, the first pass has the rest of that epoch only: the rows that no rank was
-    handed before the checkpoint.
+    If the gang continues at a checkpoint that was saved within an epoch, the first pass has only
+    the rest of that epoch: the rows that no rank received before the checkpoint.
 
     Args:
         shard: the rows.
         directory: directory on the local disk below which they are cached; None for TMPDIR.
-        budget: the most bytes that may be cached; None for this rank's part of the disk's free
-            space beyond 15 % of its size. Rows beyond the budget are read from the lake in every
+        budget: the most bytes of the cache; None for this rank's part of the disk's free space
+            beyond 15 % of the disk's size. Rows beyond the budget are read from the lake in every
             epoch.
-        beginning: where the gang begins.
-        waiting: counts the time that the training waits for rows: entered and left again each time.
+        start: where the gang starts.
+        waiting: entered each time that the training waits for rows, to count the time.
     """
 
     def __init__(
@@ -110,14 +109,14 @@ class RankData:
         shard: Shard,
         directory: Path | None = None,
         budget: int | None = None,
-        beginning: DataStart | None = None,
+        start: DataStart | None = None,
         waiting: AbstractContextManager[None] = NOT_COUNTED,
     ) -> None:
         self._shard = shard
         self._waiting = waiting
-        self._beginning = begins = DataStart() if beginning is None else beginning
-        self._continues = begins.rest is not None and not begins.legs[-1].numbered
-        self._tracker = Tracker(begins.name, begins.legs, begins.epoch, begins.ranks)
+        self._start = start = DataStart() if start is None else start
+        self._is_rest_next = start.rest is not None and not start.legs[-1].numbered
+        self._tracker = Tracker(start.name, start.legs, start.epoch, start.ranks)
         directory = Path(tempfile.gettempdir()) if directory is None else directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix="hopsgpu-data-", dir=directory))
@@ -133,12 +132,12 @@ class RankData:
         self.close()
 
     def close(self) -> None:
-        """Remove what was cached on the local disk."""
-        # Renamed first, so that a thread that still reads writes nothing into it.
-        gone = self._directory.with_name(f"{self._directory.name}-gone")
-        with contextlib.suppress(FileNotFoundError):  # it is closed already
-            self._directory.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+        """Remove the cache on the local disk."""
+        # Rename it first, so that a thread that still reads writes nothing into it.
+        removed = self._directory.with_name(f"{self._directory.name}-gone")
+        with contextlib.suppress(FileNotFoundError):  # closed before
+            self._directory.rename(removed)
+            shutil.rmtree(removed, ignore_errors=True)
 
     @property
     def num_rows(self) -> int:
@@ -147,19 +146,18 @@ class RankData:
 
     @property
     def epoch(self) -> int:
-        """Return the number of the epoch with which this gang begins.
+        """Return the number of the epoch with which this gang starts.
 
-        It is 0, unless the gang continues at a checkpoint: then it is the epoch that the checkpoint
-        was saved in, of which only the rest remains, or the next one. A loop that begins there
+        The number is 0, unless the gang continues at a checkpoint. Then it is the epoch of the
+        checkpoint, of which only the rest remains, or the next epoch. A loop that starts there
         trains each row of each epoch once: `for epoch in range(data.epoch, epochs)`.
         """
-        return self._beginning.epoch
+        return self._start.epoch
 
     def completed(self, epoch: int) -> None:
-        """Record that an epoch is trained, where hopsgpu cannot see it, as with Keras's `fit`.
+        """Record that an epoch is trained, if hopsgpu cannot see it, as with Keras's `fit`.
 
-        Checkpoints that are saved after the call, and before the next batch is read, continue with
-        the next epoch.
+        Checkpoints between this call and the next batch continue with the next epoch.
 
         Args:
             epoch: number of the epoch.
@@ -167,16 +165,16 @@ class RankData:
         Raises:
             ConfigError: the number is not an integer ≥ 0.
         """
-        self._tracker.complete(_whole(epoch, "epoch", 0))
+        self._tracker.complete(_check_integer(epoch, "epoch", 0))
 
     @property
     def is_continued(self) -> bool:
-        """Return whether rows before the first one here were trained before a checkpoint."""
-        return self.epoch > 0 or self._beginning.rest is not None
+        """Return whether earlier gangs have trained rows of this data before a checkpoint."""
+        return self.epoch > 0 or self._start.rest is not None
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """Return what all gangs of the run have trained of the present epoch, up to now."""
+        """Return what all gangs of the run have trained of the present epoch until now."""
         return self._tracker.legs()
 
     @property
@@ -198,9 +196,9 @@ class RankData:
     ) -> Iterator[dict[str, Array]]:
         """Return the rows in batches of NumPy arrays, which are read ahead.
 
-        In the first epoch the rows come from the lake and are cached on the local disk, from which
-        later epochs read them. The thread that reads ends with the iterator, also if a loop over
-        it ends early.
+        The first epoch reads the rows from the lake and caches them on the local disk, from which
+        later epochs read them. The reading thread ends with the iterator, also if a loop ends
+        early.
 
         Args:
             batch_size: rows of a batch; the last batch of an epoch may be smaller.
@@ -209,10 +207,10 @@ class RankData:
                 True to shuffle row groups, and the rows of several within a window of 32 MiB.
             seed: determines, with the epoch, the order of the rows.
             epochs: number of epochs, each of which has all rows; None for no end.
-            epoch: number of the first epoch; None for 0. Epochs that were trained before the
-                checkpoint at which the gang continues are left out, and of the present one the rows
-                that were. If neither `epochs` nor `epoch` is given, the pass has no number: it only
-                continues one that a checkpoint has interrupted.
+            epoch: number of the first epoch; None for 0. If the gang continues at a checkpoint,
+                epochs and rows that were trained before the checkpoint are left out. If neither
+                `epochs` nor `epoch` is given, the pass has no number: it only continues a pass that
+                a checkpoint has interrupted.
             drop_remainder: whether to leave out an epoch's last batch if it is smaller.
             shapes: shape of a row by column, for columns of lists, as {"image": (28, 28)}.
 
@@ -222,16 +220,16 @@ class RankData:
 
         Raises:
             ConfigError: an argument is invalid, or a column has a type, dates or timestamps that
-                are not converted; from the iterator: a column has such dates or timestamps, or
-                nulls for which its NumPy type has no value.
+                are not converted. From the iterator: a column has such dates or timestamps, or
+                nulls, for which its NumPy type has no value.
             StoreError: from the iterator: the lake refused, or the data has changed.
         """
-        wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
-        first = 0 if epoch is None else _whole(epoch, "epoch", 0)
+        request = self._check_request(batch_size, columns, shuffle, seed, drop_remainder, shapes)
+        first = 0 if epoch is None else _check_integer(epoch, "epoch", 0)
         numbers: Iterable[int] = itertools.count(first)
         if epochs is not None:
-            numbers = range(first, first + _whole(epochs, "epochs", 1))
-        return self._batches(wanted, numbers, numbered=epoch is not None or epochs != 1)
+            numbers = range(first, first + _check_integer(epochs, "epochs", 1))
+        return self._count_batches(request, numbers, is_numbered=epoch is not None or epochs != 1)
 
     def torch(
         self,
@@ -247,45 +245,44 @@ class RankData:
     ) -> Any:
         """Return the rows as a torch IterableDataset of batches.
 
-        Use it directly, or in `DataLoader(dataset, batch_size=None)` without workers: it reads
-        ahead itself. If batches need work in other processes, `dataset.loader(num_workers)` is a
-        DataLoader whose workers each read a part of the shard. Each iteration over it is an epoch,
-        with its own order if the rows are shuffled. Its length is the number of batches of an
-        epoch.
+        Use the dataset directly, or in `DataLoader(dataset, batch_size=None)` without workers: it
+        reads ahead itself. If batches need work in other processes, `dataset.loader(num_workers)`
+        is a DataLoader whose workers each read a part of the shard. Each iteration is an epoch,
+        with an order of its own if the rows are shuffled. The length of the dataset is the number
+        of batches of an epoch.
 
         Args:
             batch_size: as for `batches`.
             columns: as for `batches`.
             shuffle: as for `batches`.
             seed: as for `batches`.
-            epoch: number of the first iteration's epoch, None for that of `RankData.epoch`;
-                `set_epoch()` sets that of the next one. Epochs that were trained before have no
-                batches.
+            epoch: number of the first iteration's epoch; None for `RankData.epoch`. `set_epoch()`
+                sets the next iteration's epoch. Epochs that were trained before have no batches.
             drop_remainder: as for `batches`.
             shapes: as for `batches`.
             pin_memory: whether tensors are page-locked, so that copies to the GPU need no wait;
-                None to have them page-locked if there is a GPU.
+                None for page-locked tensors if there is a GPU.
 
         Returns:
-            A dataset of dicts: tensors of numbers, lists of str for strings, of bytes for binary,
-            of tensors for lists of numbers of different lengths, and of NumPy arrays for other
+            A dataset of dicts. Numbers become a tensor. Other columns become lists: of str, of
+            bytes, of tensors for lists of numbers of different lengths, of NumPy arrays for other
             lists.
 
         Raises:
             ConfigError: as for `batches`, or a column has dates or times.
         """
-        wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
-        # Tensors are the user's to change.
-        wanted = dataclasses.replace(wanted, is_own=True)
-        source = torch.Source(
-            functools.partial(self._batches, wanted),
-            functools.partial(self._part, wanted),
-            functools.partial(self._pass, wanted),
-            self._tracker.handed,
+        request = self._check_request(batch_size, columns, shuffle, seed, drop_remainder, shapes)
+        # Users may change tensors.
+        request = dataclasses.replace(request, is_own=True)
+        source = torch.BatchSource(
+            functools.partial(self._count_batches, request),
+            functools.partial(self._read_part, request),
+            functools.partial(self._start_pass, request),
+            self._tracker.count_batch,
             self._waiting,
         )
-        count = batch_count(self.num_rows, wanted.size, wanted.drop_remainder)
-        return torch.dataset(source, wanted.columns, count, self._first(epoch), pin_memory)
+        count = batch_count(self.num_rows, request.size, request.drop_remainder)
+        return torch.dataset(source, request.columns, count, self._first_epoch(epoch), pin_memory)
 
     def tensorflow(
         self,
@@ -300,19 +297,19 @@ class RankData:
     ) -> Any:
         """Return the rows as a tf.data.Dataset of batches.
 
-        Each iteration over it is an epoch, with its own order if the rows are shuffled. The dataset
+        Each iteration is an epoch, with an order of its own if the rows are shuffled. The dataset
         knows its cardinality, except if its first iteration has the rest of an epoch.
 
-        A checkpoint knows the position of a loop over the dataset, or over one that `map`,
-        `prefetch` or `with_options` makes of it, in eager mode. Where TensorFlow reads it within a
-        graph, as in Keras's `fit`, `completed` tells which epochs are trained.
+        Checkpoints record the position of an eager loop over the dataset, or over a dataset that
+        `map`, `prefetch` or `with_options` makes of it. If TensorFlow reads the dataset within a
+        graph, as in Keras's `fit`, call `completed` after each epoch.
 
         Args:
             batch_size: as for `batches`.
             columns: as for `batches`.
             shuffle: as for `batches`.
             seed: as for `batches`.
-            epoch: number of the first iteration's epoch, None for that of `RankData.epoch`.
+            epoch: number of the first iteration's epoch; None for `RankData.epoch`.
             drop_remainder: as for `batches`; if true, the batch dimension is known.
             shapes: as for `batches`.
 
@@ -323,19 +320,19 @@ class RankData:
         Raises:
             ConfigError: as for `batches`, or a column has dates, times or nested lists.
         """
-        wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
-        first = self._first(epoch)
-        rows = wanted.size if drop_remainder else None
-        count = batch_count(self.num_rows, wanted.size, wanted.drop_remainder)
-        source = tensorflow.Source(
-            functools.partial(self._uncounted, wanted),
-            functools.partial(self._pass, wanted),
+        request = self._check_request(batch_size, columns, shuffle, seed, drop_remainder, shapes)
+        first = self._first_epoch(epoch)
+        rows = request.size if drop_remainder else None
+        count = batch_count(self.num_rows, request.size, request.drop_remainder)
+        source = tensorflow.BatchSource(
+            functools.partial(self._read_pass, request),
+            functools.partial(self._start_pass, request),
             self._tracker,
             self._waiting,
         )
-        is_short = first < self.epoch or (first == self.epoch and self._beginning.rest is not None)
-        known = None if is_short else count
-        return tensorflow.dataset(source, wanted.columns, known, first, rows)
+        is_short = first < self.epoch or (first == self.epoch and self._start.rest is not None)
+        cardinality = None if is_short else count
+        return tensorflow.dataset(source, request.columns, cardinality, first, rows)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """Return all rows of the shard as a pyarrow.Table, in memory.
@@ -352,7 +349,7 @@ class RankData:
         with self._waiting, ShardStream(self._shard, self._cache, names, self.schema) as stream:
             return pa.Table.from_batches([chunk.batch for chunk in stream.chunks()]).select(names)
 
-    def _wanted(
+    def _check_request(
         self,
         batch_size: int,
         columns: Sequence[str] | None,
@@ -360,83 +357,87 @@ class RankData:
         seed: int,
         drop_remainder: bool,
         shapes: Mapping[str, Any] | None,
-    ) -> _Wanted:
-        size, seed = _whole(batch_size, "batch_size", 1), _whole(seed, "seed", 0)
+    ) -> _BatchRequest:
+        size, seed = _check_integer(batch_size, "batch_size", 1), _check_integer(seed, "seed", 0)
         chosen = select_columns(self.schema, columns, shapes or {})
         check_readable(self._shard.refused, (column.name for column in chosen))
-        return _Wanted(chosen, size, seed if shuffle else None, drop_remainder)
+        return _BatchRequest(chosen, size, seed if shuffle else None, drop_remainder)
 
-    def _first(self, epoch: int | None) -> int:
-        return self.epoch if epoch is None else _whole(epoch, "epoch", 0)
+    def _first_epoch(self, epoch: int | None) -> int:
+        return self.epoch if epoch is None else _check_integer(epoch, "epoch", 0)
 
-    def _pass(self, wanted: _Wanted, epoch: int, readers: int = 1, numbered: bool = True) -> Pass:
-        """Return the next pass over the data; it has no batches if the epoch is trained already."""
-        begins = self._beginning
-        is_rest = begins.rest is not None and begins.legs[-1].numbered and epoch == begins.epoch
-        if not numbered:
-            is_rest, self._continues = self._continues, False
+    def _start_pass(
+        self, request: _BatchRequest, epoch: int, readers: int = 1, is_numbered: bool = True
+    ) -> Pass:
+        """Return the next pass over the data; without batches if the epoch is trained already."""
+        start = self._start
+        is_rest = start.rest is not None and start.legs[-1].numbered and epoch == start.epoch
+        if not is_numbered:
+            is_rest, self._is_rest_next = self._is_rest_next, False
         leg = Leg(
-            begins.ranks,
+            start.ranks,
             epoch,
-            size=wanted.size,
-            drop_remainder=wanted.drop_remainder,
-            seed=wanted.seed,
+            size=request.size,
+            drop_remainder=request.drop_remainder,
+            seed=request.seed,
             readers=readers,
-            numbered=numbered,
+            numbered=is_numbered,
         )
-        if numbered and epoch < begins.epoch:
-            log.info("epoch %d of %r was trained before: it has no rows", epoch, begins.name)
+        if is_numbered and epoch < start.epoch:
+            log.info("epoch %d of %r was trained before: it has no rows", epoch, start.name)
             return Pass(leg, 0)
         shard = self._shard_of(is_rest)
-        return Pass(leg, batch_count(shard.num_rows, wanted.size, wanted.drop_remainder), is_rest)
+        return Pass(leg, batch_count(shard.num_rows, request.size, request.drop_remainder), is_rest)
 
     def _shard_of(self, is_rest: bool) -> Shard:
-        rest = self._beginning.rest
+        rest = self._start.rest
         return rest if is_rest and rest is not None else self._shard
 
-    def _part(self, wanted: _Wanted, one: Pass, reader: int) -> Iterator[dict[str, Array]]:
-        """Return the batches of one of the processes that read a shard in turn."""
-        shard = self._shard_of(one.is_rest)
-        ends = reader_ends(shard.num_rows, wanted.size, one.leg.readers)
-        slices = tuple(cut_slices(shard.slices, ends)[reader])
-        return self._read(wanted, [(one, dataclasses.replace(shard, slices=slices))])
-
-    def _batches(
-        self, wanted: _Wanted, epochs: Iterable[int], *, numbered: bool = True
+    def _read_part(
+        self, request: _BatchRequest, pass_: Pass, reader: int
     ) -> Iterator[dict[str, Array]]:
-        begun: deque[Pass] = deque()
+        """Return the batches of one of the processes that share a shard."""
+        shard = self._shard_of(pass_.is_rest)
+        ends = reader_ends(shard.num_rows, request.size, pass_.leg.readers)
+        slices = tuple(cut_slices(shard.slices, ends)[reader])
+        return self._read(request, [(pass_, dataclasses.replace(shard, slices=slices))])
+
+    def _count_batches(
+        self, request: _BatchRequest, epochs: Iterable[int], *, is_numbered: bool = True
+    ) -> Iterator[dict[str, Array]]:
+        passes: deque[Pass] = deque()
 
         def reads() -> Iterator[tuple[Pass, Shard]]:
-            # In the thread that reads, which comes to an epoch before its batches are handed out.
+            # The reading thread reaches an epoch before the user's code receives its batches.
             for epoch in epochs:
-                one = self._pass(wanted, epoch, numbered=numbered)
-                if one.total:
-                    begun.append(one)
-                    yield one, self._shard_of(one.is_rest)
+                pass_ = self._start_pass(request, epoch, is_numbered=is_numbered)
+                if pass_.total:
+                    passes.append(pass_)
+                    yield pass_, self._shard_of(pass_.is_rest)
 
-        return self._tracker.counted(self._read(wanted, reads(), self._waiting), begun)
+        return self._tracker.count_batches(self._read(request, reads(), self._waiting), passes)
 
-    def _uncounted(self, wanted: _Wanted, one: Pass) -> Iterator[dict[str, Array]]:
-        return self._read(wanted, [(one, self._shard_of(one.is_rest))])
+    def _read_pass(self, request: _BatchRequest, pass_: Pass) -> Iterator[dict[str, Array]]:
+        return self._read(request, [(pass_, self._shard_of(pass_.is_rest))])
 
     def _read(
         self,
-        wanted: _Wanted,
+        request: _BatchRequest,
         reads: Iterable[tuple[Pass, Shard]],
         waiting: AbstractContextManager[None] = NOT_COUNTED,
     ) -> Generator[dict[str, Array], None, None]:
-        turns = _Turns(wanted, iter(reads), self._cache, self._shard, waiting)
-        return rebatch(turns.blocks(), wanted.size, wanted.drop_remainder)
+        reader = _PassReader(request, iter(reads), self._cache, self._shard, waiting)
+        return rebatch(reader.blocks(), request.size, request.drop_remainder)
 
 
-class _Turns:
-    """The blocks of several passes, which a thread reads ahead, in turn with the caller's thread.
+class _PassReader:
+    """Reads the blocks of several passes: each pass ahead in a thread, or in the caller's thread.
 
-    The caller's thread reads a pass for which there is nothing to do ahead: the rows are views of
-    what is on the local disk. To hand such a block over takes longer than to make it.
+    The caller's thread reads a pass whose rows are views of cached files: to make such a block is
+    faster than to hand it over.
 
     Args:
-        wanted: what is read of each pass.
+        request: what is read of each pass.
         reads: the passes and their rows.
         cache: caches the rows, except of a pass that has the rest of an epoch.
         shard: the shard of passes that have all rows.
@@ -445,24 +446,24 @@ class _Turns:
 
     def __init__(
         self,
-        wanted: _Wanted,
+        request: _BatchRequest,
         reads: Iterator[tuple[Pass, Shard]],
         cache: Cache,
         shard: Shard,
         waiting: AbstractContextManager[None],
     ) -> None:
-        self._wanted = wanted
+        self._request = request
         self._reads = reads
         self._cache = cache
         self._schema = shard.arrow_schema
         self._waiting = waiting
-        self._are_views = wanted.seed is None and all(c.is_view for c in wanted.columns)
-        self._room = _AHEAD
-        if wanted.seed is not None:
+        self._are_views = request.seed is None and all(c.is_view for c in request.columns)
+        self._capacity = _AHEAD
+        if request.seed is not None:
             window = window_rows(shard.arrow_schema, shard.row_bytes)
-            most = block_bytes(wanted.columns, wanted.size, window, shard.row_bytes)
-            self._room = max(1, min(_AHEAD_SHUFFLED, _AHEAD_BYTES // most))
-        # The pass that is read, or is to be read next. One thread at a time changes it.
+            size = block_bytes(request.columns, request.size, window, shard.row_bytes)
+            self._capacity = max(1, min(_AHEAD_SHUFFLED, _AHEAD_BYTES // size))
+        # The current or next pass, if there is one. One thread at a time changes the deque.
         self._next: deque[tuple[Pass, Shard]] = deque()
 
     def blocks(self) -> Generator[Block | None, None, None]:
@@ -470,60 +471,60 @@ class _Turns:
         self._advance()
         while self._next:
             if self._are_views:
-                yield from self._here()
+                yield from self._read_directly()
             if self._next:
-                items = PrefetchIterator(self._ahead, self._room, self._waiting)
+                items = PrefetchIterator(self._read_ahead, self._capacity, self._waiting)
                 with contextlib.closing(items):
                     yield from items
 
     def _advance(self) -> None:
         self._next.extend(itertools.islice(self._reads, 1))
 
-    def _here(self) -> Iterator[Block | None]:
-        """Yield the blocks up to a pass that is to be read ahead."""
+    def _read_directly(self) -> Iterator[Block | None]:
+        """Yield the blocks up to a pass that should be read ahead."""
         with contextlib.ExitStack() as stack:
             for _, stream in self._streams(stack):
                 if not stream.is_cached():
                     return
-                yield from stream.blocks(self._wanted.columns, touched=False)
+                yield from stream.blocks(self._request.columns, should_touch=False)
                 yield None
 
-    def _ahead(self) -> Iterator[Block | None]:
-        """Yield the blocks up to a pass that is not."""
-        wanted = self._wanted
+    def _read_ahead(self) -> Iterator[Block | None]:
+        """Yield the blocks up to a pass that should be read directly."""
+        request = self._request
         with contextlib.ExitStack() as stack:
-            for one, stream in self._streams(stack):
+            for pass_, stream in self._streams(stack):
                 if self._are_views and stream.is_cached():
                     return
-                if wanted.seed is None:
-                    yield from stream.blocks(wanted.columns)
+                if request.seed is None:
+                    yield from stream.blocks(request.columns)
                 else:
-                    order = wanted.seed, one.leg.epoch
+                    order = request.seed, pass_.leg.epoch
                     yield from stream.shuffled_blocks(
-                        wanted.columns, *order, wanted.size, is_own=wanted.is_own
+                        request.columns, *order, request.size, is_own=request.is_own
                     )
                 yield None
 
     def _streams(self, stack: contextlib.ExitStack) -> Iterator[tuple[Pass, ShardStream]]:
         """Yield the passes from the next one on, each with the stream that reads it."""
-        names = [column.name for column in self._wanted.columns]
+        names = [column.name for column in self._request.columns]
         streams: dict[bool, ShardStream] = {}
         while self._next:
-            one, shard = self._next[0]
-            if one.is_rest not in streams:
-                cache = None if one.is_rest else self._cache
+            pass_, shard = self._next[0]
+            if pass_.is_rest not in streams:
+                cache = None if pass_.is_rest else self._cache
                 stream = ShardStream(shard, cache, names, self._schema)
-                streams[one.is_rest] = stack.enter_context(stream)
-            yield one, streams[one.is_rest]
+                streams[pass_.is_rest] = stack.enter_context(stream)
+            yield pass_, streams[pass_.is_rest]
             self._next.popleft()
             self._advance()
 
 
-def _whole(value: object, name: str, least: int) -> int:
+def _check_integer(value: object, name: str, minimum: int) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: must be an integer ≥ {least}")
+        number = minimum - 1
+    if number < minimum or isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r}: must be an integer ≥ {minimum}")
     return number

@@ -1,4 +1,4 @@
-"""The shards that a rank receives, and the data that it opens from them: `context().data`."""
+"""The shards that a rank receives, and the datasets that the rank makes of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopsgpu.units import MIB
 # The most bytes of all ranks' shards, which the driver has in memory: some millions of row groups.
 MAX_SHARD_BYTES = 64 * MIB
 # File names differ in little, so more effort saves little.
-_EFFORT = 1
+_COMPRESSION_LEVEL = 1
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class RankShards:
         shards: the shards, by the name of the data.
         is_single: whether the data was given without a name.
         ranks: number of ranks of the gang.
-        epochs: number of the present epoch, by name; 0 for others.
-        rests: the rest of the present epoch, by name, of data of which a part is trained.
-        position: what earlier worlds have trained of the present epochs.
+        epochs: number of the present epoch, by name; 0 for missing names.
+        rests: the rest of the present epoch, by name, if a part of it is trained.
+        position: position of earlier worlds in the present epochs.
     """
 
     shards: Mapping[str, Shard]
@@ -43,8 +43,8 @@ class RankShards:
     rests: Mapping[str, Shard] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position({}))
 
-    def beginning(self, name: str) -> DataStart:
-        """Return where the gang begins in the data of a name."""
+    def start_of(self, name: str) -> DataStart:
+        """Return where the gang starts in the data with this name."""
         legs = self.position.legs.get(name, ())
         return DataStart(self.epochs.get(name, 0), self.rests.get(name), legs, self.ranks, name)
 
@@ -58,7 +58,7 @@ class RankShards:
             "rests": {name: shard.dump().decode() for name, shard in self.rests.items()},
             "position": self.position.as_fields(),
         }
-        return zlib.compress(json.dumps(content).encode(), _EFFORT)
+        return zlib.compress(json.dumps(content).encode(), _COMPRESSION_LEVEL)
 
     @classmethod
     def load(cls, dumped: bytes) -> RankShards:
@@ -89,12 +89,9 @@ class RankShards:
 
 
 def split_budget(budget: int, sizes: Sequence[int]) -> list[int]:
-    """Return the parts of a budget, in proportion to the sizes.
-
-    So the parts suffice for all of the data, or each is too small for its own.
-    """
-    whole = max(sum(sizes), 1)
-    return [budget * size // whole for size in sizes]
+    """Return parts of a budget in proportion to the sizes: all suffice for their data, or none."""
+    total = max(sum(sizes), 1)
+    return [budget * size // total for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -113,21 +110,21 @@ class RankDatasets:
 
     @property
     def view(self) -> RankData | dict[str, RankData]:
-        """Return what `context().data` is."""
+        """Return the value of `context().data`."""
         return next(iter(self.named.values())) if self.is_single else self.named
 
     @property
-    def continued(self) -> dict[str, int]:
-        """Return the epoch, by name, of the data that continues at a checkpoint."""
+    def continued_epochs(self) -> dict[str, int]:
+        """Return the first epochs of datasets that continue at a checkpoint, by name."""
         return {name: data.epoch for name, data in self.named.items() if data.is_continued}
 
     def position(self) -> Position:
-        """Return the position of the gang, as far as this rank knows it."""
+        """Return the position of the gang from this rank's point of view."""
         return Position({name: data.legs for name, data in self.named.items()}, self.digests)
 
 
-def opened(
-    dealt: RankShards,
+def open_datasets(
+    shards: RankShards,
     directory: Path,
     sharers: int,
     waiting: AbstractContextManager[None] = NOT_COUNTED,
@@ -135,16 +132,16 @@ def opened(
     """Return a rank's data, which is cached below a directory.
 
     Args:
-        dealt: the rank's shards.
+        shards: the rank's shards.
         directory: the directory, created if it does not exist; the caller removes it.
         sharers: number of ranks that cache their data on this disk.
-        waiting: counts the time that the training waits for rows.
+        waiting: entered each time that the training waits for rows, to count the time.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
-    sizes = [shard.num_rows * shard.row_bytes for shard in dealt.shards.values()]
+    sizes = [shard.num_rows * shard.row_bytes for shard in shards.shards.values()]
     budgets = split_budget(default_budget(directory, sharers), sizes)
-    found = {
-        name: RankData(shard, directory, budget, dealt.beginning(name), waiting)
-        for (name, shard), budget in zip(dealt.shards.items(), budgets, strict=True)
+    named = {
+        name: RankData(shard, directory, budget, shards.start_of(name), waiting)
+        for (name, shard), budget in zip(shards.shards.items(), budgets, strict=True)
     }
-    return RankDatasets(found, dealt.is_single, dealt.position.digests)
+    return RankDatasets(named, shards.is_single, shards.position.digests)

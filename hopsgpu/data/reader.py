@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hopsgpu.data.calendars import to_gregorian
-from hopsgpu.data.lake_file import opened
+from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import dictionary_columns, parquet_file, text_columns
 from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
@@ -142,7 +142,7 @@ class LakeReader:
             if fetched.content is not None:
                 handle, buffer = pa.PythonFile(fetched.content, mode="r"), 0
             else:
-                handle, buffer = stack.enter_context(opened(fetched.lake))[0], _BUFFER_BYTES
+                handle, buffer = stack.enter_context(open_lake_file(fetched.lake))[0], _BUFFER_BYTES
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
                 encoded = dictionary_columns(file, group, self._texts, self._longest)

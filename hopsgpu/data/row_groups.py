@@ -1,4 +1,4 @@
-"""The fetcher of whole row groups from the lake, which works while others are decoded."""
+"""Fetches whole row groups from the lake, while other row groups are decoded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.data.lake_file import opened
+from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import read_footer
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.sizes import stored_columns
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 
-_FOOTERS = 32
+_MAX_FOOTERS = 32
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class RowGroup:
     Attributes:
         lake: the file of the row group.
         footer: the file's footer.
-        content: the row group's bytes, as a file for pyarrow; None if the row group is too large
-            to be fetched as a whole.
+        content: the row group's bytes, as a file for pyarrow; None if the row group is larger than
+            `max_bytes` of the fetcher.
     """
 
     lake: LakePath
@@ -41,10 +41,10 @@ class Fetcher:
     Args:
         shard: the shard that has rows of the row groups.
         columns: names of the columns to read.
-        most: the most bytes of a row group that is fetched as a whole.
+        max_bytes: the most bytes of a row group that is fetched as a whole.
     """
 
-    def __init__(self, shard: Shard, columns: Sequence[str], most: int) -> None:
+    def __init__(self, shard: Shard, columns: Sequence[str], max_bytes: int) -> None:
         self._shard = shard
         self._numbers = [
             number
@@ -52,15 +52,15 @@ class Fetcher:
             if field.name in columns
             for number in numbers
         ]
-        self._most = most
-        self._unwanted = threading.Event()
-        self._root = LakePath(shard.url, stop=self._unwanted).with_client()
+        self._max_bytes = max_bytes
+        self._stopped = threading.Event()
+        self._root = LakePath(shard.url, stop=self._stopped).with_client()
         self._footers: OrderedDict[int, Any] = OrderedDict()
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """End the fetches that would be tried again."""
-        self._unwanted.set()
+        """Stop retries of fetches."""
+        self._stopped.set()
 
     def fetch(self, part: Slice) -> RowGroup:
         """Return the row group that a slice belongs to.
@@ -68,31 +68,31 @@ class Fetcher:
         Raises:
             StoreError: the lake refused, or the file has changed since the shards were planned.
         """
-        known = self._shard.files[part.file]
-        lake = self._root / known.name if known.name else self._root
-        with opened(lake) as (handle, file):
-            if file.size != known.size:
+        planned = self._shard.files[part.file]
+        lake = self._root / planned.name if planned.name else self._root
+        with open_lake_file(lake) as (handle, file):
+            if file.size != planned.size:
                 raise StoreError(
-                    f"{lake.url} has changed since the launch: expected {known.size} bytes, found"
+                    f"{lake.url} has changed since the launch: expected {planned.size} bytes, found"
                     f" {file.size}; do not change data while a gang reads it"
                 )
             footer = self._footer(part.file, lake, handle)
             begin, end = self._range(footer.row_group(part.group))
-            if end - begin > self._most:
+            if end - begin > self._max_bytes:
                 return RowGroup(lake, footer, None)
             file.seek(begin)
             return RowGroup(lake, footer, FileRange(begin, file.read(end - begin)))
 
     def _footer(self, number: int, lake: LakePath, handle: Any) -> Any:
-        with self._one:
+        with self._lock:
             footer = self._footers.get(number)
         if footer is None:
-            # Without the lock, since another thread may be faster; reading it twice does no harm.
+            # Without the lock: that two threads read the same footer does no harm.
             footer = read_footer(lake, handle)
-        with self._one:
+        with self._lock:
             self._footers[number] = footer
             self._footers.move_to_end(number)
-            if len(self._footers) > _FOOTERS:
+            if len(self._footers) > _MAX_FOOTERS:
                 self._footers.popitem(last=False)
         return footer
 
@@ -116,12 +116,12 @@ class FileRange:
 
     def __init__(self, begin: int, content: memoryview) -> None:
         self._begin = begin
-        self._content = content  # a memoryview, a slice of which is no copy
+        self._content = content
         self._at = 0
         self.closed = False
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next `size` bytes that the range has; all up to its end if it is negative."""
+        """Return the next `size` bytes of the range; all up to its end if `size` is negative."""
         first = self._at - self._begin
         end = len(self._content) if size < 0 else first + size
         part = self._content[first:end] if first >= 0 else self._content[:0]

@@ -35,7 +35,7 @@ class ShardFile(NamedTuple):
 
     Attributes:
         name: path below the source's URL; "" if the URL is the file's own.
-        size: bytes; another size shows that the file was replaced.
+        size: bytes; if the file's size differs, the file was replaced.
     """
 
     name: str

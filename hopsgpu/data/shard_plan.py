@@ -1,4 +1,4 @@
-"""The plan of which rank reads which rows: exact ranges, from footers alone, without a shuffle."""
+"""The plan of the shards: which rank reads which rows. It needs only the footers of the files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.units import count_of
 
 REMAINDERS = ("drop", "pad", "keep")
-# Places in the data that a rank's rows come from: with far fewer, sorted data would bias the rank.
-_PLACES = 32
+# A rank's rows come from about this many places in the data: with far fewer places, sorted data
+# would bias the rank.
+_MIN_PARTS = 32
 
 
 def check_dealing(remainder: object, seed: object) -> None:
@@ -34,8 +35,8 @@ def check_dealing(remainder: object, seed: object) -> None:
         raise ConfigError(f"seed={seed!r}: must be an integer ≥ 0")
 
 
-# A row group's rows, or a part of them: consecutive in the file, but for rows that are left out.
-Bundle = tuple[Slice, ...]
+# Rows of one row group, in order: all of them, a part, or the rest after rows were left out.
+GroupRows = tuple[Slice, ...]
 
 
 def plan_slices(
@@ -43,18 +44,16 @@ def plan_slices(
 ) -> tuple[tuple[Slice, ...], ...]:
     """Return the rows of each rank.
 
-    The row groups are put into an order that the seed determines, so that sorted data does not bias
-    a rank, and the rows in that order are cut into one range for each rank. A row group with more
-    than a thirty-second of a rank's rows is put into that order in parts, which several ranks
-    read.
+    The row groups get a random order, so that sorted data does not bias a rank. The rows in that
+    order are cut into one range for each rank. A row group with more than a thirty-second of a
+    rank's rows is divided before; several ranks may read it.
 
     Args:
         groups: number of rows of each row group of each file.
         ranks: number of ranks of the gang.
         remainder: what happens to the rows beyond a multiple of the number of ranks: "drop" leaves
-            them out and "pad" repeats other rows, so that all ranks have equally many rows; with
-            "keep" every row is read once, and some ranks have one row more than others.
-        seed: determines the order of the row groups, or of their parts.
+            them out, "pad" repeats other rows, and "keep" gives some ranks one row more.
+        seed: determines the order of the row groups and their parts.
 
     Raises:
         ConfigError: there are fewer rows than ranks, or `check_dealing` refuses an argument.
@@ -66,54 +65,54 @@ def plan_slices(
             f"{count_of(total, 'row')} for {count_of(ranks, 'rank')}: each rank needs at least one"
             " row; use fewer workers"
         )
-    return _dealt(_whole(groups), ranks, remainder, random.Random(seed))
+    return _deal(_row_groups(groups), ranks, remainder, random.Random(seed))
 
 
-def _whole(groups: Sequence[Sequence[int]]) -> list[Bundle]:
+def _row_groups(groups: Sequence[Sequence[int]]) -> list[GroupRows]:
     return [(Slice(f, g, 0, n),) for f, rows in enumerate(groups) for g, n in enumerate(rows) if n]
 
 
-def _dealt(
-    bundles: Iterable[Bundle], ranks: int, remainder: str, chance: random.Random
+def _deal(
+    groups: Iterable[GroupRows], ranks: int, remainder: str, random_: random.Random
 ) -> tuple[tuple[Slice, ...], ...]:
-    """Return the rows of each rank, of row groups of which rows may be left out."""
-    whole = list(bundles)
-    total = sum(map(_rows, whole))
+    """Return the rows of each rank."""
+    parts = list(groups)
+    total = sum(map(_rows, parts))
     if ranks > 1:
-        most = total / (_PLACES * ranks)
-        whole = [part for one in whole for part in _parts(one, round(_rows(one) / most))]
-    chance.shuffle(whole)
-    order = [part for bundle in whole for part in bundle]
-    least, over = divmod(total, ranks)
-    if remainder == "pad" and over:
-        order += _first_rows(order, ranks - over)
-        least, over = least + 1, 0
-    longer = over if remainder == "keep" else 0
-    ends = [rank * least + min(rank, longer) for rank in range(ranks + 1)]
-    return tuple(tuple(_gathered(share)) for share in cut_slices(order, ends))
+        limit = total / (_MIN_PARTS * ranks)
+        parts = [part for group in parts for part in _parts(group, round(_rows(group) / limit))]
+    random_.shuffle(parts)
+    order = [rows for part in parts for rows in part]
+    share_rows, surplus = divmod(total, ranks)
+    if remainder == "pad" and surplus:
+        order += _first_rows(order, ranks - surplus)
+        share_rows, surplus = share_rows + 1, 0
+    longer = surplus if remainder == "keep" else 0
+    ends = [rank * share_rows + min(rank, longer) for rank in range(ranks + 1)]
+    return tuple(tuple(_join_slices(share)) for share in cut_slices(order, ends))
 
 
 def _rows(parts: Iterable[Slice]) -> int:
     return sum(part.rows for part in parts)
 
 
-def _parts(whole: Bundle, parts: int) -> Iterator[Bundle]:
-    """Yield the bundle in `parts` parts, but at most one for each row, and at least one."""
-    rows = _rows(whole)
+def _parts(group: GroupRows, parts: int) -> Iterator[GroupRows]:
+    """Yield the rows in `parts` parts, but at most one for each row, and at least one."""
+    rows = _rows(group)
     parts = max(1, min(parts, rows))
     yield from map(
-        tuple, cut_slices(whole, [number * rows // parts for number in range(parts + 1)])
+        tuple, cut_slices(group, [number * rows // parts for number in range(parts + 1)])
     )
 
 
-def _gathered(share: Iterable[Slice]) -> Iterator[Slice]:
-    """Yield the slices by row group and in its order, joined, so that each group is read once."""
+def _join_slices(share: Iterable[Slice]) -> Iterator[Slice]:
+    """Yield the slices by row group, ordered and joined, so that each group is read once."""
     groups: dict[tuple[int, int], list[Slice]] = {}
     for part in share:
         groups.setdefault((part.file, part.group), []).append(part)
     for parts in groups.values():
-        last, *others = sorted(parts)
-        for part in others:
+        last, *rest = sorted(parts)
+        for part in rest:
             if last.first + last.rows == part.first:
                 last = last._replace(rows=last.rows + part.rows)
             else:
@@ -133,35 +132,34 @@ def _first_rows(order: Sequence[Slice], wanted: int) -> list[Slice]:
     return repeated
 
 
-def without(bundles: Iterable[Bundle], gone: Iterable[Slice]) -> list[Bundle]:
+def remove_rows(groups: Iterable[GroupRows], removed: Iterable[Slice]) -> list[GroupRows]:
     """Return row groups without the rows of some slices.
 
     Args:
-        bundles: one for each row group, with its rows in order.
-        gone: rows to leave out, in any order; some may be given several times.
+        groups: the rows of each row group.
+        removed: rows to leave out, in any order, perhaps several times.
     """
     of_groups: dict[tuple[int, int], list[Slice]] = {}
-    for part in gone:
+    for part in removed:
         of_groups.setdefault((part.file, part.group), []).append(part)
-    left = []
-    for bundle in bundles:
-        parts = sorted(of_groups.get((bundle[0].file, bundle[0].group), ()))
-        if rest := tuple(_outside(bundle, parts)):
-            left.append(rest)
-    return left
+    rests = (
+        tuple(_remaining(group, sorted(of_groups.get((group[0].file, group[0].group), ()))))
+        for group in groups
+    )
+    return [rest for rest in rests if rest]
 
 
-def _outside(bundle: Bundle, gone: Sequence[Slice]) -> Iterator[Slice]:
+def _remaining(group: GroupRows, removed: Sequence[Slice]) -> Iterator[Slice]:
     number = 0
-    for part in bundle:
+    for part in group:
         first, end = part.first, part.first + part.rows
-        while number < len(gone) and gone[number].first + gone[number].rows <= first:
+        while number < len(removed) and removed[number].first + removed[number].rows <= first:
             number += 1
         at = number
-        while at < len(gone) and gone[at].first < end:
-            if gone[at].first > first:
-                yield part._replace(first=first, rows=gone[at].first - first)
-            first = max(first, gone[at].first + gone[at].rows)
+        while at < len(removed) and removed[at].first < end:
+            if removed[at].first > first:
+                yield part._replace(first=first, rows=removed[at].first - first)
+            first = max(first, removed[at].first + removed[at].rows)
             at += 1
         if first < end:
             yield part._replace(first=first, rows=end - first)
@@ -169,13 +167,13 @@ def _outside(bundle: Bundle, gone: Sequence[Slice]) -> Iterator[Slice]:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The shards of a world that may continue an epoch which other worlds have begun.
+    """The shards of a world, which may continue an epoch that other worlds have started.
 
     Attributes:
         shards: the whole data's shard of each rank, for later epochs.
         epoch: number of the present epoch.
         rests: the rest of the present epoch, as a shard of each rank; empty if all of it remains.
-        legs: what other worlds have trained of the present epoch.
+        legs: the legs of other worlds in the present epoch.
     """
 
     shards: tuple[Shard, ...]
@@ -192,17 +190,16 @@ def plan_epoch(
     remainder: str = "drop",
     seed: int = 0,
 ) -> EpochPlan:
-    """Return the shards with which a world begins.
+    """Return the shards with which a world starts.
 
-    The rest of an epoch is all its rows that no rank of an earlier world was handed, up to the
-    checkpoint from which the next world continued. It is dealt as the whole data is. With "drop",
-    rows that an earlier world left out are in the rest too; if it has fewer rows than there are
-    ranks, the epoch is over.
+    The rest of an epoch is all rows that no rank of an earlier world has received before its last
+    checkpoint. The rest is dealt in the same way as the whole data. With "drop", the rest includes
+    rows that an earlier world left out; if it has fewer rows than ranks, the epoch has ended.
 
     Args:
         source: the data.
         ranks: number of ranks of the world.
-        legs: what earlier worlds trained of an epoch, in order.
+        legs: the legs of earlier worlds in an epoch, in order.
         remainder: as for `plan_slices`.
         seed: as for `plan_slices`; with the number of worlds it determines the order of the rest.
 
@@ -213,32 +210,32 @@ def plan_epoch(
     if not legs:
         return EpochPlan(shards)
     window = window_rows(source.arrow_schema, source.row_bytes)
-    rest = _whole([file.groups for file in source.files])
+    rest = _row_groups([file.groups for file in source.files])
     is_over = False
     for number, leg in enumerate(legs):
-        shares = _dealt(rest, leg.ranks, remainder, _chance(seed, number))
-        handed = [_handed(share, leg, source.row_bytes, window) for share in shares]
-        is_over = all(over for _, over in handed)
-        rest = without(rest, itertools.chain.from_iterable(rows for rows, _ in handed))
+        shares = _deal(rest, leg.ranks, remainder, _random_of(seed, number))
+        handed = [_handed_rows(share, leg, source.row_bytes, window) for share in shares]
+        is_over = all(is_all for _, is_all in handed)
+        rest = remove_rows(rest, itertools.chain.from_iterable(rows for rows, _ in handed))
     last, total = legs[-1], sum(map(_rows, rest))
     if is_over or total < (ranks if remainder == "drop" else 1):
         return EpochPlan(shards, last.epoch + 1 if last.numbered else 0)
     if not any(leg.batches for leg in legs):
         return EpochPlan(shards, last.epoch)
-    shares = _dealt(rest, ranks, remainder, _chance(seed, len(legs)))
+    shares = _deal(rest, ranks, remainder, _random_of(seed, len(legs)))
     return EpochPlan(
         shards, last.epoch, tuple(_shard(source, share) for share in shares), tuple(legs)
     )
 
 
-def _chance(seed: int, worlds: int) -> random.Random:
+def _random_of(seed: int, worlds: int) -> random.Random:
     return random.Random(f"{seed} {worlds}" if worlds else seed)
 
 
-def _handed(
+def _handed_rows(
     share: Sequence[Slice], leg: Leg, row_bytes: int, window: int
 ) -> tuple[list[Slice], bool]:
-    """Return the rows of its shard that a rank was handed, and whether those are all batches."""
+    """Return the rows that a rank has received, and whether it has received all batches."""
     order = None if leg.seed is None else (leg.seed, leg.epoch)
     rows: list[Slice] = []
     ends = reader_ends(_rows(share), leg.size, leg.readers)
@@ -250,10 +247,9 @@ def _handed(
 
 
 def reader_ends(rows: int, size: int, readers: int) -> list[int]:
-    """Return where each reader's part of a shard ends, after 0 for where the first one begins.
+    """Return the bounds of each reader's part of a shard: 0, then the end of each part.
 
-    Batch n of the shard is one of reader n modulo `readers`. All batches have `size` rows, except
-    the last one.
+    Reader n modulo `readers` reads batch n of the shard. The last batch may be smaller than `size`.
     """
     whole, last = divmod(rows, size)
     ends = [0]

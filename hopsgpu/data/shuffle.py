@@ -1,7 +1,14 @@
 """The order in which a rank reads its shard: in pieces, shuffled by seed and epoch.
 
-The order follows from the shard's plan, and not from the data: so the driver knows which rows a
-rank has read after some batches.
+The order depends only on the plan of the shard, not on the data. The driver can therefore compute
+which rows a rank has read after some batches. The units, from the largest to the smallest:
+
+- piece: slices of a shard (`shard.Slice`) that one pass reads and one cache file holds. A shuffled
+  epoch has the pieces in random order.
+- window: rows that are shuffled together in memory, from `MIXED_PIECES` pieces at a time.
+- strip: consecutive rows of a piece; one of the strips that form a window (`Strip`).
+- part of a window: rows of the window that fit into a CPU cache (`WindowPart`). A part consists of
+  runs of `RUN_ROWS` consecutive rows of each strip.
 """
 
 from __future__ import annotations
@@ -24,40 +31,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# It changes when seed and epoch determine another order, where a position means other rows.
+# Increase this number whenever seed and epoch determine another order: positions of checkpoints
+# then mean other rows.
 ORDER_VERSION = 3
-# A piece of this size is full: its slices are cached in one file and read one after another.
+# A piece of this size is full.
 _PIECE_BYTES = 64 * MIB
-# The number of pieces that a window's rows come from in turn.
-MIXED = 4
-# The most of a window, whose rows are shuffled together: fewer rows if some may be much larger than
-# the estimate from the footers says.
+# Number of pieces from which a window takes strips in turn.
+MIXED_PIECES = 4
+# Limits of a window: fewer rows if some rows may be much larger than the footers' estimate.
 _WINDOW_BYTES = 32 * MIB
 _WINDOW_ROWS = 65_536
 _WINDOW_ROWS_VARIABLE = 8_192
-# A window is shuffled in parts, which have random runs of consecutive rows of the window: so most
-# memory is read in order.
-_MIX_ROWS = 8_192
+# Number of rows of a part of a window.
+_PART_ROWS = 8_192
+# A part takes runs of consecutive rows, so that most memory is read in order.
 RUN_ROWS = 16
-# Parts of so many rows in all share an order, each with other runs: to draw an order for each part
-# takes as long as to shuffle its rows.
+# Consecutive parts with this many rows in all share an order, each with other runs: drawing an
+# order for each part takes as long as shuffling its rows.
 _SHARING_ROWS = 262_144
 
 
 def split_into_pieces(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...], ...]:
-    """Return the slices bundled in their order, so that small row groups share a cache file.
+    """Return the slices in pieces, in their order.
 
     Consecutive slices of one row group stay in one piece, so that one pass reads them.
     """
     pieces: list[tuple[Slice, ...]] = []
     piece: list[Slice] = []
     size = 0
-    for part in slices:
-        if size >= _PIECE_BYTES and part[:2] != piece[-1][:2]:
+    for rows in slices:
+        if size >= _PIECE_BYTES and rows[:2] != piece[-1][:2]:
             pieces.append(tuple(piece))
             piece, size = [], 0
-        piece.append(part)
-        size += part.rows * row_bytes
+        piece.append(rows)
+        size += rows.rows * row_bytes
     if piece:
         pieces.append(tuple(piece))
     return tuple(pieces)
@@ -73,29 +80,30 @@ def shuffle_items(items: Sequence[T], seed: int, epoch: int) -> list[T]:
 def interleave(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iterator[T]:
     """Yield items of the streams in turn, from `width` streams at a time.
 
-    One stream more is begun before its turn, so that it can fetch ahead. All are closed at the end.
+    The next stream is opened before its turn, so that it can fetch ahead. All streams are closed at
+    the end.
     """
-    waiting = iter(streams)
-    begun: list[Iterator[T]] = []
+    unopened = iter(streams)
+    opened: list[Iterator[T]] = []
     try:
         while True:
-            while len(begun) <= width and (begin := next(waiting, None)) is not None:
-                begun.append(begin())
-            if not begun:
+            while len(opened) <= width and (open_stream := next(unopened, None)) is not None:
+                opened.append(open_stream())
+            if not opened:
                 return
-            stream = begun.pop(0)
+            stream = opened.pop(0)
             for item in stream:
-                begun.insert(width - 1, stream)
+                opened.insert(width - 1, stream)
                 yield item
                 break
     finally:
-        for stream in begun:
+        for stream in opened:
             if (close := getattr(stream, "close", None)) is not None:
                 close()
 
 
 class Strip(NamedTuple):
-    """Consecutive rows of a piece, which a window takes at a time.
+    """Consecutive rows of a piece, which go into one window.
 
     Attributes:
         piece: number of the piece.
@@ -109,40 +117,40 @@ class Strip(NamedTuple):
 
 
 def window_rows(schema: Any, row_bytes: int) -> int:
-    """Return the number of rows that are shuffled together.
+    """Return the number of rows of a window.
 
     Args:
-        schema: schema of all columns; the order does not depend on which of them are read.
+        schema: schema of all columns: the order must not depend on which of them are read.
         row_bytes: estimated bytes of a row.
     """
     widths = [fixed_bytes(field.type) for field in schema]
-    most = _WINDOW_ROWS if None not in widths else _WINDOW_ROWS_VARIABLE
-    return max(MIXED, min(most, _WINDOW_BYTES // max(1, row_bytes)))
+    limit = _WINDOW_ROWS if None not in widths else _WINDOW_ROWS_VARIABLE
+    return max(MIXED_PIECES, min(limit, _WINDOW_BYTES // max(1, row_bytes)))
 
 
 def split_piece(piece: int, rows: int, window: int) -> Iterator[Strip]:
-    """Yield the strips of a piece, of which the last one may be smaller."""
-    each = window // MIXED
-    for first in range(0, rows, each):
-        yield Strip(piece, first, min(each, rows - first))
+    """Yield the strips of a piece; the last one may be smaller."""
+    strip_rows = window // MIXED_PIECES
+    for first in range(0, rows, strip_rows):
+        yield Strip(piece, first, min(strip_rows, rows - first))
 
 
 def group_into_windows(
     strips: Iterable[T], rows_of: Callable[[T], int], window: int
 ) -> Iterator[list[T]]:
     """Yield the strips of each window."""
-    held: list[T] = []
+    group: list[T] = []
     rows = 0
     for strip in strips:
-        more = rows_of(strip)
-        if held and rows + more > window:
-            yield held
-            held, rows = [], 0
-        held.append(strip)
-        rows += more
-        del strip  # it goes with the list
-    if held:
-        yield held
+        strip_rows = rows_of(strip)
+        if group and rows + strip_rows > window:
+            yield group
+            group, rows = [], 0
+        group.append(strip)
+        rows += strip_rows
+        del strip  # only the yielded list refers to the strip
+    if group:
+        yield group
 
 
 class WindowPart(NamedTuple):
@@ -151,7 +159,8 @@ class WindowPart(NamedTuple):
     Attributes:
         runs: for each strip of the window, the numbers of the part's runs of `RUN_ROWS` rows.
         has_tails: whether the part also has each strip's rows after the last whole run.
-        order: order of the rows, which are counted by strip, the runs in their order first.
+        order: order of the part's rows. They are numbered strip by strip, first the runs, then the
+            tail.
     """
 
     runs: tuple[Array, ...]
@@ -160,32 +169,32 @@ class WindowPart(NamedTuple):
 
 
 class WindowShuffler:
-    """The parts of an epoch's windows, the same in all versions of NumPy.
+    """Draws the parts of an epoch's windows, the same in all versions of NumPy.
 
     Args:
         seed: seed of the shuffle.
         epoch: number of the epoch.
-        window: number of rows that are shuffled together.
+        window: number of rows of a window.
     """
 
     def __init__(self, seed: int, epoch: int, window: int) -> None:
-        # One for all windows: to seed one takes as long as to draw a small window.
+        # One generator for all windows: to seed it takes as long as to draw a small window.
         self._random = _random(seed, epoch)
         self._sharing = max(1, _SHARING_ROWS // window)
-        self._windows = 0
-        self._drawn: Array | None = None
+        self._window_count = 0
+        self._shared_order: Array | None = None
 
     def next(self, sizes: Sequence[int]) -> list[WindowPart]:
-        """Return the parts of the next window. Each has equally many random runs of each strip.
+        """Return the parts of the next window, each with equally many random runs of each strip.
 
         Args:
             sizes: number of rows of each strip of the window.
         """
-        if self._windows % self._sharing == 0:
-            self._drawn = None
-        self._windows += 1
+        if self._window_count % self._sharing == 0:
+            self._shared_order = None
+        self._window_count += 1
         total = sum(sizes)
-        parts = -(-total // _MIX_ROWS)
+        parts = -(-total // _PART_ROWS)
         numbers = tuple([self._random.permutation(size // RUN_ROWS) for size in sizes])
         if parts == 1:
             return [WindowPart(numbers, True, self._order(total))]
@@ -204,47 +213,50 @@ class WindowShuffler:
         ]
 
     def _order(self, rows: int) -> Array:
-        """Return the order in the parts that share one."""
-        if self._drawn is None or len(self._drawn) != rows:
-            self._drawn = self._random.permutation(rows)
-        return self._drawn
+        """Return the order that consecutive parts of equal size share."""
+        if self._shared_order is None or len(self._shared_order) != rows:
+            self._shared_order = self._random.permutation(rows)
+        return self._shared_order
 
 
 def _random(*seeds: int) -> np.random.RandomState:
     import numpy as np
 
-    # A Generator's permutation may change with a version; that of a RandomState never does. Its own
-    # bit generator takes ten times as long to seed.
+    # The permutation of a `Generator` may change with NumPy's version; that of `RandomState` never
+    # does. PCG64, because the bit generator of `RandomState` takes ten times as long to seed.
     return np.random.RandomState(np.random.PCG64(np.random.SeedSequence(seeds)))
 
 
 def window_order(sizes: Sequence[Sequence[int]], parts: Sequence[Sequence[WindowPart]]) -> Array:
-    """Return the order of the rows of consecutive windows, which are counted from the first one on.
+    """Return the order of the rows of consecutive windows, as row numbers from the first window on.
 
     Args:
-        sizes: for each window the number of rows of each of its strips.
-        parts: for each window all its parts.
+        sizes: for each window, the number of rows of each of its strips.
+        parts: for each window, all its parts.
     """
     import numpy as np
 
     order = np.empty(sum(map(sum, sizes)), np.intp)
     within, begin, at = np.arange(RUN_ROWS), 0, 0
-    # Of the mix before, whose order most mixes have.
-    known, run_of, row_of = order, within, within
-    for strips, mixes in zip(sizes, parts, strict=True):
+    # Reuse the quotients of the previous part: most parts share its order.
+    previous, run_of, row_of = order, within, within
+    for strips, window_parts in zip(sizes, parts, strict=True):
         *begins, begin = itertools.accumulate(strips, initial=begin)
-        for mix in mixes:
-            end = at + len(mix.order)
-            firsts = [one + runs * RUN_ROWS for one, runs in zip(begins, mix.runs, strict=True)]
-            if mix.has_tails and any(rows % RUN_ROWS for rows in strips):
+        for part in window_parts:
+            end = at + len(part.order)
+            firsts = [
+                first + runs * RUN_ROWS for first, runs in zip(begins, part.runs, strict=True)
+            ]
+            if part.has_tails and any(rows % RUN_ROWS for rows in strips):
                 rows = []
-                for first, one, size in zip(firsts, begins, strips, strict=True):
-                    rows.append((first[:, None] + within).reshape(-1))
-                    rows.append(np.arange(one + size // RUN_ROWS * RUN_ROWS, one + size))
-                order[at:end] = np.concatenate(rows)[mix.order]
+                for run_firsts, first, size in zip(firsts, begins, strips, strict=True):
+                    rows.append((run_firsts[:, None] + within).reshape(-1))
+                    rows.append(np.arange(first + size // RUN_ROWS * RUN_ROWS, first + size))
+                order[at:end] = np.concatenate(rows)[part.order]
             else:
-                if known is not mix.order:
-                    known, run_of, row_of = mix.order, mix.order // RUN_ROWS, mix.order % RUN_ROWS
+                if previous is not part.order:
+                    previous = part.order
+                    run_of, row_of = previous // RUN_ROWS, previous % RUN_ROWS
                 np.add(np.concatenate(firsts)[run_of], row_of, out=order[at:end])
             at = end
     return order
@@ -259,7 +271,7 @@ def first_rows(
         slices: the rows of the shard.
         rows: number of rows wanted.
         row_bytes: estimated bytes of a row, as in `Shard`.
-        window: number of rows that are shuffled together.
+        window: number of rows of a window.
         order: seed and epoch; None for the shard's order.
     """
     if order is None:
@@ -268,30 +280,28 @@ def first_rows(
     sizes = [sum(part.rows for part in piece) for piece in pieces]
     numbers = shuffle_items(range(len(pieces)), *order)
     strips = interleave(
-        (functools.partial(split_piece, n, sizes[n], window) for n in numbers), MIXED
+        (functools.partial(split_piece, n, sizes[n], window) for n in numbers), MIXED_PIECES
     )
-    mixes = WindowShuffler(*order, window)
-    found: list[Slice] = []
-    for held in group_into_windows(strips, lambda strip: strip.rows, window):
+    shuffler = WindowShuffler(*order, window)
+    result: list[Slice] = []
+    for window_strips in group_into_windows(strips, lambda strip: strip.rows, window):
         if rows <= 0:
             break
-        inside: list[Slice] = []
-        for strip in held:
-            inside += cut_slices(pieces[strip.piece], [strip.first, strip.first + strip.rows])[0]
-        size = sum(part.rows for part in inside)
-        lengths = [strip.rows for strip in held]
-        mixed = mixes.next(lengths)
-        if rows >= size:
-            found += inside
+        in_window: list[Slice] = []
+        for strip in window_strips:
+            in_window += cut_slices(pieces[strip.piece], [strip.first, strip.first + strip.rows])[0]
+        lengths = [strip.rows for strip in window_strips]
+        parts = shuffler.next(lengths)
+        if rows >= sum(lengths):
+            result += in_window
         else:
-            chosen = window_order([lengths], [mixed])
-            found += _picked(inside, chosen[:rows])
-        rows -= size
-    return found
+            result += _pick_rows(in_window, window_order([lengths], [parts])[:rows])
+        rows -= sum(lengths)
+    return result
 
 
-def _picked(slices: Sequence[Slice], numbers: Array) -> Iterator[Slice]:
-    """Yield the rows of these numbers among the slices' rows, consecutive ones as one slice."""
+def _pick_rows(slices: Sequence[Slice], numbers: Array) -> Iterator[Slice]:
+    """Yield the rows with these numbers among the slices' rows; consecutive rows as one slice."""
     import numpy as np
 
     numbers = np.sort(numbers)
@@ -309,7 +319,7 @@ def _picked(slices: Sequence[Slice], numbers: Array) -> Iterator[Slice]:
 
 
 def cut_slices(slices: Sequence[Slice], ends: Sequence[int]) -> list[list[Slice]]:
-    """Return the rows from each end to the next; the ends count the rows of all slices."""
+    """Return the rows from each end to the next; an end is a number of rows of all slices."""
     begins = [0, *itertools.accumulate(part.rows for part in slices)]
     shares = []
     for begin, end in itertools.pairwise(ends):

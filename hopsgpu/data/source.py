@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.data.calendars import refused_columns
-from hopsgpu.data.lake_file import opened
+from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import instants_of, read_footer, schema_of
 from hopsgpu.data.shuffle import ORDER_VERSION
 from hopsgpu.data.sizes import footer_bytes
@@ -251,7 +251,7 @@ class _Footer:
 
 def _footer(lake: LakePath, name: str) -> _Footer:
     file = lake / name if name else lake
-    with opened(file) as (handle, opened_file):
+    with open_lake_file(file) as (handle, opened_file):
         footer = read_footer(file, handle)
         schema = schema_of(handle, footer)
     if ICEBERG_FOOTER_KEY in (footer.metadata or {}):

@@ -11,10 +11,10 @@ from typing import Any
 
 from hopsgpu.data.batches import (
     Block,
-    Rows,
-    are_late,
+    StripBlocks,
     convert_chunk,
     share_values,
+    should_order_in_reader,
     shuffle_windows,
     split_into_strips,
 )
@@ -23,7 +23,7 @@ from hopsgpu.data.columns import Column
 from hopsgpu.data.reader import FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shuffle import (
-    MIXED,
+    MIXED_PIECES,
     WindowShuffler,
     group_into_windows,
     interleave,
@@ -35,7 +35,7 @@ from hopsgpu.units import MIB
 
 # The most bytes of arrays that are made from a record batch at a time.
 _BLOCK_BYTES = 8 * MIB
-# The largest row group that is fetched as a whole; a shuffle has several in memory at a time.
+# The largest row group that is fetched as a whole; a shuffle has several of them in memory.
 _FETCHED_BYTES = 16 * MIB
 
 
@@ -46,7 +46,7 @@ class ShardStream:
 
     Args:
         shard: the rows.
-        cache: caches them on the local disk; None for rows that are read only once.
+        cache: caches the rows on the local disk; None for rows that are read only once.
         columns: names of the columns.
         schema: the shard's Arrow schema.
     """
@@ -61,23 +61,23 @@ class ShardStream:
         self._pieces = split_into_pieces(shard.slices, shard.row_bytes)
         # In the order of the files, so that the same columns are cached once.
         self._schema = pa.schema([field for field in schema if field.name in columns])
-        # With the rows, since processes that each read a part of a shard have the same cache.
-        named = json.dumps([self._schema.names, shard.slices]).encode()
-        self._key = hashlib.sha256(named).hexdigest()[:16]
-        self._open = contextlib.ExitStack()
-        self._scribe = self._open.enter_context(CacheWriter())
+        # The key has the slices, because processes that read parts of a shard share the cache.
+        content = json.dumps([self._schema.names, shard.slices]).encode()
+        self._key = hashlib.sha256(content).hexdigest()[:16]
+        self._exit_stack = contextlib.ExitStack()
+        self._cache_writer = self._exit_stack.enter_context(CacheWriter())
 
     def __enter__(self) -> ShardStream:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._open.close()
+        self._exit_stack.close()
 
     @functools.cached_property
     def _lake(self) -> LakeReader:
-        # Created on first use: if everything is on the local disk, no reader is needed.
+        # Lazily: if all rows are on the local disk, no reader is needed.
         reader = LakeReader(self._shard, self._schema, _FETCHED_BYTES)
-        return self._open.enter_context(reader)
+        return self._exit_stack.enter_context(reader)
 
     def is_cached(self) -> bool:
         """Return whether all rows are on the local disk."""
@@ -86,69 +86,72 @@ class ShardStream:
             return False
         keys = [self._key_of(number) for number in range(len(self._pieces))]
         for key in keys:
-            self._scribe.wait_for(key)
-        return all(map(cache.holds, keys))
+            self._cache_writer.wait_for(key)
+        return all(map(cache.is_cached, keys))
 
-    def chunks(self, *, touched: bool = True) -> Iterator[Chunk]:
+    def chunks(self, *, should_touch: bool = True) -> Iterator[Chunk]:
         """Return all record batches, in the shard's order.
 
         Args:
-            touched: whether the pages of cached ones are in memory, as for `Cache.read`.
+            should_touch: as for `Cache.read`, of cached batches.
         """
         pieces = (
-            functools.partial(self._piece, n, FETCHES, touched=touched)
+            functools.partial(self._read_piece, n, FETCHES, should_touch=should_touch)
             for n in range(len(self._pieces))
         )
         return interleave(pieces, 1)
 
-    def blocks(self, columns: Sequence[Column], *, touched: bool = True) -> Iterator[Block]:
-        """Return all rows, in the shard's order; `touched` as for `chunks`."""
-        return self._converted(self.chunks(touched=touched), columns)
+    def blocks(self, columns: Sequence[Column], *, should_touch: bool = True) -> Iterator[Block]:
+        """Return all rows, in the shard's order; `should_touch` as for `chunks`."""
+        return self._convert(self.chunks(should_touch=should_touch), columns)
 
     def shuffled_blocks(
         self, columns: Sequence[Column], seed: int, epoch: int, size: int, *, is_own: bool = False
     ) -> Iterator[Block]:
         """Return all rows, in an order that seed and epoch determine.
 
-        The order is that of `shuffle.first_rows`. The blocks are for batches of `size` rows, as
-        `shuffle_windows` says. If `is_own`, arrays may be changed where they are writeable.
+        The order is that of `shuffle.first_rows`. The blocks are for batches of `size` rows; see
+        `shuffle_windows`, also for `is_own`.
         """
         window = window_rows(self._shard.arrow_schema, self._shard.row_bytes)
         numbers = shuffle_items(range(len(self._pieces)), seed, epoch)
-        strips = interleave(
-            (functools.partial(self._strips, n, columns, window // MIXED) for n in numbers), MIXED
-        )
-        held = group_into_windows(strips, lambda strip: sum(part.rows for part in strip), window)
-        mixes = WindowShuffler(seed, epoch, window)
-        return shuffle_windows(held, mixes.next, size, are_late(columns, size), is_own)
+        strip_rows = window // MIXED_PIECES
+        streams = (functools.partial(self._read_strips, n, columns, strip_rows) for n in numbers)
+        strips = interleave(streams, MIXED_PIECES)
+        windows = group_into_windows(strips, lambda strip: sum(b.rows for b in strip), window)
+        draw_parts = WindowShuffler(seed, epoch, window).next
+        in_reader = should_order_in_reader(columns, size)
+        return shuffle_windows(windows, draw_parts, size, in_reader, is_own)
 
-    def _strips(self, number: int, columns: Sequence[Column], rows: int) -> Iterator[Rows]:
-        # Mixed pieces are fetched concurrently, so each of them fetches one row group less ahead.
-        blocks = self._converted(self._piece(number, 1), columns)
+    def _read_strips(
+        self, number: int, columns: Sequence[Column], rows: int
+    ) -> Iterator[StripBlocks]:
+        # Mixed pieces are fetched concurrently, so each fetches only one row group ahead.
+        blocks = self._convert(self._read_piece(number, 1), columns)
         return split_into_strips(share_values(blocks, self._shard.row_bytes), rows)
 
-    def _converted(self, chunks: Iterable[Chunk], columns: Sequence[Column]) -> Iterator[Block]:
+    def _convert(self, chunks: Iterable[Chunk], columns: Sequence[Column]) -> Iterator[Block]:
         checked = set() if self._cache is None else self._cache.checked
         for chunk in chunks:
             yield from convert_chunk(chunk, columns, _BLOCK_BYTES, checked)
-            del chunk  # free it before the next one is made
+            del chunk  # free the chunk before the next one is made
 
     def _key_of(self, number: int) -> str:
         return f"{self._key}/{number}"
 
-    def _piece(self, number: int, ahead: int, *, touched: bool = True) -> Iterator[Chunk]:
-        pieces = self._pieces[number]
+    def _read_piece(self, number: int, ahead: int, *, should_touch: bool = True) -> Iterator[Chunk]:
+        piece = self._pieces[number]
         if self._cache is None:
-            return map(memory_chunk, self._lake.chunks(pieces, ahead))
+            return map(memory_chunk, self._lake.chunks(piece, ahead))
         key = self._key_of(number)
-        self._scribe.wait_for(key)
-        kept = self._cache.read(key, touched=touched)
-        if kept is not None:
-            return kept
-        return self._fetched(key, self._cache, self._lake.chunks(pieces, ahead))
+        self._cache_writer.wait_for(key)
+        cached = self._cache.read(key, should_touch=should_touch)
+        if cached is not None:
+            return cached
+        return self._fetch(key, self._cache, self._lake.chunks(piece, ahead))
 
-    def _fetched(self, key: str, cache: Cache, batches: Iterator[Any]) -> Iterator[Chunk]:
-        with cache.keeping(key, self._schema, self._scribe) as keep:
+    def _fetch(self, key: str, cache: Cache, batches: Iterator[Any]) -> Iterator[Chunk]:
+        with cache.write_batches(key, self._schema, self._cache_writer) as keep:
             for batch in batches:
                 keep(batch)
                 yield memory_chunk(batch)

@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a dataset has its batches from.
+class BatchSource:
+    """The source of a dataset's batches.
 
     Attributes:
-        batches: returns the batches of a pass.
-        begin: returns the pass of an epoch.
-        tracker: counts the batches that are handed out.
-        waiting: counts the time that an eager loop waits for batches.
+        read: returns the batches of a pass.
+        start_pass: returns the pass of an epoch.
+        tracker: counts the batches that the user's code receives.
+        waiting: entered each time that an eager loop waits for batches, to count the time.
     """
 
-    batches: Callable[[Pass], Iterator[Mapping[str, Array]]]
-    begin: Callable[[int], Pass]
+    read: Callable[[Pass], Iterator[Mapping[str, Array]]]
+    start_pass: Callable[[int], Pass]
     tracker: Tracker
     waiting: AbstractContextManager[None]
 
 
 def dataset(
-    source: Source, columns: Sequence[Column], count: int | None, epoch: int, rows: int | None
+    source: BatchSource, columns: Sequence[Column], count: int | None, epoch: int, rows: int | None
 ) -> Any:
     """Return a tf.data.Dataset.
 
     Args:
-        source: where the batches are from.
+        source: the source of the batches.
         columns: columns of the batches.
         count: number of batches of every epoch; None if the first one has fewer.
         epoch: number of the first epoch.
@@ -55,75 +55,79 @@ def dataset(
     tf = importlib.import_module("tensorflow")
     specs = {column.name: _spec(tf, column, rows) for column in columns}
     numbers = itertools.count(epoch)
-    # Passes whose batches tf.data reads, and that no loop has counted yet.
-    begun: list[Pass] = []
-    # Passes of which tf.data has read all batches. Keras also begins some that it does not use.
-    read: list[Pass] = []
+    # Passes that tf.data reads, and that no eager loop has received a batch of yet.
+    uncounted: list[Pass] = []
+    # Passes of which tf.data has read all batches. Keras also starts passes that it does not use.
+    finished: list[Pass] = []
 
     def generate() -> Iterator[dict[str, Any]]:
-        one = source.begin(next(numbers))
-        if not one.total:
+        pass_ = source.start_pass(next(numbers))
+        if not pass_.total:
             return
-        # tf.data reads ahead, and within a graph nobody sees which batches were trained.
-        one.is_known, one.fallback = False, epoch + len(read)
-        begun[:] = [one]
-        source.tracker.begin(one)
-        for number, batch in enumerate(source.batches(one), start=1):
+        # tf.data reads ahead: within a graph, which batches were trained is unknown.
+        pass_.is_known, pass_.fallback = False, epoch + len(finished)
+        uncounted[:] = [pass_]
+        source.tracker.begin(pass_)
+        for number, batch in enumerate(source.read(pass_), start=1):
             if number == 1:
                 warn_of_missing_shapes(columns, batch)
-            if number == one.total:
-                read.append(one)
+            if number == pass_.total:
+                finished.append(pass_)
             yield {c.name: _values(tf, c, batch[c.name]) for c in columns}
 
-    made = tf.data.Dataset.from_generator(generate, output_signature=specs)
+    tf_dataset = tf.data.Dataset.from_generator(generate, output_signature=specs)
     if count is not None:
-        made = made.apply(tf.data.experimental.assert_cardinality(count))
-    return _counting(tf, made, begun, source)
+        tf_dataset = tf_dataset.apply(tf.data.experimental.assert_cardinality(count))
+    return _count_eager_batches(tf, tf_dataset, uncounted, source)
 
 
 # Methods of a dataset that keep the number of its elements and their order.
 _ONE_TO_ONE = ("map", "prefetch", "with_options")
 
 
-def _counting(tf: Any, made: Any, begun: list[Pass], source: Source) -> Any:
-    """Return the dataset with iterators that count what an eager loop receives."""
-    kind = type(made)
+def _count_eager_batches(
+    tf: Any, tf_dataset: Any, uncounted: list[Pass], source: BatchSource
+) -> Any:
+    """Return the dataset with iterators that count the batches of an eager loop."""
+    kind = type(tf_dataset)
 
     def iterate(self: Any) -> Any:
         iterator = kind.__iter__(self)
-        own: list[Pass] = []
+        counted: list[Pass] = []
         base = type(iterator)
 
         def receive(self: Any) -> Any:
             with source.waiting:
                 batch = base.__next__(self)
             if tf.executing_eagerly():
-                if not own and begun:
-                    own.append(begun.pop())
-                    own[0].is_known = own[0].is_open = True
-                for one in own:
-                    source.tracker.handed(one)
+                if not counted and uncounted:
+                    counted.append(uncounted.pop())
+                    counted[0].is_known = counted[0].is_open = True
+                for pass_ in counted:
+                    source.tracker.count_batch(pass_)
             return batch
 
         iterator.__class__ = type(base.__name__, (base,), {"__next__": receive})
-        weakref.finalize(iterator, _close, own)
+        weakref.finalize(iterator, _close_passes, counted)
         return iterator
 
     def derive(name: str) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **options: Any) -> Any:
-            return _counting(tf, getattr(kind, name)(self, *args, **options), begun, source)
+            return _count_eager_batches(
+                tf, getattr(kind, name)(self, *args, **options), uncounted, source
+            )
 
         return method
 
-    # A subclass that is made here, since the class of a dataset depends on what it is made of.
+    # A subclass per dataset: the class of a dataset depends on its transformation.
     methods: dict[str, Any] = {name: derive(name) for name in _ONE_TO_ONE}
-    made.__class__ = type(kind.__name__, (kind,), {"__iter__": iterate, **methods})
-    return made
+    tf_dataset.__class__ = type(kind.__name__, (kind,), {"__iter__": iterate, **methods})
+    return tf_dataset
 
 
-def _close(passes: Sequence[Pass]) -> None:
-    for one in passes:
-        one.is_open = False
+def _close_passes(passes: Sequence[Pass]) -> None:
+    for pass_ in passes:
+        pass_.is_open = False
 
 
 def _spec(tf: Any, column: Column, rows: int | None) -> Any:

@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a dataset has its batches from.
+class BatchSource:
+    """The source of a dataset's batches.
 
     Attributes:
-        batches: returns the batches of some epochs, and counts those that are handed out.
-        part: returns the batches of a pass for one of the processes that read it, by its number.
-        begin: returns the pass of an epoch that some processes read.
-        handed: counts a batch of a pass.
-        waiting: counts the time that the training waits for batches.
+        read: returns the batches of some epochs, and counts the batches that the user receives.
+        read_part: returns the batches of a pass for one of the processes that share the shard.
+        start_pass: returns the pass of an epoch, from the number of processes.
+        count_batch: counts a batch of a pass.
+        waiting: entered each time that the training waits for batches, to count the time.
     """
 
-    batches: Callable[[Sequence[int]], Iterator[Mapping[str, Array]]]
-    part: Callable[[Pass, int], Iterator[Mapping[str, Array]]]
-    begin: Callable[[int, int], Pass]
-    handed: Callable[[Pass], None]
+    read: Callable[[Sequence[int]], Iterator[Mapping[str, Array]]]
+    read_part: Callable[[Pass, int], Iterator[Mapping[str, Array]]]
+    start_pass: Callable[[int, int], Pass]
+    count_batch: Callable[[Pass], None]
     waiting: AbstractContextManager[None]
 
 
 def dataset(
-    source: Source, columns: Sequence[Column], count: int, epoch: int, pin_memory: bool | None
+    source: BatchSource, columns: Sequence[Column], count: int, epoch: int, pin_memory: bool | None
 ) -> Any:
     """Return a torch.utils.data.IterableDataset.
 
     Args:
-        source: where the batches are from.
+        source: the source of the batches.
         columns: columns of the batches.
         count: number of batches of an epoch.
         epoch: number of the first epoch.
@@ -55,7 +55,7 @@ def dataset(
     """
     _check_types(columns)
     torch = importlib.import_module("torch")
-    pinned = bool(torch.cuda.is_available()) if pin_memory is None else pin_memory
+    is_pinned = bool(torch.cuda.is_available()) if pin_memory is None else pin_memory
 
     class Batches(torch.utils.data.IterableDataset):  # type: ignore[name-defined,misc]
         """A rank's batches; each iteration is the next epoch."""
@@ -72,21 +72,20 @@ def dataset(
             self._epoch = epoch
 
         def begin(self, readers: int) -> Pass:
-            """Return the pass of the next epoch, for processes that are started now."""
+            """Return the pass of the next epoch, for worker processes that start after this."""
             current, self._epoch = self._epoch, self._epoch + 1
-            self._pass = source.begin(current, readers)
+            self._pass = source.start_pass(current, readers)
             return self._pass
 
         def loader(self, num_workers: int, **options: Any) -> Any:
             """Return a torch DataLoader whose workers each read a part of the shard.
 
-            Each iteration over it is an epoch. Its batches are those of the dataset, of other rows:
-            the order depends on the number of workers.
+            Each iteration is an epoch. The order of the rows depends on the number of workers.
 
             Args:
                 num_workers: number of processes, at least 1.
-                options: of `DataLoader`, as `collate_fn`, which gets a batch in a worker, and
-                    `prefetch_factor`.
+                options: options of `DataLoader`, such as `prefetch_factor` and `collate_fn`, which
+                    a worker calls with a batch.
 
             Raises:
                 ConfigError: the number is no integer ≥ 1, or an option cannot be used here.
@@ -101,7 +100,7 @@ def dataset(
             _check_no_accelerate()
             if worker is None:
                 current, self._epoch = self._epoch, self._epoch + 1
-                return _tensors(torch, source.batches([current]), columns, pinned)
+                return _tensors(torch, source.read([current]), columns, is_pinned)
             if self._pass is None or self._pass.leg.readers != worker.num_workers:
                 raise ConfigError(
                     "num_workers must be 0: each worker would read the whole shard, and the dataset"
@@ -111,15 +110,15 @@ def dataset(
             if not self._pass.total:
                 return iter(())
             # Page-locked memory cannot be sent to another process.
-            return _tensors(torch, source.part(self._pass, worker.id), columns, False)
+            return _tensors(torch, source.read_part(self._pass, worker.id), columns, False)
 
     return Batches()
 
 
 def _check_no_accelerate() -> None:
-    """Check that no loader of Accelerate's `prepare` reads.
+    """Check that the caller is no loader of Accelerate's `prepare`.
 
-    It reads rank 0's shard alone and divides its batches among the ranks, and it reads ahead.
+    Such a loader reads ahead, and divides the batches of rank 0's shard among the ranks.
 
     Raises:
         ConfigError: such a loader is among the callers.
@@ -146,28 +145,28 @@ def _check_types(columns: Sequence[Column]) -> None:
             )
 
 
-def _loader_class(torch: Any, source: Source) -> Any:
+def _loader_class(torch: Any, source: BatchSource) -> Any:
     end = object()
 
     class Loader(torch.utils.data.DataLoader):  # type: ignore[misc]
-        """Batches that worker processes have read, counted where the training receives them."""
+        """Counts batches of worker processes when the training receives them."""
 
         def __iter__(self) -> Iterator[Any]:
-            # The workers are forked with the pass, and batches that they have read ahead and the
-            # training has not received do not count.
-            one = self.dataset.begin(self.num_workers)
+            # Start the pass before the workers are forked. Batches that workers have read ahead do
+            # not count.
+            pass_ = self.dataset.begin(self.num_workers)
             batches = super().__iter__()
-            one.is_open = True
+            pass_.is_open = True
             try:
                 while True:
                     with source.waiting:
                         batch = next(batches, end)
                     if batch is end:
                         return
-                    source.handed(one)
+                    source.count_batch(pass_)
                     yield batch
             finally:
-                one.is_open = False
+                pass_.is_open = False
 
     return Loader
 
@@ -198,26 +197,26 @@ def check_workers(num_workers: object, options: Mapping[str, Any]) -> None:
 
 
 def _tensors(
-    torch: Any, batches: Iterator[Mapping[str, Array]], columns: Sequence[Column], pinned: bool
+    torch: Any, batches: Iterator[Mapping[str, Array]], columns: Sequence[Column], is_pinned: bool
 ) -> Iterator[dict[str, Any]]:
     for number, batch in enumerate(batches):
         if number == 0:
             warn_of_missing_shapes(columns, batch)
-        yield {c.name: _values(torch, c.kind, batch[c.name], pinned) for c in columns}
+        yield {c.name: _values(torch, c.kind, batch[c.name], is_pinned) for c in columns}
 
 
-def _values(torch: Any, kind: ColumnKind, array: Array, pinned: bool) -> Any:
+def _values(torch: Any, kind: ColumnKind, array: Array, is_pinned: bool) -> Any:
     if kind is ColumnKind.NUMBER:
-        return _tensor(torch, array, pinned)
+        return _tensor(torch, array, is_pinned)
     if kind is ColumnKind.RAGGED and all(row.dtype != object for row in array):
-        return [_tensor(torch, row, pinned) for row in array]
+        return [_tensor(torch, row, is_pinned) for row in array]
     return array.tolist()
 
 
-def _tensor(torch: Any, array: Array, pinned: bool) -> Any:
-    # A copy: a change in place must not reach other epochs, or pages that are mapped read-only. An
-    # array that is writeable belongs to its batch.
-    if not pinned:
+def _tensor(torch: Any, array: Array, is_pinned: bool) -> Any:
+    # Copy read-only arrays: a change in place must not reach other epochs or read-only pages. A
+    # writeable array belongs to its batch.
+    if not is_pinned:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     import numpy as np
 

@@ -392,10 +392,10 @@ def _opened(described: str, sharers: int) -> RankDatasets | None:
             " the executors' Python"
         )
     # Imported here because ranks without data do not need it.
-    from hopsgpu.data.rank_shards import RankShards, opened
+    from hopsgpu.data.rank_shards import RankShards, open_datasets
 
     dealt = RankShards.load(shards.read_bytes())
-    return opened(dealt, shards.with_name(KEPT), sharers, _blocked(described).data)
+    return open_datasets(dealt, shards.with_name(KEPT), sharers, _blocked(described).data)
 
 
 def _position(described: str, sharers: int) -> Mapping[str, Any] | None:
@@ -410,12 +410,14 @@ def _position(described: str, sharers: int) -> Mapping[str, Any] | None:
 def _check_restored(described: str, sharers: int) -> None:
     """Warn, once, if the data continues at a checkpoint that the rank has not asked for."""
     opened = _opened(described, sharers) if Path(described).with_name(DATA).exists() else None
-    if opened is not None and opened.continued and not _copies().exists():
+    if opened is not None and opened.continued_epochs and not _copies().exists():
         log.warning(
             "context().data continues at the latest checkpoint (%s), but rank 0 has not called"
             " latest_checkpoint(): if the model begins anew, it is not trained with the rows before"
             " it. Load the latest checkpoint, if there is one, before the first batch",
-            ", ".join(f"{name!r} at epoch {epoch}" for name, epoch in opened.continued.items()),
+            ", ".join(
+                f"{name!r} at epoch {epoch}" for name, epoch in opened.continued_epochs.items()
+            ),
         )
 
 

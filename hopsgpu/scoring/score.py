@@ -15,7 +15,7 @@ from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_record import ScoreRecord
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
-from hopsgpu.data.lake_file import opened
+from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import read_footer
 from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -375,7 +375,7 @@ class _Score:
 
 def _schema_of(file: LakePath) -> bytes:
     """Return the schema of a Parquet file, as Arrow serialises it."""
-    with opened(file) as (handle, _):
+    with open_lake_file(file) as (handle, _):
         schema = read_footer(file, handle).schema.to_arrow_schema().remove_metadata()
     serialized: bytes = schema.serialize().to_pybytes()
     return serialized

@@ -16,19 +16,16 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _IDLE_SECONDS = 5.0
-# How long a process that ends waits for calls that are under way.
-_LAST_SECONDS = 5.0
+# How long an exiting process waits for running calls.
+_EXIT_SECONDS = 5.0
 
 
 class BoundedCall(Generic[T]):
-    """Work that is done in a thread of its own, and begins at once.
-
-    The thread is a daemon: if the work hangs, the process ends without it.
-    """
+    """A call that starts at once, in a daemon thread of its own: if it hangs, the process exits."""
 
     def __init__(self, name: str, work: Callable[[], T]) -> None:
         self._work = work
-        self._done = threading.Event()
+        self._is_done = threading.Event()
         self._results: list[T] = []
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -36,23 +33,23 @@ class BoundedCall(Generic[T]):
     def _run(self) -> None:
         try:
             self._results.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
         finally:
-            self._done.set()
-            # The error's traceback has this frame: what the frame holds, connections too, would
-            # stay until the garbage collection.
+            self._is_done.set()
+            # The error's traceback refers to this frame. Without `del`, the objects of this frame,
+            # such as connections, would live until the next garbage collection.
             del self
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the work, at most `seconds`; return whether it has ended."""
-        return self._done.wait(seconds)
+        return self._is_done.wait(seconds)
 
     def result(self, seconds: float) -> T:
-        """Return the result of the work, or raise what it raised.
+        """Return the result of the work, or raise its error.
 
         Raises:
-            TimeoutError: the work takes longer; the caller may ask again.
+            TimeoutError: the work takes longer; the caller may try again.
         """
         if not self.wait(seconds):
             raise TimeoutError
@@ -65,125 +62,125 @@ class BoundedCall(Generic[T]):
 
 
 class Steps:
-    """The steps of some work: each may take a limited time, and any time may pass between them.
+    """The steps of some work: each has a time limit, and the time between them has none.
 
-    One thread does the work, and another waits for it. Once the work is given up, no further step
-    begins; a step that is under way goes on to its end.
+    One thread works, and another thread waits. After the work is given up, no step starts; a
+    running step continues to its end.
 
     Args:
         seconds: how long a step may take.
-        calling: held while a step is under way.
+        calling: held while a step runs.
     """
 
     def __init__(self, seconds: float, calling: threading.Lock) -> None:
         self._seconds = seconds
         self._calling = calling
         self._lock = threading.Lock()
-        self._began: float | None = None
-        self._given_up = False
+        self._start: float | None = None
+        self._is_given_up = False
 
-    def do(self, step: Callable[[], T]) -> T:
-        """Do a step, in the thread of the work.
+    def run(self, step: Callable[[], T]) -> T:
+        """Run a step in the calling thread, which is that of the work.
 
         Raises:
             TimeoutError: the work was given up.
         """
-        self._note(time.monotonic())
+        self._set_start(time.monotonic())
         try:
             with self._calling:
                 return step()
         finally:
-            self._note(None)
+            self._set_start(None)
 
-    def _note(self, began: float | None) -> None:
+    def _set_start(self, start: float | None) -> None:
         with self._lock:
-            if self._given_up:
+            if self._is_given_up:
                 raise TimeoutError
-            self._began = began
+            self._start = start
 
     @property
-    def left(self) -> float:
-        """Return the seconds that the step under way has left; all of them if there is no step."""
-        began = self._began
-        return self._seconds - (0.0 if began is None else time.monotonic() - began)
+    def seconds_left(self) -> float:
+        """Return the seconds that the running step has left; all of them if no step runs."""
+        start = self._start
+        return self._seconds - (0.0 if start is None else time.monotonic() - start)
 
-    def give_up_late(self) -> bool:
+    def give_up_if_late(self) -> bool:
         """Give up the work if a step takes too long; return whether one does."""
         with self._lock:
-            late = self._began is not None and self.left <= 0
-            self._given_up |= late
-            return late
+            is_late = self._start is not None and self.seconds_left <= 0
+            self._is_given_up |= is_late
+            return is_late
 
     def give_up(self) -> None:
-        """Let no other step begin."""
+        """Let no other step start."""
         with self._lock:
-            self._given_up = True
+            self._is_given_up = True
 
 
 class WorkerThread:
-    """A thread that does one piece of work after another; callers wait a limited time for each.
+    """A daemon thread that does one piece of work after another; callers wait a limited time.
 
-    It is a daemon, as in `BoundedCall`; once some work took too long, the hand is of no more use.
+    After a timeout the thread may be blocked, so it is not reused.
 
     Args:
         name: name of the thread.
-        may_end: called when the hand had nothing to do for a while; returns whether nobody will
-            give it more work.
+        try_withdraw: called when the thread had no work for a while; returns whether the thread
+            ends, because nobody will give it more work.
     """
 
-    def __init__(self, name: str, may_end: Callable[[WorkerThread], bool]) -> None:
-        self._under_way = 0
+    def __init__(self, name: str, try_withdraw: Callable[[WorkerThread], bool]) -> None:
+        self._pending = 0
         self._calling = threading.Lock()
-        self._may_end = may_end
-        self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._try_withdraw = try_withdraw
+        self._requests: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     @property
-    def free(self) -> bool:
-        """Return whether no work that the hand was given is still under way."""
-        return self._under_way == 0
+    def is_idle(self) -> bool:
+        """Return whether the thread has no work of which the result was not fetched."""
+        return self._pending == 0
 
-    def end(self) -> None:
-        """End the thread, after the work that it was given."""
-        self._asked.put(None)
+    def stop(self) -> None:
+        """End the thread after the work that was started."""
+        self._requests.put(None)
 
-    def do(self, work: Callable[[], T], seconds: float) -> T:
-        """Return the result of some work, or raise what it raised.
+    def run(self, work: Callable[[], T], seconds: float) -> T:
+        """Return the result of some work, or raise its error.
 
         Raises:
-            TimeoutError: the work takes longer, and goes on.
+            TimeoutError: the work takes longer, and continues.
         """
-        self.begin(work)
-        return self.end_of(seconds)  # type: ignore[no-any-return]
+        self.start(work)
+        return self.next_result(seconds)  # type: ignore[no-any-return]
 
-    def begin(self, work: Callable[[], Any]) -> None:
-        """Begin some work after what was begun before; `end_of` returns results in that order."""
-        self._begin(functools.partial(self._call, work))
+    def start(self, work: Callable[[], Any]) -> None:
+        """Start some work after all earlier work; `next_result` returns results in that order."""
+        self._start(functools.partial(self._call, work))
 
-    def _begin(self, work: Callable[[], Any]) -> None:
-        self._under_way += 1
-        self._asked.put(work)
+    def _start(self, work: Callable[[], Any]) -> None:
+        self._pending += 1
+        self._requests.put(work)
 
     def _call(self, work: Callable[[], T]) -> T:
         with self._calling:
             return work()
 
-    def rest(self, seconds: float) -> None:
-        """Wait for the call that is under way, at most `seconds`, and let none begin after it."""
+    def block_calls(self, seconds: float) -> None:
+        """Let no call start, and wait at most `seconds` for the end of the running one."""
         self._calling.acquire(timeout=max(seconds, 0.0))
 
-    def end_of(self, seconds: float) -> Any:
-        """Return the result of the work that was begun first, or raise what it raised.
+    def next_result(self, seconds: float) -> Any:
+        """Return the result of the work that was started first, or raise its error.
 
         Raises:
-            TimeoutError: the work takes longer, and goes on.
+            TimeoutError: the work takes longer, and continues.
         """
         try:
-            result, error = self._done.get(timeout=seconds)
-        except queue.Empty as late:
-            raise TimeoutError from late
-        self._under_way -= 1
+            result, error = self._results.get(timeout=seconds)
+        except queue.Empty as timeout:
+            raise TimeoutError from timeout
+        self._pending -= 1
         if error is not None:
             try:
                 raise error
@@ -191,113 +188,110 @@ class WorkerThread:
                 del error
         return result
 
-    def do_steps(self, work: Callable[[Steps], T], seconds: float) -> T:
-        """Do work in steps, each of which may take `seconds`; return its result or raise its error.
+    def run_steps(self, work: Callable[[Steps], T], seconds: float) -> T:
+        """Run work in steps of at most `seconds`; return its result or raise its error.
 
-        When this has raised, nothing is under way any more, except a step that takes longer than
-        that.
+        After an exception nothing runs any more, except a step that takes longer than that.
 
         Raises:
-            TimeoutError: a step takes longer, and goes on; the work does not.
+            TimeoutError: a step takes longer, and continues; the work does not.
         """
         steps = Steps(seconds, self._calling)
         try:
-            self._begin(functools.partial(work, steps))
+            self._start(functools.partial(work, steps))
             while True:
                 try:
-                    return self.end_of(max(steps.left, 0.0))  # type: ignore[no-any-return]
+                    return self.next_result(max(steps.seconds_left, 0.0))  # type: ignore[no-any-return]
                 except TimeoutError:
-                    if self.free or steps.give_up_late():
+                    if self.is_idle or steps.give_up_if_late():
                         raise
         except BaseException:
             # If the work has not ended by itself and no step is late, this is an interrupt.
-            if not self.free and not steps.give_up_late():
+            if not self.is_idle and not steps.give_up_if_late():
                 steps.give_up()
                 with contextlib.suppress(Exception):
-                    self.end_of(max(steps.left, 0.0))
+                    self.next_result(max(steps.seconds_left, 0.0))
             raise
 
     def _run(self) -> None:
         while True:
             try:
-                work = self._asked.get(timeout=_IDLE_SECONDS)
+                work = self._requests.get(timeout=_IDLE_SECONDS)
             except queue.Empty:
-                if self._may_end(self):
+                if self._try_withdraw(self):
                     return
                 continue
             if work is None:
-                # An error that nobody waited for keeps this frame alive, and what the work used.
-                while not self._done.empty():
-                    self._done.get()
+                # An unfetched error would keep this frame, and the objects of the work, alive.
+                while not self._results.empty():
+                    self._results.get()
                 return
             try:
-                self._done.put((work(), None))
-            except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
-                self._done.put((None, error))
-            del work  # the objects that it holds are large
+                self._results.put((work(), None))
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+                self._results.put((None, error))
+            del work  # its objects are large
 
 
 class WorkerThreadPool:
-    """A pool of threads: each is lent, and then kept for the next borrower.
+    """A pool of threads, which are reused: to start a thread costs more than to read a small file.
 
-    A thread costs more than a small file: to start, and because its memory is new to the system.
-    A thread ends when it had nothing to do for some seconds, or when nobody has the
-    `WorkerThreadPool` any more.
+    A thread ends when it had no work for some seconds, or when the pool is garbage-collected.
 
-    A process that ends waits for their calls, some seconds at most: Python ends daemon threads by
-    unwinding their stacks as they return to it, and code that is not written in C, such as
-    hdfs-native, then aborts the process. Daemon threads that want a thread of the pool after that
-    wait for the end.
+    An exiting process waits some seconds for running calls. Python ends a daemon thread by
+    unwinding its stack when a call returns to Python, and code that is not written in C, such as
+    hdfs-native, then aborts the process. A daemon thread that borrows a thread after that waits for
+    the exit.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._free: collections.deque[WorkerThread] = collections.deque()
-        self._lent: set[WorkerThread] = set()
-        self._over = threading.Event()
-        weakref.finalize(self, _end, self._free).atexit = False
-        weakref.finalize(self, _rest, self._lent, self._over, os.getpid())
+        self._idle: collections.deque[WorkerThread] = collections.deque()
+        self._borrowed: set[WorkerThread] = set()
+        self._is_exiting = threading.Event()
+        weakref.finalize(self, _stop_all, self._idle).atexit = False
+        weakref.finalize(self, _await_calls, self._borrowed, self._is_exiting, os.getpid())
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[WorkerThread]:
-        """Yield a hand that nobody else has meanwhile."""
-        if self._over.is_set() and threading.current_thread().daemon:
+    def borrow(self) -> Iterator[WorkerThread]:
+        """Yield a thread that nobody else uses until the end of the context."""
+        if self._is_exiting.is_set() and threading.current_thread().daemon:
             threading.Event().wait()
         try:
-            hand = self._free.pop()
+            thread = self._idle.pop()
         except IndexError:
-            hand = WorkerThread(self._name, functools.partial(_withdrawn, self._free))
-        self._lent.add(hand)
+            thread = WorkerThread(self._name, functools.partial(_try_remove, self._idle))
+        self._borrowed.add(thread)
         try:
-            yield hand
+            yield thread
         finally:
-            self._lent.discard(hand)
-            if hand.free and not self._over.is_set():
-                self._free.append(hand)
+            self._borrowed.discard(thread)
+            if thread.is_idle and not self._is_exiting.is_set():
+                self._idle.append(thread)
             else:
-                hand.end()
+                thread.stop()
 
 
-def _withdrawn(hands: collections.deque[WorkerThread], hand: WorkerThread) -> bool:
-    """Take a hand out of those that can be lent; return False if somebody was quicker."""
+def _try_remove(idle: collections.deque[WorkerThread], thread: WorkerThread) -> bool:
+    """Remove an idle thread; return False if somebody has just borrowed it."""
     try:
-        hands.remove(hand)
+        idle.remove(thread)
     except ValueError:
         return False
     return True
 
 
-def _end(hands: collections.deque[WorkerThread]) -> None:
-    for hand in hands:
-        hand.end()
+def _stop_all(threads: collections.deque[WorkerThread]) -> None:
+    for thread in threads:
+        thread.stop()
 
 
-def _rest(lent: set[WorkerThread], over: threading.Event, process: int) -> None:
+def _await_calls(borrowed: set[WorkerThread], is_exiting: threading.Event, process: int) -> None:
     if os.getpid() != process:  # a forked child has none of the threads
         return
-    over.set()
-    until, rested = time.monotonic() + _LAST_SECONDS, set[WorkerThread]()
-    while hands := lent.difference(rested):
-        for hand in hands:
-            hand.rest(until - time.monotonic())
-        rested |= hands
+    is_exiting.set()
+    deadline, blocked = time.monotonic() + _EXIT_SECONDS, set[WorkerThread]()
+    while threads := borrowed.difference(blocked):
+        for thread in threads:
+            thread.block_calls(deadline - time.monotonic())
+        blocked |= threads

@@ -1,7 +1,7 @@
 """HDFS by hdfs-native: hdfs:// and viewfs://.
 
-hdfs-native itself reads the Hadoop configuration, also for high availability and Kerberos, but
-neither what a file includes nor variables in values, so it is given the values.
+hdfs-native reads the Hadoop configuration, also for high availability and Kerberos. But it neither
+follows includes nor expands variables, so hopsgpu passes the values to it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# hdfs-native's defaults are 15 attempts with pauses of up to 15 s. Here, `retrying.RetryLimits`
-# repeats calls, and also waits after errors for which hdfs-native does not.
+# hdfs-native's defaults are 15 attempts with pauses of up to 15 s. Here `retrying.RetryLimits`
+# retries calls, also after errors that hdfs-native does not retry.
 _PATIENT = {
     "dfs.client.failover.max.attempts": "6",
     "dfs.client.failover.sleep.base.millis": "200",
@@ -47,18 +47,17 @@ _KEY_PROVIDER = "hadoop.security.key.provider.path"
 _OLD_KEY_PROVIDER = "dfs.encryption.key.provider.uri"
 # The form of a provider that hdfs-native accepts, for example kms://https@kms1;kms2:9600/kms.
 _KMS = re.compile(r"kms://https?@[^/;:]+(;[^/;:]+)*(:\d+)?(/.*)?")
-# hdfs-native waits forever for a NameNode's answer. A write may also wait for a DataNode that is
-# lost (60 s), and for another one.
+# hdfs-native waits forever for a NameNode's answer. A write may also wait 60 s for a lost DataNode,
+# and then for the next DataNode.
 _ANSWER_SECONDS = 60.0
 _QUICK_ANSWER_SECONDS = 5.0
 _DATA_SECONDS = 180.0
-# hdfs-native waits for a DataNode that is gone as long as TCP does; another connection may work.
+# hdfs-native waits for a lost DataNode as long as TCP does; a new connection may work earlier.
 _READ_SECONDS = 60.0
-# Packets of 64 kB for one handover from thread to thread. Each handover may wait for the
-# interpreter: a download with 4 packets takes twice the time of one with 64. Two handovers, 8 MB,
-# are held for each file that is read.
+# Number of 64 kB packets that a thread hands over at a time. Each handover may wait for the GIL: a
+# download with 4 packets takes twice as long as with 64. Each open file has two such groups, 8 MB.
 _PACKETS = 64
-# The text of hdfs-native's errors: RPCError("org.apache…Exception", "what was said").
+# The text of hdfs-native's errors: RPCError("org.apache…Exception", "message").
 _RPC = re.compile(r'(?:Fatal)?RPCError\("([\w.$]+)", "(.*)"\)', re.DOTALL)
 _OWN = re.compile(r'(\w+)(?:\("?(.*?)"?\))?', re.DOTALL)
 
@@ -78,45 +77,45 @@ class Hdfs:
             "HDFS client (hdfs-native) of %s, %s", url, "quick" if should_fail_fast else "patient"
         )
         limits = _QUICK if should_fail_fast else _PATIENT
-        # In a container, whose tokens know a NameNode by its IP address.
+        # In a container: the tokens there name a NameNode by its IP address.
         name_tokens([urlsplit(url).netloc], os.environ)
         settings = HadoopConf.load_hdfs(os.environ).filled()
         settings |= _key_provider_of(settings) | complete_mount_table(url, settings)
         self._client = Client(url, {**settings, **limits})
         self._answer = _QUICK_ANSWER_SECONDS if should_fail_fast else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
-        self._hands = WorkerThreadPool("hopsgpu-hdfs")
+        self._threads = WorkerThreadPool("hopsgpu-hdfs")
 
     def make(self, path: str) -> None:
         """Create a directory, and those above it."""
-        self._ask(lambda: self._client.mkdirs(path, 0o777 & ~self._mask, True))
+        self._call(lambda: self._client.mkdirs(path, 0o777 & ~self._mask, True))
 
     def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
-        self._ask(lambda: self._client.set_permission(path, mode))
+        self._call(lambda: self._client.set_permission(path, mode))
 
     def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
-        return _status(self._ask(lambda: self._client.get_file_info(path)))
+        return _status(self._call(lambda: self._client.get_file_info(path)))
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
-        return tuple(map(_status, self._ask(lambda: list(self._client.list_status(path)))))
+        return tuple(map(_status, self._call(lambda: list(self._client.list_status(path)))))
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
         """Yield a reader of a file's bytes."""
-        yield _Reader(self._ask(lambda: self._client.read(path)), self._hands)
+        yield _Reader(self._call(lambda: self._client.read(path)), self._threads)
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """Return a file's bytes in order, as an iterator."""
 
-        def begin() -> Iterator[bytes]:
+        def open_stream() -> Iterator[bytes]:
             reader = self._client.read(path)
             return iter(reader.read_range_stream(0, len(reader)))
 
         # The first step also opens the file: waking a thread costs as much as reading a small file.
-        return _packets(self._hands, begin, min(self._answer, _READ_SECONDS))
+        return _packets(self._threads, open_stream, min(self._answer, _READ_SECONDS))
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
         """Create a file from blocks."""
@@ -125,18 +124,19 @@ class Hdfs:
         options = WriteOptions(
             permission=0o666 & ~self._mask, overwrite=replace, create_parent=False
         )
-        self._fill(self._ask(lambda: self._client.create(path, options)), blocks)
+        self._fill(self._call(lambda: self._client.create(path, options)), blocks)
 
     def append(self, path: str, content: bytes) -> None:
         """Append to a file that exists.
 
-        If a writer that was killed, or whose answer was lost, holds the file open, this call has
-        HDFS close it, and raises StoreRefusal; a later call can succeed.
+        A killed writer, or one whose answer was lost, may still have the file open. This call then
+        requests that HDFS close the file, and raises StoreRefusal; a later call can succeed.
         """
         try:
-            writer = self._ask(lambda: self._client.append(path))
-        except FileExistsError as error:  # AlreadyBeingCreatedException
-            closed = self._ask(lambda: self._client.recover_lease(path))
+            writer = self._call(lambda: self._client.append(path))
+        except FileExistsError as error:
+            # HDFS raises AlreadyBeingCreatedException while a dead writer's lease lasts.
+            closed = self._call(lambda: self._client.recover_lease(path))
             log.info(
                 "asked HDFS to close %s, which another client has open for writing: %s",
                 path,
@@ -151,31 +151,31 @@ class Hdfs:
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
         """Rename a file or directory."""
-        self._ask(lambda: self._client.rename(source, target, replace))
+        self._call(lambda: self._client.rename(source, target, replace))
 
     def remove(self, path: str) -> None:
         """Remove a file, or a directory with all below it."""
         with contextlib.suppress(FileNotFoundError):
-            self._ask(lambda: self._client.delete(path, True))
+            self._call(lambda: self._client.delete(path, True))
 
-    def _ask(self, call: Callable[[], T]) -> T:
-        return _within(self._hands, self._answer, call)
+    def _call(self, call: Callable[[], T]) -> T:
+        return _call_within(self._threads, self._answer, call)
 
     def _fill(self, writer: Any, blocks: Iterable[bytes]) -> None:
         def fill(steps: Steps) -> None:
-            # One thread fetches and writes: what it has read is still in its core's cache.
+            # One thread fetches and writes: a block that it has read is still in its core's cache.
             for block in blocks:
                 if block:
                     with _errors(_DATA_SECONDS):
-                        steps.do(functools.partial(writer.write, block))
+                        steps.run(functools.partial(writer.write, block))
             with _errors(_DATA_SECONDS):
-                steps.do(writer.close)
+                steps.run(writer.close)
 
-        with self._hands.one() as hand:
+        with self._threads.borrow() as thread:
             try:
-                hand.do_steps(fill, _DATA_SECONDS)
+                thread.run_steps(fill, _DATA_SECONDS)
             except TimeoutError as error:
-                if hand.free:  # no block could be fetched
+                if thread.is_idle:  # no block could be fetched
                     raise
                 log.debug("a write to HDFS has not returned after %g s: abandons it", _DATA_SECONDS)
                 raise _no_answer(_DATA_SECONDS) from error
@@ -186,9 +186,6 @@ def _key_provider_of(settings: Mapping[str, str]) -> dict[str, str]:
 
     Only files in encryption zones need a provider. With a provider of another form, such as
     `jceks://`, hdfs-native would refuse to read any file.
-
-    Args:
-        settings: Hadoop's properties, as the configuration's files have them.
     """
     provider = settings.get(_KEY_PROVIDER) or settings.get(_OLD_KEY_PROVIDER) or ""
     if provider and not _KMS.fullmatch(provider):
@@ -199,16 +196,17 @@ def _key_provider_of(settings: Mapping[str, str]) -> dict[str, str]:
             provider,
         )
         provider = ""
-    # hdfs-native also reads the files itself, so that a missing property would change nothing.
+    # An empty value, because hdfs-native also reads the files itself: without the property, it
+    # would use theirs.
     return {_KEY_PROVIDER: provider} if provider or _KEY_PROVIDER in settings else {}
 
 
 class _Reader(io.RawIOBase):
-    """hdfs-native's reader with the interface of Python's readers; its own lacks `readinto`."""
+    """hdfs-native's reader with the interface of Python's readers, which has `readinto`."""
 
-    def __init__(self, reader: Any, hands: WorkerThreadPool) -> None:
+    def __init__(self, reader: Any, threads: WorkerThreadPool) -> None:
         self._reader = reader
-        self._hands = hands
+        self._threads = threads
 
     def readable(self) -> bool:
         return True
@@ -227,25 +225,24 @@ class _Reader(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         wanted = -1 if size is None else size
-        content: bytes = _within(self._hands, _DATA_SECONDS, lambda: self._reader.read(wanted))
+        content: bytes = _call_within(
+            self._threads, _DATA_SECONDS, lambda: self._reader.read(wanted)
+        )
         return content
 
     def readall(self) -> bytes:
         return self.read()
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, which is the fast way for many bytes.
-
-        `read` has the bytes in memory three times, in new memory each time.
-        """
+        """Read into a buffer, which is faster for many bytes than `read` with its three copies."""
         at = filled = self.tell()
         view = memoryview(buffer).cast("B")
         size = min(len(view), len(self._reader) - at)
 
-        def begin() -> Iterator[bytes]:
+        def open_stream() -> Iterator[bytes]:
             return iter(self._reader.read_range_stream(at, size))
 
-        for packet in _packets(self._hands, begin, _READ_SECONDS) if size else ():
+        for packet in _packets(self._threads, open_stream, _READ_SECONDS) if size else ():
             view[filled - at : filled - at + len(packet)] = packet
             filled += len(packet)
         self.seek(filled)
@@ -253,46 +250,44 @@ class _Reader(io.RawIOBase):
 
 
 def _packets(
-    hands: WorkerThreadPool, begin: Callable[[], Iterator[bytes]], seconds: float
+    threads: WorkerThreadPool, open_stream: Callable[[], Iterator[bytes]], seconds: float
 ) -> Iterator[bytes]:
     """Yield the bytes of a file in order, in packets of 64 kB that hdfs-native reads ahead.
 
     Args:
-        hands: hands that wait for the packets.
-        begin: returns hdfs-native's stream.
-        seconds: how long the first packets may take.
+        threads: pool of the thread that waits for the packets.
+        open_stream: returns hdfs-native's stream.
+        seconds: how long the first group of packets may take.
     """
-    with hands.one() as hand:
+
+    def fetch(packets: Iterator[bytes]) -> list[bytes]:
+        return list(itertools.islice(packets, _PACKETS))
+
+    def fetch_first() -> tuple[Iterator[bytes], list[bytes]]:
+        packets = open_stream()
+        return packets, fetch(packets)
+
+    with threads.borrow() as thread:
         with _errors(seconds):
-            packets, some = hand.do(functools.partial(_begun, begin), seconds)
-        more = functools.partial(_some, packets)
-        while len(some) == _PACKETS:
-            # The hand fetches the next packets while the caller works on these.
-            hand.begin(more)
-            yield from some
+            packets, group = thread.run(fetch_first, seconds)
+        while len(group) == _PACKETS:
+            # The thread fetches the next group while the caller works on this one.
+            thread.start(functools.partial(fetch, packets))
+            yield from group
             with _errors(_READ_SECONDS):
-                some = hand.end_of(_READ_SECONDS)
-        yield from some
+                group = thread.next_result(_READ_SECONDS)
+        yield from group
 
 
-def _begun(begin: Callable[[], Iterator[bytes]]) -> tuple[Iterator[bytes], list[bytes]]:
-    packets = begin()
-    return packets, _some(packets)
-
-
-def _some(packets: Iterator[bytes]) -> list[bytes]:
-    return list(itertools.islice(packets, _PACKETS))
-
-
-def _within(hands: WorkerThreadPool, seconds: float, call: Callable[[], T]) -> T:
-    """Return what a call of hdfs-native returns in time; a late call goes on in its thread."""
-    with hands.one() as hand, _errors(seconds):
-        return hand.do(call, seconds)
+def _call_within(threads: WorkerThreadPool, seconds: float, call: Callable[[], T]) -> T:
+    """Return the result of a call of hdfs-native; a late call continues in its thread."""
+    with threads.borrow() as thread, _errors(seconds):
+        return thread.run(call, seconds)
 
 
 @contextlib.contextmanager
 def _errors(seconds: float) -> Iterator[None]:
-    """Turn the errors of hdfs-native into exceptions for each kind."""
+    """Turn the errors of hdfs-native into an exception for each kind."""
     try:
         yield
     except TimeoutError as error:
@@ -307,25 +302,22 @@ def _no_answer(seconds: float) -> OSError:
 
 def as_exception(text: str) -> Exception:
     """Return the exception that the text of an hdfs-native error stands for."""
-    if not _RPC.search(text) and (told := meaning(text)) is not None:
-        return StoreRefusal(NO_KDC if "no KDC" in told else NO_CREDENTIALS, _without_token(told))
-    if found := _RPC.search(text):
-        java, said = found.groups()
-    elif found := _OWN.fullmatch(text.strip()):
-        java, said = found[1], found[2] or found[1]
+    rpc = _RPC.search(text)
+    if rpc is None and (problem := meaning(text)) is not None:
+        return StoreRefusal(NO_KDC if "no KDC" in problem else NO_CREDENTIALS, _name_token(problem))
+    if rpc is not None:
+        java, message = rpc.groups()
+    elif own := _OWN.fullmatch(text.strip()):
+        java, message = own[1], own[2] or own[1]
     else:
-        java, said = "", text
-    return refusal(java, said.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " "))
+        java, message = "", text
+    return refusal(java, message.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " "))
 
 
-def _without_token(told: str) -> str:
-    """Return the error about credentials; in a container, which has tokens, name the missing one.
-
-    Args:
-        told: the meaning of the client's error.
-    """
-    if not (told == NO_TICKET and has_tokens(os.environ)):
-        return told
+def _name_token(problem: str) -> str:
+    """Return a problem with the credentials; in a container with tokens, name the missing token."""
+    if not (problem == NO_TICKET and has_tokens(os.environ)):
+        return problem
     held = ", ".join(hdfs_services(os.environ)) or "no HDFS"
     return (
         f"this container has no delegation token for this NameNode (it has those for {held}): name"

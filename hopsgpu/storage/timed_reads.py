@@ -1,6 +1,6 @@
 """Reads of the lake and of YARN that may hang: each in a thread of its own, with a deadline.
 
-Whoever waits gets an answer in any case: the value, or why there is none, in words.
+A caller always gets an answer: the value, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReadResult(Generic[T]):
-    """What a read gave, or why it gave nothing.
+    """The value of a read, or the reason why there is none.
 
     Attributes:
         value: the value; None if there is none.
-        problem: why there is no new value, in words; "" if there is one.
+        problem: why there is no new value, as text; "" if there is one.
         age: seconds since the value was read.
         kind: kind of the problem, as of a StoreError.
-        seconds: how long the read took, or was waited for.
+        seconds: duration of the read, or of the wait for the read.
     """
 
     value: T | None
@@ -42,25 +42,25 @@ class ReadResult(Generic[T]):
 
 
 class TimedRead(Generic[T]):
-    """A read that is under way; it goes on after a deadline, and the process may end without it.
+    """A running read; it continues after a deadline, and does not keep the process from exiting.
 
     Args:
-        source: name of what is read, for the thread and the log.
-        read: the call; it may block for as long as it likes.
+        source: name of the source, for the thread and the log.
+        read: the call; it may block.
     """
 
     def __init__(self, source: str, read: Callable[[], T]) -> None:
         self._source = source
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._answer: concurrent.futures.Future[ReadResult[T]] = concurrent.futures.Future()
-        BoundedCall(f"hopsgpu-read-{source}", lambda: self._answer.set_result(self._ask(read)))
+        BoundedCall(f"hopsgpu-read-{source}", lambda: self._answer.set_result(self._read(read)))
 
     @property
     def is_done(self) -> bool:
         """Return whether the read has ended."""
         return self._answer.done()
 
-    def _ask(self, read: Callable[[], T]) -> ReadResult[T]:
+    def _read(self, read: Callable[[], T]) -> ReadResult[T]:
         value, problem, kind = None, "", ""
         try:
             value = read()
@@ -72,27 +72,23 @@ class TimedRead(Generic[T]):
         except OSError as error:
             problem = str(error)
         except Exception as error:
-            # One source's oddities are not the others'.
+            # An error of one source must not affect the others.
             log.warning("%s: an unexpected error", self._source, exc_info=True)
             problem = f"unexpected {type(error).__name__}: {error}"
-        return ReadResult(value, problem, kind=kind, seconds=time.monotonic() - self._began)
+        return ReadResult(value, problem, kind=kind, seconds=time.monotonic() - self._start)
 
-    def answer(self, until: float) -> ReadResult[T] | None:
-        """Return the answer, or None if it does not come in time.
-
-        Args:
-            until: how long to wait at most, by `time.monotonic`.
-        """
+    def answer(self, deadline: float) -> ReadResult[T] | None:
+        """Return the answer; None if there is none by the deadline, a `time.monotonic()`."""
         try:
-            return self._answer.result(max(until - time.monotonic(), 0.0))
+            return self._answer.result(max(deadline - time.monotonic(), 0.0))
         except concurrent.futures.TimeoutError:
             return None
 
     @property
     def seconds_waited(self) -> float:
         """Return the seconds since the read began."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     async def wait(self) -> ReadResult[T]:
-        """Return the answer once it comes; cancelling this leaves the read under way."""
+        """Return the answer as soon as there is one; a cancelled wait does not stop the read."""
         return await asyncio.shield(asyncio.wrap_future(self._answer))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.data.rank_data import RankData
-from hopsgpu.data.rank_shards import opened
+from hopsgpu.data.rank_shards import open_datasets
 from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB
@@ -71,7 +71,7 @@ def test_batches_that_workers_have_read_ahead_do_not_count(
 
 
 def rank_of(source: ParquetSource, directory: Path) -> RankData:
-    return opened(Worlds(source, directory).dealt(1)[0], directory / "kept", 1).named["data"]
+    return open_datasets(Worlds(source, directory).dealt(1)[0], directory / "kept", 1).named["data"]
 
 
 def test_each_iteration_is_an_epoch_and_has_whole_batches(
@@ -142,7 +142,7 @@ def test_the_training_waits_for_each_batch_and_workers_keep_nobody_waiting(
 ) -> None:
     waits = Waits()
     dealt = Worlds(source, tmp_path).dealt(1)[0]
-    with opened(dealt, tmp_path / "kept", 1, waits).named["data"] as data:
+    with open_datasets(dealt, tmp_path / "kept", 1, waits).named["data"] as data:
         loader = data.torch(SIZE, ["id"]).loader(2, collate_fn=with_process)
         batches = list(loader)
     # One more for the end.

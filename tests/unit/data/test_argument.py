@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
-from hopsgpu.data.rank_shards import RankShards, opened, split_budget
+from hopsgpu.data.rank_shards import RankShards, open_datasets, split_budget
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import ParquetSource, SourceFile, columns_of, read_source
@@ -191,9 +191,11 @@ def test_the_ranks_of_a_node_share_its_disk(
     monkeypatch.setattr("hopsgpu.data.rank_shards.default_budget", budget)
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     (shard,) = plan_shards(read_source(LakePath(f"file://{tmp_path}/n.parquet")), 1)
-    alone = opened(RankShards({"data": shard}, is_single=True), tmp_path / "kept", 3).view
+    alone = open_datasets(RankShards({"data": shard}, is_single=True), tmp_path / "kept", 3).view
     assert not isinstance(alone, dict) and alone.to_arrow()["n"].to_pylist() == [*range(6)]
-    named = opened(RankShards({"a": shard, "b": shard}, is_single=False), tmp_path / "kept", 3).view
+    named = open_datasets(
+        RankShards({"a": shard, "b": shard}, is_single=False), tmp_path / "kept", 3
+    ).view
     assert isinstance(named, dict) and list(named) == ["a", "b"] and asked == [3, 3]
 
 

@@ -14,7 +14,7 @@ import pytest
 from hopsgpu.data.batches import (
     Block,
     ShuffledBlock,
-    are_late,
+    should_order_in_reader,
     block_bytes,
     rebatch,
     shuffle_windows,
@@ -32,15 +32,15 @@ def strip(first: int, rows: int, released: list[int]) -> list[Block]:
     return [block]
 
 
-def made(rows: Sequence[int], released: list[int], *, is_late: bool, size: int = 8) -> Any:
+def made(rows: Sequence[int], released: list[int], *, is_in_reader: bool, size: int = 8) -> Any:
     """The blocks of windows of two strips each."""
     firsts = np.cumsum([0, *rows]).tolist()
     held = (
         [strip(firsts[n], rows[n], released), strip(firsts[n + 1], rows[n + 1], released)]
         for n in range(0, len(rows), 2)
     )
-    mixes = WindowShuffler(0, 0, 8_192)
-    return shuffle_windows(held, mixes.next, size, is_late, is_own=False)
+    shuffler = WindowShuffler(0, 0, 8_192)
+    return shuffle_windows(held, shuffler.next, size, is_in_reader, is_own=False)
 
 
 def rows_of(blocks: Iterable[Block]) -> list[int]:
@@ -52,12 +52,14 @@ def rows_of(blocks: Iterable[Block]) -> list[int]:
     return [int(value) for batch in batches for value in batch["x"][:, 0]]
 
 
-@pytest.mark.parametrize("is_late", [True, False])
-def test_each_row_comes_once_in_the_same_order_whoever_puts_them_in_order(is_late: bool) -> None:
+@pytest.mark.parametrize("is_in_reader", [True, False])
+def test_each_row_comes_once_in_the_same_order_whoever_puts_them_in_order(
+    is_in_reader: bool,
+) -> None:
     released: list[int] = []
-    found = rows_of(made([100, 70, 33, 500], released, is_late=is_late))
+    found = rows_of(made([100, 70, 33, 500], released, is_in_reader=is_in_reader))
     assert sorted(found) == list(range(703))
-    assert found == rows_of(made([100, 70, 33, 500], [], is_late=not is_late))
+    assert found == rows_of(made([100, 70, 33, 500], [], is_in_reader=not is_in_reader))
     assert sorted(released) == [0, 100, 170, 203]
 
 
@@ -115,5 +117,5 @@ def test_the_bytes_that_are_read_ahead_are_those_of_the_columns_that_are_read(
     columns = select_columns(
         pa.schema([("x", kind), ("other", pa.string())]), ["x"], {"x": shape} if shape else {}
     )
-    assert are_late(columns, size) is late
+    assert should_order_in_reader(columns, size) is late
     assert block_bytes(columns, size, 65_536, row_bytes=1_000) == most

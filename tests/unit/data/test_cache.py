@@ -24,7 +24,7 @@ def kept(kept_by: Cache) -> list[Any] | None:
 
 
 def keep_all(keeper: Cache) -> None:
-    with CacheWriter() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
+    with CacheWriter() as writer, keeper.write_batches(KEY, SCHEMA, writer) as keep:
         for batch in BATCHES:
             keep(batch)
 
@@ -48,7 +48,7 @@ def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(cache._CacheFile, "_write", slow)
     keeper = Cache(tmp_path, 2**20)
-    with CacheWriter() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
+    with CacheWriter() as writer, keeper.write_batches(KEY, SCHEMA, writer) as keep:
         keep(BATCHES[0])
         go.set()  # this thread goes on while that is to be written
         for batch in BATCHES[1:]:
@@ -93,8 +93,8 @@ def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
     keeper = Cache(tmp_path, 2**20)
     with (
         pytest.raises(ZeroDivisionError),
-        CacheWriter() as scribe,
-        keeper.keeping(KEY, SCHEMA, scribe) as keep,
+        CacheWriter() as writer,
+        keeper.write_batches(KEY, SCHEMA, writer) as keep,
     ):
         keep(BATCHES[0])
         raise ZeroDivisionError
@@ -108,21 +108,21 @@ def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
 def test_the_end_of_a_file_holds_nobody_up_but_who_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, end = threading.Event(), cache._CacheFile.end
+    go, try_rename = threading.Event(), cache._CacheFile.try_rename
 
     def slow(writer: Any, target: Path) -> bool:
         assert go.wait(30)
-        return end(writer, target)
+        return try_rename(writer, target)
 
-    monkeypatch.setattr(cache._CacheFile, "end", slow)
+    monkeypatch.setattr(cache._CacheFile, "try_rename", slow)
     keeper = Cache(tmp_path, 2**20)
-    with CacheWriter() as scribe:
-        with keeper.keeping(KEY, SCHEMA, scribe) as keep:
+    with CacheWriter() as writer:
+        with keeper.write_batches(KEY, SCHEMA, writer) as keep:
             keep(BATCHES[0])
-        scribe.wait_for("columns/1")
+        writer.wait_for("columns/1")
         assert kept(keeper) is None, "it is not there yet, and was waited for"
         go.set()
-        scribe.wait_for(KEY)
+        writer.wait_for(KEY)
         assert kept(keeper) == BATCHES[:1]
 
 
@@ -133,9 +133,9 @@ def test_what_is_about_to_be_there_counts_for_the_budget(tmp_path: Path) -> None
     size = (tmp_path / KEY).stat().st_size
     (tmp_path / KEY).unlink()
     keeper = Cache(tmp_path, 2 * size - 1 + (tmp_path / "columns").stat().st_size)
-    with CacheWriter() as scribe:
+    with CacheWriter() as writer:
         for key in (KEY, "columns/1"):
-            with keeper.keeping(key, SCHEMA, scribe) as keep:
+            with keeper.write_batches(key, SCHEMA, writer) as keep:
                 for batch in BATCHES:
                     keep(batch)
     assert kept(keeper) == BATCHES

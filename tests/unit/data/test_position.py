@@ -15,11 +15,11 @@ import pytest
 
 from hopsgpu.data import reader
 from hopsgpu.data import shuffle as order
-from hopsgpu.data.position import Leg, Position, common_position, in_step
+from hopsgpu.data.position import Leg, Position, common_position, are_in_step
 from hopsgpu.data.rank_data import RankData
-from hopsgpu.data.rank_shards import opened
+from hopsgpu.data.rank_shards import open_datasets
 from hopsgpu.data.shard import Slice
-from hopsgpu.data.shard_plan import plan_epoch, reader_ends, without
+from hopsgpu.data.shard_plan import plan_epoch, reader_ends, remove_rows
 from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError, StoreError
 from tests.unit.data.worlds import Way, Worlds, written
@@ -217,7 +217,7 @@ def test_a_loop_that_begins_at_0_skips_what_is_trained(
     run = Worlds(source, tmp_path)
     batches = ROWS // 2 // SIZE + 1
     run.train(2, lists(False), epochs=2, save_at=batches + 20)
-    with opened(run.dealt(1)[0], tmp_path / "one", 1).named["data"] as data:
+    with open_datasets(run.dealt(1)[0], tmp_path / "one", 1).named["data"] as data:
         lengths = [
             sum(len(batch["id"]) for batch in data.batches(SIZE, epoch=epoch)) for epoch in range(3)
         ]
@@ -235,13 +235,13 @@ def test_passes_without_a_number(source: ParquetSource, tmp_path: Path) -> None:
     run.train(3, read, epochs=1)
     assert run.kept[0] == Counter(range(ROWS))
     for mine in Worlds(source, tmp_path, position=run.position).dealt(1):
-        with opened(mine, tmp_path / "rest", 1).named["data"] as data:
+        with open_datasets(mine, tmp_path / "rest", 1).named["data"] as data:
             passes = [sum(len(b["id"]) for b in read(data, 0)) for _ in range(2)]
     assert passes == [ROWS - 2 * 20 * SIZE, ROWS]
 
 
 def rank_of(source: ParquetSource, directory: Path) -> RankData:
-    return opened(Worlds(source, directory).dealt(2)[0], directory / "kept", 1).named["data"]
+    return open_datasets(Worlds(source, directory).dealt(2)[0], directory / "kept", 1).named["data"]
 
 
 def test_an_evaluation_without_a_number_does_not_count(
@@ -341,7 +341,7 @@ def test_a_fit_of_keras(source: ParquetSource, tmp_path: Path) -> None:
             seen[-1] = (seen[-1][0], batch + 1)
             assert data.legs[-1].epoch <= seen[-1][0]
 
-    with opened(run.dealt(1)[0], tmp_path / "keras", 1).named["data"] as data:
+    with open_datasets(run.dealt(1)[0], tmp_path / "keras", 1).named["data"] as data:
         pairs = data.tensorflow(SIZE, ["x", "y"]).map(lambda batch: (batch["x"], batch["y"]))
         for epoch in range(data.epoch, 3):
             model.fit(pairs, initial_epoch=epoch, epochs=epoch + 1, verbose=0, callbacks=[Steps()])
@@ -364,7 +364,7 @@ def test_a_world_that_reads_nothing_keeps_the_position(
     run.train(2, lists(True), epochs=2, save_at=20)
     for ranks in (3, 1):
         for mine in run.dealt(ranks):
-            view = opened(mine, tmp_path / f"{ranks}", 1)
+            view = open_datasets(mine, tmp_path / f"{ranks}", 1)
             with view.named["data"]:
                 assert view.position() == run.position
 
@@ -373,11 +373,11 @@ LEG = Leg(2, epoch=1, batches=10, size=4)
 
 
 def test_ranks_in_step() -> None:
-    assert in_step([LEG, LEG])
-    assert not in_step([LEG, replace(LEG, batches=11)])
-    assert in_step([replace(LEG, ended=True), replace(LEG, batches=11)])
-    assert not in_step([LEG, replace(LEG, batches=11, ended=True)])
-    assert not in_step([LEG, replace(LEG, size=8)])
+    assert are_in_step([LEG, LEG])
+    assert not are_in_step([LEG, replace(LEG, batches=11)])
+    assert are_in_step([replace(LEG, ended=True), replace(LEG, batches=11)])
+    assert not are_in_step([LEG, replace(LEG, batches=11, ended=True)])
+    assert not are_in_step([LEG, replace(LEG, size=8)])
 
 
 def test_the_position_of_ranks_that_were_not_in_step_is_the_least(
@@ -420,7 +420,7 @@ def test_rows_are_left_out(seed: int) -> None:
         Slice(0, chance.randrange(3), chance.randrange(30), chance.randrange(1, 10))
         for _ in range(chance.randrange(12))
     ]
-    left = without(bundles, gone)
+    left = remove_rows(bundles, gone)
 
     def rows(parts: Any) -> list[tuple[int, int]]:
         return [(p.group, n) for p in parts for n in range(p.first, p.first + p.rows)]

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
 from hopsgpu.data.position import Position, common_position
 from hopsgpu.data.rank_data import RankData
-from hopsgpu.data.rank_shards import RankShards, opened
+from hopsgpu.data.rank_shards import RankShards, open_datasets
 from hopsgpu.data.source import ParquetSource, read_source
 from hopsgpu.launcher.data_staging import serialized_shards
 from hopsgpu.storage.lake import LakePath
@@ -84,7 +84,7 @@ class Worlds:
         position = None
         for rank, mine in enumerate(self.dealt(ranks)):
             place = self.directory / f"{next(self._number)}"
-            view = opened(mine, place, ranks)
+            view = open_datasets(mine, place, ranks)
             data = view.named[DEFAULT_NAME]
             found.append([])
             with data:

@@ -18,9 +18,9 @@ from hopsgpu.storage.bounded_calls import BoundedCall, WorkerThreadPool
 from tests.conftest import until
 
 
-def asked_of_hands(work: Callable[[], None]) -> None:
-    with WorkerThreadPool("t").one() as hand:
-        hand.do(work, 30)
+def run_in_pool(work: Callable[[], None]) -> None:
+    with WorkerThreadPool("t").borrow() as worker:
+        worker.run(work, 30)
 
 
 def test_a_result_and_an_error_come_back() -> None:
@@ -38,25 +38,28 @@ def test_what_hangs_is_left_and_can_be_asked_again() -> None:
     assert work.result(30) is True
 
 
-def test_hands_are_lent_again_and_to_one_at_a_time() -> None:
-    hands = WorkerThreadPool("t")
-    with hands.one() as first, hands.one() as second:
-        threads = {first.do(threading.current_thread, 30), second.do(threading.current_thread, 30)}
+def test_threads_are_lent_again_and_to_one_at_a_time() -> None:
+    pool = WorkerThreadPool("t")
+    with pool.borrow() as first, pool.borrow() as second:
+        threads = {
+            first.run(threading.current_thread, 30),
+            second.run(threading.current_thread, 30),
+        }
         with pytest.raises(ZeroDivisionError):
-            second.do(lambda: 1 // 0, 30)
+            second.run(lambda: 1 // 0, 30)
     assert len(threads) == 2
-    with hands.one() as third, hands.one() as fourth:
-        again = {third.do(threading.current_thread, 30), fourth.do(threading.current_thread, 30)}
+    with pool.borrow() as third, pool.borrow() as fourth:
+        again = {third.run(threading.current_thread, 30), fourth.run(threading.current_thread, 30)}
     assert again == threads
 
 
-def test_a_hand_that_hangs_is_not_lent_again() -> None:
-    go, hands = threading.Event(), WorkerThreadPool("t")
-    with pytest.raises(TimeoutError), hands.one() as hand:
-        thread = hand.do(threading.current_thread, 30)
-        hand.do(go.wait, 0.01)
-    with hands.one() as other:
-        assert other.do(threading.current_thread, 30) is not thread
+def test_a_thread_that_hangs_is_not_lent_again() -> None:
+    go, pool = threading.Event(), WorkerThreadPool("t")
+    with pytest.raises(TimeoutError), pool.borrow() as worker:
+        thread = worker.run(threading.current_thread, 30)
+        worker.run(go.wait, 0.01)
+    with pool.borrow() as other:
+        assert other.run(threading.current_thread, 30) is not thread
     go.set()
     thread.join(30)
     assert not thread.is_alive()
@@ -64,25 +67,25 @@ def test_a_hand_that_hangs_is_not_lent_again() -> None:
 
 def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
     go = threading.Event()
-    with WorkerThreadPool("t").one() as hand:
-        hand.begin(go.wait)
-        assert not hand.free
+    with WorkerThreadPool("t").borrow() as worker:
+        worker.start(go.wait)
+        assert not worker.is_idle
         go.set()
-        assert hand.end_of(30) is True
-        assert hand.free
+        assert worker.next_result(30) is True
+        assert worker.is_idle
 
 
-def test_hands_end_when_nobody_has_them() -> None:
-    hands = WorkerThreadPool("t")
-    with hands.one() as hand:
-        thread = hand.do(threading.current_thread, 30)
+def test_threads_end_when_nobody_has_them() -> None:
+    pool = WorkerThreadPool("t")
+    with pool.borrow() as worker:
+        thread = worker.run(threading.current_thread, 30)
     assert thread.is_alive()
-    del hands, hand
+    del pool, worker
     thread.join(30)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("ask", [lambda work: BoundedCall("t", work).result(30), asked_of_hands])
+@pytest.mark.parametrize("ask", [lambda work: BoundedCall("t", work).result(30), run_in_pool])
 def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], None]) -> None:
     class Connection:
         def fail(self) -> None:
@@ -101,42 +104,42 @@ def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], No
         gc.enable()
 
 
-def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
+def test_a_thread_that_nobody_needs_ends_and_one_that_is_lent_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounded_calls, "_IDLE_SECONDS", 0.02)
-    hands = WorkerThreadPool("idle")
+    pool = WorkerThreadPool("idle")
 
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "idle"]
 
-    with hands.one() as hand:
+    with pool.borrow() as worker:
         (lent,) = threads()
         lent.join(0.2)
         assert lent.is_alive()
-        assert hand.do(lambda: 1, 30) == 1
+        assert worker.run(lambda: 1, 30) == 1
     lent.join(30)
     assert not lent.is_alive()
-    with hands.one() as other:
-        assert other is not hand
-        assert other.do(lambda: 2, 30) == 2
+    with pool.borrow() as other:
+        assert other is not worker
+        assert other.run(lambda: 2, 30) == 2
 
 
 ENDING = """
     import atexit, sys, threading
     from hopsgpu.storage import bounded_calls
 
-    bounded_calls._LAST_SECONDS = float(sys.argv[1])
+    bounded_calls._EXIT_SECONDS = float(sys.argv[1])
     begun = threading.Event()
-    hands = bounded_calls.WorkerThreadPool("t")
+    pool = bounded_calls.WorkerThreadPool("t")
     atexit._clear()
     atexit.register(lambda: print("main", ask("main"), flush=True))
     import weakref
     atexit.register(weakref.finalize._exitfunc)
 
     def ask(what):
-        with hands.one() as hand:
-            return hand.do(lambda: what, 30)
+        with pool.borrow() as worker:
+            return worker.run(lambda: what, 30)
 
     def call():
         begun.set()
@@ -144,8 +147,8 @@ ENDING = """
         print("came back", flush=True)
 
     def daemon():
-        with hands.one() as hand:
-            hand.do(call, 30)
+        with pool.borrow() as worker:
+            worker.run(call, 30)
         print("and asked", ask("again"), flush=True)
 
     threading.Thread(target=daemon, daemon=True).start()

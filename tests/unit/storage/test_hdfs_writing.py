@@ -136,17 +136,17 @@ def test_a_block_may_take_long_to_be_fetched(
 def test_after_an_interrupt_nothing_is_on_its_way(
     hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_of, asked = WorkerThread.end_of, []
+    next_result, asked = WorkerThread.next_result, []
 
-    def interrupted(hand: WorkerThread, seconds: float) -> Any:
+    def interrupted(thread: WorkerThread, seconds: float) -> Any:
         asked.append(seconds)
         if len(asked) == 2:  # the first was for the writer
             assert writer.begun.wait(SECONDS)
             threading.Timer(0.1, writer.go.set).start()
             raise KeyboardInterrupt
-        return end_of(hand, seconds)
+        return next_result(thread, seconds)
 
-    monkeypatch.setattr(WorkerThread, "end_of", interrupted)
+    monkeypatch.setattr(WorkerThread, "next_result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hdfs.write("/file", [b"first", b"never"], replace=True)
     assert writer.done == [b"first"]
