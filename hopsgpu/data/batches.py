@@ -114,7 +114,7 @@ def _memory_of(column: Column, array: Any) -> int:
     if column.is_view:
         return math.prod(column.shape) * column.dtype.itemsize * len(array)
     is_one_array = column.shape and column.kind is not ColumnKind.RAGGED
-    return memory_of(array, each=0) if is_one_array else memory_of(array)
+    return memory_of(array, array_bytes=0) if is_one_array else memory_of(array)
 
 
 def _release_nothing() -> None:

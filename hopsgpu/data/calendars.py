@@ -2,9 +2,8 @@
 
 Spark 2, Spark 3 with `datetimeRebaseModeInWrite=LEGACY` and Hive count days before 1582-10-15 in
 the Julian calendar; Arrow and NumPy count them in the proleptic Gregorian calendar. A file's
-key-value metadata tell which calendar it has. Values that can be converted exactly are converted,
-as Spark does when it reads such a file (`RebaseDateTime` and `DataSourceUtils` of Spark 3.5); other
-values are refused.
+key-value metadata name its calendar. hopsgpu converts values that can be converted exactly, as
+Spark does (`RebaseDateTime` and `DataSourceUtils` of Spark 3.5), and refuses other values.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _GREGORIAN_DAY = -141_427
 # 0000-03-01 of the Julian calendar; days since 1970-01-01.
 _JULIAN_ORIGIN = -719_470
 _FOUR_YEARS = 4 * 365 + 1
-# 1900-01-01, from which on Java's two sets of time zones agree; seconds since 1970-01-01.
+# 1900-01-01, since which Java's two sets of time zones agree; seconds since 1970-01-01.
 _ZONES_AGREE = -2_208_988_800
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -98,16 +97,16 @@ def calendars_of(footer: Any) -> Calendars:
         for key, value in (footer.metadata or {}).items()
     }
     if f"{_SPARK}version" in metadata or _SPARK_SCHEMA in metadata:
-        return _of_spark(metadata)
+        return _spark_calendars(metadata)
     by_hive = "writer.time.zone" in metadata or _HIVE_ROOT.search(str(footer.schema))
     if by_hive and str(footer.created_by).startswith("parquet-mr"):
-        return _of_hive(metadata)
+        return _hive_calendars(metadata)
     return Calendars()
 
 
-def _of_spark(metadata: Mapping[str, str]) -> Calendars:
-    found = re.match(r"(\d+)\.(\d+)", metadata.get(f"{_SPARK}version", ""))
-    version = (int(found[1]), int(found[2])) if found else (2, 0)
+def _spark_calendars(metadata: Mapping[str, str]) -> Calendars:
+    match = re.match(r"(\d+)\.(\d+)", metadata.get(f"{_SPARK}version", ""))
+    version = (int(match[1]), int(match[2])) if match else (2, 0)
     zone = metadata.get(f"{_SPARK}timeZone")
     timestamps = _CONVERT
     if zone is None or not _UTC.fullmatch(zone):
@@ -125,7 +124,7 @@ def _of_spark(metadata: Mapping[str, str]) -> Calendars:
     )
 
 
-def _of_hive(metadata: Mapping[str, str]) -> Calendars:
+def _hive_calendars(metadata: Mapping[str, str]) -> Calendars:
     proleptic = metadata.get("writer.date.proleptic")
     timestamps = Rule("Hive wrote it, whose old timestamps depend on its version and time zone")
     if proleptic == "true":
@@ -137,7 +136,7 @@ def _of_hive(metadata: Mapping[str, str]) -> Calendars:
 
 
 def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
-    """Return the columns that no rank can read, according to row groups' statistics, and why.
+    """Return the columns that no rank can read, by row groups' statistics, with the reason.
 
     Args:
         footer: footer of a file.
@@ -145,33 +144,33 @@ def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
         url: URL of the file.
     """
     calendars = calendars_of(footer)
-    found: dict[str, str] = {}
+    refused: dict[str, str] = {}
     if calendars == Calendars():
-        return found
+        return refused
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     for field, numbers in stored_columns(schema):
         for number, kind in zip(numbers, leaf_types(field.type), strict=True):
             rule = calendars.rule_of(kind, footer.schema.column(number).physical_type)
             if rule is None or rule.reason is None:
                 continue
-            least = _least(groups, number)
-            if least is not None and least < _first_safe(kind):
-                found[field.name] = _refusal(url, field.name, kind, rule.reason)
-    return found
+            minimum = _minimum(groups, number)
+            if minimum is not None and minimum < _first_safe(kind):
+                refused[field.name] = _refusal(url, field.name, kind, rule.reason)
+    return refused
 
 
-def _least(groups: Iterable[Any], number: int) -> int | None:
-    """Return the least value of a column in the statistics, or None if they have none.
+def _minimum(groups: Iterable[Any], number: int) -> int | None:
+    """Return the minimum of a column in the statistics; None if there is none.
 
-    Statistics of INT96 are ignored, because they have no defined order.
+    Statistics of INT96 are ignored, because INT96 has no defined order.
     """
-    found = []
+    minima = []
     for group in groups:
         chunk = group.column(number)
         statistics = None if chunk.physical_type == "INT96" else chunk.statistics
         if statistics is not None and statistics.has_min_max:
-            found.append(int(statistics.min_raw))
-    return min(found, default=None)
+            minima.append(int(statistics.min_raw))
+    return min(minima, default=None)
 
 
 def check_readable(refused: Mapping[str, str], columns: Iterable[str]) -> None:
@@ -228,49 +227,50 @@ def to_gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> 
     }
     if not any(rule for of_field in rules.values() for rule in of_field):
         return batches
-    return (_batch(batch, rules, url) for batch in batches)
+    return (_convert_batch(batch, rules, url) for batch in batches)
 
 
-def _batch(batch: Any, rules: Mapping[str, list[Rule | None]], url: str) -> Any:
+def _convert_batch(batch: Any, rules: Mapping[str, list[Rule | None]], url: str) -> Any:
     import pyarrow as pa
 
     columns = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        old = any(rules[field.name])
-        columns.append(_array(column, iter(rules[field.name]), field.name, url) if old else column)
+        if any(rules[field.name]):
+            column = _convert_array(column, iter(rules[field.name]), field.name, url)
+        columns.append(column)
     return pa.record_batch(columns, schema=batch.schema)
 
 
-def _array(array: Any, rules: Iterator[Rule | None], column: str, url: str) -> Any:
+def _convert_array(array: Any, rules: Iterator[Rule | None], column: str, url: str) -> Any:
     """Return an Arrow array with converted values; the rules are those of its leaves, in order."""
     import pyarrow as pa
 
     kind, types = array.type, pa.types
     if types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
-        below = [_array(array.field(n), rules, column, url) for n in range(kind.num_fields)]
+        below = [_convert_array(array.field(n), rules, column, url) for n in range(kind.num_fields)]
         return pa.StructArray.from_arrays(below, fields=fields, mask=array.is_null())
     if types.is_map(kind):
-        keys = _array(array.keys, rules, column, url)
-        items = _array(array.items, rules, column, url)
+        keys = _convert_array(array.keys, rules, column, url)
+        items = _convert_array(array.items, rules, column, url)
         entries = pa.StructArray.from_arrays(
             [keys, items], fields=[kind.key_field, kind.item_field]
         )
         return _with_children(array, entries, 2)
     if types.is_list(kind) or types.is_large_list(kind):
-        return _with_children(array, _array(array.values, rules, column, url), 2)
+        return _with_children(array, _convert_array(array.values, rules, column, url), 2)
     if types.is_fixed_size_list(kind):
-        return _with_children(array, _array(array.values, rules, column, url), 1)
+        return _with_children(array, _convert_array(array.values, rules, column, url), 1)
     rule = next(rules)
-    return array if rule is None else _values(array, rule, column, url)
+    return array if rule is None else _convert_values(array, rule, column, url)
 
 
 def _with_children(array: Any, below: Any, buffers: int) -> Any:
     import pyarrow as pa
 
-    own = array.buffers()[:buffers]
+    own_buffers = array.buffers()[:buffers]
     return pa.Array.from_buffers(
-        array.type, len(array), own, array.null_count, array.offset, [below]
+        array.type, len(array), own_buffers, array.null_count, array.offset, [below]
     )
 
 
@@ -283,7 +283,7 @@ def _first_safe(kind: Any) -> int:
     return _ZONES_AGREE * _PER_SECOND[str(kind.unit)]
 
 
-def _values(array: Any, rule: Rule, column: str, url: str) -> Any:
+def _convert_values(array: Any, rule: Rule, column: str, url: str) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -291,24 +291,23 @@ def _values(array: Any, rule: Rule, column: str, url: str) -> Any:
     is_date = pa.types.is_date(kind)
     per_day = 1 if is_date else _DAY_SECONDS * _PER_SECOND[str(kind.unit)]
     limit = _first_safe(kind) if rule.reason is not None else _GREGORIAN_DAY * per_day
-    whole = pa.int32() if is_date else pa.int64()
-    numbers = array.cast(whole)
-    least = pc.min(numbers).as_py()
-    if least is None or least >= limit:
+    integer = pa.int32() if is_date else pa.int64()
+    numbers = array.cast(integer)
+    minimum = pc.min(numbers).as_py()
+    if minimum is None or minimum >= limit:
         return array
     if rule.reason is not None:
         raise ConfigError(_refusal(url, column, kind, rule.reason))
     values = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
     shifted = values + _shifts(values // per_day) * per_day
     nulls = array.is_null().to_numpy(zero_copy_only=False)
-    return pa.array(shifted, whole, mask=nulls).cast(kind)
+    return pa.array(shifted, integer, mask=nulls).cast(kind)
 
 
 def _shifts(days: Array) -> Array:
-    """Return the days to add, so that days of the hybrid calendar keep their names.
+    """Return the days to add, so that days of the hybrid calendar keep year, month and day.
 
-    In the Gregorian calendar they then have the same year, month and day. A day that this calendar
-    does not have, such as 1500-02-29, becomes the next day that it has.
+    A day that the Gregorian calendar does not have, such as 1500-02-29, becomes the next day.
 
     Args:
         days: days since 1970-01-01.

@@ -57,7 +57,7 @@ class Column:
 def select_columns(
     schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
 ) -> list[Column]:
-    """Return the columns that a rank asks for.
+    """Return the columns that a rank requests.
 
     Args:
         schema: the Arrow schema.
@@ -72,25 +72,25 @@ def select_columns(
 
 
 def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]) -> None:
-    """Warn of lists of any length that all have the same: `shapes` makes one array of them.
+    """Warn of lists of equal length whose type has no length: with `shapes` they become one array.
 
-    Spark writes every array as a list of any length, and a model cannot be called with a list of
-    tensors.
+    Spark writes every array as a list without a fixed length. A model cannot be called with a list
+    of tensors.
 
     Args:
         columns: columns of the batch.
         batch: the rows by column.
     """
-    for one in columns:
-        is_numbers = one.kind is ColumnKind.RAGGED and one.dtype.kind in "biuf"
-        lengths = {len(row) for row in batch[one.name]} if is_numbers else set()
-        if len(lengths) != 1 or lengths == {0} or len(batch[one.name]) == 1:
+    for column_ in columns:
+        is_numbers = column_.kind is ColumnKind.RAGGED and column_.dtype.kind in "biuf"
+        lengths = {len(row) for row in batch[column_.name]} if is_numbers else set()
+        if len(lengths) != 1 or lengths == {0} or len(batch[column_.name]) == 1:
             continue
-        shape = (*lengths, *one.shape)
+        shape = (*lengths, *column_.shape)
         warnings.warn(
-            f"column {one.name!r}: the type of its lists has no length, so a batch has a tensor for"
-            f" each row, although all rows of the first batch have the shape {shape}. To get one"
-            f" tensor, give shapes={{{one.name!r}: {shape}}}",
+            f"column {column_.name!r}: the type of its lists has no length, so a batch has a tensor"
+            f" for each row, although all rows of the first batch have the shape {shape}. To get one"
+            f" tensor, give shapes={{{column_.name!r}: {shape}}}",
             stacklevel=3,
         )
 
@@ -98,7 +98,7 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
 def check_names(
     schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = (), what: str = "columns"
 ) -> list[str]:
-    """Return the names of the columns that a rank asks for.
+    """Return the names of the columns that a rank requests.
 
     Args:
         schema: the Arrow schema.
@@ -136,25 +136,25 @@ def column(field: Any, shape: Any = None) -> Column:
 
     types, name, kind = pa.types, field.name, field.type
     if shape is not None:
-        return _shaped(name, kind, _checked_shape(name, shape))
+        return _shaped_column(name, kind, _checked_shape(name, shape))
     if types.is_list(kind) or types.is_large_list(kind):
         inner = column(field.with_type(kind.value_type))
         dtype = inner.dtype if inner.kind is not ColumnKind.RAGGED else _object()
         shape = inner.shape if inner.kind is not ColumnKind.RAGGED else ()
         return Column(
-            name, ColumnKind.RAGGED, dtype, shape, lambda array: _ragged(name, array, inner)
+            name, ColumnKind.RAGGED, dtype, shape, lambda array: _convert_ragged(name, array, inner)
         )
     if types.is_fixed_size_list(kind):
-        return _fixed(name, kind, None)
+        return _fixed_list_column(name, kind, None)
     if _is_tensor(kind):
-        return _fixed(name, kind.storage_type, tuple(kind.shape))
+        return _fixed_list_column(name, kind.storage_type, tuple(kind.shape))
     if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
-        return Column(name, ColumnKind.TEXT, _object(), (), _objects)
+        return Column(name, ColumnKind.TEXT, _object(), (), _convert_objects)
     if types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view():
-        return Column(name, ColumnKind.BYTES, _object(), (), _objects)
+        return Column(name, ColumnKind.BYTES, _object(), (), _convert_objects)
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
-        return Column(name, ColumnKind.BYTES, _object(), (), _objects)
-    return _single(name, kind)
+        return Column(name, ColumnKind.BYTES, _object(), (), _convert_objects)
+    return _scalar_column(name, kind)
 
 
 def _is_tensor(kind: Any) -> bool:
@@ -167,35 +167,41 @@ def _is_tensor(kind: Any) -> bool:
     return order is None or list(order) == list(range(len(order)))
 
 
-def _single(name: str, kind: Any) -> Column:
+def _scalar_column(name: str, kind: Any) -> Column:
     """Return a column of numbers, dates or times."""
     import numpy as np
     import pyarrow as pa
 
     types = pa.types
     if types.is_decimal(kind):
-        # By way of the digits: Arrow's cast of a decimal itself does not always give the nearest
-        # double.
+        # Convert to text first: Arrow's cast of a decimal does not always give the nearest double.
         text, doubles = pa.string(), pa.float64()
         return Column(
             name,
             ColumnKind.NUMBER,
             np.dtype("f8"),
             (),
-            lambda array: _flat(name, array.cast(text).cast(doubles)),
+            lambda array: _convert_scalars(name, array.cast(text).cast(doubles)),
         )
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         # `to_pandas_dtype` of pyarrow 18 requires pandas.
         dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
         is_view = not types.is_boolean(kind)
-        return Column(name, ColumnKind.NUMBER, dtype, (), lambda array: _flat(name, array), is_view)
+        return Column(
+            name, ColumnKind.NUMBER, dtype, (), lambda array: _convert_scalars(name, array), is_view
+        )
     if types.is_date(kind):
         dtype = np.dtype("M8[D]" if types.is_date32(kind) else "M8[ms]")
-        return Column(name, ColumnKind.TIME, dtype, (), lambda array: _flat(name, array))
+        return Column(name, ColumnKind.TIME, dtype, (), lambda array: _convert_scalars(name, array))
     if types.is_timestamp(kind) or types.is_duration(kind):
         dtype = np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
         return Column(
-            name, ColumnKind.TIME, dtype, (), lambda array: _flat(name, array), is_view=True
+            name,
+            ColumnKind.TIME,
+            dtype,
+            (),
+            lambda array: _convert_scalars(name, array),
+            is_view=True,
         )
     raise ConfigError(f"column {name!r} has the type {kind}, {_advice(kind)}")
 
@@ -225,12 +231,12 @@ def _object() -> np.dtype[Any]:
     return np.dtype(object)
 
 
-def _objects(array: Any) -> Array:
+def _convert_objects(array: Any) -> Array:
     values: Array = array.to_numpy(zero_copy_only=False)
     return values
 
 
-def _flat(name: str, array: Any) -> Array:
+def _convert_scalars(name: str, array: Any) -> Array:
     import pyarrow as pa
 
     if array.null_count and (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
@@ -243,19 +249,19 @@ def _flat(name: str, array: Any) -> Array:
     return values
 
 
-def _ragged(name: str, array: Any, inner: Column) -> Array:
+def _convert_ragged(name: str, array: Any, inner: Column) -> Array:
     import numpy as np
 
-    values, offsets = _listed(name, array)
+    values, offsets = _elements_and_offsets(name, array)
     converted = inner.convert(values)
-    converted.flags.writeable = False  # so the rows, which are views of it, are read-only too
+    converted.flags.writeable = False  # makes the rows, which are views, read-only too
     rows = np.empty(len(array), dtype=object)
     for row in range(len(array)):
         rows[row] = converted[offsets[row] : offsets[row + 1]]
     return rows
 
 
-def _listed(name: str, array: Any) -> tuple[Any, Array]:
+def _elements_and_offsets(name: str, array: Any) -> tuple[Any, Array]:
     """Return the elements of variable-length lists, and the offsets of the lists in them."""
     _refuse_null_lists(name, array)
     offsets: Array = array.offsets.to_numpy()
@@ -283,8 +289,8 @@ def _refuse_null_lists(name: str, array: Any) -> None:
         )
 
 
-def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
-    """Return a column of lists whose length is in their type; `shape` replaces the type's."""
+def _fixed_list_column(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
+    """Return a column of lists of fixed length; `shape` replaces the shape of the type."""
     import pyarrow as pa
 
     inner = column(pa.field(name, kind.value_type))
@@ -293,17 +299,17 @@ def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
             f"column {name!r} has the type {kind}, but lists of fixed length must contain numbers:"
             " leave it out of columns="
         )
-    whole = shape if shape is not None else (kind.list_size, *inner.shape)
+    row_shape = shape if shape is not None else (kind.list_size, *inner.shape)
 
     def convert(array: Any) -> Array:
         storage = array.storage if isinstance(array, pa.ExtensionArray) else array
         _refuse_null_lists(name, storage)
-        return inner.convert(elements(storage)).reshape(len(array), *whole)
+        return inner.convert(elements(storage)).reshape(len(array), *row_shape)
 
-    return Column(name, inner.kind, inner.dtype, whole, convert, inner.is_view)
+    return Column(name, inner.kind, inner.dtype, row_shape, convert, inner.is_view)
 
 
-def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
+def _shaped_column(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
     """Return a column of lists as arrays of a shape that the user gives."""
     import pyarrow as pa
 
@@ -311,7 +317,7 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
     if _is_tensor(kind):
         kind = kind.storage_type
     if pa.types.is_fixed_size_list(kind) and kind.list_size == size:
-        return _fixed(name, kind, shape)
+        return _fixed_list_column(name, kind, shape)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise ConfigError(
             f"shapes: column {name!r} has the type {kind}; it must contain lists of {size} elements"

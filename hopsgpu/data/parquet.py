@@ -1,4 +1,4 @@
-"""The reading of Parquet files: the driver reads their footers, the ranks read their rows."""
+"""Parquet files: the driver reads their footers, the ranks read their rows."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
         # Pre-buffering would hold whole row groups in memory.
         pre_buffer=False,
         read_dictionary=list(encoded),
-        # For Spark's timestamps: nanoseconds express only those from 1677 to 2262.
+        # For Spark's timestamps: nanoseconds can only express times from 1677 to 2262.
         coerce_int96_timestamp_unit="us",
     )
 
 
 def schema_of(handle: Any, footer: Any) -> Any:
-    """Return a file's columns, without what may differ among the files of one table.
+    """Return a file's columns, without properties that may differ among the files of a table.
 
-    The schema has no metadata, all columns are nullable, none is dictionary-encoded, and offsets
-    are small. The rows are cast to this schema when they are read.
+    The schema has no metadata, all columns are nullable, no column is dictionary-encoded, and
+    offsets are small. The rows are cast to this schema when they are read.
     """
     import pyarrow as pa
 
     schema = parquet_file(handle, footer).schema_arrow
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 
 def instants_of(footer: Any) -> tuple[str, ...]:
-    """Return the columns whose timestamps are points in time although their type has no time zone.
+    """Return the paths of columns whose timestamps are points in time, but without a time zone.
 
-    Those are the columns of INT96, as Spark and Hive write timestamps. Of a column within others,
-    such as a struct's, it is the path, which begins with the name of the outermost one and a dot.
+    Such columns have the type INT96: Spark and Hive write it. The path of a nested column begins
+    with the name of the outermost column and a dot.
     """
     columns = (footer.schema.column(number) for number in range(len(footer.schema)))
-    return tuple(one.path for one in columns if one.physical_type == "INT96")
+    return tuple(column.path for column in columns if column.physical_type == "INT96")
 
 
-def _plain(kind: Any) -> Any:
+def _plain_type(kind: Any) -> Any:
     import pyarrow as pa
 
     def below(field: Any) -> Any:
-        return pa.field(field.name, _plain(field.type))
+        return pa.field(field.name, _plain_type(field.type))
 
     types = pa.types
     if types.is_dictionary(kind):
-        return _plain(kind.value_type)
+        return _plain_type(kind.value_type)
     if types.is_large_string(kind):
         return pa.string()
     if types.is_large_binary(kind):
@@ -90,14 +90,14 @@ def _plain(kind: Any) -> Any:
     if types.is_fixed_size_list(kind):
         return pa.list_(below(kind.value_field), kind.list_size)
     if types.is_map(kind):
-        return pa.map_(_plain(kind.key_type), below(kind.item_field))
+        return pa.map_(_plain_type(kind.key_type), below(kind.item_field))
     if types.is_struct(kind):
         return pa.struct([below(field) for field in kind])
     return kind
 
 
 def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
-    """Return the numbers of the stored columns of strings or binary, with whether lists hold them.
+    """Return the stored columns of strings or binary: number → whether the values are in lists.
 
     Args:
         schema: schema of the file.
@@ -113,14 +113,14 @@ def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
 def dictionary_columns(
     file: Callable[[Sequence[str]], Any], group: int, texts: Mapping[int, bool], longest: int
 ) -> list[str]:
-    """Return the paths of columns to decode a few rows at a time, instead of as they are read.
+    """Return the paths of columns that should stay dictionary-encoded when they are read.
 
-    A value that is stored once takes memory for each row that has it, and no footer tells how many
-    have it. If all of a column's values in the row group are short, the column is decoded as it is
-    read, which is faster.
+    A value that is stored once takes memory for each of its rows, whose number is in no footer. So
+    such columns are decoded later, a few rows at a time. If all of a column's values in the row
+    group are short, decoding while reading is faster.
 
     Args:
-        file: returns the ParquetFile in which columns of given paths stay dictionary-encoded.
+        file: returns the ParquetFile in which columns with these paths stay dictionary-encoded.
         group: number of the row group.
         texts: columns of strings or binary, from `text_columns`.
         longest: the most bytes of a short value.
@@ -138,7 +138,7 @@ def dictionary_columns(
             (of_lists if is_of_lists else of_rows).append(chunk.path_in_schema)
     if not of_rows:
         return of_lists
-    # The first row comes with the dictionary, which has all values that the row group stores once.
+    # The first row has the dictionary with all values that the row group stores once.
     first = next(file(of_rows).iter_batches(1, [group], of_rows))
     lengths = (pc.max(pc.binary_length(first.column(n).dictionary)).as_py() for n in of_rows)
     return of_lists + [
@@ -149,7 +149,7 @@ def dictionary_columns(
 
 
 def _innermost(kind: Any) -> Any:
-    """Return the type of the elements of lists, however deeply nested; other types as they are."""
+    """Return the element type of nested lists; other types unchanged."""
     import pyarrow as pa
 
     types = pa.types

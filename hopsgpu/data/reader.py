@@ -22,38 +22,37 @@ from hopsgpu.units import MIB
 
 # The most bytes of a record batch.
 _CHUNK_BYTES = 8 * MIB
-# The most bytes that are decoded at a time if many rows have a string that the file stores once.
+# The most bytes that are decoded at a time if many rows share a string that the file stores once.
 _STEP_BYTES = 32 * MIB
 # The read buffer of each column of a large row group.
 _BUFFER_BYTES = MIB
-_MOST_ROWS = 65_536
-# Fewer, since lists and strings may be longer in some rows than the average that the footer gives.
-_MOST_ROWS_VARIABLE = 8_192
-# If the values of a row group take no more than this in all, more of its rows are decoded at a
-# time, whichever rows its lists are in.
-_MOST_IN_LISTS = 2 * _CHUNK_BYTES
-# Row groups that are fetched at a time: one connection to a DataNode is slower than the decoder.
+_MAX_ROWS = 65_536
+# Fewer rows, because lists and strings may be longer in some rows than the footer's average.
+_MAX_ROWS_VARIABLE = 8_192
+# If all values of a row group take at most this, more of its rows are decoded at a time: no
+# distribution of list elements over the rows can then exceed it.
+_MAX_GROUP_BYTES = 2 * _CHUNK_BYTES
+# Number of row groups that are fetched at a time: one connection to a DataNode is slower than the
+# decoder.
 FETCHES = 2
 
 
 def chunk_rows(schema: Any, row_bytes: int) -> int:
-    """Return the number of rows to decode at a time.
-
-    It is a power of two, so that batches of such sizes fit in.
+    """Return the number of rows to decode at a time: a power of two, as batch sizes often are.
 
     Args:
         schema: schema of the columns that are read.
         row_bytes: estimated bytes of a row with all columns.
     """
     widths = [fixed_bytes(field.type) for field in schema]
-    known = [width for width in widths if width is not None]
-    if len(known) == len(widths):
-        return _power_of_two(_MOST_ROWS, sum(known))
-    return _power_of_two(_MOST_ROWS_VARIABLE, row_bytes)
+    fixed = [width for width in widths if width is not None]
+    if len(fixed) == len(widths):
+        return _power_of_two(_MAX_ROWS, sum(fixed))
+    return _power_of_two(_MAX_ROWS_VARIABLE, row_bytes)
 
 
-def _power_of_two(most: int, row_bytes: int) -> int:
-    rows = max(1, min(most, _CHUNK_BYTES // max(1, row_bytes)))
+def _power_of_two(max_rows: int, row_bytes: int) -> int:
+    rows = max(1, min(max_rows, _CHUNK_BYTES // max(1, row_bytes)))
     return 1 << (rows.bit_length() - 1)
 
 
@@ -81,23 +80,23 @@ def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
 class LakeReader:
     """A reader of slices of a shard, for use in the thread and the process that created it.
 
-    A context manager: its exit ends the reader's own threads, which fetch row groups.
+    A context manager: its exit ends the threads that fetch row groups.
 
     Args:
         shard: the shard that has the slices.
         schema: schema of the columns that are read.
-        most: the most bytes of a row group that is fetched as a whole; for a larger one, a buffer
-            for each column is in memory.
+        max_bytes: the most bytes of a row group that is fetched as a whole. Larger row groups are
+            read through a buffer for each column.
     """
 
-    def __init__(self, shard: Shard, schema: Any, most: int) -> None:
+    def __init__(self, shard: Shard, schema: Any, max_bytes: int) -> None:
         self._schema = schema
         self._stored = shard.arrow_schema
         self._rows = chunk_rows(schema, shard.row_bytes)
         self._widths = value_widths(shard.arrow_schema, schema.names)
         self._texts = text_columns(shard.arrow_schema, schema.names)
-        self._longest = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
-        self._fetcher = Fetcher(shard, schema.names, most)
+        self._short_bytes = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
+        self._fetcher = Fetcher(shard, schema.names, max_bytes)
         self._threads = ThreadPoolExecutor(FETCHES, "hopsgpu-data-fetch")
 
     def __enter__(self) -> LakeReader:
@@ -111,17 +110,17 @@ class LakeReader:
         """Return the record batches of slices, in order; start to fetch the first slice at once.
 
         Args:
-            parts: the slices; those of one row group follow each other, in the group's order.
-            ahead: number of row groups in memory beside the one that is decoded.
+            parts: the slices; slices of one row group are consecutive, in the group's order.
+            ahead: number of row groups in memory besides the row group that is decoded.
 
         Raises:
             StoreError: from the iterator: the lake refused, or the file has changed since the
                 shards were planned.
         """
         runs = list(_runs(parts))
-        return _joined(self._batches(runs, deque([self._fetching(runs[0])]), ahead))
+        return _join_batches(self._batches(runs, deque([self._start_fetch(runs[0])]), ahead))
 
-    def _fetching(self, run: Sequence[Slice]) -> Future[RowGroup]:
+    def _start_fetch(self, run: Sequence[Slice]) -> Future[RowGroup]:
         return self._threads.submit(self._fetcher.fetch, run[0])
 
     def _batches(
@@ -130,10 +129,12 @@ class LakeReader:
         unfetched = iter(runs[1:])
         for run in runs:
             fetched = fetching.popleft().result()
-            fetching.extend(map(self._fetching, itertools.islice(unfetched, ahead - len(fetching))))
-            yield from self._decoded(run, fetched)
+            fetching.extend(
+                map(self._start_fetch, itertools.islice(unfetched, ahead - len(fetching)))
+            )
+            yield from self._decode(run, fetched)
 
-    def _decoded(self, run: Sequence[Slice], fetched: RowGroup) -> Iterator[Any]:
+    def _decode(self, run: Sequence[Slice], fetched: RowGroup) -> Iterator[Any]:
         import pyarrow as pa
 
         group = run[0].group
@@ -145,12 +146,12 @@ class LakeReader:
                 handle, buffer = stack.enter_context(open_lake_file(fetched.lake))[0], _BUFFER_BYTES
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
-                encoded = dictionary_columns(file, group, self._texts, self._longest)
+                encoded = dictionary_columns(file, group, self._texts, self._short_bytes)
                 rows = self._rows_of(fetched.footer.row_group(group))
                 batches = file(encoded).iter_batches(rows, [group], self._schema.names)
             batches = to_gregorian(batches, fetched.footer, self._stored, fetched.lake.url)
-            for batch in _within(batches, run, fetched.lake):
-                yield from _bounded(batch, self._schema)
+            for batch in _select_rows(batches, run, fetched.lake):
+                yield from _limit_size(batch, self._schema)
 
     def _rows_of(self, group: Any) -> int:
         """Return the number of rows of a row group to decode at a time."""
@@ -159,13 +160,13 @@ class LakeReader:
         size = sum(
             int(group.column(number).num_values) * width for number, width in self._widths.items()
         )
-        if size > _MOST_IN_LISTS:
+        if size > _MAX_GROUP_BYTES:
             return self._rows
-        return max(self._rows, _power_of_two(_MOST_ROWS, size // group.num_rows))
+        return max(self._rows, _power_of_two(_MAX_ROWS, size // group.num_rows))
 
 
 def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield, for each pass over a row group, the slices that the pass reads."""
+    """Yield the slices of each pass over a row group."""
     run: list[Slice] = []
     for part in parts:
         if run and (part[:2] != run[-1][:2] or part.first < run[-1].first + run[-1].rows):
@@ -176,7 +177,7 @@ def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
         yield run
 
 
-def _within(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
+def _select_rows(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
     """Yield the rows of the slices from a row group's record batches."""
     pending = deque(run)
     begin = 0
@@ -199,52 +200,49 @@ def _within(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -> Ite
         begin = end
 
 
-def _bounded(batch: Any, schema: Any) -> Iterator[Any]:
+def _limit_size(batch: Any, schema: Any) -> Iterator[Any]:
     """Yield the rows as batches that have the schema and are small in memory."""
     import pyarrow as pa
 
     for part, _ in split_batch(batch, _size, _CHUNK_BYTES):
         columns = (part.column(field.name) for field in schema)
         wanted = zip(columns, schema.types, strict=True)
-        plain = [one if one.type == kind else one.cast(kind) for one, kind in wanted]
-        yield pa.record_batch(plain, schema=schema)
+        cast = [array if array.type == kind else array.cast(kind) for array, kind in wanted]
+        yield pa.record_batch(cast, schema=schema)
 
 
 def _size(batch: Any) -> int:
-    return sum(memory_of(column, each=0) for column in batch.columns)
+    return sum(memory_of(column, array_bytes=0) for column in batch.columns)
 
 
-def _joined(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the rows as larger record batches.
-
-    In later epochs, a small batch costs as much time as a large one.
-    """
+def _join_batches(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the rows as larger batches, which are faster in later epochs."""
     held: list[Any] = []
     rows = size = 0
     for batch in batches:
-        one = _alone(batch)
+        compact = _compact(batch)
         del batch
-        number, more = one.num_rows, _size(one)
-        if held and not _fits(rows + number, size + more):
-            joined, held, rows, size = _one(held), [], 0, 0
+        batch_rows, batch_size = compact.num_rows, _size(compact)
+        if held and not _is_within_limits(rows + batch_rows, size + batch_size):
+            joined, held, rows, size = _combine(held), [], 0, 0
             yield joined
             del joined
-        held.append(one)
-        del one
-        rows, size = rows + number, size + more
-        # The next batch is probably as large; if it will not fit, do not wait for it.
-        if not _fits(rows + number, size + more):
-            joined, held, rows, size = _one(held), [], 0, 0
+        held.append(compact)
+        del compact
+        rows, size = rows + batch_rows, size + batch_size
+        # The next batch is probably as large. If it will not fit, do not wait for it.
+        if not _is_within_limits(rows + batch_rows, size + batch_size):
+            joined, held, rows, size = _combine(held), [], 0, 0
             yield joined
             del joined
     if held:
-        yield _one(held)
+        yield _combine(held)
 
 
-def _alone(batch: Any) -> Any:
-    """Return a record batch that holds at most twice its own size in memory.
+def _compact(batch: Any) -> Any:
+    """Return a record batch that keeps at most twice its own size in memory.
 
-    A slice keeps the memory of the whole batch that it is a part of.
+    A slice keeps the memory of the whole batch.
     """
     import pyarrow as pa
 
@@ -253,11 +251,11 @@ def _alone(batch: Any) -> Any:
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
-def _fits(rows: int, size: int) -> bool:
-    return rows <= _MOST_ROWS and size <= _CHUNK_BYTES
+def _is_within_limits(rows: int, size: int) -> bool:
+    return rows <= _MAX_ROWS and size <= _CHUNK_BYTES
 
 
-def _one(batches: Sequence[Any]) -> Any:
+def _combine(batches: Sequence[Any]) -> Any:
     import pyarrow as pa
 
     if len(batches) == 1:

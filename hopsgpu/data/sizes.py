@@ -1,8 +1,8 @@
-"""The memory that rows take in a rank, whatever they take in a file.
+"""The memory of rows in a rank, which differs from their size in a file.
 
-Parquet stores a repeated value once, so the size of a file says little. All sizes of arrays here
-depend only on rows and types: the order of shuffled rows follows from them, and must be the same
-wherever the rows come from.
+Parquet stores a repeated value once. All sizes of arrays here depend only on rows and types. The
+order of shuffled rows depends on these sizes, and must be the same whether the rows come from the
+lake or from the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 # A Python str or bytes object and the reference to it in an array, without the characters.
 _OBJECT_BYTES = 96
-# A NumPy array that is a row of another one, without its values.
+# A NumPy array that is a row of another array, without its values.
 _ARRAY_BYTES = 128
 
 
@@ -26,8 +26,8 @@ def fixed_bytes(kind: Any) -> int | None:
     if pa.types.is_dictionary(kind):
         return fixed_bytes(kind.value_type)
     if pa.types.is_fixed_size_list(kind):
-        each = fixed_bytes(kind.value_type)
-        return None if each is None else each * int(kind.list_size)
+        width = fixed_bytes(kind.value_type)
+        return None if width is None else width * int(kind.list_size)
     if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
         return _OBJECT_BYTES + int(kind.byte_width)
     try:
@@ -59,8 +59,8 @@ def stored_columns(schema: Any) -> Iterator[tuple[Any, range]]:
 def footer_bytes(footer: Any, schema: Any) -> int:
     """Return the bytes that all rows of a file take in memory, according to its footer.
 
-    The result is exact if no values differ in size. Strings and binary count as they are stored,
-    which is too little if they repeat.
+    The result is exact if all values have a fixed size. Strings and binary count with their stored
+    size, which is too small if values repeat.
     """
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     size = 0
@@ -69,25 +69,27 @@ def footer_bytes(footer: Any, schema: Any) -> int:
         if width is None:
             width = _ARRAY_BYTES if field.type.num_fields else 0
             for number, kind in zip(numbers, leaf_types(field.type), strict=True):
-                size += sum(_stored(group.column(number), fixed_bytes(kind)) for group in groups)
+                size += sum(
+                    _chunk_bytes(group.column(number), fixed_bytes(kind)) for group in groups
+                )
         size += width * int(footer.num_rows)
     return size
 
 
-def _stored(chunk: Any, width: int | None) -> int:
+def _chunk_bytes(chunk: Any, width: int | None) -> int:
     if width is not None:
         return int(chunk.num_values) * width
     return int(chunk.num_values) * _OBJECT_BYTES + int(chunk.total_uncompressed_size)
 
 
-def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
+def memory_of(array: Any, array_bytes: int = _ARRAY_BYTES) -> int:
     """Return the bytes of an Arrow array's rows as NumPy stores them, with strings as UTF-8.
 
     A dictionary-encoded array counts with its decoded size.
 
     Args:
         array: an Arrow array.
-        each: bytes of a row that is an array of its own, without its values; 0 if lists have a
+        array_bytes: bytes of a NumPy array for each list, without its values; 0 if lists have a
             shape, or are not converted.
     """
     import pyarrow as pa
@@ -97,13 +99,13 @@ def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
     if (width := fixed_bytes(kind)) is not None:
         return width * len(array)
     if isinstance(kind, pa.BaseExtensionType):
-        return memory_of(array.storage, each)
+        return memory_of(array.storage, array_bytes)
     if pa.types.is_dictionary(kind):
         lengths = pc.binary_length(array.dictionary).take(array.indices)
     elif pa.types.is_struct(kind) or pa.types.is_map(kind):
         return int(array.nbytes)  # ranks get no batches of these
     elif kind.num_fields:
-        return each * len(array) + memory_of(elements(array))
+        return array_bytes * len(array) + memory_of(elements(array))
     else:
         is_view = kind in (pa.string_view(), pa.binary_view())
         lengths = pc.binary_length(array.cast(pa.large_binary()) if is_view else array)
@@ -111,7 +113,7 @@ def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
 
 
 def elements(array: Any) -> Any:
-    """Return the elements of an Arrow array's lists, without any elements behind null lists.
+    """Return the elements of an Arrow array's lists, without the elements behind null lists.
 
     For an array without null lists `flatten()` returns the same, but is slower.
     """
@@ -127,16 +129,18 @@ def elements(array: Any) -> Any:
     return array.values.slice(first, int(offsets[-1].as_py()) - first)
 
 
-def split_batch(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[tuple[Any, int]]:
-    """Halve a batch repeatedly, into batches of at most `most` bytes or of one row.
+def split_batch(
+    batch: Any, size_of: Callable[[Any], int], max_bytes: int
+) -> Iterator[tuple[Any, int]]:
+    """Halve a batch repeatedly, into batches of at most `max_bytes` or of one row.
 
     Yields:
         Each batch with its size in bytes.
     """
     rows, size = batch.num_rows, size_of(batch)
-    if rows <= 1 or size <= most:
+    if rows <= 1 or size <= max_bytes:
         yield batch, size
         return
     half = 1 << ((rows - 1).bit_length() - 1)
-    yield from split_batch(batch.slice(0, half), size_of, most)
-    yield from split_batch(batch.slice(half), size_of, most)
+    yield from split_batch(batch.slice(0, half), size_of, max_bytes)
+    yield from split_batch(batch.slice(half), size_of, max_bytes)

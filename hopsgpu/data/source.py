@@ -1,4 +1,4 @@
-"""Parquet on the lake: which files exist, and what their footers say."""
+"""Parquet on the lake: the files, and the facts in their footers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath
 
 log = logging.getLogger(__name__)
 
-_READERS = 16
-# The end of the name of a file that `hdfs dfs -put` still writes.
+_THREADS = 16
+# The suffix of a file that `hdfs dfs -put` still writes.
 _COPYING = "._COPYING_"
 
 
@@ -55,13 +55,13 @@ class ParquetSource:
     Attributes:
         url: URL of the directory, or of the one file.
         files: the files, sorted by name.
-        row_bytes: estimated bytes of a row in memory, from the footers: too few for strings that
-            repeat, and too many if only a few of many columns are read.
+        row_bytes: estimated bytes of a row in memory, from the footers. The estimate is too small
+            for repeated strings, and too large if only some columns are read.
         schema: schema of all files, as Arrow serialises it.
-        refused: columns with dates or timestamps that cannot be converted, each with the reason.
+        refused: columns with dates or timestamps that cannot be converted, with the reasons.
         instants: paths of columns whose timestamps are points in time, in UTC, although their type
             has no time zone.
-        unchecked: URLs that could show a table with a transaction log, and to which access was
+        unchecked: URLs that might belong to a table with a transaction log, but to which access was
             denied.
     """
 
@@ -92,38 +92,34 @@ class ParquetSource:
 
 
 def order_digest(source: ParquetSource, remainder: str, seed: int) -> str:
-    """Return a digest of what determines which rows a rank reads, and in which order.
-
-    Args:
-        source: the data.
-        remainder: what happens to rows that cannot be divided evenly.
-        seed: determines how rows are dealt.
-    """
+    """Return a digest of everything that determines the rows of a rank and their order."""
     files = [(file.name, file.size, file.groups) for file in source.files]
     order = [ORDER_VERSION, files, source.row_bytes, source.schema.hex(), remainder, seed]
     return hashlib.sha256(json.dumps(order).encode()).hexdigest()
 
 
-def _nobody(done: int, files: int) -> None:
+def _ignore_progress(read: int, files: int) -> None:
     return
 
 
-def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) -> ParquetSource:
+def read_source(
+    lake: LakePath, on_progress: Callable[[int, int], None] = _ignore_progress
+) -> ParquetSource:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
-    Files that Spark skips are skipped: those whose names begin with "_" or ".", empty files, and
+    As in Spark, files whose names begin with "_" or "." are skipped, and so are empty files and
     files that `hdfs dfs -put` still writes (`._COPYING_`).
 
     Args:
         lake: the directory or the file.
-        progress: called after each footer with the number of footers read and the number of files;
-            an exception from it ends the reading.
+        on_progress: called after each footer with the number of footers read and the number of
+            files; an exception ends the reading.
 
     Raises:
-        ConfigError: there is no row, a file is not Parquet, files have different columns, there
-            are directories of partitions (whose columns are in no file), the data belongs to a
-            table with a transaction log (`table_logs`), or a name has a character that cuts a URL
-            short.
+        ConfigError: there is no row; a file is not Parquet; files have different columns; there
+            are directories of partitions, whose columns are in no file; the data belongs to a
+            table with a transaction log (`table_logs`); or a name has a character that ends the
+            path of a URL.
         StoreError: nothing exists at the URL, or the lake refused.
     """
     status = lake.stat()
@@ -145,11 +141,11 @@ def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) 
     log.debug("reads the footers of %d Parquet files in %s", len(names), lake.url)
     began = time.monotonic()
     footers = []
-    with ThreadPoolExecutor(min(_READERS, len(names))) as pool:
+    with ThreadPoolExecutor(min(_THREADS, len(names))) as pool:
         try:
-            for footer in pool.map(lambda name: _footer(lake, name), names):
+            for footer in pool.map(lambda name: _read_file(lake, name), names):
                 footers.append(footer)
-                progress(len(footers), len(names))
+                on_progress(len(footers), len(names))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -176,7 +172,7 @@ def read_source(lake: LakePath, progress: Callable[[int, int], None] = _nobody) 
         files=files,
         row_bytes=max(1, sum(footer.row_bytes for footer in footers) // rows),
         schema=schema.serialize().to_pybytes(),
-        # Reversed, so that each column has the first file's reason.
+        # Reversed, so that the first file's reason for a column remains.
         refused={n: why for footer in reversed(footers) for n, why in footer.refused.items()},
         instants=frozenset(name for footer in footers for name in footer.instants),
         unchecked=search.unchecked,
@@ -221,7 +217,7 @@ def _check_partition(lake: LakePath, directory: LakePath) -> None:
     """Check one partition of a table, down to its first file, for marks of a transaction log.
 
     Raises:
-        ConfigError: there is one; Spark's own reader of Parquet would read old rows too.
+        ConfigError: there is a mark; Spark's own reader of Parquet would read old rows too.
     """
     entries = directory.entries()
     if table := find_mark(directory, entries):
@@ -232,8 +228,8 @@ def _check_partition(lake: LakePath, directory: LakePath) -> None:
 
 
 @dataclass(frozen=True)
-class _Footer:
-    """The content of a file's footer.
+class _FileFacts:
+    """The facts in a file's footer.
 
     Attributes:
         file: the file's name, size and row groups.
@@ -249,7 +245,7 @@ class _Footer:
     instants: tuple[str, ...]
 
 
-def _footer(lake: LakePath, name: str) -> _Footer:
+def _read_file(lake: LakePath, name: str) -> _FileFacts:
     file = lake / name if name else lake
     with open_lake_file(file) as (handle, opened_file):
         footer = read_footer(file, handle)
@@ -257,7 +253,7 @@ def _footer(lake: LakePath, name: str) -> _Footer:
     if ICEBERG_FOOTER_KEY in (footer.metadata or {}):
         raise LoggedTable(ICEBERG, file.url, file.parent.url).make_refusal(lake)
     rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
-    return _Footer(
+    return _FileFacts(
         SourceFile(name, opened_file.size, rows),
         schema,
         footer_bytes(footer, schema),

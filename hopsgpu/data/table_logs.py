@@ -1,8 +1,8 @@
 """Tables with a transaction log, which cannot be read by listing their files.
 
-The log of such a table says which files are current. The directories also contain files whose rows
-were deleted or rewritten, and files of writes that failed. A current file may have rows that a
-deletion vector or a position delete removes.
+The log of such a table names the current files. The directories also contain files whose rows were
+deleted or rewritten, and files of failed writes. A deletion vector or a position delete may remove
+rows of a current file.
 
 Source: Delta Lake's protocol (PROTOCOL.md), Iceberg's `HadoopTableOperations`, Hudi's technical
 specification, Spark's `FileStreamSink`, Hive's `AcidUtils`, Paimon's specification.
@@ -47,8 +47,8 @@ _LOG_FILES = {
     "snapshot": (PAIMON, re.compile(r"snapshot-\d+")),
 }
 _HIVE_DIRECTORY = re.compile(r"(base_\d+|(delete_)?delta_\d+_\d+(_\d+)?)(_v\d+)?")
-# Hive itself pads numbers to seven digits. Above the data only such names count, because a parent
-# may be called base_1 for another reason.
+# Hive itself pads numbers to seven digits. Of the parents of the data, only padded names count: a
+# parent may be called base_1 for another reason.
 _PADDED_HIVE_DIRECTORY = re.compile(r"(base|(delete_)?delta)_\d{7,}(_\d+)*(_v\d+)?")
 _READ = {
     DELTA: 'spark.read.format("delta").load({url})',
@@ -65,8 +65,8 @@ class LoggedTable:
 
     Attributes:
         format: name of the table format.
-        mark: URL of the entry that shows the format.
-        directory: URL of the directory of the data, behind links and mount points.
+        mark: URL of the entry that identifies the format.
+        directory: URL of the directory of the data, after links and mount points are resolved.
         root: URL of the table's directory; "" if unknown.
     """
 
@@ -105,7 +105,7 @@ class LoggedTable:
         names = [name for name in self.directory.removeprefix(self.root).split("/") if name]
         if self.format == ICEBERG and names[:1] == ["data"]:
             names = names[1:]
-        # A directory of Iceberg has the name of a transformed column, which no reader has.
+        # A directory of Iceberg is named after a transformed column, which no reader has.
         return " AND ".join(
             f"<rows of {name}>" if self.format == ICEBERG else _condition_of_name(name)
             for name in names
@@ -123,13 +123,13 @@ def _condition_of_name(name: str) -> str:
 
 
 def find_mark(directory: LakePath, entries: Iterable[FileStatus]) -> LoggedTable | None:
-    """Return the table that a directory shows by its entries, or None.
+    """Return the table to which a directory belongs according to its entries, or None.
 
     Args:
         directory: the directory.
-        entries: status of the directory's entries.
+        entries: its entries.
     """
-    log = _LOG_FILES.get(_name_of(directory))
+    log = _LOG_FILES.get(_last_name(directory))
     for entry in sorted(entries, key=lambda entry: entry.name):
         mark = join_url(directory.url, entry.name)
         if table_format := _ENTRIES.get(entry.name):
@@ -143,7 +143,7 @@ def find_mark(directory: LakePath, entries: Iterable[FileStatus]) -> LoggedTable
     return None
 
 
-def _name_of(place: LakePath) -> str:
+def _last_name(place: LakePath) -> str:
     return place.url.rpartition("/")[2]
 
 
@@ -161,10 +161,10 @@ class TableSearch:
 
 
 def search_table(directory: LakePath) -> TableSearch:
-    """Search a directory, and those above it, for marks of tables.
+    """Search a directory and its parents for marks of tables.
 
-    The directory behind a mount point of viewfs, or behind a symbolic link of this machine, and
-    those above it are searched too.
+    If the directory is a mount point of viewfs, or a symbolic link of this machine, the target and
+    its parents are searched too.
 
     Raises:
         StoreError: the lake does not answer.
@@ -192,7 +192,7 @@ def _search_lineage(directory: LakePath) -> TableSearch:
     lineage = list(_lineage_of(directory))
     for place in lineage:
         pattern = _HIVE_DIRECTORY if place is directory else _PADDED_HIVE_DIRECTORY
-        if pattern.fullmatch(_name_of(place)):
+        if pattern.fullmatch(_last_name(place)):
             return TableSearch(LoggedTable(HIVE, place.url, directory.url, place.parent.url))
     with ThreadPoolExecutor(_THREADS) as pool:
         searches = list(pool.map(_search_entries, lineage))
@@ -209,7 +209,7 @@ def _choose(tables: Sequence[LoggedTable]) -> LoggedTable | None:
 
 
 def _target_of(directory: LakePath) -> str | None:
-    """Return the URL behind a symbolic link or a mount point; None if there is neither."""
+    """Return the URL of a symbolic link's or a mount point's target; None if there is neither."""
     if directory.is_local:
         target = os.path.realpath(directory.path)
         return None if target == directory.path else f"file://{target}"
@@ -228,20 +228,19 @@ def _lineage_of(place: LakePath) -> Iterator[LakePath]:
 def _search_entries(directory: LakePath) -> TableSearch:
     """Search the entries of the data's directory, or of a parent, and the logs among them."""
     entries, denied = _find_entries(directory)
-    # Numbers of Hive's directories are padded, where Hive itself wrote them.
     marks = (e for e in entries if not _HIVE_DIRECTORY.fullmatch(e.name) or _is_padded(e.name))
-    found = [find_mark(directory, marks)]
+    tables = [find_mark(directory, marks)]
     for entry in entries:
         if entry.is_directory and entry.name in _LOG_FILES:
             log = directory / entry.name
             try:
-                found.append(find_mark(log, log.entries()))
+                tables.append(find_mark(log, log.entries()))
             except StoreError as error:
                 if error.kind == PERMISSION:
                     denied.append(log.url)
                 elif error.kind != ABSENT:
                     raise
-    return TableSearch(_choose([table for table in found if table is not None]), tuple(denied))
+    return TableSearch(_choose([table for table in tables if table is not None]), tuple(denied))
 
 
 def _is_padded(name: str) -> bool:
@@ -249,9 +248,9 @@ def _is_padded(name: str) -> bool:
 
 
 def _find_entries(directory: LakePath) -> tuple[Sequence[FileStatus], list[str]]:
-    """Return the entries of a directory, and the URLs of those that could not be examined.
+    """Return the entries of a directory, and the URLs of entries that could not be examined.
 
-    The result has the entries whose names are known, if the directory cannot be listed, and on an
+    Only entries with the known names are searched if the directory cannot be listed, and on an
     object store, where the root of a bucket may have millions of objects.
     """
     if not directory.is_object_store:
@@ -266,7 +265,7 @@ def _find_entries(directory: LakePath) -> tuple[Sequence[FileStatus], list[str]]
         try:
             found.append(entry.stat())
         except StoreError as error:
-            # A store denies access to an object that does not exist, if it denies the listing.
+            # An object store that denies the listing also denies access to a missing object.
             if error.kind == PERMISSION and not directory.is_object_store:
                 denied.append(entry.url)
             elif error.kind not in (ABSENT, PERMISSION):

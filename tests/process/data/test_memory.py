@@ -169,7 +169,7 @@ def test_windows_have_few_bytes_in_memory(
             sizes.append(held_in_memory(strips))
             yield Block({}, sum(part.rows for rows in strips for part in rows), 0, lambda: None)
 
-    monkeypatch.setattr(stream, "windows", noted)
+    monkeypatch.setattr(stream, "shuffle_windows", noted)
     for _ in ("from the lake", "from the disk"):
         blocks = list(made.shuffled_blocks(select_columns(made._schema, None, {}), 1, 0, 64))
         assert sum(block.rows for block in blocks) == table.num_rows
@@ -180,13 +180,13 @@ def test_windows_have_few_bytes_in_memory(
 def test_no_step_of_decoding_is_larger(
     made: ShardStream, monkeypatch: pytest.MonkeyPatch, table: pa.Table
 ) -> None:
-    bounded, steps = reader._bounded, []
+    limit_size, steps = reader._limit_size, []
 
     def noted(batch: Any, schema: Any) -> Iterator[Any]:
         steps.append(batch.nbytes)
-        return bounded(batch, schema)
+        return limit_size(batch, schema)
 
-    monkeypatch.setattr(reader, "_bounded", noted)
+    monkeypatch.setattr(reader, "_limit_size", noted)
     assert sum(chunk.batch.num_rows for chunk in made.chunks()) == table.num_rows
     # Rows with more elements than others are decoded before it is known.
     assert max(steps) <= CHUNK * (6 if "list<" in str(made._schema) else 1.2)

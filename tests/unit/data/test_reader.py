@@ -127,7 +127,7 @@ def test_so_many_row_groups_are_in_memory(
 
     monkeypatch.setattr(Fetcher, "fetch", noted)
     monkeypatch.setattr(RowGroup, "__hash__", object.__hash__)
-    monkeypatch.setattr(reading, "_MOST_ROWS", 500)
+    monkeypatch.setattr(reading, "_MAX_ROWS", 500)
     pieces = [shard.slices[n : n + slices] for n in range(0, 36, slices)]
     peak = rows = 0
     with reader_of(shard) as reader:
@@ -147,13 +147,13 @@ def test_lists_are_decoded_in_one_step_where_a_row_group_has_few_elements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And in small ones where it has so many that some rows might have them all."""
-    bounded, steps = reading._bounded, []
+    bounded, steps = reading._limit_size, []
 
     def noted(batch: Any, schema: Any) -> Iterator[Any]:
         steps.append(batch.num_rows)
         return bounded(batch, schema)
 
-    monkeypatch.setattr(reading, "_bounded", noted)
+    monkeypatch.setattr(reading, "_limit_size", noted)
     lengths = np.zeros(ROWS, np.int32)
     lengths[:3] = 500_000  # all that there is, 6 MB, is in three rows
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -162,7 +162,7 @@ def test_lists_are_decoded_in_one_step_where_a_row_group_has_few_elements(
     shard = shard_of(tmp_path / "lake", table, ROWS)
     for most, many in ((reading._MOST_IN_LISTS, False), (5 * MIB, True)):
         steps.clear()
-        monkeypatch.setattr(reading, "_MOST_IN_LISTS", most)
+        monkeypatch.setattr(reading, "_MAX_GROUP_BYTES", most)
         with reader_of(shard) as reader:
             batches = list(reader.chunks(shard.slices, FETCHES))
         assert pa.Table.from_batches(batches) == table
