@@ -14,9 +14,9 @@ import pytest
 from hopsgpu.data.batches import (
     Block,
     ShuffledBlock,
-    should_order_in_reader,
     block_bytes,
     rebatch,
+    should_order_in_reader,
     shuffle_windows,
 )
 from hopsgpu.data.columns import select_columns

@@ -15,7 +15,7 @@ import pytest
 
 from hopsgpu.data import reader
 from hopsgpu.data import shuffle as order
-from hopsgpu.data.position import Leg, Position, common_position, are_in_step
+from hopsgpu.data.position import Leg, Position, are_in_step, common_position
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.rank_shards import open_datasets
 from hopsgpu.data.shard import Slice
