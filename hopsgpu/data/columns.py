@@ -89,8 +89,8 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
         shape = (*lengths, *column_.shape)
         warnings.warn(
             f"column {column_.name!r}: the type of its lists has no length, so a batch has a tensor"
-            f" for each row, although all rows of the first batch have the shape {shape}. To get one"
-            f" tensor, give shapes={{{column_.name!r}: {shape}}}",
+            f" for each row, although all rows of the first batch have the shape {shape}. To get"
+            f" one tensor, give shapes={{{column_.name!r}: {shape}}}",
             stacklevel=3,
         )
 

@@ -98,13 +98,13 @@ def test_a_few_rows_do_not_keep_what_they_were_decoded_with(
     monkeypatch.setattr(reading, "_CHUNK_BYTES", MIB // 4)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(ROWS * 32, "f4")), 32)
     shard = shard_of(tmp_path / "lake", pa.table({"x": lists}), ROWS)
-    one, held = reading._one, []
+    combine, held = reading._combine, []
 
     def noted(batches: list[Any]) -> Any:
         held.append(sum(batch.get_total_buffer_size() for batch in batches))
-        return one(batches)
+        return combine(batches)
 
-    monkeypatch.setattr(reading, "_one", noted)
+    monkeypatch.setattr(reading, "_combine", noted)
     slices = [Slice(0, 0, first, 10) for first in range(0, ROWS, 2_000)]
     with reader_of(shard) as reader:
         (batch,) = reader.chunks(slices, FETCHES)
