@@ -6,28 +6,18 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from hopsgpu.core import html
-from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.html import Html
-from hopsgpu.core.run_values import (
-    RankReport,
-    RunOutcome,
-    RunStatus,
-    Timeline,
-    WorldReport,
-)
+from hopsgpu.core.run_values import RankReport, RunOutcome, RunStatus, Timeline, WorldReport
+from hopsgpu.core.scores import ScoreOutcome
 from hopsgpu.display.charts import worlds_image
-from hopsgpu.display.phrases import (
-    WORLD_HEADERS,
-    attempt,
-    gang,
-    phase_durations,
-    seconds,
-    spent,
-    state,
-    uuid,
-    world_cells,
-)
+from hopsgpu.display.phrases import WORLD_HEADERS, uuid, world_cells
 from hopsgpu.display.picture import how_ended
+from hopsgpu.display.status_view import (
+    ResultView,
+    run_result_view,
+    run_status_view,
+    score_result_view,
+)
 
 _MOST_METRICS = 8
 _MOST_WARNINGS = 20
@@ -40,36 +30,40 @@ _WIDTH, _HEIGHT = 400, 64
 
 def run_card(status: RunStatus) -> str:
     """Return a card of a run's current state."""
-    reported = status.metrics[0] if status.metrics else {}
-    pairs: dict[str, object] = {
-        "state": html.bold(state(status.state)),
-        "for": seconds(status.elapsed),
-        "gang": gang(status),
-        "waiting for": status.waiting_for,
-        "attempt": status.attempt or "" if status.sizes is None else "",
-        "world": "" if status.sizes is None else attempt(status).removeprefix("world "),
-        "rank 0": _metrics(reported),
-    }
-    facts = html.facts(known_facts(pairs))
-    shown = worlds(status.worlds, status.timeline)
-    return html.box(html.title("Run", status.run_id), facts, *shown)
+    view = run_status_view(status, status.elapsed)
+    reported = _metrics(status.metrics[0]) if status.metrics else ""
+    names = ("state", "for", "gang")
+    facts = [*zip(names, view.facts, strict=False), ("waiting for", status.waiting_for)]
+    facts.append(("rank 0", reported))
+    return html.box(
+        html.title("Run", status.run_id),
+        html.facts({name: text for name, text in facts if text}),
+        *worlds(status.worlds, status.timeline),
+    )
+
+
+def result_lines(view: ResultView) -> Iterable[Html]:
+    """Return the first lines of a result's card: its facts and warnings; only the first of many."""
+    yield html.title(view.kind, view.run_id)
+    yield html.facts(dict(view.facts))
+    for warning in view.warnings[:_MOST_WARNINGS]:
+        # Only the sign is coloured: no colour of text is legible on light and dark backgrounds.
+        sign = html.element("span", "⚠ ", style="color:#d97706")
+        yield html.element("div", sign, warning)
 
 
 def result_card(result: RunOutcome) -> str:
     """Return a card of a run's result, with each rank's value."""
-    pairs: dict[str, object] = {
-        "model": "" if result.model is None else result.model.url,
-        "time": timeline(result.timeline),
-        "GPU seconds": " · ".join(spent(result.gpu_seconds)),
-        "largest loss": largest_loss(result.gpu_seconds),
-    }
     return html.box(
-        html.title("GangResult", result.run_id),
-        html.facts(known_facts(pairs)),
-        *warning_lines(result.warnings),
+        *result_lines(run_result_view(result)),
         *worlds(result.worlds, result.timeline),
         html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)),
     )
+
+
+def score_card(result: ScoreOutcome) -> str:
+    """Return a card of a score's result."""
+    return html.box(*result_lines(score_result_view(result)))
 
 
 def _rows(result: RunOutcome) -> Iterable[list[object]]:
@@ -96,17 +90,9 @@ def _report(report: RankReport | None) -> list[object]:
 
 
 def _metrics(reported: Mapping[str, float]) -> str:
-    known_facts = [f"{n} {v:.4g}" for n, v in reported.items() if not n.startswith("gpu.")]
-    more = " …" if len(known_facts) > _MOST_METRICS else ""
-    return ", ".join(known_facts[:_MOST_METRICS]) + more
-
-
-def warning_lines(warnings: Sequence[str]) -> Iterable[Html]:
-    """Return warnings, one per line; only the first of many."""
-    for warning in warnings[:_MOST_WARNINGS]:
-        # Only the sign is coloured: no colour of text is legible on light and dark backgrounds.
-        sign = html.element("span", "⚠ ", style="color:#d97706")
-        yield html.element("div", sign, warning)
+    texts = [f"{n} {v:.4g}" for n, v in reported.items() if not n.startswith("gpu.")]
+    more = " …" if len(texts) > _MOST_METRICS else ""
+    return ", ".join(texts[:_MOST_METRICS]) + more
 
 
 def worlds(reports: Sequence[WorldReport], passed: Timeline) -> Iterable[Html]:
@@ -131,7 +117,7 @@ def world_bars(reports: Sequence[WorldReport], passed: Timeline, elapsed: float 
         elapsed: seconds since the run began, up to which a world that runs is drawn.
     """
     zero = reports[0].began if passed.requested is None else passed.requested
-    # Of a world that runs, the GPU seconds say how long it has run; its end is not known.
+    # The end of a world that runs is unknown: its bar lasts until now.
     ends = [zero + elapsed, *(at for world in reports for at in (world.began, world.ended) if at)]
     last = max(*ends, passed.released or zero)
     bars = [
@@ -141,13 +127,3 @@ def world_bars(reports: Sequence[WorldReport], passed: Timeline, elapsed: float 
     words = ", ".join(f"{world.ranks}" for world in reports[-_MOST_BARS:])
     drawn = worlds_image(bars[-_MOST_BARS:], last - zero, _WIDTH, _HEIGHT)
     return html.image(drawn, _WIDTH, _HEIGHT, f"ranks of the worlds: {words}")
-
-
-def timeline(passed: Timeline) -> str:
-    """Return the duration of each phase."""
-    return " · ".join(phase_durations(passed))
-
-
-def known_facts(pairs: Mapping[str, object]) -> dict[str, object]:
-    """Return the facts that have a value."""
-    return {name: value for name, value in pairs.items() if value != ""}

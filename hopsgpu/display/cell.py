@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.display import phrases
-from hopsgpu.display.base import Status
 from hopsgpu.display.cards import world_bars, worlds
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import SHOWN_RANKS, Log, Picture, Row
+from hopsgpu.display.status_view import StatusView, run_status_view
 
 # A fixed width, whatever the values are: plots that move four times a second are unreadable.
 _PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:top"
@@ -72,12 +72,11 @@ class Cell(Generic[P]):
 
 def summary(picture: Picture) -> str:
     """Return a picture in one line, for viewers without HTML."""
-    status = picture.status
-    said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.detail_lines(status))]
-    said.append(phrases.loss(status))
-    said += [f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots]
-    parts = "; ".join(part for part in said if part)
-    return f"hopsgpu {status.run_id} {picture.elapsed:.1f} s: {parts}"
+    view = run_status_view(picture.status, picture.elapsed)
+    state, elapsed, *facts = view.facts
+    plots = (f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots)
+    texts = [state, *facts, view.separator.join(view.details), view.loss, *plots]
+    return f"hopsgpu {view.run_id} {elapsed}: {'; '.join(text for text in texts if text)}"
 
 
 def page(picture: Picture, key: str) -> Html:
@@ -88,19 +87,12 @@ def page(picture: Picture, key: str) -> Html:
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     return html.box(
-        _head(picture),
-        below(phrases.loss(picture.status)),
+        *heading(run_status_view(picture.status, picture.elapsed)),
         *_worlds(picture),
         _plots(picture),
         _ranks(picture),
         *_logs(picture, key),
     )
-
-
-def _head(picture: Picture) -> Html:
-    status = picture.status
-    about = [phrases.seconds(picture.elapsed), phrases.gang(status)]
-    return heading(status, phrases.phase(picture), about, " · ".join(phrases.detail_lines(status)))
 
 
 def _worlds(picture: Picture) -> Iterable[Html]:
@@ -114,26 +106,17 @@ def _worlds(picture: Picture) -> Iterable[Html]:
     return [html.element("div", bars)]
 
 
-def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
-    """Return the first lines of a live display.
-
-    Args:
-        status: the status.
-        phase: the state in words.
-        about: more facts; "" for none.
-        below: the next line: why it waits, or how long each phase took.
-    """
-    mark = _MARKS.get(status.state, "▶")
+def heading(view: StatusView) -> Iterable[Html]:
+    """Return the first lines of a live display."""
+    mark = _MARKS.get(view.state, "▶")
     sign = html.element("span", mark, style=f"color:{_COLOURS[mark]}")
-    kind = Html(sign + html.escape(f" {status.run_id}"))
-    told = " · ".join(part for part in about if part)
-    line = html.title(kind, phase, f"· {told}" if told else "")
-    return Html(line + html.element("div", below)) if below else line
-
-
-def below(text: str) -> Html:
-    """Return a line of text; nothing for ""."""
-    return html.element("div", text) if text else Html("")
+    state, *facts = view.facts
+    text = " · ".join(facts)
+    kind = Html(sign + html.escape(f" {view.run_id}"))
+    yield html.title(kind, state, f"· {text}" if text else "")
+    for line in (view.separator.join(view.details), view.loss, view.best):
+        if line:
+            yield html.element("div", line)
 
 
 def _plots(picture: Picture) -> Html:

@@ -15,11 +15,12 @@ from hopsgpu.units import count_of
 _GIB = 2**30
 _UUID = 12
 _MOST_WORLDS = 8
+_REPEAT_SECONDS = 10.0
+_MIN_REASON_SECONDS = 1.0
 
 
-def phase(picture: Picture) -> str:
+def phase(status: RunStatus) -> str:
     """Return the state, and the attempt or the world."""
-    status = picture.status
     name, which = state(status.state), attempt(status)
     return f"{name} ({which})" if which else name
 
@@ -48,13 +49,6 @@ def state(name: str) -> str:
 def phase_durations(timeline: Timeline) -> list[str]:
     """Return the duration of each phase of a run."""
     return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
-
-
-def detail_lines(status: RunStatus) -> list[str]:
-    """Return what goes with the state: the reason to wait, or at the end the phases' durations."""
-    if GangState(status.state) in ENDS:
-        return phase_durations(status.timeline)
-    return [status.waiting_for] if status.waiting_for else []
 
 
 def loss(status: RunStatus | SearchStatus | ScoreStatus) -> str:
@@ -193,3 +187,32 @@ def remaining_ranks(picture: Picture, shown: int) -> str:
 def whole_log(run_id: str) -> str:
     """Return where to find lines that are no longer shown."""
     return f"whole logs: hopsgpu logs {run_id}"
+
+
+class ReportSchedule:
+    """Decides when plain lines report a status again.
+
+    A change of the state is reported at once, another reason to wait at most once a second (reasons
+    contain numbers, which change more often than a person can read), and an unchanged status every
+    ten seconds.
+    """
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._reason = ""
+        self._reported_at = float("-inf")
+
+    def is_due(self, state: str, reason: str, now: float) -> bool:
+        """Return whether to report, which then counts as done.
+
+        Args:
+            state: value of a GangState.
+            reason: why the run waits; "" for nothing.
+            now: seconds by any clock.
+        """
+        seconds = now - self._reported_at
+        has_reason = reason != self._reason and seconds >= _MIN_REASON_SECONDS
+        if state == self._state and not has_reason and seconds < _REPEAT_SECONDS:
+            return False
+        self._state, self._reason, self._reported_at = state, reason, now
+        return True

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from hopsgpu.artifacts.run_logs import Log, log_of
 from hopsgpu.artifacts.runs import StoredRun
 from hopsgpu.core.formats import duration, local_time, size
-from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.run_record import (
     LOST,
     DataRecord,
@@ -30,6 +29,7 @@ from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport, 
 from hopsgpu.core.waits import Wait
 from hopsgpu.display import phrases, search_phrases
 from hopsgpu.display.picture import Point, how_ended
+from hopsgpu.display.status_view import spent_facts
 from hopsgpu.units import count_of
 
 # Tones of a fact; a renderer chooses the colours.
@@ -365,7 +365,7 @@ def run_view(
         phases=tuple(_phases(record, now)),
         waits=record.waits,
         worlds=record.worlds,
-        spent=tuple(_spent(record)),
+        spent=tuple(RunFact(*fact) for fact in spent_facts(record.timeline, record.gpu_seconds)),
         ranks=tuple(_rank_row(rank, record, logs, now) for rank in ranks),
         logs=tuple(sorted(logs.items())),
         model=model_of(record.model),
@@ -416,15 +416,6 @@ def _environment(environment: EnvironmentRecord) -> str:
 def _data(data: DataRecord) -> str:
     removed = "" if data.kept else ", removed at the end of the run"
     return f"{count_of(data.rows, 'row')}, {size(data.bytes)} of {data.url}{removed}"
-
-
-def _spent(record: RunRecord) -> Iterator[RunFact]:
-    if phases := phrases.phase_durations(record.timeline):
-        yield RunFact("time", ", ".join(phases))
-    if record.gpu_seconds.held:
-        yield RunFact("GPU seconds", ", ".join(phrases.spent(record.gpu_seconds)))
-        if loss := largest_loss(record.gpu_seconds):
-            yield RunFact("largest loss", loss)
 
 
 def failure_of(error: str) -> Failure:

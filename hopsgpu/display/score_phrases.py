@@ -6,12 +6,8 @@ from collections.abc import Iterable
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.scores import ScoreStatus
-from hopsgpu.display.phrases import loss, seconds, state
+from hopsgpu.display.phrases import ReportSchedule, loss, seconds, state
 from hopsgpu.units import count_of
-
-_REPEAT_SECONDS = 10.0
-# Reasons to wait contain numbers, which change more often than a person can read.
-_LEAST_SECONDS = 1.0
 
 
 def rows(status: ScoreStatus) -> str:
@@ -62,16 +58,11 @@ class ScoreFormatter:
     """Reports a score in lines: what it waits for, and its state every 10 s."""
 
     def __init__(self) -> None:
-        self._state = ""
-        self._why = ""
-        self._said = float("-inf")
+        self._schedule = ReportSchedule()
 
     def news(self, status: ScoreStatus, now: float) -> Iterable[str]:
-        ago = now - self._said
-        has_reason = status.waiting_for != self._why and ago >= _LEAST_SECONDS
-        if status.state == self._state and not has_reason and ago < _REPEAT_SECONDS:
+        if not self._schedule.is_due(status.state, status.waiting_for, now):
             return []
-        self._state, self._why, self._said = status.state, status.waiting_for, now
         return [*filter(None, [summary(status), loss(status)])]
 
     def label(self, worker: int, host: str) -> str:

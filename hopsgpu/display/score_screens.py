@@ -1,4 +1,4 @@
-"""The live display of a score: what it shows, in a terminal, in a notebook's cell, and its card."""
+"""The live display of a score: what it shows, in a terminal and in a notebook's cell."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopsgpu.core import html
-from hopsgpu.core.gang import GangState
-from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.html import Html
-from hopsgpu.core.scores import ScoreOutcome, ScoreStatus
-from hopsgpu.display import phrases
+from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.display import score_phrases as say
-from hopsgpu.display.cards import known_facts, timeline, warning_lines
-from hopsgpu.display.cell import below, folded_log, heading
+from hopsgpu.display.cell import folded_log, heading
 from hopsgpu.display.picture import Log
 from hopsgpu.display.status_scene import StatusScene
-from hopsgpu.display.terminal import head, packed, shown_in, tail, wrapped
-from hopsgpu.units import count_of
+from hopsgpu.display.status_view import score_status_view
+from hopsgpu.display.terminal import head, shown_in, tail
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,15 +49,6 @@ class ScoreScene(StatusScene[ScoreStatus]):
         return ScorePicture(*self._shown(now))
 
 
-def _facts(picture: ScorePicture) -> list[str]:
-    status = picture.status
-    is_over = GangState(status.state).is_terminal
-    here = "" if is_over or not status.most else say.held(status)
-    speed = [] if is_over else [say.rate(status), say.left(status)]
-    took = phrases.seconds(picture.elapsed)
-    return [took, say.rows(status), *speed, say.failed(status), here]
-
-
 def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> list[Text]:
     """Return a picture as lines of a terminal.
 
@@ -71,10 +58,8 @@ def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> l
         height: largest number of lines.
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
-    status, shown = picture.status, shown_in(width, encoding)
-    lines = head(status, [phrases.state(status.state), *_facts(picture)], shown, width)
-    lines += packed(status.waiting_for.split("; "), "; ", shown, width)
-    lines += wrapped(phrases.loss(status), shown, width)
+    shown = shown_in(width, encoding)
+    lines = head(score_status_view(picture.status, picture.elapsed), (), shown, width)
     lines += tail(picture.recent, height - len(lines), _WHOLE_LOGS, shown)
     return lines[: max(height, 1)]
 
@@ -92,33 +77,8 @@ def page(picture: ScorePicture, key: str) -> Html:
         picture: picture of the score.
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
-    status = picture.status
-    parts = [
-        heading(status, phrases.state(status.state), _facts(picture), status.waiting_for),
-        below(phrases.loss(status)),
-    ]
+    parts = [*heading(score_status_view(picture.status, picture.elapsed))]
     if picture.recent.total:
         parts.append(folded_log(picture.recent, "log of all workers", f"{key}-all"))
         parts.append(html.element("div", _WHOLE_LOGS, style="opacity:.7"))
     return html.box(*parts)
-
-
-def score_card(result: ScoreOutcome) -> str:
-    """Return a card of a score's result."""
-    columns = "" if result.schema is None else ", ".join(result.schema.names)
-    pairs: dict[str, object] = {
-        "output": result.url,
-        "rows": f"{result.rows:,}",
-        "columns": columns,
-        "left out": count_of(len(result.failed_parts), "part") if result.failed_parts else "",
-        "time": timeline(result.timeline),
-        "GPU seconds": " · ".join(phrases.spent(result.gpu_seconds))
-        if result.gpu_seconds.held
-        else "",
-        "largest loss": largest_loss(result.gpu_seconds),
-    }
-    return html.box(
-        html.title("ScoreResult", result.run_id),
-        html.facts(known_facts(pairs)),
-        *warning_lines(result.warnings),
-    )

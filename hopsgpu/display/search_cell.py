@@ -9,9 +9,10 @@ from hopsgpu.core.html import Html
 from hopsgpu.core.trials import TrialReport
 from hopsgpu.display import phrases
 from hopsgpu.display import search_phrases as say
-from hopsgpu.display.cell import below, folded_log, heading, plotted
+from hopsgpu.display.cell import folded_log, heading, plotted
 from hopsgpu.display.charts import lines_image
 from hopsgpu.display.search_picture import SearchPicture
+from hopsgpu.display.status_view import search_status_view
 
 _WIDTH, _HEIGHT = 200, 36
 _PARAMS = 60
@@ -30,27 +31,13 @@ def page(picture: SearchPicture, key: str) -> Html:
         picture: picture of the search.
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
-    status = picture.status
-    counts = say.count_phrase(status.wanted, say.states_of(status))
-    about = [phrases.seconds(picture.elapsed), counts, say.held_gpus(status)]
     return html.box(
-        heading(status, phrases.state(status.state), about, status.waiting_for),
-        below(phrases.loss(status)),
-        _best(picture),
+        *heading(search_status_view(picture.status, picture.elapsed)),
         _plots(picture),
         _running(picture),
         _ended(picture),
         *_log(picture, key),
     )
-
-
-def _best(picture: SearchPicture) -> Html:
-    best = picture.status.best
-    if best is None:
-        return Html("")
-    name = f"best {picture.status.metric or 'value'} "
-    told = f" of trial {best.number}: {say.shortened(best.params, 200)}"
-    return html.element("div", name, html.bold(say.number(float(best.value))), told)
 
 
 def _plots(picture: SearchPicture) -> Html:

@@ -18,12 +18,9 @@ from hopsgpu.core.trials import (
     TrialReport,
     Writer,
 )
-from hopsgpu.display.phrases import loss, seconds, state, uuid
+from hopsgpu.display.phrases import ReportSchedule, loss, seconds, state, uuid
 from hopsgpu.units import count_of
 
-_REPEAT_SECONDS = 10.0
-# Reasons to wait contain numbers, which change more often than a person can read.
-_LEAST_SECONDS = 1.0
 _LONGEST = 80
 _LONGEST_VALUE = 24
 _LONGEST_ERROR = 200
@@ -159,27 +156,22 @@ class SearchFormatter:
     """
 
     def __init__(self) -> None:
-        self._state = ""
-        self._why = ""
-        self._said = float("-inf")
+        self._schedule = ReportSchedule()
         self._ended: int | None = None
-        self._told: frozenset[int] = frozenset()
+        self._reported: frozenset[int] = frozenset()
         self._workers = 1
 
     def news(self, status: SearchStatus, now: float) -> Iterable[str]:
         self._workers = status.workers
         lines = self._ends(status)
-        ago = now - self._said
-        has_reason = status.waiting_for != self._why and ago >= _LEAST_SECONDS
-        if status.state != self._state or has_reason or ago >= _REPEAT_SECONDS:
-            self._state, self._why, self._said = status.state, status.waiting_for, now
+        if self._schedule.is_due(status.state, status.waiting_for, now):
             lines += filter(None, [summary(status), loss(status)])
         return lines
 
     def _ends(self, status: SearchStatus) -> list[str]:
-        news = [trial for trial in status.recent if trial.number not in self._told]
+        news = [trial for trial in status.recent if trial.number not in self._reported]
         before, self._ended = self._ended, status.ended
-        self._told = frozenset(trial.number for trial in status.recent)
+        self._reported = frozenset(trial.number for trial in status.recent)
         if before is None:
             return []
         # More trials may have ended than a status can list.

@@ -10,7 +10,8 @@ from hopsgpu.display import search_phrases as say
 from hopsgpu.display.charts import sparkline
 from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
-from hopsgpu.display.terminal import head, levels_of, packed, plot_width, shown_in, tail, wrapped
+from hopsgpu.display.status_view import search_status_view
+from hopsgpu.display.terminal import head, levels_of, plot_width, shown_in, tail
 from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
@@ -34,15 +35,7 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     """
     status = picture.status
     shown, levels = shown_in(width, encoding), levels_of(encoding)
-    counts = say.count_phrase(status.wanted, say.states_of(status))
-    took, gpus = phrases.seconds(picture.elapsed), say.held_gpus(status)
-    lines = head(status, [phrases.state(status.state), took, counts, gpus], shown, width)
-    lines += packed(status.waiting_for.split("; "), "; ", shown, width)
-    if status.best is not None:
-        lines.append(
-            shown(f"  {say.best_phrase(status)}: {say.shortened(status.best.params, 200)}")
-        )
-    lines += wrapped(phrases.loss(status), shown, width)
+    lines = head(search_status_view(status, picture.elapsed), (), shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
     lines += [shown(text) for text in _running(picture, most)]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hopsgpu.core.html import plain
 from hopsgpu.display import phrases
-from hopsgpu.display.base import Status
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
 from hopsgpu.display.picture import Log, Picture, Row
+from hopsgpu.display.status_view import StatusView, run_status_view
 from hopsgpu.display.tty import tty_of
 
 if TYPE_CHECKING:
@@ -125,16 +125,10 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     shown, levels = shown_in(width, encoding), levels_of(encoding)
-    parts = [phrases.seconds(picture.elapsed), phrases.gang(picture.status)]
-    lines = head(picture.status, [phrases.phase(picture), *parts], shown, width)
-    if picture.has_ended:
-        lines += packed(phrases.detail_lines(picture.status), ", ", shown, width)
-    else:
-        lines += packed(picture.status.waiting_for.split("; "), "; ", shown, width)
     worlds = phrases.world_lines(picture.status.worlds, picture.status.timeline.requested)
     # The present world is in the first line.
-    lines += [shown(f"{_INDENT}{text}") for text in (worlds if picture.has_ended else worlds[:-1])]
-    lines += wrapped(phrases.loss(picture.status), shown, width)
+    more = worlds if picture.has_ended else worlds[:-1]
+    lines = head(run_status_view(picture.status, picture.elapsed), more, shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     room = height - len(lines) - min(picture.recent.total, _LEAST_LINES)
     lines += [shown(text) for text in _ranks(picture, levels, room)]
@@ -164,12 +158,6 @@ def packed(parts: Sequence[str], between: str, shown: LineStyle, width: int) -> 
     return [shown(f"{_INDENT}{text}") for text in texts if text]
 
 
-def wrapped(text: str, shown: LineStyle, width: int) -> list[Text]:
-    """Return a text below the first line in as many lines as it needs; "" in none."""
-    room = max(width - len(_INDENT), 1)
-    return [shown(f"{_INDENT}{line}") for line in textwrap.wrap(text, room)]
-
-
 def levels_of(encoding: str) -> str:
     """Return the characters for a sparkline that a terminal supports."""
     return BLOCKS if _is_utf(encoding) else ASCII
@@ -195,25 +183,32 @@ def shown_in(width: int, encoding: str) -> LineStyle:
     return shown
 
 
-def head(status: Status, parts: Sequence[str], shown: LineStyle, width: int) -> list[Text]:
-    """Return the first line, and further lines for what does not fit into it.
-
-    Parts that are "" are left out.
+def head(view: StatusView, more: Sequence[str], shown: LineStyle, width: int) -> list[Text]:
+    """Return the first lines of a live display.
 
     Args:
-        status: the status.
-        parts: parts of the text, the state first.
+        view: what they show.
+        more: further lines, above the largest loss.
         shown: formats the lines.
         width: characters of a line.
     """
     from rich.cells import cell_len
 
-    first, rest = f"hopsgpu {status.run_id}: {parts[0]}", [part for part in parts[1:] if part]
+    state, *rest = view.facts
+    first = f"hopsgpu {view.run_id}: {state}"
     while rest and cell_len(f"{first} - {rest[0]}") <= width:
         first = f"{first} - {rest.pop(0)}"
     line = shown(first)
-    line.stylize(f"bold {_STYLES.get(status.state, 'cyan')}")
-    return [line, *packed(rest, " - ", shown, width)]
+    line.stylize(f"bold {_STYLES.get(view.state, 'cyan')}")
+    room = max(width - len(_INDENT), 1)
+    below = [view.best] if view.best else []
+    texts = [*below, *more, *textwrap.wrap(view.loss, room)]
+    return [
+        line,
+        *packed(rest, " - ", shown, width),
+        *packed(view.details, view.separator, shown, width),
+        *(shown(f"{_INDENT}{text}") for text in texts),
+    ]
 
 
 def tail(recent: Log, room: int, where: str, shown: LineStyle) -> Sequence[Text]:

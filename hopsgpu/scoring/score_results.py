@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.scores import ScoreOutcome
-from hopsgpu.display.score_screens import score_card
+from hopsgpu.display.cards import score_card
 from hopsgpu.units import count_of
 
 if TYPE_CHECKING:

@@ -325,7 +325,7 @@ TOOK = ("waited 12.1 s", "started 20.4 s", "trained 38.4 s", "published 2.1 s", 
 
 def test_the_end_tells_how_long_each_part_took() -> None:
     picture = Scene(ENDED, 0.0).picture(0.0)
-    assert " · ".join(TOOK) in page(picture, "key")
+    assert ", ".join(TOOK) in page(picture, "key")
     assert ", ".join(TOOK) in summary(picture)
     for width, said in (
         (120, [", ".join(TOOK)]),

@@ -239,7 +239,7 @@ def test_steps_become_points_in_even_distances() -> None:
 def test_a_value_without_an_end_is_not_plotted() -> None:
     assert curve_of(((1, float("inf")), (3, 2.0)), 5)[0] == (3.0, 2.0)
     assert curve_of(((1, float("inf")),), 5) == ()
-    assert "best value" in page(pictured(status(3, curve=((1, float("inf")),))), "key")
+    assert "best 0.3333 (trial 2)" in page(pictured(status(3, curve=((1, float("inf")),))), "key")
 
 
 # --- how it is drawn ---------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_cell_shows_all_there_is() -> None:
         "11 of 60 trials: 10 complete, 1 failed",
         "4 of at most 8 GPUs",
         "node2 is &lt;full&gt;",
-        "best loss <b>0.1</b> of trial 9: lr=1e-05, optimizer=sgd",
+        "best loss 0.1 (trial 9): lr=1e-05, optimizer=sgd",
         "data:image/svg+xml",
         "GPU-0a2b3c4d",
         "[trial 3 node1] &lt;img",
