@@ -69,7 +69,7 @@ def release_bare(spark: SparkSession, profile: ResourceProfile) -> float:
     jvm = application_of(spark).jvm
     # A kill while Spark still wants executors brings new ones.
     assert wait_until(lambda: jvm.target(profile.id) == 0, threading.Event(), _MOST_SECONDS)
-    jvm.kill(jvm.executors(profile.id))
+    jvm.kill(jvm.registered_executors(profile.id))
     return _until_free(spark)
 
 

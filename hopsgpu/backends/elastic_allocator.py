@@ -21,8 +21,8 @@ from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
-# Executors that get no rank are held aside, because they would otherwise be granted again. The
-# limit is the number of GPUs of a large node.
+# Executors that get no rank are parked, because YARN would otherwise grant them again. The limit is
+# the number of GPUs of a large node.
 _MAX_PARKED = 8
 _POLL_SECONDS = 0.1
 
@@ -30,15 +30,15 @@ _POLL_SECONDS = 0.1
 class ElasticAllocator(ABC):
     """Acquires and releases executors one by one, for a search, a score or an elastic gang.
 
-    Only one thread, its owner's, calls its public methods; slow operations run in other threads.
+    Only the caller's thread calls the public methods; slow operations run in other threads.
 
     Args:
-        request: the owner's request; its shape is that of each executor.
+        request: the request; its shape is that of each executor.
         server: control channel of the executors.
 
     Attributes:
         server: control channel of the executors.
-        here: the executors that are ready, by the keys of their agents.
+        ready_executors: the executors that can run ranks, by the keys of their agents.
     """
 
     def __init__(self, request: Request, server: ControlServer) -> None:
@@ -52,18 +52,18 @@ class ElasticAllocator(ABC):
 
     @property
     def parked_count(self) -> int:
-        """Return the number of executors that are held aside because they get no rank."""
+        """Return the number of executors that are kept without ranks."""
         return len(self._parked)
 
     @property
     @abstractmethod
     def held_count(self) -> int:
-        """Return the number of executors that arrived and are not known to be gone."""
+        """Return the number of GPU-holding executors: arrived, and release not confirmed."""
 
     @property
     @abstractmethod
     def starting_count(self) -> int:
-        """Return how many executors have been granted and start, as far as it is known."""
+        """Return how many granted executors are known to be starting."""
 
     @property
     @abstractmethod
@@ -74,49 +74,49 @@ class ElasticAllocator(ABC):
     def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         """Set the number of executors to have from now on; return at once.
 
-        Executors that are here stay. As long as fewer than `least` are here, the missing ones are
-        requested as a gang, within the request's time limit; later ones behind all waiting gangs,
-        and without a limit.
+        Ready executors stay. While fewer than `least` are ready, the missing ones are requested as
+        a gang, within the request's time limit. Further executors are requested behind all waiting
+        gangs, without a limit.
 
         Args:
             executors: total number.
-            at_once: how many of the missing ones are requested together.
-            least: number without which the owner cannot work.
+            at_once: how many missing executors are requested together.
+            least: number without which the caller cannot work.
         """
 
     @property
     @abstractmethod
     def reclaimed_count(self) -> int:
-        """Return how many of the offered executors gangs need that wait."""
+        """Return how many of the offered executors waiting gangs need."""
 
     @abstractmethod
     def offer(self, executors: int, giving: int) -> None:
         """Offer executors to gangs that wait, from now on; return at once.
 
         Args:
-            executors: how many the owner has above its minimum; 0 for no offer.
-            giving: how many of them it gives back at its next checkpoint.
+            executors: how many the caller has above its minimum; 0 for no offer.
+            giving: how many of them it releases at its next checkpoint.
         """
 
     @abstractmethod
     def _start_release(self, leaving: Mapping[int, GangExecutor]) -> None:
-        """Start to give back executors that were disconnected; return at once."""
+        """Start to release disconnected executors; return at once."""
 
     @abstractmethod
     def _abandon_job(self, job: Job) -> None:
-        """Give up the job of an agent that is gone, so that another executor is requested for it.
+        """Cancel the job of a lost agent, so that another executor is requested in its place.
 
-        Without this, the job itself gets another executor outside the queue of gangs, or none if
+        Otherwise Spark would request an executor for the job outside the queue of gangs, or none if
         the agent is only frozen or cut off.
         """
 
     @abstractmethod
     def _job_of(self, hello: Message) -> Job | None:
-        """Return the job of the agent that introduces itself; None if that is an earlier job."""
+        """Return the job of the agent that introduces itself; None for an earlier job."""
 
     @abstractmethod
     def _record_arrival(self, container: GangExecutor) -> None:
-        """Record that one more executor is here."""
+        """Record that one more executor is ready."""
 
     @abstractmethod
     def _explain_loss(self, reason: str, host: str) -> str:
@@ -127,7 +127,7 @@ class ElasticAllocator(ABC):
         """Return the submitter's HDFS tokens."""
 
     def release_executors(self, keys: Iterable[int]) -> None:
-        """Give back the executors whose agents have the given keys; return at once."""
+        """Release the executors of some agents; return at once."""
         self._disconnect_and_release(
             {key: self.ready_executors.pop(key) for key in keys if key in self.ready_executors}
         )
@@ -135,15 +135,14 @@ class ElasticAllocator(ABC):
     def _disconnect_and_release(self, leaving: Mapping[int, GangExecutor]) -> None:
         if leaving:
             hosts = sorted(container.host for container in leaving.values())
-            log.info("executors given back: %s", ", ".join(hosts))
+            log.info("executors released: %s", ", ".join(hosts))
         self.server.hang_up(leaving)
         self._start_release(leaving)
 
     def exclude(self, exclusions: Exclusions) -> list[int]:
         """Exclude these nodes and GPUs from now on, and no others.
 
-        An executor that is held aside and is not excluded any more is given back: another one is
-        granted for it.
+        A parked executor that is not excluded any more is released, so that YARN grants another.
 
         Returns:
             The keys of agents that get no more ranks.
@@ -152,11 +151,11 @@ class ElasticAllocator(ABC):
             HopsGpuError: too many executors are excluded to continue.
         """
         self.request = replace(self.request, exclusions=exclusions)
-        aside = list(self._parked.items())
-        forgiven = [
-            key for key, container in aside if self.request.exclusion_reason(container) is None
+        parked = list(self._parked.items())
+        readmitted = [
+            key for key, container in parked if self.request.exclusion_reason(container) is None
         ]
-        self._disconnect_and_release({key: self._parked.pop(key) for key in forgiven})
+        self._disconnect_and_release({key: self._parked.pop(key) for key in readmitted})
         self._report_parked()
         excluded = []
         for key, container in list(self.ready_executors.items()):
@@ -204,7 +203,7 @@ class ElasticAllocator(ABC):
         refuse_duplicates([*self.ready_executors.values(), container])
         self.ready_executors[event.peer] = container
         log.info(
-            "executor arrived: %s on %s (%d here)",
+            "executor arrived: %s on %s (%d ready)",
             container.container_id,
             container.host,
             len(self.ready_executors),
@@ -215,7 +214,7 @@ class ElasticAllocator(ABC):
     def _park(self, container: GangExecutor, reason: str) -> None:
         self._parked[container.key] = container
         self._report_parked()
-        log.info("executor held aside: %s: %s", container.container_id, reason)
+        log.info("executor parked: %s: %s", container.container_id, reason)
         self.request.watcher.warn(f"an executor got no rank: {reason}")
         if len(self._parked) > _MAX_PARKED:
             raise HopsGpuError(
@@ -227,9 +226,9 @@ class ElasticAllocator(ABC):
         self.request.watcher.on_parked([container.host for container in self._parked.values()])
 
     def allocation_of(self, keys: Collection[int]) -> GangAllocation:
-        """Return some of the executors, by the keys of their agents, as a gang's allocation."""
-        own = {key: self._jobs[key] for key in keys}
-        jobs = tuple(own.values())
+        """Return the executors with these agents as the allocation of a gang."""
+        job_by_key = {key: self._jobs[key] for key in keys}
+        jobs = tuple(job_by_key.values())
         containers = tuple(self.ready_executors[key] for key in dict.fromkeys(keys))
         return GangAllocation(
             self.server,
@@ -238,7 +237,7 @@ class ElasticAllocator(ABC):
             self._explain_loss,
             keep_all,
             self._read_tokens,
-            own,
+            job_by_key,
         )
 
     def _record_problem(self, problem: HopsGpuError) -> None:
@@ -271,9 +270,9 @@ class _Jobs:
         return (ended or list(self.jobs))[0].reason(seconds if not ended else 0.0)
 
     def loss(self, seconds: float) -> str:
-        until = time.monotonic() + seconds
-        while not (found := next(filter(None, (job.loss(0.0) for job in self.jobs)), "")):
-            # Polled, because nothing announces what Spark or the system know of an end.
-            if time.monotonic() >= until or self.ended.wait(_POLL_SECONDS):
+        deadline = time.monotonic() + seconds
+        while not (reason := next(filter(None, (job.loss(0.0) for job in self.jobs)), "")):
+            # Poll: there is no notification for the reason of an end.
+            if time.monotonic() >= deadline or self.ended.wait(_POLL_SECONDS):
                 break
-        return found
+        return reason

@@ -70,11 +70,11 @@ class GangApplication(Protocol):
         """Return the network interface for gloo, NCCL and the ranks' addresses; None for any."""
 
     @property
-    def retries_code_too(self) -> bool:
+    def should_retry_user_errors(self) -> bool:
         """Return whether `retries` also apply to errors that all ranks raise at once."""
 
     @property
-    def keeps_data(self) -> bool:
+    def should_keep_data(self) -> bool:
         """Return whether the data that launches write for `data=` stays on the lake afterwards."""
 
     @property
@@ -82,11 +82,11 @@ class GangApplication(Protocol):
         """Return the seconds between two growths of an elastic gang at least."""
 
     @property
-    def gives_way(self) -> bool:
+    def should_give_way(self) -> bool:
         """Return whether elastic gangs shrink while other gangs wait for their GPUs."""
 
     @property
-    def idle_warning(self) -> float | None:
+    def gpu_idle_warning(self) -> float | None:
         """Return for how many seconds GPUs may idle until people are told; None for any."""
 
     @property

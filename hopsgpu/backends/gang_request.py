@@ -32,19 +32,19 @@ _SHOWN = 5
 
 
 class Watcher(Protocol):
-    """The receiver of the events of an acquisition."""
+    """Receives the events of an acquisition."""
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        """Report a state and the hosts granted so far; while waiting, often and with the reason."""
+        """Report the state and the hosts granted so far. While waiting, called repeatedly."""
 
     def mark(self, point: str) -> None:
-        """Report that the gang passes a point of the timeline now."""
+        """Record the time of a point of the timeline."""
 
     def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Report when executors arrived, in seconds since the epoch."""
 
     def on_parked(self, hosts: Sequence[str]) -> None:
-        """Report the host of each executor that is held aside now, because it gets no rank."""
+        """Report the host of each executor that is parked now, because it gets no rank."""
 
     def warn(self, text: str) -> None:
         """Report a warning that people should find in the result."""
@@ -78,12 +78,12 @@ class Request:
 
     @property
     def warm_up(self) -> WarmUp:
-        """What the ranks will need from a fork server."""
+        """Return what a fork server loads ahead for the ranks."""
         return WarmUp(self.frameworks, self.plan.environment, self.python_env)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Modules that the executors' Python must have, besides those for the lake."""
+        """Return the modules that the executors' Python needs, besides those for the lake."""
         # Only the rank knows what its Python environment contains.
         return DATA if self.has_data and self.python_env is None else ()
 
@@ -99,7 +99,7 @@ class Request:
     def exclusion_reason(self, container: GangExecutor) -> str | None:
         """Return why a container gets no rank, or None if it may get one.
 
-        A container that gets no rank is held aside until the gang is whole, because YARN would
+        A container that gets no rank is parked until the gang is whole, because YARN would
         otherwise grant it again.
         """
         return exclusion_reason(container, self.exclusions, self.plan.spec.gpu_type)
@@ -120,40 +120,36 @@ class AcquisitionClock:
 
     def __init__(self, request: Request, since: float | None = None) -> None:
         self._request = request
-        began = time.monotonic() if since is None else since
-        self._began = began
+        self._began = time.monotonic() if since is None else since
         timeout = request.plan.spec.acquire_timeout
-        self._deadline = None if timeout is None else began + timeout
+        self._deadline = None if timeout is None else self._began + timeout
         self._why = "nothing yet"
-        self._aside: set[str] = set()
-        self._failed = ""
+        self._parked_reasons: set[str] = set()
+        self._earlier_failures = ""
 
     def note_parked(self, reason: str) -> None:
-        """Record why an executor got no rank, for all later reports.
-
-        The reports contain the reason even after the gang has given back a part of its executors.
-        """
-        self._aside.add(reason)
+        """Record why an executor was parked, for all later reports of the acquisition."""
+        self._parked_reasons.add(reason)
 
     def failed_before(self, remark: str) -> None:
-        """Record which executors ended before a part was given back, for all later reports."""
-        self._failed = remark
+        """Record which executors ended before a partial release, for all later reports."""
+        self._earlier_failures = remark
 
     def report(self, hosts: Sequence[str], why: str) -> None:
         """Report to the watcher what the gang waits for."""
-        if self._failed and "ended unexpectedly" not in why:
-            why = f"{why}; before that, {self._failed}"
-        before = sorted(reason for reason in self._aside if reason not in why)
-        if before:
-            more = f" and {len(before) - _SHOWN} more" if len(before) > _SHOWN else ""
-            why = f"{why}; held aside before: {', '.join(before[:_SHOWN])}{more}"
+        if self._earlier_failures and "ended unexpectedly" not in why:
+            why = f"{why}; before that, {self._earlier_failures}"
+        earlier = sorted(reason for reason in self._parked_reasons if reason not in why)
+        if earlier:
+            more = f" and {len(earlier) - _SHOWN} more" if len(earlier) > _SHOWN else ""
+            why = f"{why}; parked before: {', '.join(earlier[:_SHOWN])}{more}"
         if why != self._why:
             waited = time.monotonic() - self._began
             log.debug("%s: has waited %.1f s, and waits for: %s", self._request.run_id, waited, why)
         self._why = why
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
-    def check(self, grants: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen
+    def check(self, progress: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen
         """Return what to do next.
 
         Raises:
@@ -162,13 +158,13 @@ class AcquisitionClock:
         """
         if self._request.cancelled.is_set():
             raise Cancelled(f"{self._request.run_id} was cancelled while it waited for executors")
-        return self.check_time(grants)
+        return self.check_time(progress)
 
     def remove_deadline(self) -> None:
         """Remove the time limit."""
         self._deadline = None
 
-    def check_time(self, grants: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen
+    def check_time(self, progress: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen
         """Return what to do next, as `check` does, but ignore cancellation.
 
         Raises:
@@ -176,15 +172,15 @@ class AcquisitionClock:
         """
         plan = self._request.plan
         verdict = decide_acquire(
-            grants, wanted=plan.executors, deadline=self._deadline, now=time.monotonic()
+            progress, wanted=plan.executors, deadline=self._deadline, now=time.monotonic()
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {count_of(plan.executors, 'executor')} arrived within"
+                f"{progress.connected} of {count_of(plan.executors, 'executor')} arrived within"
                 f" {plan.spec.acquire_timeout:g} s; all were released. The gang waited for:"
                 f" {self._why}. Wait longer (acquire_timeout), request fewer workers, or see who"
                 " holds the others (hopsgpu gpus)",
-                granted=grants.connected,
+                granted=progress.connected,
                 wanted=plan.executors,
             )
         return verdict

@@ -18,16 +18,17 @@ class GangState(Enum):
     """The state of a gang, and of the run that has it.
 
     requested → preparing → waiting → granted → ready → starting → running → publishing →
-    releasing → succeeded. A run is preparing if it has data, which is written and inspected, or a
-    Python environment, which is built; it holds no GPU meanwhile. It is starting until the function
-    runs in all ranks, whose Python imports what the function needs. From every earlier state a gang
-    may go to releasing, and from there to succeeded, failed or cancelled; this is the only way out
-    once it has asked for executors. Before that, it may also fail or be cancelled directly. If an
-    executor is lost between granted and ready, the gang waits again; it also does so after a
-    failure that is retried. A launch on a held gang goes to finishing instead of releasing. If the
-    gang is whole already, a launch or a further attempt begins with ready.
+    releasing → succeeded.
 
-    `hopsgpu.hold` itself shows a gang, which is not a run: it ends as held, and later as released.
+    - preparing: data is written and inspected, or a Python environment is built, without a GPU.
+    - starting: until the function runs in all ranks, which import its modules before.
+    - releasing: the only way out once executors were requested. It follows every earlier state, and
+      leads to succeeded, failed or cancelled. Before the request, a gang may end directly.
+    - finishing: instead of releasing, for a launch on a held gang.
+
+    The gang waits again if an executor is lost between granted and ready, or a failure is retried.
+    A launch or attempt on a whole gang begins with ready. `hopsgpu.hold` itself shows a gang, which
+    is not a run: it ends as held, and later as released.
     """
 
     REQUESTED = "requested"
@@ -91,7 +92,7 @@ _NEXT = {
         GangState.HELD,
     },
 }
-_WAYS_OUT = (GangState.RELEASING, GangState.FINISHING)
+_ENDING_STATES = (GangState.RELEASING, GangState.FINISHING)
 # The ends of a run, and of the acquisition of a held gang; the gang's later release is no end.
 ENDS = (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED, GangState.HELD)
 
@@ -100,18 +101,18 @@ def may_follow(state: GangState, following: GangState) -> bool:
     """Return whether a gang in `state` may go to `following`."""
     if state.is_terminal:
         return False
-    if following in _WAYS_OUT:
-        return state not in _WAYS_OUT
+    if following in _ENDING_STATES:
+        return state not in _ENDING_STATES
     return following in _NEXT[state]
 
 
-# A gang that holds a part keeps others from being whole; YARN grants what it can within seconds.
+# A partial allocation keeps other gangs from being whole, and YARN grants what it can in seconds.
 PART_SECONDS = 30.0
-_LEAST_LOST = 3
-_LEAST_PARKED = 8
-_LONGEST_BACKOFF = 30.0
-# Far more than the longest backoff needs, and few enough for a float.
-_MOST_DOUBLINGS: int = 64
+_MIN_LOST = 3
+_MIN_PARKED = 8
+_MAX_BACKOFF_SECONDS = 30.0
+# More than the longest backoff needs, and few enough for a float.
+_MAX_DOUBLINGS: int = 64
 
 
 class Verdict(Enum):
@@ -131,10 +132,9 @@ class AcquisitionProgress:
         connected: executors that are connected to the driver.
         granted: containers that YARN has granted, including the connected ones.
         since: the clock's reading when `granted` last grew, or when YARN was asked.
-        lost: containers that ended again, for example because they found no GPU or no Python.
-        parked: executors that get no rank and are held aside, so that YARN does not grant them
-            again.
-        settled: whether every executor that exists has shown what it is.
+        lost: containers that ended, for example because they found no GPU or no Python.
+        parked: executors that get no rank and are kept, so that YARN does not grant them again.
+        is_settled: whether every executor has introduced itself.
     """
 
     connected: int = 0
@@ -142,59 +142,59 @@ class AcquisitionProgress:
     since: float = float("inf")
     lost: int = 0
     parked: int = 0
-    settled: bool = True
+    is_settled: bool = True
 
 
 def decide_acquire(
-    grants: AcquisitionProgress, *, wanted: int, deadline: float | None, now: float
+    progress: AcquisitionProgress, *, wanted: int, deadline: float | None, now: float
 ) -> Verdict:
-    """Decide whether the gang is whole, may go on waiting, or must give back what it has.
+    """Decide whether the gang is whole, continues to wait, or must release its partial allocation.
 
-    If YARN has granted the whole gang, it waits for its executors to start, however long that
-    takes. It gives back what it has, so that others can be whole, if
+    If YARN has granted the whole gang, the gang waits for its executors to start, however long that
+    takes. The partial allocation is released, so that other gangs can be whole, if
 
-    - YARN has granted only a part, and nothing more for 30 s,
-    - containers end again and again: more than the gang needs, and at least four, or
-    - it holds aside more executors than it needs, and more than a large node has GPUs (8).
+    - YARN has granted nothing more for 30 s,
+    - more containers have ended than the gang needs, and at least four, or
+    - more executors are parked than the gang needs, and more than a large node has GPUs (8).
 
     Args:
-        grants: its progress.
+        progress: progress of the gang.
         wanted: executors that the gang needs.
         deadline: the clock's reading at which the wait ends, or None.
         now: the clock's reading.
     """
-    if grants.connected >= wanted and grants.settled:
+    if progress.connected >= wanted and progress.is_settled:
         return Verdict.GRANTED
     if deadline is not None and now >= deadline:
         return Verdict.TIMED_OUT
-    if grants.granted < wanted and now - grants.since >= PART_SECONDS:
+    if progress.granted < wanted and now - progress.since >= PART_SECONDS:
         return Verdict.GIVE_BACK
-    if keeps_failing(grants.lost, wanted) or grants.parked > max(wanted, _LEAST_PARKED):
+    if is_failing_repeatedly(progress.lost, wanted) or progress.parked > max(wanted, _MIN_PARKED):
         return Verdict.GIVE_BACK
     return Verdict.WAIT
 
 
-def keeps_failing(lost: int, wanted: int) -> bool:
-    """Return whether so many containers have ended that other gangs should go first.
+def is_failing_repeatedly(lost: int, wanted: int) -> bool:
+    """Return whether so many containers have ended that other gangs go first.
 
     Args:
         lost: containers that ended before they arrived.
         wanted: executors that the gang needs.
     """
-    return lost > max(wanted, _LEAST_LOST)
+    return lost > max(wanted, _MIN_LOST)
 
 
 def backoff_seconds(attempts: int, chance: float) -> float:
-    """Return how many seconds to let other gangs go first, after a part was given back.
+    """Return for how many seconds other gangs go first, after a partial allocation was released.
 
-    This is "full jitter": two gangs that meet again and again drift apart.
+    The "full jitter" separates two gangs that collide repeatedly.
 
     Args:
-        attempts: parts given back so far, at least 1.
+        attempts: partial allocations released so far, at least 1.
         chance: a random number in [0, 1).
     """
-    doublings = min(attempts, _MOST_DOUBLINGS)
-    return 1.0 + chance * min(2.0**doublings, _LONGEST_BACKOFF)
+    doublings = min(attempts, _MAX_DOUBLINGS)
+    return 1.0 + chance * min(2.0**doublings, _MAX_BACKOFF_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -305,12 +305,13 @@ def assign_ranks(
     ranks, neighbours share one. Parameter servers are dealt one by one to the containers, from the
     first on.
     """
-    # The containers of a node have one clock. Each estimate of it is too large by the time that a
-    # message took, so the smallest is the best.
+    # The containers of a node share a clock. Each estimated offset is too large by the time that
+    # a message took, so the smallest estimate is the best.
     clocks: dict[str, float] = {}
-    for each in containers:
-        clocks[each.host] = min(each.clock, clocks.get(each.host, each.clock))
-    timed = [replace(each, clock=clocks[each.host]) for each in containers]
+    for container in containers:
+        offset = min(container.clock, clocks.get(container.host, container.clock))
+        clocks[container.host] = offset
+    timed = [replace(container, clock=clocks[container.host]) for container in containers]
     ordered = sorted(timed, key=lambda c: (c.host, c.container_id, c.key))
     places = []
     for node_rank, container in enumerate(ordered):
@@ -332,15 +333,15 @@ def assign_ranks(
 
 def _share(gpus: Sequence[str], local_rank: int, ranks: int) -> tuple[str, ...]:
     """Return the GPUs of a container that belong to one rank."""
-    each = len(gpus) // ranks
-    if each or not gpus:
-        return tuple(gpus[local_rank * each : (local_rank + 1) * each])
+    count = len(gpus) // ranks
+    if count or not gpus:
+        return tuple(gpus[local_rank * count : (local_rank + 1) * count])
     return (gpus[local_rank * len(gpus) // ranks],)
 
 
 @dataclass(frozen=True)
 class Exclusions:
-    """The GPUs and nodes that get no rank, because an earlier attempt failed through their fault.
+    """The GPUs and nodes that get no rank, because they made an earlier attempt fail.
 
     Attributes:
         gpus: host and UUID of each GPU.
@@ -360,11 +361,11 @@ class Exclusions:
 
     @property
     def is_any(self) -> bool:
-        """Return whether there is anything to avoid."""
+        """Return whether any GPU or node is excluded."""
         return bool(self.gpus or self.hosts)
 
     def reason(self, container: GangExecutor) -> str | None:
-        """Return why a container is to be avoided, or None."""
+        """Return why a container is excluded, or None."""
         if gpus := {gpu for _, gpu in self.gpus}.intersection(container.gpus):
             return f"{', '.join(sorted(gpus))} of {container.host} failed an earlier attempt"
         if container.host in self.hosts:
@@ -377,8 +378,8 @@ def exclusion_reason(
 ) -> str | None:
     """Return why a container gets no rank, or None if it may get one.
 
-    It gets none if one of its GPUs, or its node, is to be avoided, or if a GPU is bad or of another
-    type.
+    A container gets no rank if its node or one of its GPUs is excluded, or if a GPU is bad or of
+    another type.
     """
     if (blamed := exclusions.reason(container)) is not None:
         return blamed

@@ -269,7 +269,7 @@ class Execution(ABC):
     def _is_retried(self, conclusion: Conclusion) -> bool:
         attempt, retries = self._board.attempt, self._plan.spec.retries
         failure, fault = conclusion.failure, conclusion.fault
-        code_too = self._arguments.application.retries_code_too
+        code_too = self._arguments.application.should_retry_user_errors
         if self._cancelled.is_set() or not may_retry(
             fault, retried=self._retried, retries=retries, code_too=code_too
         ):

@@ -65,7 +65,7 @@ class StagedSources:
         self._application = application
         self._board = board
         self._cancelled = cancelled
-        self._keeps = datasets is not None and application.keeps_data
+        self._keeps = datasets is not None and application.should_keep_data
         self.sources: Mapping[str, ParquetSource] = {}
         self.reference: Mapping[str, DataRecord] | None = None
 

@@ -69,7 +69,7 @@ def terms_of(plan: LaunchPlan, application: GangApplication) -> ElasticTerms:
         least=plan.least_executors,
         most=plan.executors,
         interval=application.elastic_interval,
-        gives_way=application.gives_way,
+        gives_way=application.should_give_way,
         spread=plan.spec.placement == "spread",
         run_timeout=plan.spec.run_timeout,
     )

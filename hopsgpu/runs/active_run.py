@@ -47,7 +47,7 @@ class ActiveRun(Generic[B]):
         Raises:
             ConfigError: an option of the application is invalid.
         """
-        idle = IdleBounds(self.application.idle_warning, self.plan.spec.gpu_idle_timeout)
+        idle = IdleBounds(self.application.gpu_idle_warning, self.plan.spec.gpu_idle_timeout)
         return WatchBounds(idle=idle)
 
     def directory(self) -> LakePath:

@@ -205,7 +205,7 @@ class _Score:
 
     @property
     def _application_keeps(self) -> bool:
-        return self._active.application.keeps_data
+        return self._active.application.should_keep_data
 
     def _score(self, source: ParquetSource) -> None:
         plan = self._plan = self._planned(source)

@@ -417,7 +417,7 @@ class ResourceManager:
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
     @_checked
-    def held(self, application_id: str, priority: int) -> PriorityContainers:
+    def held_containers(self, application_id: str, priority: int) -> PriorityContainers:
         """Return what an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")

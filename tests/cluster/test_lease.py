@@ -56,7 +56,7 @@ def test_what_can_never_fit_is_refused_before_anything_is_asked_for(
     words: str,
 ) -> None:
     application = application_of(spark)
-    executors = application.jvm.executors(0)
+    executors = application.jvm.registered_executors(0)
     began = time.monotonic()
     with pytest.raises(hopsgpu.CapacityError, match=words):
         quiet(os.getpid, **much)
@@ -64,7 +64,7 @@ def test_what_can_never_fit_is_refused_before_anything_is_asked_for(
     assert time.monotonic() - began < 30
     assert manager.gpus()[0] == 0
     # One of ETL may have idled for long enough by now.
-    assert set(application.jvm.executors(0)) <= set(executors)
+    assert set(application.jvm.registered_executors(0)) <= set(executors)
 
 
 # While it waits.

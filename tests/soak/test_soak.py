@@ -118,7 +118,7 @@ def test_many_launches_with_failures_leave_nothing(
 
 def every_executor(application: Application) -> list[str]:
     """Ids of all executors that Spark knows, of whatever profile."""
-    return [e for profile in range(100) for e in application.jvm.executors(profile)]
+    return [e for profile in range(100) for e in application.jvm.registered_executors(profile)]
 
 
 def temporary_files() -> set[Path]:

@@ -126,18 +126,18 @@ class _Releasable(Protocol):
     def release(self) -> None: ...
 
 
-_Lease = TypeVar("_Lease", bound=_Releasable)
+_Allocator = TypeVar("_Allocator", bound=_Releasable)
 
 
 @contextlib.contextmanager
 def local_allocator(
-    kind: Callable[[Request, Containers], _Lease],
+    kind: Callable[[Request, Containers], _Allocator],
     request: Request,
     *,
     user: str | None,
     heartbeat: float,
     ports: range | None,
-) -> Iterator[_Lease]:
+) -> Iterator[_Allocator]:
     """Provide the allocator of a gang or a search on this machine; release it on every path.
 
     Args:

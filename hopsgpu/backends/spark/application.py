@@ -72,7 +72,7 @@ class Application(SparkApplication):
         return self.option("address") or self.jvm.setting("spark.driver.host") or "127.0.0.1"
 
     @property
-    def labelled(self) -> bool:
+    def has_node_label(self) -> bool:
         """Return whether executors are requested by a node label; YARN then accepts no hosts."""
         return bool(self.setting(_LABEL))
 

@@ -98,7 +98,7 @@ class SparkApplication:
         return parse_duration(value or HEARTBEAT_SECONDS, "spark.hopsgpu.heartbeat") or 0.0
 
     @property
-    def retries_code_too(self) -> bool:
+    def should_retry_user_errors(self) -> bool:
         """Return whether `retries` also apply to errors that all ranks raise at once.
 
         Raises:
@@ -113,13 +113,13 @@ class SparkApplication:
         return value == "all"
 
     @property
-    def keeps_data(self) -> bool:
+    def should_keep_data(self) -> bool:
         """Return whether the data that launches write for `data=` stays on the lake afterwards.
 
         Raises:
             ConfigError: `spark.hopsgpu.keep_data` is neither "true" nor "false".
         """
-        return self._flag("keep_data", default=False)
+        return self._bool_option("keep_data", default=False)
 
     @property
     def elastic_interval(self) -> float:
@@ -132,16 +132,16 @@ class SparkApplication:
         return parse_duration(value or _INTERVAL_SECONDS, "spark.hopsgpu.elastic.interval") or 0.0
 
     @property
-    def gives_way(self) -> bool:
+    def should_give_way(self) -> bool:
         """Return whether elastic gangs shrink while other gangs wait for their GPUs.
 
         Raises:
             ConfigError: `spark.hopsgpu.elastic.give_way` is neither "true" nor "false".
         """
-        return self._flag("elastic.give_way", default=True)
+        return self._bool_option("elastic.give_way", default=True)
 
     @property
-    def idle_warning(self) -> float | None:
+    def gpu_idle_warning(self) -> float | None:
         """Return for how many seconds GPUs may idle until people are told; None for any.
 
         Raises:
@@ -160,7 +160,7 @@ class SparkApplication:
         value = self.option("idle_timeout") or None
         return parse_duration_or_off(value, "spark.hopsgpu.idle_timeout")
 
-    def _flag(self, name: str, *, default: bool) -> bool:
+    def _bool_option(self, name: str, *, default: bool) -> bool:
         value = (self.option(name) or str(default)).strip().lower()
         if value not in ("true", "false"):
             raise ConfigError(f"spark.hopsgpu.{name}={value!r}: must be 'true' or 'false'")
@@ -207,9 +207,15 @@ class SparkApplication:
             ConfigError: an option is invalid; the message has its name, its value and what is
                 accepted.
         """
-        _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
-        _ = self.log_level, self.elastic_interval, self.gives_way
-        _ = self.idle_warning, self.gpu_idle_timeout
+        _ = (
+            self.ports,
+            self.heartbeat,
+            self.should_retry_user_errors,
+            self.markers,
+            self.should_keep_data,
+        )
+        _ = self.log_level, self.elastic_interval, self.should_give_way
+        _ = self.gpu_idle_warning, self.gpu_idle_timeout
 
     def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run."""

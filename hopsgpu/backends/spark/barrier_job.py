@@ -20,15 +20,15 @@ from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.errors import ConfigError
 
 Task = Callable[[Iterable[Any]], Iterator[Any]]
-# Polled, because nothing announces that Spark knows why a task failed.
-_LOOK_SECONDS = 0.1
+# Poll interval: Spark has no notification for the reason of a task's failure.
+_POLL_SECONDS = 0.1
 
 
 def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
-        # It goes on when the placeholder has ended, for the agent that follows.
+        # The process daemon outlives this task; the agent that replaces the placeholder uses it.
         warm.start_daemon(driver)
         from hopsgpu.agent.placeholder import run_placeholder
 
@@ -54,8 +54,8 @@ def agent_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
 class GangJob:
     """A Spark job of N tasks with a resource profile, in its own thread.
 
-    The thread is a daemon, because it must not keep a failed script alive. `hosts` has one host
-    per task, on which Spark first asks YARN for an executor; if it is empty, YARN chooses.
+    The thread is a daemon, because it must not keep a failed script alive. `hosts` has the
+    preferred host of each task; if it is empty, YARN chooses.
 
     Attributes:
         tag: tag by which the job is cancelled.
@@ -73,7 +73,7 @@ class GangJob:
         tasks: int,
         hosts: Sequence[str],
         profile: ResourceProfile,
-        barrier: bool,
+        is_barrier: bool,
         task: Task,
     ) -> None:
         if len(hosts) not in (0, tasks):
@@ -86,7 +86,7 @@ class GangJob:
         self._description = description
         self._hosts = hosts
         self._profile = profile
-        self._barrier = barrier
+        self._is_barrier = is_barrier
         self._task = task
         self._thread = InheritableThread(target=self._run, name=tag, daemon=True)
 
@@ -103,29 +103,29 @@ class GangJob:
     def loss(self, seconds: float) -> str:
         """Return why an executor of the job was lost; "" if that is not known in `seconds`.
 
-        The loss ends a barrier job. A task of another job starts again on another executor, and
-        that job is cancelled once its executor is no longer wanted, which is no reason.
+        The loss ends a barrier job. Spark restarts the task of another job on another executor. Its
+        later cancellation is not the reason of the loss.
         """
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while True:
-            ended = self.ended.is_set()
-            if ended and not (self.error is not None and was_cancelled(str(self.error))):
+            has_ended = self.ended.is_set()
+            if has_ended and not (self.error is not None and was_cancelled(str(self.error))):
                 return self.reason(0.0)
-            failures = () if self._barrier else self._application.jvm.task_failures(self.tag)
+            failures = () if self._is_barrier else self._application.jvm.task_failures(self.tag)
             if failures:
                 return reason_of(failures[-1])
-            if ended or time.monotonic() >= until:
+            if has_ended or time.monotonic() >= deadline:
                 return ""
-            self.ended.wait(_LOOK_SECONDS)
+            self.ended.wait(_POLL_SECONDS)
 
     def _run(self) -> None:
         try:
             context = self._application.context
             context.setJobGroup(self.tag, self._description)
             context.addJobTag(self.tag)
-            under = self._partitions().withResources(self._profile)
-            mapped = under.barrier() if self._barrier else under
-            mapped.mapPartitions(self._task).collect()
+            partitions = self._partitions().withResources(self._profile)
+            rdd = partitions.barrier() if self._is_barrier else partitions
+            rdd.mapPartitions(self._task).collect()
         except Exception as error:  # noqa: BLE001 - passed to the code that waits for the job
             self.error = error
         finally:
@@ -134,7 +134,7 @@ class GangJob:
     def _partitions(self) -> RDD[Any]:
         """Return one partition for each task.
 
-        That of `SparkContext.parallelize` would run a Python worker of its own before the task's.
+        The partitions of `SparkContext.parallelize` would run an additional Python worker.
         """
         jvm = self._application.jvm
         if self._hosts:
@@ -147,7 +147,7 @@ class GangJob:
 def reason_of(error: str) -> str:
     """Return the cause that Spark's error names.
 
-    That is the reason why an executor was lost, the error of a task, or else the first line.
+    The cause is the reason why an executor was lost, the error of a task, or else the first line.
     """
     if lost := re.search(
         r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S

@@ -65,7 +65,7 @@ def check_data(datasets: Datasets | None, application: GangApplication) -> None:
     """
     if datasets is None:
         return
-    _ = application.keeps_data  # an invalid value is refused now rather than during a run
+    _ = application.should_keep_data  # an invalid value is refused now rather than during a run
     for name, frame in datasets.frames:
         label = datasets.label(name)
         if getattr(frame, "_jdf", None) is None:

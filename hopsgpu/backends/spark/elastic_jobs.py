@@ -1,4 +1,4 @@
-"""Executors as Spark jobs of one task each: the existing and the missing ones."""
+"""The state of executors that are Spark jobs of one task each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class ElasticJobAllocator(ElasticAllocator):
-    """The state of these jobs, for all threads; a subclass requests and releases executors.
+    """Keeps the jobs of ready and missing executors; a subclass requests and releases executors.
 
     Attributes:
-        why: why executors are waited for.
+        why: why executors have not arrived.
     """
 
     def __init__(self, request: Request, server: ControlServer, failing: FailingHosts) -> None:
@@ -32,87 +32,87 @@ class ElasticJobAllocator(ElasticAllocator):
         self._failing = failing
         self.why = ""
         self._changed = threading.Condition()
-        # Its lock guards all of the following.
-        self._live: dict[str, GangJob] = {}
-        # Includes the jobs of released executors: at the end all jobs must have ended.
-        self._begun: list[GangJob] = []
+        # The lock of the condition guards all of the following.
+        self._jobs_by_tag: dict[str, GangJob] = {}
+        # Includes the jobs of released executors, because the final release waits for all jobs.
+        self._started_jobs: list[GangJob] = []
         # The container of each connected agent, by the tag of the agent's job.
-        self._ready: dict[str, str] = {}
+        self._container_by_tag: dict[str, str] = {}
         self._leaving: set[str] = set()
-        # Jobs of lost executors, which are to be cancelled.
-        self._forgotten: list[GangJob] = []
+        # Jobs of lost executors, to be cancelled.
+        self._abandoned: list[GangJob] = []
         self._pending = PendingExecutors(failing)
         self._wanted = 0
         self._at_once = 1
         self._least = 1
         self._failed = 0
-        self._closed = False
-        # When an executor was last requested or given up.
-        self._asked = float("-inf")
-        # When executors were last given back.
+        self._is_closed = False
+        # When an executor was last requested, or a request was withdrawn.
+        self._requested_at = float("-inf")
+        # When executors were last released.
         self._released_at = float("-inf")
-        # When an agent connected last.
+        # When an agent last connected.
         self._connected_at = float("-inf")
-        # Set while the owner needs fewer executors than are here or requested.
-        self._enough = threading.Event()
-        # Set when the last request need not stay in the queue of gangs any longer.
-        self._leave = threading.Event()
-        self._asks_first = False
+        # Set while the caller needs fewer executors than exist or were requested.
+        self._has_surplus = threading.Event()
+        # Set when the last request no longer needs to stay in the queue of gangs.
+        self._leave_queue = threading.Event()
+        self._is_first_request = False
 
     @property
     def held_count(self) -> int:
         with self._changed:
-            return len(self._ready) + len(self._leaving)
+            return len(self._container_by_tag) + len(self._leaving)
 
     @property
     def wait_reason(self) -> str:
         with self._changed:
-            return self.why if self._wanted > len(self._ready) else ""
+            return self.why if self._wanted > len(self._container_by_tag) else ""
 
     def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         with self._changed:
-            wish = (executors, at_once, least)
-            if wish != (self._wanted, self._at_once, self._least):
-                log.debug("%d executors wanted, %d at a time, at least %d", *wish)
-                self._wanted, self._at_once, self._least = wish
-                self._note()
+            wanted = (executors, at_once, least)
+            if wanted != (self._wanted, self._at_once, self._least):
+                log.debug("%d executors wanted, %d at a time, at least %d", *wanted)
+                self._wanted, self._at_once, self._least = wanted
+                self._notify()
 
-    def _note(self) -> None:
-        """Make the threads check again; call it under the lock."""
-        if self._closed or self._wanted <= self._count():
-            self._leave.set()
-        if self._closed or self._wanted < self._count():
-            self._enough.set()
+    def _notify(self) -> None:
+        """Wake the threads; the caller holds the lock."""
+        if self._is_closed or self._wanted <= self._executor_count():
+            self._leave_queue.set()
+        if self._is_closed or self._wanted < self._executor_count():
+            self._has_surplus.set()
         else:
-            self._enough.clear()
+            self._has_surplus.clear()
         self._changed.notify_all()
 
-    def _count(self) -> int:
-        """Return how many executors, not held aside, are here or requested; under the lock."""
-        return len(self._live) - self.parked_count
+    def _executor_count(self) -> int:
+        """Return how many unparked executors exist or were requested; the caller holds the lock."""
+        return len(self._jobs_by_tag) - self.parked_count
 
     def _job_of(self, hello: Message) -> Job | None:
         with self._changed:
-            job = self._live.get(str(hello["job"]))
+            job = self._jobs_by_tag.get(str(hello["job"]))
             if job is not None:
-                self._ready[job.tag] = str(hello["container"])
-                # The executor was released, but a task that waited has started on it.
-                self._leaving.discard(self._ready[job.tag])
-                self._pending.connected(self._ready[job.tag])
+                self._container_by_tag[job.tag] = str(hello["container"])
+                # A waiting task may have started on an executor that was released.
+                self._leaving.discard(self._container_by_tag[job.tag])
+                self._pending.record_connection(self._container_by_tag[job.tag])
                 self._connected_at = time.monotonic()
                 self._failed = 0
                 self._changed.notify_all()
             return job
 
     def _record_arrival(self, container: GangExecutor) -> None:
-        self._failing.arrived(container.host)
+        self._failing.record_arrival(container.host)
         if len(self.ready_executors) < self._least:
             return
         with self._changed:
-            self._pending.arrived()
-            if self._asks_first:
-                # Further executors are requested behind all gangs.
-                self._leave.set()
+            self._pending.record_arrival()
+            if self._is_first_request:
+                # Further executors are requested behind all gangs, in a new request.
+                self._leave_queue.set()
 
     def _start_release(self, leaving: Mapping[int, GangExecutor]) -> None:
         with self._changed:
@@ -120,38 +120,42 @@ class ElasticJobAllocator(ElasticAllocator):
             for key, container in leaving.items():
                 self._drop(self._jobs[key])
                 self._leaving.add(container.container_id)
-            self._note()
+            self._notify()
 
     def _abandon_job(self, job: Job) -> None:
         with self._changed:
-            lost = [one for one in self._live.values() if one is job]
-            for one in lost:
-                self._drop(one)
+            lost = [known for known in self._jobs_by_tag.values() if known is job]
+            for known in lost:
+                self._drop(known)
             if lost:
-                self._forgotten += lost
-                self._note()
+                self._abandoned += lost
+                self._notify()
 
     def _drop(self, job: Job) -> None:
-        """Forget a job; call it under the lock."""
-        tag = next((tag for tag, one in self._live.items() if one is job), None)
+        """Forget a job; the caller holds the lock."""
+        tag = next((tag for tag, known in self._jobs_by_tag.items() if known is job), None)
         if tag is not None:
-            del self._live[tag]
-            self._ready.pop(tag, None)
+            del self._jobs_by_tag[tag]
+            self._container_by_tag.pop(tag, None)
 
-    def _withdrawn(self, jobs: list[GangJob]) -> list[GangJob]:
-        """Drop jobs that are to be cancelled, and return them; under the lock.
+    def _withdraw(self, jobs: list[GangJob]) -> list[GangJob]:
+        """Drop waiting jobs before they are cancelled; return them. The caller holds the lock.
 
-        Dropped where they are found to wait, because an executor may arrive until its job is
-        cancelled, and would be lost with what its owner has started on it.
+        Otherwise an executor that arrives before the cancellation would count as ready, and a rank
+        that the caller starts on it would be lost.
         """
         for job in jobs:
             self._drop(job)
         return jobs
 
-    def _surplus(self) -> list[GangJob]:
-        """Return the jobs that wait for executors that are no longer needed; under the lock."""
-        return self._waiting()[: max(self._count() - self._wanted, 0)]
+    def _surplus_jobs(self) -> list[GangJob]:
+        """Return the waiting jobs that are no longer needed; the caller holds the lock."""
+        return self._waiting_jobs()[: max(self._executor_count() - self._wanted, 0)]
 
-    def _waiting(self) -> list[GangJob]:
-        """Return the jobs whose task has no executor yet, the latest first; under the lock."""
-        return [job for tag, job in reversed(self._live.items()) if tag not in self._ready]
+    def _waiting_jobs(self) -> list[GangJob]:
+        """Return the jobs without an executor, the latest first; the caller holds the lock."""
+        return [
+            job
+            for tag, job in reversed(self._jobs_by_tag.items())
+            if tag not in self._container_by_tag
+        ]

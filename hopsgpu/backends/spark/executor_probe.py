@@ -29,8 +29,8 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
     executor reports the modules.
     """
     jvm = application.jvm
-    busy = jvm.busy(_DEFAULT_PROFILE)
-    if all(executor in busy for executor in jvm.executors(_DEFAULT_PROFILE)):
+    busy = jvm.busy_executors(_DEFAULT_PROFILE)
+    if all(executor in busy for executor in jvm.registered_executors(_DEFAULT_PROFILE)):
         return None
     answered, answers = threading.Event(), list[list[str]]()
     tag = f"hopsgpu-modules-{uuid.uuid4().hex[:8]}"

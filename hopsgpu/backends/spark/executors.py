@@ -1,4 +1,4 @@
-"""The executors of one gang or search on YARN: their resource profile, jobs and control channel."""
+"""The executors of one gang or search on YARN: resource profile, jobs and control channel."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from hopsgpu.yarn.resource_manager import PriorityContainers
 
 log = logging.getLogger(__name__)
 
-# Spark knows of a job's tasks some milliseconds after its start, and later on a busy machine.
-_ASKING_SECONDS, _ASKING_STEP_SECONDS = 3.0, 0.05
+# Spark learns of a job's tasks some milliseconds after its start, and later on a busy machine.
+_REQUEST_SECONDS, _REQUEST_POLL_SECONDS = 3.0, 0.05
 
 
 @dataclass(frozen=True)
 class Executors:
-    """The executors that one allocator can have.
+    """The executors of one resource profile, which only one allocator uses.
 
     Attributes:
-        application: their Spark application.
-        profile: their resource profile, which no other allocator uses.
+        application: the Spark application.
+        profile: the resource profile.
         server: the control channel.
-        driver: what an executor needs to connect to it.
+        driver: what an executor needs to connect to the control channel.
     """
 
     application: Application
@@ -53,7 +53,7 @@ class Executors:
         hosts: Sequence[str],
         task_for: Callable[[DriverEndpoint], Task],
         *,
-        barrier: bool = False,
+        is_barrier: bool = False,
     ) -> GangJob:
         """Return a Spark job on these executors, which is not started.
 
@@ -62,8 +62,8 @@ class Executors:
             role: role of the tasks, a noun.
             tasks: number of tasks.
             hosts: preferred host of each task; empty for none.
-            task_for: returns the function of the tasks, given what they need to connect.
-            barrier: whether all tasks start together.
+            task_for: returns the function of the tasks, given what a task needs to connect.
+            is_barrier: whether all tasks start together.
         """
         tag = f"hopsgpu-{request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
         return GangJob(
@@ -73,7 +73,7 @@ class Executors:
             tasks=tasks,
             hosts=hosts,
             profile=self.profile,
-            barrier=barrier,
+            is_barrier=is_barrier,
             task=task_for(replace(self.driver, job=tag, modules=request.imports)),
         )
 
@@ -87,98 +87,98 @@ class Executors:
             for error in self.application.jvm.task_failures(job.tag):
                 refuse_hopeless(error)
 
-    def registered(self) -> tuple[str, ...]:
+    def registered_ids(self) -> tuple[str, ...]:
         """Return Spark's IDs of the executors that are connected to the driver's JVM."""
-        return self.application.jvm.executors(self.profile.id)
+        return self.application.jvm.registered_executors(self.profile.id)
 
-    def busy(self) -> Collection[str]:
+    def busy_ids(self) -> Collection[str]:
         """Return Spark's IDs of the executors that run a task."""
-        return self.application.jvm.busy(self.profile.id)
+        return self.application.jvm.busy_executors(self.profile.id)
 
     def target(self) -> int:
         """Return the number of executors that Spark wants now."""
         return self.application.jvm.target(self.profile.id)
 
-    def wants_at_most(self, executors: int) -> bool:
-        """Return whether Spark wants no more executors than these, once it has counted again.
+    def is_target_at_most(self, executors: int) -> bool:
+        """Make Spark recompute its target; return whether it wants at most this many executors.
 
-        As long as it wants more, it replaces those that are killed.
+        While Spark wants more, it replaces killed executors.
         """
         if self.target() > executors:
             self.application.jvm.run_allocation_step()
         return self.target() <= executors
 
-    def ask_at_once(self, executors: int, unwanted: threading.Event) -> None:
-        """Have Spark ask YARN for all executors now, rather than for 1, 2, 4, … a second apart.
+    def request_now(self, executors: int, cancelled: threading.Event) -> None:
+        """Make Spark request all executors now, rather than 1, 2, 4, … a second apart.
 
-        It asks for no more than the tasks need that wait and run. Spark's own pace remains where
-        it does not within seconds, as at the limit of its executors.
+        Spark requests no more executors than its tasks need. If it does not request them within
+        seconds, as at the limit of its executors, it continues at its own pace.
 
         Args:
-            executors: number of executors that the tasks need, with those that are there.
-            unwanted: event that ends the wait.
+            executors: number of executors that the tasks need, including the present ones.
+            cancelled: event that ends the wait.
         """
 
-        def asked() -> bool:
+        def is_requested() -> bool:
             if self.target() >= executors:
                 return True
             self.application.jvm.request_executors_now(self.profile.id, executors)
             return False
 
         try:
-            done = wait_until(asked, unwanted, _ASKING_SECONDS, _ASKING_STEP_SECONDS)
+            is_done = wait_until(is_requested, cancelled, _REQUEST_SECONDS, _REQUEST_POLL_SECONDS)
         except LookupError as error:
-            log.warning("Spark asks for executors at its own pace: it has no %s", error)
+            log.warning("Spark requests executors at its own pace: it has no %s", error)
             return
-        log.debug("Spark %s asked for all %d executors", "has" if done else "has not", executors)
+        log.debug("Spark %s requested all %d executors", "has" if is_done else "has not", executors)
 
     def kill_idle(self, busy: Collection[str]) -> None:
         """Kill all executors but the busy ones.
 
-        A kill makes Spark request new executors while its target still includes the killed ones.
+        Spark requests new executors if its target still includes the killed ones.
         """
-        self.kill([e for e in self.registered() if e not in busy])
+        self.kill([e for e in self.registered_ids() if e not in busy])
 
     def kill(self, executors: Collection[str]) -> None:
         """Kill executors, busy or not, without changing Spark's target.
 
-        They are told to end, too: of the kill itself their nodes hear only with the next heartbeats
-        of the application master and of their own.
+        Also send StopExecutor: the kill reaches a node only with the next heartbeats of the
+        application master and the NodeManager.
 
         Raises:
             Py4JError: this Spark has no such kill.
         """
         if not executors:
             return
-        # First, so that Spark expects their end.
+        # Kill first, so that Spark expects the end of these executors.
         self.application.jvm.kill(executors)
         try:
             self.application.jvm.shut_down(executors)
         except Py4JError as error:
             why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-            log.info("killed executors end when their nodes hear of it: %s", why)
+            log.info("killed executors end with the heartbeats of their nodes: %s", why)
 
-    def held(self) -> PriorityContainers:
+    def held_containers(self) -> PriorityContainers:
         """Return the containers of these executors, as the ResourceManager shows them.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer.
         """
-        return self.application.manager.held(self.application.id, self.profile.id)
+        return self.application.manager.held_containers(self.application.id, self.profile.id)
 
 
 class _Releasable(Protocol):
     def release(self) -> bool: ...
 
 
-_Lease = TypeVar("_Lease", bound=_Releasable)
+_Allocator = TypeVar("_Allocator", bound=_Releasable)
 
 
 @contextlib.contextmanager
 def yarn_allocator(
-    kind: Callable[[Request, Executors], _Lease], application: Application, request: Request
-) -> Iterator[_Lease]:
-    """Provide the allocator of a gang or a search on YARN; release all its executors on every path.
+    kind: Callable[[Request, Executors], _Allocator], application: Application, request: Request
+) -> Iterator[_Allocator]:
+    """Provide an allocator on YARN; release all its executors on every path.
 
     Args:
         kind: the class of the allocator.

@@ -1,13 +1,13 @@
-"""The hosts on which executors end before they are ready; others are preferred to these."""
+"""The hosts on which executors end before they are ready, so that other hosts are preferred."""
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
 
-# One end may have any cause.
-_MANY = 2
-_SECONDS = 600.0
+# A single end may have any cause.
+_MIN_ENDS = 2
+_REMEMBERED_SECONDS = 600.0
 
 
 class FailingHosts:
@@ -15,27 +15,27 @@ class FailingHosts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Guarded by the lock: when each container was seen to have ended, by host.
+        # Guarded by the lock: the time of each container's end, by host.
         self._ended: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
-    def ended(self, container: str, host: str, now: float) -> None:
+    def record_end(self, container: str, host: str, now: float) -> None:
         """Record that a container has ended before its executor was ready.
 
         Args:
-            container: its id; one that was recorded before counts once.
-            host: its node.
+            container: ID of the container; a repeated ID counts once.
+            host: the container's node.
             now: the clock's reading.
         """
         with self._lock:
             self._ended[host].setdefault(container, now)
 
-    def arrived(self, host: str) -> None:
-        """Record that an executor of a host is ready: what ended there before had other causes."""
+    def record_arrival(self, host: str) -> None:
+        """Forget the ends on a host, because an executor has become ready there."""
         with self._lock:
             self._ended.pop(host, None)
 
     def containers(self) -> dict[str, str]:
-        """Return these containers by id, each with its host."""
+        """Return the host of each recorded container, by its ID."""
         with self._lock:
             return {name: host for host, ended in self._ended.items() for name in ended}
 
@@ -43,7 +43,7 @@ class FailingHosts:
         """Return the hosts on which at least two executors have ended in the last ten minutes."""
         with self._lock:
             recent = {
-                host: [at for at in ended.values() if now - at < _SECONDS]
+                host: [at for at in ended.values() if now - at < _REMEMBERED_SECONDS]
                 for host, ended in self._ended.items()
             }
-        return frozenset(host for host, ends in recent.items() if len(ends) >= _MANY)
+        return frozenset(host for host, ends in recent.items() if len(ends) >= _MIN_ENDS)

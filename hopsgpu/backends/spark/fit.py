@@ -78,7 +78,7 @@ def _marker(gpu_type: str | None, application: Application) -> str | None:
         ConfigError: YARN's configuration here does not define it.
     """
     marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
-    if marker is not None and not application.jvm.knows_resource(marker):
+    if marker is not None and not application.jvm.has_resource(marker):
         raise ConfigError(
             f"{marker}, which spark.hopsgpu.markers names for gpu_type={gpu_type!r}, is unknown"
             " here: resource-types.xml in HADOOP_CONF_DIR must name it in yarn.resource-types, as"

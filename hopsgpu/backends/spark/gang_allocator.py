@@ -1,4 +1,4 @@
-"""The allocation of a gang on YARN: all of its executors and their GPUs, or none.
+"""Acquisition of a gang on YARN: all of its executors and their GPUs, or none.
 
 docs/how-it-works.md explains the order of the steps. Only this module changes the flag of dynamic
 allocation (by `Jvm.barriers_allowed`), and only to submit a barrier job.
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 # Executors and their Python already run: an agent only has to import modules and connect.
 _AGENTS_SECONDS = 120.0
-_HANDOVERS = 5
+_MAX_HANDOVERS = 5
 # A cancelled task ends within spark.python.task.killTimeout (0.2 s) and the time in which Spark
 # passes the cancellation on.
 _STUCK_SECONDS = 5.0
@@ -52,7 +52,8 @@ _STUCK_SECONDS = 5.0
 class YarnGangAllocator(GangAllocator):
     """The owner of a gang's executors on YARN; `yarn_allocator` provides it.
 
-    It acquires executors, hands them over from placeholders to agents, and releases them.
+    It acquires executors with placeholders, replaces the placeholders by agents, and releases the
+    executors.
     """
 
     def __init__(self, request: Request, executors: Executors) -> None:
@@ -61,20 +62,22 @@ class YarnGangAllocator(GangAllocator):
         self._application = executors.application
         self._jobs: list[GangJob] = []
         # Number of executors that YARN had granted when the last turn ended without the gang.
-        self._part = 0
+        self._granted_in_last_turn = 0
 
     def acquire(self, request: Request) -> GangAllocation:
         self.request = request
-        # Before the agents are disconnected.
-        aside, self._allocation = self._count_parked(), None
+        # Count the excluded executors before `end_jobs` disconnects their agents.
+        excluded_count, self._allocation = self._count_excluded(), None
         self.end_jobs()
         began = time.monotonic()
         clock = AcquisitionClock(request)
-        given_back = 0
+        attempts = 0
         with queued_gang(self._application, request, clock) as queued:
             while True:
-                with queued.hold_turn(max(len(self._executors.registered()) - aside, 0)):
-                    allocation = self._try(queued, clock)
+                with queued.hold_turn(
+                    max(len(self._executors.registered_ids()) - excluded_count, 0)
+                ):
+                    allocation = self._acquire_in_turn(queued, clock)
                     if allocation is not None:
                         self._allocation = allocation
                         log.info(
@@ -87,48 +90,48 @@ class YarnGangAllocator(GangAllocator):
                     self._release_all()
                     request.watcher.on_executors_arrived(())
                     request.watcher.on_parked(())
-                given_back += 1
-                self._back_off(given_back, clock)
+                attempts += 1
+                self._back_off(attempts, clock)
 
     def _release_all(self) -> Release:
-        whole = self._allocation is not None
-        return release_executors(self._executors, self._jobs, whole=whole)
+        is_whole = self._allocation is not None
+        return release_executors(self._executors, self._jobs, is_whole=is_whole)
 
-    def _back_off(self, given_back: int, clock: AcquisitionClock) -> None:
-        """Wait so that other gangs go first, after this gang has held a part for too long."""
-        until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
+    def _back_off(self, attempts: int, clock: AcquisitionClock) -> None:
+        """Wait so that other gangs go first, after a partial allocation was released."""
+        deadline = time.monotonic() + backoff_seconds(attempts, random.random())  # noqa: S311
         log.info(
-            "%s: has given its part back %d times, and asks again in %.1f s",
+            "%s: has released %d partial allocations, and asks again in %.1f s",
             self.request.run_id,
-            given_back,
-            until - time.monotonic(),
+            attempts,
+            deadline - time.monotonic(),
         )
-        why = f"the gang was granted a part, gave it back (time {given_back}) and asks again soon"
-        if not self._part:
-            why = f"the gang was granted nothing, gave way (time {given_back}) and asks again soon"
-        while time.monotonic() < until:
+        why = f"the gang was granted a part, gave it back (time {attempts}) and asks again soon"
+        if not self._granted_in_last_turn:
+            why = f"the gang was granted nothing, gave way (time {attempts}) and asks again soon"
+        while time.monotonic() < deadline:
             clock.report((), why)
             clock.check()
             self.request.cancelled.wait(EVENT_SECONDS)
 
-    def _count_parked(self) -> int:
-        """Return the number of executors of the last allocation that are there and get no rank."""
+    def _count_excluded(self) -> int:
+        """Return how many connected executors of the last allocation are excluded now."""
         if self._allocation is None:
             return 0
         lost = self._allocation.lost_keys
-        there = (
-            container for container in self._allocation.containers if container.key not in lost
-        )
-        return sum(self.request.exclusion_reason(container) is not None for container in there)
+        connected = (c for c in self._allocation.containers if c.key not in lost)
+        return sum(self.request.exclusion_reason(c) is not None for c in connected)
 
-    def _try(self, queued: QueuedGang, clock: AcquisitionClock) -> GangAllocation | None:
+    def _acquire_in_turn(
+        self, queued: QueuedGang, clock: AcquisitionClock
+    ) -> GangAllocation | None:
         """Request, await and hand over executors in one turn; return None without the whole gang.
 
-        The turn ends so if YARN granted only a part, or if others have taken the turn.
+        The turn ends without the gang if YARN granted only a part, or another gang took the turn.
         """
         watcher = self.request.watcher
-        for _ in range(_HANDOVERS):
-            placeholders = PlaceholderAcquisition(
+        for _ in range(_MAX_HANDOVERS):
+            acquisition = PlaceholderAcquisition(
                 self.request,
                 self._executors,
                 lambda tasks: self._start("placeholders", tasks, queued.hosts(tasks)),
@@ -136,13 +139,13 @@ class YarnGangAllocator(GangAllocator):
                 queued,
             )
             with self._application.jvm.without_resource_warning():
-                holders = placeholders.run()
-            if holders is None:
-                self._part = placeholders.most
+                placeholders = acquisition.run()
+            if placeholders is None:
+                self._granted_in_last_turn = acquisition.max_granted
                 return None
             watcher.mark("granted")
-            watcher.state(GangState.GRANTED, hosts_of(holders))
-            allocation = self._hand_over(holders, placeholders.jobs, placeholders.parked)
+            watcher.state(GangState.GRANTED, hosts_of(placeholders))
+            allocation = self._hand_over(placeholders, acquisition.jobs, acquisition.parked)
             if allocation is not None:
                 watcher.state(GangState.READY, [c.host for c in allocation.containers])
                 return allocation
@@ -150,7 +153,7 @@ class YarnGangAllocator(GangAllocator):
                 "%s: was granted but did not start, and is requested again", self.request.run_id
             )
         raise HopsGpuError(
-            f"the gang was granted {_HANDOVERS} times but never started, the last time because:"
+            f"the gang was granted {_MAX_HANDOVERS} times but never started, the last time because:"
             f" {self._jobs[-1].reason(0)}"
         )
 
@@ -170,28 +173,29 @@ class YarnGangAllocator(GangAllocator):
     def _kill_stuck(self) -> None:
         """Kill executors whose tasks do not end, because they are frozen or disconnected.
 
-        Otherwise Spark would count on them, and request no others, until it misses their heartbeat.
+        Otherwise Spark would rely on these executors, and request no others, until their heartbeat
+        times out.
         """
         cancelled = self.request.cancelled
-        if wait_until(lambda: not self._executors.busy(), cancelled, _STUCK_SECONDS):
+        if wait_until(lambda: not self._executors.busy_ids(), cancelled, _STUCK_SECONDS):
             return
         if not cancelled.is_set():
-            log.info("%s: kills executors that do not answer", self.request.run_id)
+            log.info("%s: kills unresponsive executors", self.request.run_id)
             try:
-                self._executors.kill(self._executors.busy())
+                self._executors.kill(self._executors.busy_ids())
             except Py4JError as error:
                 self.request.watcher.warn(f"an unresponsive executor could not be killed: {error}")
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
-        barrier = role == "agents"
+        is_barrier = role == "agents"
         warm = self.request.warm_up
         job = self._executors.new_job(
             self.request,
             role,
             tasks,
             hosts,
-            lambda driver: (agent_task if barrier else placeholder_task)(driver, warm),
-            barrier=barrier,
+            lambda driver: (agent_task if is_barrier else placeholder_task)(driver, warm),
+            is_barrier=is_barrier,
         )
         self._jobs.append(job)
         log.debug(
@@ -202,47 +206,47 @@ class YarnGangAllocator(GangAllocator):
 
     def _hand_over(
         self,
-        holders: Mapping[int, GangExecutor],
-        holder_jobs: Sequence[GangJob],
+        placeholders: Mapping[int, GangExecutor],
+        placeholder_jobs: Sequence[GangJob],
         parked: Mapping[int, GangExecutor],
     ) -> GangAllocation | None:
-        """Replace the placeholders by the agents; return None if the agents are not all there.
+        """Replace the placeholders by agents; return None if an agent does not arrive.
 
-        The parked placeholders keep their executors until the agents are there.
+        The parked placeholders keep their executors until the agents have arrived.
         """
-        self._executors.server.hang_up(holders)
+        self._executors.server.hang_up(placeholders)
         cancelled = self.request.cancelled
         jvm = self._application.jvm
-        if not parked and sum(job.tasks for job in holder_jobs) > len(holders):
-            # A task that waits for an executor would take an agent's place.
-            for job in holder_jobs:
+        if not parked and sum(job.tasks for job in placeholder_jobs) > len(placeholders):
+            # A waiting placeholder task would take the executor of an agent.
+            for job in placeholder_jobs:
                 jvm.cancel(job.tag)
 
         def are_free() -> bool:
             if not parked:
-                return all(job.ended.is_set() for job in holder_jobs)
-            return sum(jvm.active_tasks(job.tag) for job in holder_jobs) <= len(parked)
+                return all(job.ended.is_set() for job in placeholder_jobs)
+            return sum(jvm.active_tasks(job.tag) for job in placeholder_jobs) <= len(parked)
 
         log.debug(
             "%s: waits up to %g s for the placeholders to end", self.request.run_id, _AGENTS_SECONDS
         )
         if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
             log.info("%s: the placeholders did not end", self.request.run_id)
-            for job in holder_jobs:
+            for job in placeholder_jobs:
                 jvm.cancel(job.tag)
             return None
         with self._submit_agents() as job:
-            agents = self._agents(job, holders)
+            agents = self._wait_for_agents(job, placeholders)
             count = "none" if agents is None else len(agents)
             log.debug("%s: agents: %s", self.request.run_id, count)
             if agents is None or any(map(self.request.exclusion_reason, agents.values())):
-                # The parked placeholders end too: the next try parks such executors again.
+                # End the parked placeholders too: the next attempt parks these executors again.
                 self._executors.server.end_all()
-                for ending in (job, *holder_jobs):
+                for ending in (job, *placeholder_jobs):
                     jvm.cancel(ending.tag)
                     wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
                 return None
-        self._give_back(parked, holder_jobs)
+        self._release_parked(parked, placeholder_jobs)
         return GangAllocation(
             self._executors.server,
             tuple(agents.values()),
@@ -256,8 +260,8 @@ class YarnGangAllocator(GangAllocator):
     def _submit_agents(self) -> Iterator[GangJob]:
         """Submit the barrier job; yield it once Spark's scheduler has accepted or refused it.
 
-        If the scheduler does not answer, it will refuse the job later, because the flag that allows
-        barrier stages is set back. Spark's warning of this refusal is suppressed.
+        A scheduler that does not answer in time will refuse the job later, because the flag that
+        allows barrier stages is reset. Spark's warning of this refusal is suppressed.
         """
         jvm, cancelled = self._application.jvm, self.request.cancelled
         with jvm.barriers_allowed():
@@ -265,9 +269,10 @@ class YarnGangAllocator(GangAllocator):
 
             def is_accepted() -> bool:
                 if cancelled.is_set():
-                    # Repeat the call: Spark ignores a cancellation before it knows the job.
+                    # Repeat the call: Spark ignores the cancellation of a job that is not
+                    # submitted yet.
                     jvm.cancel(job.tag)
-                return jvm.stage_is_active(job.tag)
+                return jvm.is_stage_active(job.tag)
 
             is_settled = wait_until(is_accepted, job.ended, FLIP_SECONDS) or job.ended.is_set()
         if is_settled:
@@ -297,28 +302,30 @@ class YarnGangAllocator(GangAllocator):
         )
         if release.problem is not None:
             self.request.watcher.warn(release.problem)
-        return release.confirmed
+        return release.is_confirmed
 
-    def _give_back(
-        self, parked: Mapping[int, GangExecutor], holder_jobs: Sequence[GangJob]
+    def _release_parked(
+        self, parked: Mapping[int, GangExecutor], placeholder_jobs: Sequence[GangJob]
     ) -> None:
-        """Release the executors that were held aside, once the gang is whole."""
+        """Release the parked executors, because the gang is whole."""
         if not parked:
             return
         self._executors.server.hang_up(parked)
         cancelled = self.request.cancelled
         if wait_until(
-            lambda: all(j.ended.is_set() for j in holder_jobs), cancelled, RELEASE_SECONDS
+            lambda: all(j.ended.is_set() for j in placeholder_jobs), cancelled, RELEASE_SECONDS
         ):
-            self._executors.kill_idle(self._executors.busy())
+            self._executors.kill_idle(self._executors.busy_ids())
         self.request.watcher.on_parked(())
 
-    def _agents(self, job: GangJob, holders: Collection[int]) -> dict[int, GangExecutor] | None:
+    def _wait_for_agents(
+        self, job: GangJob, placeholders: Collection[int]
+    ) -> dict[int, GangExecutor] | None:
         """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.
 
         Args:
             job: the barrier job.
-            holders: keys of placeholders, whose last events may still arrive.
+            placeholders: keys of the placeholders, whose last events may still arrive.
         """
         agents: dict[int, GangExecutor] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
@@ -328,7 +335,7 @@ class YarnGangAllocator(GangAllocator):
             if job.ended.is_set() or time.monotonic() > deadline:
                 return None
             event = self._executors.server.next_event(EVENT_SECONDS)
-            if event is None or event.peer in holders:
+            if event is None or event.peer in placeholders:
                 continue
             if event.message is None:
                 agents.pop(event.peer, None)

@@ -21,24 +21,24 @@ from pyspark import SparkContext, SparkStageInfo
 from hopsgpu.backends.spark.log4j import suppressed
 from hopsgpu.errors import HopsGpuError
 
-# Spark's scheduler logs this every 15 s, until the application's first task runs.
+# Spark's scheduler logs this message every 15 s, until the application's first task runs.
 _NO_RESOURCES = "Initial job has not accepted any resources"
 _DYNAMIC = "spark.dynamicAllocation.enabled"
-# The longest time for which dynamic allocation's flag is off. Spark's scheduler handles one event
-# at a time, so that a job of the user's with 100,000 tasks delays a barrier job by seconds. This
-# bound is for a scheduler that hangs: the flag concerns all jobs of the application.
+# Longest time for which dynamic allocation's flag is off, for a scheduler that hangs: the flag
+# concerns all jobs of the application. Spark's scheduler handles one event at a time, so a user's
+# job with 100,000 tasks delays a barrier job by seconds.
 FLIP_SECONDS = 20.0
 # The beginning of a warning with a stack trace, which Spark's scheduler logs if it refuses a stage.
 _STAGE_REFUSED = "Creating new stage failed due to exception - job: "
 _DAG_SCHEDULER = "org.apache.spark.scheduler.DAGScheduler"
-_LOOK_SECONDS = 0.01
-_MOST_TASKS = 10_000
-# Of ExecutorAllocationManager: the field with the time, in nanoseconds of its clock, when it asks
-# for more; the method that counts the executors that a profile's tasks need.
-_ASKS_AT = "addTime"
+_POLL_SECONDS = 0.01
+_MAX_TASKS = 10_000
+# Members of ExecutorAllocationManager: the field with the time of its next request, in nanoseconds
+# of its clock, and the method that counts the executors that a profile's tasks need.
+_NEXT_REQUEST = "addTime"
 _NEEDED = "maxNumExecutorsNeededPerResourceProfile"
 _LONG_AGO = -(2**62)
-# The method that it calls each 100 ms.
+# The method that ExecutorAllocationManager calls every 100 ms.
 _STEP = "org$apache$spark$ExecutorAllocationManager$$schedule"
 # A method of CoarseGrainedSchedulerBackend, the reason of a loss, and the message that ends an
 # executor.
@@ -48,7 +48,7 @@ _SHUTDOWN = "org.apache.spark.scheduler.cluster.CoarseGrainedClusterMessages$Sto
 # A JVM that a signal ends breaks its connections before it closes its port.
 _ENDING_SECONDS = 2.0
 # A method of HadoopDelegationTokenManager.
-_PLANS_TOKENS = "scheduleRenewal"
+_SCHEDULE_RENEWAL = "scheduleRenewal"
 _PROBE_SECONDS = 2.0
 # Kinds of the tokens for hdfs, webhdfs and swebhdfs (Hadoop's DelegationTokenIdentifier and
 # WebHdfsConstants).
@@ -85,14 +85,18 @@ class Jvm:
         Args:
             error: error of the call. If the JVM has ended, it only mentions a connection.
         """
-        # The JVM itself has reported what Java threw.
-        lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
-        if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
+        # A Java exception proves that the JVM answered.
+        is_connection_error = isinstance(error, OSError | Py4JError) and not isinstance(
+            error, Py4JJavaError
+        )
+        if is_connection_error and wait_until(
+            self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1
+        ):
             return "the driver's JVM has ended: a signal ended spark-submit, or it crashed"
         return ""
 
     def _has_ended(self) -> bool:
-        """Return whether nothing listens any more on the port of the JVM's gateway."""
+        """Return whether the port of the JVM's gateway refuses connections."""
         gateway = self._context._gateway
         if gateway is None:
             return False
@@ -129,7 +133,7 @@ class Jvm:
             java = getattr(java, part)
         return java
 
-    def knows_resource(self, name: str) -> bool:
+    def has_resource(self, name: str) -> bool:
         """Return whether the YARN configuration here (resource-types.xml) defines a resource."""
         utils = self._class("org.apache.hadoop.yarn.util.resource.ResourceUtils")
         return bool(utils.getResourceTypes().containsKey(name))
@@ -159,28 +163,28 @@ class Jvm:
         return self._hdfs_part(information.getCurrentUser().getCredentials())
 
     def seconds_to_new_tokens(self) -> float | None:
-        """Return in how many seconds Spark will get new HDFS tokens; None if it plans nothing."""
+        """Return in how many seconds Spark will get new HDFS tokens; None without a plan."""
         manager = self._token_manager()
         milliseconds = self._class("java.util.concurrent.TimeUnit").MILLISECONDS
         planned = () if manager is None else self._planned_tokens(manager)
         return min((float(task.getDelay(milliseconds)) / 1000 for task in planned), default=None)
 
     def plan_new_tokens(self) -> None:
-        """Have Spark get new HDFS tokens in its own thread, in a second, and not when it planned.
+        """Make Spark get new HDFS tokens in a second, in its own thread, instead of at its plan.
 
         Raises:
-            LookupError: this Spark does it otherwise.
+            LookupError: this Spark has no such method.
         """
         manager = self._token_manager()
         plans = (
             method
             for method in manager.getClass().getDeclaredMethods()
-            # Spark's compiler puts the class before the name where other classes call it.
-            if str(method.getName()).rpartition("$")[2] == _PLANS_TOKENS
+            # The compiler prefixes the class name if other classes call the method.
+            if str(method.getName()).rpartition("$")[2] == _SCHEDULE_RENEWAL
         )
         if (plan := next(plans, None)) is None:
-            raise LookupError(_PLANS_TOKENS)
-        # Each plan makes the next one: two would go on side by side.
+            raise LookupError(_SCHEDULE_RENEWAL)
+        # Each renewal schedules the next one: two plans would continue in parallel.
         for task in self._planned_tokens(manager):
             task.cancel(False)
         plan.setAccessible(True)
@@ -190,10 +194,10 @@ class Jvm:
         plan.invoke(manager, arguments)
 
     def _planned_tokens(self, manager: Any) -> list[Any]:
-        """Return the tasks with which Spark will get new tokens, which do not run yet."""
+        """Return the waiting tasks with which Spark will get new tokens."""
         executor = self._private(manager, "renewalExecutor")
         waiting = () if executor is None else executor.getQueue().toArray()
-        # A periodic one renews the ticket.
+        # A periodic task renews the Kerberos ticket.
         return [task for task in waiting if not (task.isPeriodic() or task.isCancelled())]
 
     def _token_manager(self) -> Any:
@@ -206,7 +210,7 @@ class Jvm:
         return self._field(instance, name).get(instance)
 
     def _field(self, instance: Any, name: str) -> Any:
-        """Return a private field of a Java object's class, of whichever class of its it is."""
+        """Return a private field of a Java object's class or of one of its superclasses."""
         declaring = instance.getClass()
         while declaring is not None:
             for field in declaring.getDeclaredFields():
@@ -218,10 +222,10 @@ class Jvm:
 
     def _hdfs_part(self, credentials: Any) -> bytes:
         """Return the tokens for HDFS, without those of YARN and other services, as a token file."""
-        held = credentials.getTokenMap()
+        tokens = credentials.getTokenMap()
         selected = self._class("org.apache.hadoop.security.Credentials")()
-        for alias in held.keySet():
-            token = held.get(alias)
+        for alias in tokens.keySet():
+            token = tokens.get(alias)
             if token.getKind().toString() in _HDFS_TOKENS:
                 selected.addToken(alias, token)
         if not selected.numberOfTokens():
@@ -231,12 +235,12 @@ class Jvm:
         return bytes(content.toByteArray())
 
     def _backend(self) -> Any:
-        return _of_running(self._scala.schedulerBackend())
+        return _check_running(self._scala.schedulerBackend())
 
     def _scheduler(self) -> Any:
-        return _of_running(self._scala.taskScheduler())
+        return _check_running(self._scala.taskScheduler())
 
-    def executors(self, profile: int) -> tuple[str, ...]:
+    def registered_executors(self, profile: int) -> tuple[str, ...]:
         """Return the IDs of the registered executors of a resource profile."""
         backend = self._backend()
         ids = backend.getExecutorIds()
@@ -260,10 +264,12 @@ class Jvm:
                 registered.append(str(executor.id()))
         return tuple(sorted(registered, key=int))
 
-    def busy(self, profile: int) -> tuple[str, ...]:
+    def busy_executors(self, profile: int) -> tuple[str, ...]:
         """Return the IDs of a profile's executors that, by Spark's scheduler, run a task."""
         running = self._scheduler().runningTasksByExecutors()
-        counts = ((executor, running.get(executor)) for executor in self.executors(profile))
+        counts = (
+            (executor, running.get(executor)) for executor in self.registered_executors(profile)
+        )
         return tuple(e for e, tasks in counts if tasks.isDefined() and tasks.get())
 
     def empty_partitions(self, count: int) -> Any:
@@ -293,48 +299,49 @@ class Jvm:
         return int(count.get()) if count.isDefined() else 0
 
     def request_executors_now(self, profile: int, executors: int) -> None:
-        """Have Spark's allocation manager ask for so many more executors of a profile at once.
+        """Make Spark's allocation manager request this many executors of a profile in one step.
 
-        By itself it waits for a second, and asks for 1, 2, 4, … more, a second apart; meanwhile the
-        first ones hold GPUs in vain. Here its next step is that large. It takes it at once if it
-        knows of the tasks that need them all; else in its own time, for a step that finds fewer
-        tasks would ask for fewer, and the next one ask again: YARN grants too many then, on hosts
-        that no task prefers.
+        By default, the manager waits for a second, and requests 1, 2, 4, … more, a second apart;
+        meanwhile the first executors hold GPUs in vain. This call enlarges its next step. The step
+        runs now if the manager knows of all tasks that need the executors. Otherwise it runs at its
+        own time: a step that finds fewer tasks would request fewer, the next step would request
+        again, and YARN would grant too many, on hosts that no task prefers.
 
         Args:
-            profile: id of the resource profile.
-            executors: number of executors that the tasks need, with those that are there.
+            profile: ID of the resource profile.
+            executors: number of executors that the tasks need, including the present ones.
 
         Raises:
-            LookupError: this Spark does it otherwise.
+            LookupError: this Spark has no such members.
         """
         option = self._scala.executorAllocationManager()
         if option.isEmpty():
             return
         manager = option.get()
         steps = manager.numExecutorsToAddPerResourceProfileId()
-        # Its own threads hold a lock while they add a profile, which cannot be taken here.
+        # Spark adds profiles under a lock that py4j cannot take: do nothing if this profile is not
+        # there yet.
         if not steps.contains(profile):
             return
         steps.update(profile, executors)
         try:
             needed = manager.maxNumExecutorsNeededPerResourceProfile(profile)
         except Py4JJavaError as error:
-            # It changes its tables meanwhile, in another thread.
+            # Another thread of Spark is changing the tables.
             why = str(error.java_exception).splitlines()[0]
             log.debug("Spark does not say how many executors are needed: %s", why)
             return
         except Py4JError as error:
             raise LookupError(_NEEDED) from error
         if needed >= executors:
-            self._field(manager, _ASKS_AT).setLong(manager, _LONG_AGO)
+            self._field(manager, _NEXT_REQUEST).setLong(manager, _LONG_AGO)
             self.run_allocation_step()
 
     def run_allocation_step(self) -> None:
-        """Have Spark's allocation manager take its next step in this call, not within 100 ms.
+        """Run the next step of Spark's allocation manager in this call, instead of within 100 ms.
 
-        By a step its targets follow from the tasks of which it knows. A Spark that does it
-        otherwise takes the step at its own pace, and the log says so.
+        A step adapts the targets to the known tasks. If this Spark has no such method, the step
+        runs at its own pace, and the log says so.
         """
         manager = self._scala.executorAllocationManager()
         if manager.isEmpty():
@@ -351,31 +358,31 @@ class Jvm:
         self._backend().killExecutors(seq, False, False, True)
 
     def shut_down(self, executors: Iterable[str]) -> None:
-        """Have Spark's driver forget executors, and tell them to end by themselves.
+        """Make Spark's driver forget executors, and send them StopExecutor.
 
         Raises:
-            Py4JError: this Spark does it otherwise.
+            Py4JError: this Spark has no such members.
         """
         backend = self._backend()
-        known = getattr(backend, _EXECUTORS)()
+        data_by_executor = getattr(backend, _EXECUTORS)()
         killed = getattr(self._class(_KILLED), "MODULE$")
         message = getattr(self._class(_SHUTDOWN), "MODULE$")
         for executor in executors:
-            data = known.get(executor)
+            data = data_by_executor.get(executor)
             if data.isDefined():
                 endpoint = data.get().executorEndpoint()
-                # First: what the driver sends to one that is ending fails, and it logs that.
+                # Remove first: the driver logs each message to an ending executor that fails.
                 backend.removeExecutor(executor, killed)
                 endpoint.send(message)
 
     def give_up(self, executors: Iterable[str]) -> None:
-        """Have Spark's driver take executors as lost, with their tasks; their containers stay."""
+        """Make Spark's driver consider executors and their tasks lost; their containers stay."""
         lost = self._class("org.apache.spark.scheduler.ExecutorLossReason")
         for executor in executors:
             self._backend().removeExecutor(executor, lost("it cannot be reached"))
 
     def end_containers(self, executors: Iterable[str]) -> None:
-        """Have the application master end the containers of executors that Spark has given up."""
+        """Make the application master end the containers of executors given up by Spark."""
         seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(executors))
         self._backend().doKillExecutors(seq)
 
@@ -383,7 +390,7 @@ class Jvm:
         """Cancel the jobs with a tag, even while Spark retries its check for free slots."""
         self._context.cancelJobsWithTag(tag)
 
-    def stage_is_active(self, group: str) -> bool:
+    def is_stage_active(self, group: str) -> bool:
         """Return whether the job of a group has a stage that Spark has submitted."""
         tracker = self._context.statusTracker()
         active = set(tracker.getActiveStageIds())
@@ -398,7 +405,7 @@ class Jvm:
         return sum(stage.numActiveTasks for stage in self._stages(group))
 
     def progress(self, group: str) -> tuple[int, int, int]:
-        """Return how many tasks of a group's jobs have ended, run, and are planned so far."""
+        """Return how many tasks of a group's jobs are completed, active and planned."""
         stages = self._stages(group)
         return (
             sum(stage.numCompletedTasks for stage in stages),
@@ -412,20 +419,20 @@ class Jvm:
         for stage in self._stages(group):
             if stage.numFailedTasks:
                 store = self._scala.statusStore()
-                tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
+                tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MAX_TASKS)
                 errors = (tasks.apply(index).errorMessage() for index in range(tasks.size()))
                 failures += [str(error.get()) for error in errors if error.isDefined()]
         return tuple(failures)
 
     def running_on(self, group: str) -> tuple[str, ...]:
-        """Return the IDs of the executors that, as far as Spark knows, run tasks of a group."""
-        found = []
+        """Return the IDs of the executors that run tasks of a group, according to Spark."""
+        executors = []
         store = self._scala.statusStore()
         for stage in self._stages(group):
-            tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
-            each = [tasks.apply(index) for index in range(tasks.size())]
-            found += [str(task.executorId()) for task in each if task.status() == "RUNNING"]
-        return tuple(found)
+            listed = store.taskList(stage.stageId, stage.currentAttemptId, _MAX_TASKS)
+            tasks = (listed.apply(index) for index in range(listed.size()))
+            executors += [str(task.executorId()) for task in tasks if task.status() == "RUNNING"]
+        return tuple(executors)
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
         """Return what Spark's tracker reports about the stages of a group's jobs."""
@@ -439,10 +446,10 @@ class Jvm:
         return [info for info in infos if info is not None]
 
     def without_resource_warning(self) -> contextlib.AbstractContextManager[None]:
-        """Keep Spark from logging that no executor has arrived, while inside the context.
+        """Suppress Spark's warning that no executor has arrived, while inside the context.
 
-        It is for waits that hopsgpu itself explains: Spark's message refers to a cluster's page and
-        workers. Meanwhile, Spark does not log the message for other waiting jobs either.
+        Use this for waits that hopsgpu itself explains. Spark's message refers to a cluster's page
+        and workers. It is suppressed for other waiting jobs, too.
         """
         scheduler = str(self._scheduler().getClass().getName())
         return suppressed(self._context._jvm, scheduler, _NO_RESOURCES)
@@ -456,9 +463,9 @@ class Jvm:
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:
-        """Make Spark's check for barrier stages see dynamic allocation as off, while inside.
+        """Set dynamic allocation's flag to false for Spark's check of barrier stages, while inside.
 
-        The allocation manager continues, because it read the setting when the context started.
+        The allocation manager continues, because it read the flag when the context started.
         """
         conf = self._scala.conf()
         with self._flipping:
@@ -470,8 +477,8 @@ class Jvm:
                 conf.set(_DYNAMIC, before)
 
 
-def _of_running(part: Any) -> Any:
-    """Return a part of a SparkContext, which has none any more once it is stopped."""
+def _check_running(part: Any) -> Any:
+    """Return a part of a SparkContext; raise an error if the context was stopped."""
     if part is None:
         raise HopsGpuError(
             "this Spark application has ended: its SparkContext was stopped while a run used it"
@@ -480,11 +487,11 @@ def _of_running(part: Any) -> Any:
 
 
 def wait_until(
-    holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _LOOK_SECONDS
+    holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _POLL_SECONDS
 ) -> bool:
-    """Poll until a condition holds; return False if `ended` is set or the time is over first.
+    """Poll a state of Spark that has no notification until it holds.
 
-    It is for states of Spark that have no notification.
+    Return False if `ended` is set or the time is over first.
     """
     deadline = time.monotonic() + seconds
     while not holds():

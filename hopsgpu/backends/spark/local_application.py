@@ -22,7 +22,7 @@ from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import CapacityError, DiscoveryError
 
-_Lease = TypeVar("_Lease", LocalGangAllocator, LocalElasticAllocator)
+_Allocator = TypeVar("_Allocator", LocalGangAllocator, LocalElasticAllocator)
 
 
 class LocalApplication(SparkApplication):
@@ -46,14 +46,14 @@ class LocalApplication(SparkApplication):
         return ()
 
     def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
-        return self._leased(LocalGangAllocator, request)
+        return self._allocate(LocalGangAllocator, request)
 
     def allocate_elastic(self, request: Request) -> AbstractContextManager[ElasticAllocator]:
-        return self._leased(LocalElasticAllocator, request)
+        return self._allocate(LocalElasticAllocator, request)
 
-    def _leased(
-        self, kind: Callable[[Request, Containers], _Lease], request: Request
-    ) -> AbstractContextManager[_Lease]:
+    def _allocate(
+        self, kind: Callable[[Request, Containers], _Allocator], request: Request
+    ) -> AbstractContextManager[_Allocator]:
         return local_allocator(
             kind,
             request,

@@ -1,4 +1,4 @@
-"""Acquisition of executors by jobs of placeholders, which keep them until the gang is whole."""
+"""Acquisition of executors by placeholder jobs, which keep executors until the gang is whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hopsgpu.yarn.resource_manager import PriorityContainers
 log = logging.getLogger(__name__)
 
 EVENT_SECONDS = 0.2
-_ASK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _ASKING = "Spark is asking YARN"
 
 
@@ -46,16 +46,16 @@ class PlaceholderAcquisition:
 
     Args:
         request: the request.
-        executors: the executors of its allocator.
-        start: starts a job of so many placeholders.
+        executors: the executors of the gang's resource profile.
+        start: starts a job of a number of placeholders.
         clock: time limit of the acquisition.
         turn: the turn in which the gang asks YARN.
 
     Attributes:
         jobs: all jobs of placeholders that were started.
-        most: largest number of executors that YARN had granted at a time.
-        parked: executors that get no rank, by the peer number of their placeholders, which keep
-            them so that YARN does not grant them again.
+        max_granted: largest number of executors that YARN had granted at a time.
+        parked: executors that get no rank, by the peer number of their placeholders. They are
+            kept so that YARN does not grant them again.
     """
 
     def __init__(
@@ -70,82 +70,82 @@ class PlaceholderAcquisition:
         self._executors = executors
         self._jvm = executors.application.jvm
         self._start = start
-        # Every executor that is already there needs a placeholder: Spark could otherwise start an
-        # agent on an executor that has not introduced itself.
-        there = len(executors.registered())
+        # Each registered executor needs a placeholder. Otherwise Spark could start an agent on an
+        # executor that has not introduced itself.
+        registered = len(executors.registered_ids())
         log.info(
             "%s: needs %d executors, of which %d have registered",
             request.run_id,
             request.plan.executors,
-            there,
+            registered,
         )
-        self.jobs = [start(max(request.plan.executors, there))]
-        self.most = there
+        self.jobs = [start(max(request.plan.executors, registered))]
+        self.max_granted = registered
         self.parked: dict[int, GangExecutor] = {}
         self._clock = clock
         self._turn = turn
-        self._holders: dict[int, GangExecutor] = {}
+        self._placeholders: dict[int, GangExecutor] = {}
         self._arrivals: dict[int, float] = {}
         self._failing = executors.application.failing
         self._ended = EndedContainers(self._failing)
-        self._grants = AcquisitionProgress(since=time.monotonic())
-        self._asked = float("-inf")
-        # Spark's IDs of the executors that no task needs, which were killed.
+        self._progress = AcquisitionProgress(since=time.monotonic())
+        self._polled_at = float("-inf")
+        # Spark's IDs of the killed surplus executors.
         self._killed: set[str] = set()
-        # Returns why the gang waits: from YARN's last answer, and from the executors here now.
+        # Returns why the gang waits, from YARN's last answer and the present executors.
         self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, GangExecutor] | None:
         """Return the containers by peer number, or None if the turn ends without the whole gang.
 
-        The turn ends so if YARN granted only a part, or if others have taken the turn.
+        The turn ends without the gang if YARN granted only a part, or another gang took the turn.
 
         Raises:
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
             ConfigError: an executor cannot reach the driver, or lacks what ranks need.
             DiscoveryError: an executor does not have the requested GPUs.
-            HopsGpuError: the job of placeholders failed.
+            HopsGpuError: the placeholder job failed.
         """
-        # Before YARN grants anything: the run no longer prepares.
+        # Report the wait now, before the first grant, so that the state leaves PREPARING.
         self._clock.report((), self._why())
-        self._ask_at_once()
+        self._request_now()
         while True:
-            whole = len(self._holders) >= self._request.plan.executors
-            self._grants = replace(
-                self._grants,
-                connected=len(self._holders),
+            is_whole = len(self._placeholders) >= self._request.plan.executors
+            self._progress = replace(
+                self._progress,
+                connected=len(self._placeholders),
                 parked=len(self.parked),
-                settled=not whole or self._settled(),
+                is_settled=not is_whole or self._is_settled(),
             )
-            verdict = self._clock.check(self._grants)
+            verdict = self._clock.check(self._progress)
             if verdict is Verdict.GIVE_BACK:
                 log.info(
-                    "%s: gives its part back: %d of %d granted, %d arrived, %d ended, %d aside",
+                    "%s: releases its executors: %d of %d granted, %d arrived, %d ended, %d parked",
                     self._request.run_id,
-                    self._grants.granted,
+                    self._progress.granted,
                     self._request.plan.executors,
-                    self._grants.connected,
-                    self._grants.lost,
-                    self._grants.parked,
+                    self._progress.connected,
+                    self._progress.lost,
+                    self._progress.parked,
                 )
-                if remark := self._ended.beside():
-                    self._clock.failed_before(remark)
+                if note := self._ended.with_exit_note():
+                    self._clock.failed_before(note)
                 return None
-            if verdict is Verdict.GRANTED and not self._replace_surplus():
-                return self._holders
-            if whole and not self._grants.settled:
-                self._end_surplus()
-            if time.monotonic() - self._asked >= _ASK_SECONDS:
-                self._asked = time.monotonic()
+            if verdict is Verdict.GRANTED and not self._replace_sharing_executors():
+                return self._placeholders
+            if is_whole and not self._progress.is_settled:
+                self._kill_surplus()
+            if time.monotonic() - self._polled_at >= _POLL_SECONDS:
+                self._polled_at = time.monotonic()
                 if not self._turn.renew():
                     log.info("%s: another gang has taken the turn", self._request.run_id)
                     return None
                 self._executors.refuse_hopeless(self.jobs)
-                self._look()
-            self._clock.report(hosts_of(self._holders), self._why())
-            self._listen()
+                self._poll_yarn()
+            self._clock.report(hosts_of(self._placeholders), self._why())
+            self._handle_next_event()
 
-    def _listen(self) -> None:
+    def _handle_next_event(self) -> None:
         event = self._executors.server.next_event(EVENT_SECONDS)
         if event is None:
             for job in self.jobs:
@@ -154,70 +154,69 @@ class PlaceholderAcquisition:
                     raise HopsGpuError(f"Spark's job of placeholders failed: {job.reason(0)}")
             return
         if event.message is None:
-            left = self._holders.get(event.peer)
-            if left is not None:
-                log.info("executor lost before the gang was whole: %s", left.host)
-            self._holders.pop(event.peer, None)
+            lost = self._placeholders.pop(event.peer, None)
+            if lost is not None:
+                log.info("executor lost before the gang was whole: %s", lost.host)
             self.parked.pop(event.peer, None)
             self._arrivals.pop(event.peer, None)
         elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
-            self._welcome(register_container(event, event.message, self._request))
+            self._add_executor(register_container(event, event.message, self._request))
         self._request.watcher.on_executors_arrived(tuple(self._arrivals.values()))
         self._request.watcher.on_parked(hosts_of(self.parked))
 
-    def _welcome(self, container: GangExecutor) -> None:
+    def _add_executor(self, container: GangExecutor) -> None:
         reason = self._request.exclusion_reason(container)
         if reason is None:
-            self._holders[container.key] = container
-            self._failing.arrived(container.host)
+            self._placeholders[container.key] = container
+            self._failing.record_arrival(container.host)
             log.info(
                 "executor arrived: %s on %s (%d of %d)",
                 container.container_id,
                 container.host,
-                len(self._holders),
+                len(self._placeholders),
                 self._request.plan.executors,
             )
             return
-        log.info("executor held aside: %s: %s", container.container_id, reason)
+        log.info("executor parked: %s: %s", container.container_id, reason)
         self._clock.note_parked(reason)
         self.parked[container.key] = container
-        # Besides the parked ones, as many placeholders must be left as the gang wants.
-        if len(self.parked) > self._tasks() - self._request.plan.executors:
+        # Besides the parked executors, the gang needs a placeholder for each of its executors.
+        if len(self.parked) > self._task_count() - self._request.plan.executors:
             self.jobs.append(self._start(1))
-            self._ask_at_once()
+            self._request_now()
 
-    def _ask_at_once(self) -> None:
-        self._executors.ask_at_once(self._tasks(), self._request.cancelled)
+    def _request_now(self) -> None:
+        self._executors.request_now(self._task_count(), self._request.cancelled)
 
-    def _tasks(self) -> int:
+    def _task_count(self) -> int:
         return sum(job.tasks for job in self.jobs)
 
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         """Return whether agents can start only on executors that have a placeholder.
 
-        For that, no other executor may be there, and no other task may wait for an executor.
+        No other executor may be registered, and no other task may wait for an executor.
         """
-        here = len(self._holders) + len(self.parked)
-        if self.parked and here < self._tasks():
-            # A parked executor has ended. Its task waits for another executor, and would take an
-            # agent's place; its job must continue for the other parked executors.
+        ready_count = len(self._placeholders) + len(self.parked)
+        if self.parked and ready_count < self._task_count():
+            # A parked executor has ended. Its task waits for another executor, and would take the
+            # place of an agent. Its job must continue for the other parked executors.
             return False
-        return here >= len(self._executors.registered())
+        return ready_count >= len(self._executors.registered_ids())
 
-    def _end_surplus(self) -> None:
+    def _kill_surplus(self) -> None:
         """Kill the executors that no task needs.
 
-        When Spark changes its request while YARN answers it, as after the loss of an executor, YARN
-        grants both, and Spark may start them all. The gang would wait for the others, with their
-        GPUs, until Spark's idle timeout ends them.
+        If Spark changes its request while YARN answers it, as after the loss of an executor, YARN
+        grants both, and Spark may start all of them. The gang would wait for the surplus executors
+        until Spark's idle timeout ends them.
         """
-        tasks = self._tasks()
-        # As long as a task waits, or Spark wants more, another executor would follow.
-        if len(self._holders) + len(self.parked) < tasks or self._executors.target() > tasks:
+        tasks = self._task_count()
+        # While a task waits, or Spark wants more, another executor would replace a killed one.
+        if len(self._placeholders) + len(self.parked) < tasks or self._executors.target() > tasks:
             return
-        busy = self._executors.busy()
-        surplus = {*self._executors.registered()} - {*busy} - self._killed
+        busy = self._executors.busy_ids()
+        surplus = {*self._executors.registered_ids()} - {*busy} - self._killed
         if len(busy) < tasks or not surplus:
             return
         self._killed |= surplus
@@ -229,58 +228,62 @@ class PlaceholderAcquisition:
         try:
             self._executors.kill(surplus)
         except Py4JError as error:
-            log.warning("they stay until Spark's idle timeout: %s", error)
+            log.warning("surplus executors stay until Spark's idle timeout: %s", error)
 
-    def _look(self) -> None:
-        """Record what the ResourceManager says about this gang, or why it does not answer."""
+    def _poll_yarn(self) -> None:
+        """Record the ResourceManager's view of this gang, or why it does not answer."""
         try:
-            held = self._executors.held()
+            held = self._executors.held_containers()
         except HopsGpuError as error:
             problem = str(error)
             self._why = lambda: problem
             return
-        self._ended.look(held.hosts, self._tasks())
+        self._ended.update(held.hosts, self._task_count())
         granted = len(held.containers) - len(self.parked)
-        grown = granted > self._grants.granted
-        if granted != self._grants.granted:
+        if granted != self._progress.granted:
             log.debug("YARN has granted %d of %d", granted, self._request.plan.executors)
-        self.most = max(self.most, granted)
-        since = time.monotonic() if grown else self._grants.since
-        self._grants = replace(self._grants, granted=granted, since=since, lost=self._ended.count)
+        self.max_granted = max(self.max_granted, granted)
+        since = self._progress.since
+        if granted > self._progress.granted:
+            since = time.monotonic()
+        self._progress = replace(
+            self._progress, granted=granted, since=since, lost=self._ended.count
+        )
         if granted >= self._request.plan.executors:
             self._turn.end()
-            # It no longer matters who holds other GPUs.
-            self._why = lambda: self._missing(held)
+            # Who holds other GPUs no longer matters.
+            self._why = lambda: self._describe_missing(held)
         else:
             facts = self._turn.facts(len(held.containers))
-            self._why = lambda: facts.around(self._missing(held))
+            self._why = lambda: facts.around(self._describe_missing(held))
 
-    def _missing(self, held: PriorityContainers) -> str:
-        """Return where the executors that have not arrived are, in words."""
-        connected = len(self._holders)
+    def _describe_missing(self, held: PriorityContainers) -> str:
+        """Return the state of the executors that have not arrived, in words."""
+        connected = len(self._placeholders)
         parts = []
         granted = len(held.containers) - len(self.parked)
-        # YARN counts a granted request as pending until Spark's next heartbeat.
+        # YARN counts a granted request as pending until the next heartbeat of Spark.
         if (pending := min(held.pending, self._request.plan.executors - granted)) > 0:
             parts.append(f"YARN has not granted {pending}")
         if (starting := granted - connected) > 0:
             parts.append(f"{starting} granted and starting")
         if self.parked:
             why = {self._request.exclusion_reason(c) for c in self.parked.values()}
-            parts.append(f"{len(self.parked)} held aside ({', '.join(sorted(filter(None, why)))})")
-        return self._ended.beside(*parts) or _ASKING
+            parts.append(f"{len(self.parked)} parked ({', '.join(sorted(filter(None, why)))})")
+        return self._ended.with_exit_note(*parts) or _ASKING
 
-    def _replace_surplus(self) -> bool:
-        """Kill executors of a spread gang that share a node; return whether there were any."""
+    def _replace_sharing_executors(self) -> bool:
+        """Kill executors of a spread gang that share a node; return whether any did."""
         if self._request.plan.spec.placement != "spread":
             return False
-        shared = shared_hosts(self._holders.values())
+        shared = shared_hosts(self._placeholders.values())
         for host in shared:
-            # Spark's target stays the same, so it requests others, on the nodes that tasks prefer.
+            # Spark's target stays the same, so Spark requests other executors, on the nodes that
+            # tasks prefer.
             self._executors.kill(self._jvm.executors_on(self._executors.profile.id, host)[1:])
         if shared:
             log.info("replaces executors that share a node: %s", ", ".join(shared))
-            self._grants = replace(self._grants, since=time.monotonic())
+            self._progress = replace(self._progress, since=time.monotonic())
             self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
         return bool(shared)
 

@@ -141,7 +141,7 @@ class QueuedGang:
             return ()
         # YARN's client refuses a request with both a node label and hosts, and that error ends
         # Spark's application master.
-        if self._application.labelled:
+        if self._application.has_node_label:
             return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)

@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 30.0
 _ENDED_SECONDS = 0.5
-_LOOK_SECONDS = 0.05
-# The interval in which Spark's application master talks to YARN, and its default.
+_POLL_SECONDS = 0.05
+# The heartbeat interval of Spark's application master, and its default.
 _HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
 _HEARTBEAT_MS = 3000
 _ENDING_SECONDS = 5.0
-# An executor that does not say in this time that its cancelled task has ended cannot be reached.
+# An executor is unreachable if it does not report the end of its cancelled task in this time.
 UNREACHABLE_SECONDS = 4.0
 _PART_SECONDS = 10.0
 
@@ -44,40 +44,40 @@ class Release:
     """The result of a release.
 
     Attributes:
-        confirmed: whether the ResourceManager has confirmed that everything is gone.
+        is_confirmed: whether the ResourceManager has confirmed the release.
         problem: a warning for people, or None.
     """
 
-    confirmed: bool
+    is_confirmed: bool
     problem: str | None = None
 
 
 def report(release: Release, watcher: Watcher) -> bool:
     """Report the release of all executors to the watcher; return whether it was confirmed."""
-    if release.confirmed:
+    if release.is_confirmed:
         watcher.mark("released")
     if release.problem is not None:
         watcher.warn(release.problem)
-    return release.confirmed
+    return release.is_confirmed
 
 
-def release_executors(executors: Executors, jobs: Sequence[GangJob], *, whole: bool) -> Release:
-    """End a gang's tasks, kill its executors and confirm that they are gone, within 30 s.
+def release_executors(executors: Executors, jobs: Sequence[GangJob], *, is_whole: bool) -> Release:
+    """End a gang's tasks, kill its executors and confirm the release, within 30 s.
 
-    If this Spark does not offer the direct kill, its idle timeout releases them.
+    If this Spark does not offer the direct kill, its idle timeout releases the executors.
 
     Args:
         executors: the gang's executors.
         jobs: all jobs of the gang, ended or not.
-        whole: whether the gang was whole; if not, requests may still be on their way.
+        is_whole: whether the gang was whole; if not, YARN may still receive requests.
     """
     began = time.monotonic()
     try:
-        release = _ReleaseWatch(executors, jobs, whole).run()
+        release = _ReleaseWatch(executors, jobs, is_whole).run()
     except Exception as error:  # noqa: BLE001 - must not hide the error that ended the run
-        # The context was stopped meanwhile, or its JVM has died: YARN then reclaims all executors.
-        release = Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
-    if release.confirmed:
+        # The context was stopped, or its JVM has died: YARN then reclaims all executors.
+        release = Release(False, _unconfirmed_text(f"{type(error).__name__}: {error}"))
+    if release.is_confirmed:
         log.info(
             "executors released; the ResourceManager confirmed it after %.1f s",
             time.monotonic() - began,
@@ -96,44 +96,44 @@ def release_part(
 ) -> Release:
     """End some of a gang's tasks and kill their executors, while the others continue.
 
-    Spark no longer needs a task of a barrier stage that has succeeded.
+    Spark allows this: a task of a barrier stage may succeed before the others.
 
     Args:
         executors: the gang's executors.
         job: the barrier job.
         leaving: the containers to release.
-        staying: number of those that continue.
+        staying: number of executors that continue.
         cancelled: event that ends the wait for the confirmation.
     """
     containers = {container.container_id for container in leaving}
     executors.server.hang_up([container.key for container in leaving])
 
     def are_gone() -> bool:
-        busy = executors.busy()
-        if len(busy) == staying and executors.wants_at_most(staying):
+        busy = executors.busy_ids()
+        if len(busy) == staying and executors.is_target_at_most(staying):
             executors.kill_idle(busy)
-        return containers.isdisjoint(executors.held().containers)
+        return containers.isdisjoint(executors.held_containers().containers)
 
     try:
-        confirmed = wait_until(
-            lambda: cancelled.is_set() or are_gone(), job.ended, _PART_SECONDS, _LOOK_SECONDS
+        is_confirmed = wait_until(
+            lambda: cancelled.is_set() or are_gone(), job.ended, _PART_SECONDS, _POLL_SECONDS
         )
     except (HopsGpuError, Py4JError) as error:
-        # They are released with the other executors at the latest.
+        # The executors are released with the others at the latest.
         why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
         return Release(False, f"executors with nothing to publish could not be released ({why})")
-    return Release(confirmed and not cancelled.is_set())
+    return Release(is_confirmed and not cancelled.is_set())
 
 
 class _ReleaseWatch:
-    def __init__(self, executors: Executors, jobs: Sequence[GangJob], whole: bool) -> None:
+    def __init__(self, executors: Executors, jobs: Sequence[GangJob], is_whole: bool) -> None:
         self._executors = executors
         self._jvm = executors.application.jvm
         self._jobs = jobs
-        self._whole = whole
+        self._is_whole = is_whole
         self._deadline = time.monotonic() + RELEASE_SECONDS
         self._never = threading.Event()
-        self._shown = "no answer yet"
+        self._last_answer = "no answer yet"
         self._no_kill: str | None = None
         self._ended = float("inf")
         self._given_up: set[str] = set()
@@ -143,21 +143,21 @@ class _ReleaseWatch:
         log.debug("ends %d Spark jobs within %g s", len(self._jobs), RELEASE_SECONDS)
         self._executors.server.end_all()
         for job in self._jobs:
-            # Repeated, because a job that is not submitted yet cannot be cancelled, and a task
-            # that starts late connects late.
+            # Repeat both: a job that is not submitted yet cannot be cancelled, and a task that
+            # starts late connects late.
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
                 self._executors.server.end_all()
         log.debug("jobs ended; waits until the ResourceManager shows no executor")
         self._ended = time.monotonic()
-        if not self._until(self._confirmed):
+        if not self._wait_until(self._is_confirmed):
             no_kill = "" if self._no_kill is None else f"; the direct kill failed: {self._no_kill}"
-            return Release(False, _unconfirmed(self._shown + no_kill))
+            return Release(False, _unconfirmed_text(self._last_answer + no_kill))
         # Containers of other applications may be ending too, so this wait has its own limit.
         with contextlib.suppress(HopsGpuError):  # not essential: the kill is already confirmed
             ended = time.monotonic() + _ENDING_SECONDS
             manager = self._executors.application.manager
-            self._until(lambda: not manager.gpus_ending() or time.monotonic() > ended)
+            self._wait_until(lambda: not manager.gpus_ending() or time.monotonic() > ended)
         if self._no_kill is None:
             return Release(True)
         return Release(
@@ -166,14 +166,14 @@ class _ReleaseWatch:
             " released them",
         )
 
-    def _until(self, holds: Callable[[], bool]) -> bool:
-        left = self._deadline - time.monotonic()
-        return wait_until(holds, self._never, left, _LOOK_SECONDS)
+    def _wait_until(self, holds: Callable[[], bool]) -> bool:
+        seconds = self._deadline - time.monotonic()
+        return wait_until(holds, self._never, seconds, _POLL_SECONDS)
 
     def _kill(self) -> None:
         try:
-            if self._executors.wants_at_most(0):
-                # Repeated, because an executor that was granted may register later.
+            if self._executors.is_target_at_most(0):
+                # Repeat the kill: a granted executor may register later.
                 self._executors.kill_idle(())
                 self._end_unreachable()
             elif time.monotonic() - self._ended > UNREACHABLE_SECONDS:
@@ -182,13 +182,13 @@ class _ReleaseWatch:
             self._no_kill = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
     def _give_up_unreachable(self) -> None:
-        """Have Spark give up executors that do not say that their task has ended.
+        """Make Spark give up executors that do not report the end of their task.
 
-        Its target includes executors that run a task; while it does, YARN replaces killed ones.
+        Otherwise Spark's target includes these executors, and YARN replaces killed ones.
         """
-        running = {*self._executors.busy()} - self._given_up
+        running = {*self._executors.busy_ids()} - self._given_up
         if running:
-            log.info("gives up executors that cannot be reached: %s", sorted(running))
+            log.info("gives up unreachable executors: %s", sorted(running))
             self._given_up |= running
             self._unreachable |= running
             self._jvm.give_up(running)
@@ -198,27 +198,29 @@ class _ReleaseWatch:
             self._jvm.end_containers(self._unreachable)
             self._unreachable = set()
 
-    def _gone(self) -> bool:
+    def _are_executors_gone(self) -> bool:
         if self._no_kill is None:
             self._kill()
         try:
-            held = self._executors.held()
+            held = self._executors.held_containers()
         except HopsGpuError as error:
-            self._shown = str(error)
+            self._last_answer = str(error)
             return False
-        self._shown = f"{count_of(len(held.containers), 'container')}, {held.pending} requested"
+        self._last_answer = (
+            f"{count_of(len(held.containers), 'container')}, {held.pending} requested"
+        )
         return not held.containers and not held.pending
 
-    def _confirmed(self) -> bool:
-        if not self._gone():
+    def _is_confirmed(self) -> bool:
+        if not self._are_executors_gone():
             return False
-        # If the gang was not whole, a request of Spark may still be on its way to YARN.
-        if self._whole:
+        # If the gang was not whole, YARN may still receive a request of Spark: check again.
+        if self._is_whole:
             return True
-        return not self._never.wait(heartbeat_seconds(self._jvm)) and self._gone()
+        return not self._never.wait(heartbeat_seconds(self._jvm)) and self._are_executors_gone()
 
 
-def _unconfirmed(shown: str) -> str:
+def _unconfirmed_text(shown: str) -> str:
     return (
         f"the ResourceManager did not confirm that the GPUs are back ({shown}); Spark's idle"
         " timeout releases them"

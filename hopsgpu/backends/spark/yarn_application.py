@@ -67,7 +67,7 @@ def yarn_application(context: SparkContext, jvm: Jvm) -> YarnApplication:
     """
     check_session(jvm.settings())
     check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")
-    if not jvm.knows_resource(GPU):
+    if not jvm.has_resource(GPU):
         raise ConfigError(
             f"{GPU} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
             " yarn.resource-types, as on the ResourceManager"

@@ -52,14 +52,14 @@ def test_a_property_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(("given", "keeps"), [("true", True), (" False", False), ("", False)])
 def test_whether_data_is_kept(given: str, keeps: bool) -> None:
-    assert application(keep_data=given).keeps_data is keeps
+    assert application(keep_data=given).should_keep_data is keeps
 
 
 def test_keeping_data_is_true_or_false() -> None:
     with pytest.raises(
         ConfigError, match=r"spark.hopsgpu.keep_data='yes': must be 'true' or 'false'"
     ):
-        _ = application(keep_data="yes").keeps_data
+        _ = application(keep_data="yes").should_keep_data
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("", 300.0), ("90s", 90.0), ("2m", 120.0)])
@@ -74,12 +74,12 @@ def test_an_interval_that_is_none() -> None:
 
 @pytest.mark.parametrize(("given", "gives"), [("", True), ("true", True), ("False", False)])
 def test_whether_elastic_gangs_give_way(given: str, gives: bool) -> None:
-    assert application(**{"elastic.give_way": given}).gives_way is gives
+    assert application(**{"elastic.give_way": given}).should_give_way is gives
 
 
 def test_giving_way_is_true_or_false() -> None:
     with pytest.raises(ConfigError, match="spark.hopsgpu.elastic.give_way='no': must be 'true'"):
-        _ = application(**{"elastic.give_way": "no"}).gives_way
+        _ = application(**{"elastic.give_way": "no"}).should_give_way
 
 
 def test_the_environment_names_the_options_of_elastic_gangs(
@@ -88,14 +88,14 @@ def test_the_environment_names_the_options_of_elastic_gangs(
     monkeypatch.setenv("HOPSGPU_ELASTIC_INTERVAL", "1h")
     monkeypatch.setenv("HOPSGPU_ELASTIC_GIVE_WAY", "false")
     assert application().elastic_interval == 3600.0
-    assert application().gives_way is False
+    assert application().should_give_way is False
 
 
 @pytest.mark.parametrize(
     ("given", "seconds"), [("", 600.0), ("90s", 90.0), ("2m", 120.0), ("off", None)]
 )
 def test_how_long_gpus_may_idle_until_people_are_told(given: str, seconds: float | None) -> None:
-    assert application(idle_warning=given).idle_warning == seconds
+    assert application(idle_warning=given).gpu_idle_warning == seconds
 
 
 @pytest.mark.parametrize(("given", "seconds"), [("", None), ("30m", 1800.0), ("off", None)])
@@ -107,6 +107,6 @@ def test_how_long_gpus_may_idle_until_a_run_ends(given: str, seconds: float | No
 def test_idleness_is_a_duration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"HOPSGPU_{name.upper()}", "1h")
     found = application()
-    assert (found.idle_warning if name == "idle_warning" else found.gpu_idle_timeout) == 3600.0
+    assert (found.gpu_idle_warning if name == "idle_warning" else found.gpu_idle_timeout) == 3600.0
     with pytest.raises(ConfigError, match=f"spark.hopsgpu.{name}='0s': must be a duration above"):
         application(**{name: "0s"}).check_options()

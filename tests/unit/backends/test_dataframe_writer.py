@@ -140,7 +140,7 @@ def test_how_far_a_write_is(written: WriteProgress, text: str) -> None:
 
 def test_frames_of_other_applications_are_refused() -> None:
     context = object()
-    given = {"context": context, "keeps_data": False, "root": "hdfs:///user/ann/hopsgpu"}
+    given = {"context": context, "should_keep_data": False, "root": "hdfs:///user/ann/hopsgpu"}
     application = cast(GangApplication, SimpleNamespace(**given))
     session = SimpleNamespace(sparkContext=context)
 

@@ -80,10 +80,10 @@ class Site:
     def task_failures(self, tag: str) -> tuple[str, ...]:
         return ()
 
-    def executors(self, profile: int) -> tuple[str, ...]:
+    def registered_executors(self, profile: int) -> tuple[str, ...]:
         return tuple(self.registered)
 
-    def busy(self, profile: int) -> tuple[str, ...]:
+    def busy_executors(self, profile: int) -> tuple[str, ...]:
         return tuple(self.busy_ones)
 
     def kill(self, executors: Iterable[str]) -> None:
@@ -113,7 +113,7 @@ class Site:
         self.cancelling(tag)
         next(job for job in self.jobs if job.tag == tag).ended.set()
 
-    def held(self, application_id: str, priority: int) -> PriorityContainers:
+    def held_containers(self, application_id: str, priority: int) -> PriorityContainers:
         there = dict.fromkeys(self.containers, "node1")
         return PriorityContainers(tuple(there), 0, there)
 
@@ -161,14 +161,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(executors, "GangJob", Job)
     monkeypatch.setattr(elastic_allocator, "agent_task", lambda driver, warm: None)
     monkeypatch.setattr(elastic_allocator, "_JOBS_SECONDS", 0.02)
-    monkeypatch.setattr(elastic_allocator, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(elastic_allocator, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(elastic_allocator, "_KNOWN_SECONDS", 0.1)
     monkeypatch.setattr(elastic_allocator, "_SURPLUS_SECONDS", 0.1)
     monkeypatch.setattr(elastic_allocator, "UNREACHABLE_SECONDS", 0.3)
     # Long enough to be seen, while others go first.
     monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 1.0)
-    gone = SimpleNamespace(confirmed=True, problem=None)
-    monkeypatch.setattr(elastic_allocator, "release_executors", lambda *given, whole: gone)
+    gone = SimpleNamespace(is_confirmed=True, problem=None)
+    monkeypatch.setattr(elastic_allocator, "release_executors", lambda *given, is_whole: gone)
     leases = []
 
     def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticAllocator]:
@@ -339,7 +339,7 @@ def test_an_executor_that_may_be_needed_is_not_killed(
         site.more = 1
     elif why == "long ago":
         # Spark's idle timeout has ended it, or ends it soon.
-        monkeypatch.setattr(elastic_allocator, "_SURPLUS_LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(elastic_allocator, "_SURPLUS_WATCH_SECONDS", 0.0)
     else:
         site.busy_ones = []
     come(site, lease, site.jobs[0])

@@ -90,7 +90,7 @@ def executors_of(manager: Any) -> Executors:
 
 def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
     manager = AllocationManager(needs=(0, 3, 4))
-    executors_of(manager).ask_at_once(4, threading.Event())
+    executors_of(manager).request_now(4, threading.Event())
     assert manager.steps == {PROFILE: 4} and manager.target == 4
     # Before any time of its clock, and only until it has asked.
     assert [time < 0 for time in manager.times] == [True]
@@ -101,22 +101,22 @@ def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
 def test_nothing_is_changed_where_it_has_asked_for_all() -> None:
     manager = AllocationManager()
     manager.target = 5
-    executors_of(manager).ask_at_once(4, threading.Event())
+    executors_of(manager).request_now(4, threading.Event())
     assert not manager.steps and not manager.times
 
 
 def test_a_gang_that_is_cancelled_is_not_waited_for() -> None:
-    unwanted = threading.Event()
-    unwanted.set()
+    cancelled = threading.Event()
+    cancelled.set()
     manager = AllocationManager(needs=(3,))
-    executors_of(manager).ask_at_once(4, unwanted)
+    executors_of(manager).request_now(4, cancelled)
     assert manager.looks == 1
 
 
 def test_spark_keeps_its_own_pace_where_it_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executors_module, "_ASKING_SECONDS", 0.1)
+    monkeypatch.setattr(executors_module, "_REQUEST_SECONDS", 0.1)
     manager = AllocationManager(needs=(3,))
-    executors_of(manager).ask_at_once(4, threading.Event())
+    executors_of(manager).request_now(4, threading.Event())
     assert manager.looks >= 2 and not manager.times
     # Its own next step is for all of them, once it knows of more tasks.
     assert manager.steps == {PROFILE: 4}
@@ -137,7 +137,7 @@ def test_a_table_that_changes_meanwhile_is_read_again(
         return needed(profile)
 
     manager.maxNumExecutorsNeededPerResourceProfile = fails_once  # type: ignore[method-assign]
-    executors_of(manager).ask_at_once(4, threading.Event())
+    executors_of(manager).request_now(4, threading.Event())
     if error is Py4JJavaError:
         assert manager.target == 4 and not caplog.text
     else:
@@ -149,16 +149,16 @@ def test_another_spark_keeps_its_own_pace_and_that_is_logged(
 ) -> None:
     manager = AllocationManager(field="anotherField")
     with caplog.at_level(logging.WARNING, logger="hopsgpu"):
-        executors_of(manager).ask_at_once(4, threading.Event())
+        executors_of(manager).request_now(4, threading.Event())
     assert "at its own pace: it has no addTime" in caplog.text and not manager.times
 
 
 def test_spark_counts_again_before_it_is_taken_to_want_more() -> None:
     manager = AllocationManager(needs=(2,))
     manager.target = 4
-    assert not executors_of(manager).wants_at_most(1)
+    assert not executors_of(manager).is_target_at_most(1)
     assert manager.target == 2 and manager.steps_taken == 1
-    assert executors_of(manager).wants_at_most(2)
+    assert executors_of(manager).is_target_at_most(2)
     assert manager.steps_taken == 1, "it wants no more"
 
 
@@ -170,10 +170,10 @@ def test_a_spark_that_cannot_be_hurried_is_waited_for(caplog: pytest.LogCaptureF
     manager.target = 4
     manager.step = unknown  # type: ignore[method-assign]
     with caplog.at_level(logging.INFO, logger="hopsgpu"):
-        assert not executors_of(manager).wants_at_most(2)
+        assert not executors_of(manager).is_target_at_most(2)
     assert "its targets at its own pace: Py4JError: Method schedule" in caplog.text
     manager.target = 2
-    assert executors_of(manager).wants_at_most(2)
+    assert executors_of(manager).is_target_at_most(2)
 
 
 class KillingJvm:
@@ -183,7 +183,7 @@ class KillingJvm:
         self.unknown = unknown
         self.told: list[str] = []
 
-    def executors(self, profile: int) -> tuple[str, ...]:
+    def registered_executors(self, profile: int) -> tuple[str, ...]:
         return ("1", "2", "3")
 
     def kill(self, executors: Sequence[str]) -> None:
@@ -214,4 +214,4 @@ def test_executors_of_another_spark_end_when_their_nodes_hear_of_the_kill(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="hopsgpu"):
         assert killed_by(KillingJvm(Py4JError(words)), ["3"]) == ["kill 1 2"]
-    assert f"end when their nodes hear of it: Py4JError: {words}" in caplog.text
+    assert f"end with the heartbeats of their nodes: Py4JError: {words}" in caplog.text

@@ -37,8 +37,8 @@ def test_a_context_that_was_stopped_is_named() -> None:
     context: Any = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: stopped), _gateway=None)
     jvm = Jvm(context)
     calls: list[Callable[[], object]] = [
-        lambda: jvm.executors(1),
-        lambda: jvm.busy(1),
+        lambda: jvm.registered_executors(1),
+        lambda: jvm.busy_executors(1),
         jvm.without_resource_warning,
     ]
     for call in calls:

@@ -1,4 +1,4 @@
-"""Executors that are held aside while a gang comes; Spark, YARN and channel are stood in for."""
+"""Executors that are parked while a gang is acquired; Spark, YARN and the channel are stand-ins."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Cluster:
         self.clock: AcquisitionClock | None = None
         self.jobs: list[SimpleNamespace] = []
         self.executors = 0
-        # Hosts of the executors that were held aside, whenever that was told.
+        # Hosts of the parked executors, at each notification.
         self.aside: list[Sequence[str]] = []
         self.jvm = SimpleNamespace(
-            executors=lambda profile: tuple(map(str, range(self.executors))),
+            registered_executors=lambda profile: tuple(map(str, range(self.executors))),
             task_failures=lambda tag: (),
             target=lambda profile: self.target,
             request_executors_now=self.request_executors_now,
-            busy=lambda profile: tuple(self.busy),
+            busy_executors=lambda profile: tuple(self.busy),
             kill=self.kill,
             shut_down=self.shut_down,
         )
@@ -52,7 +52,7 @@ class Cluster:
         self.target = 0
         self.hastened: list[int] = []
         self.manager = SimpleNamespace(
-            held=lambda *_: PriorityContainers(tuple("c" * self.executors), 0)
+            held_containers=lambda *_: PriorityContainers(tuple("c" * self.executors), 0)
         )
         self.failing = FailingHosts()
         self.id = "application_1"
@@ -206,7 +206,7 @@ def test_an_executor_that_may_be_needed_is_waited_for(target: int, busy: tuple[s
     gang = bringing(cluster, 2)
     granted_one_more(cluster)
     cluster.target = target
-    cluster.jvm.busy = lambda profile: busy
+    cluster.jvm.busy_executors = lambda profile: busy
     with pytest.raises(GangTimeout):
         gang.run()
     assert cluster.killed == []
@@ -227,7 +227,7 @@ def test_where_spark_kills_none_it_is_tried_once_and_their_end_is_waited_for() -
     assert len(cluster.killed) == 1
 
 
-def test_wrong_types_are_not_held_aside_without_bound() -> None:
+def test_wrong_types_are_not_parked_without_bound() -> None:
     cluster = cluster_of(*[("comes", key, {}) for key in range(20)])
     gang = bringing(
         cluster, 1, plan=replace(plans.plan(gpu_type="A100"), hosts=frozenset({"node99"}))
@@ -236,7 +236,7 @@ def test_wrong_types_are_not_held_aside_without_bound() -> None:
     assert len(gang.parked) == 9
 
 
-def test_what_was_held_aside_is_told_once_a_part_was_given_back() -> None:
+def test_what_was_parked_is_told_once_a_part_was_given_back() -> None:
     gang = bringing(cluster_of(("comes", 2, BAD)), 1)
     with pytest.raises(GangTimeout):
         gang.run()
@@ -244,12 +244,12 @@ def test_what_was_held_aside_is_told_once_a_part_was_given_back() -> None:
     again._clock = gang._clock
     # Its time is over before it has told of itself.
     again._clock.report((), again._why())
-    told = "asking YARN; held aside before: GPU-2-0 of node2 is bad: a row"
+    told = "asking YARN; parked before: GPU-2-0 of node2 is bad: a row"
     with pytest.raises(GangTimeout, match=told):
         again.run()
 
 
-def test_many_that_were_held_aside_are_counted() -> None:
+def test_many_that_were_parked_are_counted() -> None:
     told: list[str] = []
     gang = bringing(Cluster([]), 1)
     gang._request.watcher.state = lambda state, hosts, why: told.append(why)  # type: ignore[method-assign]
@@ -293,11 +293,11 @@ def test_what_is_told_counts_nobody_twice() -> None:
     """YARN's counts lag: a request that was granted is still counted, an executor came since."""
     gang = bringing(cluster_of(("comes", 1, {})), 2)
     held = PriorityContainers(("c1", "c2"), pending=2)
-    assert gang._missing(held) == "2 granted and starting"
-    gang._holders[1] = GangExecutor(1, "c1", "node1", "127.0.0.1", ())
-    assert gang._missing(held) == "1 granted and starting"
+    assert gang._describe_missing(held) == "2 granted and starting"
+    gang._placeholders[1] = GangExecutor(1, "c1", "node1", "127.0.0.1", ())
+    assert gang._describe_missing(held) == "1 granted and starting"
     one = PriorityContainers(("c1",), pending=2)
-    assert gang._missing(one) == "YARN has not granted 1"
+    assert gang._describe_missing(one) == "YARN has not granted 1"
 
 
 def test_an_executor_whose_python_lacks_what_the_call_refers_to_is_the_last() -> None:

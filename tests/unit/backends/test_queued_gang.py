@@ -40,10 +40,10 @@ def test_nodes_on_which_executors_end_are_asked_for_last(
 ) -> None:
     ended = FailingHosts()
     for number in range(failing):
-        ended.ended(f"c{number}", "node1", time.monotonic())
+        ended.record_end(f"c{number}", "node1", time.monotonic())
     snapshot = snap(node("node1", WHOLE), node("node2", WHOLE))
     application: Any = SimpleNamespace(
-        failing=ended, labelled=False, snapshot=lambda seconds: snapshot
+        failing=ended, has_node_label=False, snapshot=lambda seconds: snapshot
     )
     request = plans.request(Watcher(), plan=plans.plan(wanted, placement=placement))
     place = QueuedGang(application, request, AcquisitionClock(request), None)

@@ -17,7 +17,7 @@ from tests.unit import plans
 class Owner:
     why = ""
 
-    def waits(self, why: str) -> None:
+    def on_wait(self, why: str) -> None:
         self.why = why
 
 
@@ -32,94 +32,94 @@ def there(*containers: str) -> dict[str, str]:
 
 def ended_again(coming: PendingExecutors, times: int) -> None:
     for number in range(times):
-        coming.look(there(f"c{number}"), [], 1)
-    coming.look(there(), [], 1)
+        coming.update(there(f"c{number}"), [], 1)
+    coming.update(there(), [], 1)
 
 
 def test_containers_that_are_gone_without_having_come_have_ended_again() -> None:
     ended = EndedContainers(FailingHosts())
-    assert ended.beside() == "" and ended.beside("one", "two") == "one, two"
-    ended.look(there("c1", "c2"), 2)
-    ended.look(there("c2", "c3"), 2, came=["c2"])
+    assert ended.with_exit_note() == "" and ended.with_exit_note("one", "two") == "one, two"
+    ended.update(there("c1", "c2"), 2)
+    ended.update(there("c2", "c3"), 2, arrived=["c2"])
     assert ended.count == 1
-    told = ended.beside("granted and starting")
+    told = ended.with_exit_note("granted and starting")
     assert told.startswith(
         "granted and starting, 1 ended unexpectedly on node1, see the node's log of c1 (a GPU"
     )
     # Whoever came and is gone did not end again: it was let go, say.
-    ended.look(there(), 2, came=["c2"])
-    assert ended.count == 2 and "see the node's log of c3" in ended.beside()
-    ended.look(there("c1"), 2, came=["c2", "c3"])
+    ended.update(there(), 2, arrived=["c2"])
+    assert ended.count == 2 and "see the node's log of c3" in ended.with_exit_note()
+    ended.update(there("c1"), 2, arrived=["c2", "c3"])
     assert ended.count == 0, "a look that missed it"
 
 
 def test_once_one_has_come_the_earlier_do_not_count() -> None:
     ended = EndedContainers(FailingHosts())
-    ended.look(there("c1"), 1)
-    ended.look(there(), 2)
+    ended.update(there("c1"), 1)
+    ended.update(there(), 2)
     ended.forget()
-    assert ended.count == 0 and ended.beside("x") == "x"
-    ended.look(there(), 2)
+    assert ended.count == 0 and ended.with_exit_note("x") == "x"
+    ended.update(there(), 2)
     assert ended.count == 0
 
 
 def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
     ended = EndedContainers(FailingHosts())
-    ended.look(there("c1", "c2"), 2)
-    ended.look(there("c2"), 2)
-    ended.excuse()
-    ended.look(there(), 2)
-    assert ended.count == 1 and "see the node's log of c1" in ended.beside()
+    ended.update(there("c1", "c2"), 2)
+    ended.update(there("c2"), 2)
+    ended.expect_exit()
+    ended.update(there(), 2)
+    assert ended.count == 1 and "see the node's log of c1" in ended.with_exit_note()
 
 
 def test_what_yarn_granted_beyond_the_request_has_not_ended_again() -> None:
     failing = FailingHosts()
     ended = EndedContainers(failing)
-    ended.look({"c2": "a", "c3": "b", "c4": "b", "c5": "c"}, 3)
-    ended.look({"c2": "a", "c3": "b", "c4": "b"}, 3)
+    ended.update({"c2": "a", "c3": "b", "c4": "b", "c5": "c"}, 3)
+    ended.update({"c2": "a", "c3": "b", "c4": "b"}, 3)
     assert ended.count == 0 and not failing.containers()
     # One of these ends, and is replaced.
-    ended.look({"c3": "b", "c4": "b", "c6": "a"}, 3)
+    ended.update({"c3": "b", "c4": "b", "c6": "a"}, 3)
     assert ended.count == 1 and failing.containers() == {"c2": "a"}
 
 
 def test_an_executor_that_leaves_is_not_one_beyond_the_request() -> None:
     coming = PendingExecutors(FailingHosts())
-    coming.connected("c1")
-    coming.look(there("c1", "c2"), ["c1"], 1)
-    coming.look(there("c1"), ["c1"], 1)
-    assert "see the node's log of c2" in coming.beside("full")
+    coming.record_connection("c1")
+    coming.update(there("c1", "c2"), ["c1"], 1)
+    coming.update(there("c1"), ["c1"], 1)
+    assert "see the node's log of c2" in coming.with_exit_note("full")
 
 
 def test_what_yarn_has_not_granted_is_told_from_what_only_starts() -> None:
     coming = PendingExecutors(FailingHosts())
-    assert coming.look(there("c1"), [], 2) == (1, "YARN has not granted 1")
-    assert coming.look(there("c1", "c2"), [], 2) == (0, "granted and starting")
-    assert coming.look(there("c1", "c2"), ["c1"], 2) == (1, "YARN has not granted 1")
+    assert coming.update(there("c1"), [], 2) == (1, "YARN has not granted 1")
+    assert coming.update(there("c1", "c2"), [], 2) == (0, "granted and starting")
+    assert coming.update(there("c1", "c2"), ["c1"], 2) == (1, "YARN has not granted 1")
 
 
 def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later() -> None:
     coming = PendingExecutors(FailingHosts())
     ended_again(coming, 3)
-    assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_ask(0.0)
+    assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_request(0.0)
     ended_again(coming, 4)
-    assert coming.beside("full").startswith(
+    assert coming.with_exit_note("full").startswith(
         "full, 4 ended unexpectedly on node1, see the node's log of c3 ("
     )
     assert coming.give_back(0, now=100.0, chance=0.5) == "", "none waits"
     assert "(time 1)" in coming.give_back(1, now=100.0, chance=0.5)
-    assert coming.beside("full").startswith(
+    assert coming.with_exit_note("full").startswith(
         "full; before that, 4 ended unexpectedly on node1, see the node's log of c3"
     )
-    assert not coming.may_ask(101.9) and coming.may_ask(102.0)
+    assert not coming.may_request(101.9) and coming.may_request(102.0)
     # Of those that were given back none counts again.
-    coming.look(there(), [], 1)
+    coming.update(there(), [], 1)
     assert coming.give_back(1, now=102.0, chance=0.5) == ""
     ended_again(coming, 4)
     assert "(time 2)" in coming.give_back(1, now=110.0, chance=0.5)
-    assert not coming.may_ask(112.9) and coming.may_ask(113.0)
-    coming.arrived()
-    assert coming.may_ask(110.0) and coming.beside("full") == "full"
+    assert not coming.may_request(112.9) and coming.may_request(113.0)
+    coming.record_arrival()
+    assert coming.may_request(110.0) and coming.with_exit_note("full") == "full"
 
 
 def test_of_many_that_are_waited_for_as_many_may_end() -> None:
@@ -131,29 +131,29 @@ def test_of_many_that_are_waited_for_as_many_may_end() -> None:
 
 def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
     coming = PendingExecutors(FailingHosts())
-    coming.clock(request(60.0), now=time.monotonic() - 61)
-    coming.clock(request(60.0), now=time.monotonic())
+    coming.new_clock(request(60.0), now=time.monotonic() - 61)
+    coming.new_clock(request(60.0), now=time.monotonic())
     ended_again(coming, 4)
     coming.report("full")
     with pytest.raises(
         GangTimeout, match=r"0 of 1 executor arrived within 60 s.*full, 4 ended unexpectedly"
     ):
         coming.check()
-    coming.arrived()
+    coming.record_arrival()
     coming.check()
-    coming.clock(request(60.0), now=time.monotonic())
+    coming.new_clock(request(60.0), now=time.monotonic())
     coming.check()
 
 
 def test_others_than_the_first_may_take_any_time() -> None:
     coming = PendingExecutors(FailingHosts())
-    coming.clock(request(None), now=time.monotonic() - 10**6)
+    coming.new_clock(request(None), now=time.monotonic() - 10**6)
     coming.check()
 
 
 def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> None:
     coming, asked = PendingExecutors(FailingHosts()), request(60.0)
-    clock = coming.clock(asked, now=time.monotonic() - 61)
+    clock = coming.new_clock(asked, now=time.monotonic() - 61)
     asked.cancelled.set()
     with pytest.raises(Cancelled):
         clock.check()
@@ -164,16 +164,16 @@ def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> No
 def test_hosts_on_which_executors_end_are_told_until_one_arrives_there() -> None:
     failing = FailingHosts()
     ended = EndedContainers(failing)
-    ended.look({"c1": "node1", "c2": "node2", "c3": "node2"}, 3)
+    ended.update({"c1": "node1", "c2": "node2", "c3": "node2"}, 3)
     assert not failing.hosts(time.monotonic())
-    ended.look({"c1": "node1"}, 3)
+    ended.update({"c1": "node1"}, 3)
     assert failing.hosts(time.monotonic()) == {"node2"}
-    assert "2 ended unexpectedly on node2, see" in ended.beside()
-    ended.look({}, 3)
+    assert "2 ended unexpectedly on node2, see" in ended.with_exit_note()
+    ended.update({}, 3)
     assert failing.hosts(time.monotonic()) == {"node2"}, "one end may have any cause"
-    assert "3 ended unexpectedly on node1 and node2, see" in ended.beside()
+    assert "3 ended unexpectedly on node1 and node2, see" in ended.with_exit_note()
     assert not failing.hosts(time.monotonic() + 601)
     assert failing.containers() == {"c1": "node1", "c2": "node2", "c3": "node2"}
-    failing.arrived("node2")
+    failing.record_arrival("node2")
     assert not failing.hosts(time.monotonic())
     assert failing.containers() == {"c1": "node1"}

@@ -68,7 +68,7 @@ def test_the_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grants", "deadline", "now", "verdict"),
+    ("progress", "deadline", "now", "verdict"),
     [
         (AcquisitionProgress(1, 1, 0.0), 10.0, 9.9, Verdict.WAIT),
         (AcquisitionProgress(1, 1, 0.0), 10.0, 10.0, Verdict.TIMED_OUT),
@@ -88,9 +88,9 @@ def test_the_ends() -> None:
     ],
 )
 def test_acquire(
-    grants: AcquisitionProgress, deadline: float | None, now: float, verdict: Verdict
+    progress: AcquisitionProgress, deadline: float | None, now: float, verdict: Verdict
 ) -> None:
-    assert decide_acquire(grants, wanted=2, deadline=deadline, now=now) is verdict
+    assert decide_acquire(progress, wanted=2, deadline=deadline, now=now) is verdict
 
 
 def test_back_off_grows_with_chance_and_is_bounded() -> None:

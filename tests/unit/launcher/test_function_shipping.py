@@ -119,9 +119,11 @@ def test_a_module_that_was_made_without_a_spec_is_there(monkeypatch: pytest.Monk
 class Executors:
     """Executors of the default profile, and a Spark that runs a task or does not."""
 
-    def __init__(self, there: tuple[str, ...], busy: tuple[str, ...] = ()) -> None:
+    def __init__(self, registered: tuple[str, ...], busy: tuple[str, ...] = ()) -> None:
         self.jvm = SimpleNamespace(
-            executors=lambda profile: there, busy=lambda profile: busy, cancel=self.cancel
+            registered_executors=lambda profile: registered,
+            busy_executors=lambda profile: busy,
+            cancel=self.cancel,
         )
         self.context = None
         self.cancelled: list[str] = []
