@@ -1,4 +1,4 @@
-"""Programs that make an environment (pip, conda), ended when their run no longer wants them."""
+"""Programs that make an environment (pip, conda) and can be cancelled."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hopsgpu.errors import Cancelled, ConfigError
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.2
-_MOST_LINES = 12
-_MOST_SHOWN = 3000
+_POLL_SECONDS = 0.2
+_MAX_LINES = 12
+_MAX_CHARACTERS = 3000
 
 
 def run(
@@ -26,17 +26,16 @@ def run(
     stop: threading.Event,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program to its end, and return what it wrote.
+    """Run a program and return its output.
 
     Args:
         command: the program and its arguments.
         purpose: what it does, for errors.
-        stop: is set when the program is no longer wanted; it is then killed with its process group.
+        stop: set to cancel; the program is killed with its process group.
         environment: its environment variables; this process's by default.
 
     Raises:
-        ConfigError: it cannot be started, or it fails; the message has the last lines that it
-            wrote.
+        ConfigError: it cannot be started, or fails; the message has the end of its output.
         Cancelled: `stop` was set.
     """
     began = time.monotonic()
@@ -73,10 +72,10 @@ def run(
 
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None:
-    """Return the exit code, or None if the program is no longer wanted."""
+    """Return the exit code, or None if `stop` was set."""
     while not stop.is_set():
         try:
-            return process.wait(_LOOK_SECONDS)
+            return process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             continue
     return None
@@ -84,4 +83,4 @@ def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None
 
 def _last_lines(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
-    return "\n".join(lines[-_MOST_LINES:])[-_MOST_SHOWN:] or "(it wrote nothing)"
+    return "\n".join(lines[-_MAX_LINES:])[-_MAX_CHARACTERS:] or "(it wrote nothing)"

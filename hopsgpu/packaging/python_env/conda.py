@@ -1,4 +1,4 @@
-"""A conda environment, packed by conda-pack so that it runs wherever it is unpacked."""
+"""A conda environment, which conda-pack makes relocatable."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hopsgpu.packaging.python_env.inspection import DriverPython
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, files_of
 
 _PROGRAMS = ("conda", "mamba", "micromamba")
-# Directories in the base environment that are no part of it: caches and other environments.
-_NOT_OF_IT = ("pkgs", "envs")
+# Caches, and other environments inside the base environment.
+_EXCLUDED_DIRECTORIES = ("pkgs", "envs")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CondaEnvironment:
 
     Attributes:
         name: the user's name for it.
-        prefix: its directory; None to ask conda for the one of this name.
+        prefix: its directory; None to ask conda for the environment `name`.
     """
 
     name: str
@@ -35,10 +35,10 @@ class CondaEnvironment:
 
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
         files = files_of(self._prefix(stop))
-        own = {n: f for n, f in files.items() if n.partition("/")[0] not in _NOT_OF_IT}
-        return digest_of(own, stop)
+        kept = {n: f for n, f in files.items() if n.partition("/")[0] not in _EXCLUDED_DIRECTORIES}
+        return digest_of(kept, stop)
 
-    def archive(self, directory: Path, stop: threading.Event) -> Path:
+    def make_archive(self, directory: Path, stop: threading.Event) -> Path:
         if importlib.util.find_spec("conda_pack") is None:
             raise ConfigError(
                 f"python_env={self.name}: hopsgpu packs a conda environment with conda-pack, which"
@@ -59,13 +59,13 @@ class CondaEnvironment:
 
 
 def conda_program() -> str | None:
-    """Return the program that knows environments by name; None if there is none."""
+    """Return the program that lists environments; None if there is none."""
     named = os.environ.get("CONDA_EXE") or os.environ.get("MAMBA_EXE")
     return named or next(filter(None, map(shutil.which, _PROGRAMS)), None)
 
 
 def prefix_of(name: str, stop: threading.Event) -> Path:
-    """Return the directory of the conda environment with a name.
+    """Return the directory of a conda environment.
 
     Raises:
         ConfigError: there is no conda, its answer is not JSON, or it has no environment of that
@@ -77,7 +77,7 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
         raise ConfigError(
             f"python_env={name!r}: there is no such file or directory, and no conda ("
             f"{', '.join(_PROGRAMS)}) on the PATH to ask for an environment of that name."
-            f" {_packages(name)}"
+            f" {_package_advice(name)}"
         )
     output = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
     try:
@@ -88,14 +88,14 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
     for prefix in prefixes:
         if prefix.name == name or (name == "base" and prefix == prefixes[0]):
             return prefix
-    known = ", ".join(sorted(prefix.name for prefix in prefixes)) or "none"
+    names = ", ".join(sorted(prefix.name for prefix in prefixes)) or "none"
     raise ConfigError(
         f"python_env={name!r}: there is no such file or directory, and conda has no environment of"
-        f" that name (it has {known}). {_packages(name)}"
+        f" that name (it has {names}). {_package_advice(name)}"
     )
 
 
-def _packages(name: str) -> str:
+def _package_advice(name: str) -> str:
     return (
         f"To name a package, pass a list, python_env=[{name!r}], or a text with a version,"
         f" --python-env '{name}>=0'"

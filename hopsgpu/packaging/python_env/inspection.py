@@ -1,4 +1,4 @@
-"""The kind of Python environment that an archive is, judged by the names in it. Pure."""
+"""Recognises the Python environment in an archive by the names of entries. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.archives import Entry
+from hopsgpu.packaging.python_env.archives import ArchiveEntry
 
 # From e_machine (ELF gABI, "ELF Header") to the name in `platform.machine()`.
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64"}
 _MACH_O = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _PYTHON = re.compile(r"bin/python(3\.\d+)")
 _LIBRARY = re.compile(r"lib/python(3\.\d+)/(os\.py|site-packages/)")
-# Where an environment with its own Python has its packages; Debian's Python uses dist-packages.
+# The directory of packages in an environment with a Python; Debian uses dist-packages.
 _INSTALLED = re.compile(r"lib/python3(\.\d+)?/(site|dist)-packages/")
-# The .pth files of setuptools and of namespace packages add no other place to import from.
+# The .pth files of setuptools and of namespace packages add nothing to `sys.path`.
 _ADDS_TO_PATH = re.compile(r"(?!distutils-precedence\.pth|[^/]*-nspkg\.pth)[^/]*\.(pth|egg-link)")
 _TAGGED = re.compile(r"\.(cpython-3\d+|cp3\d+)[\w-]*\.(so|pyd)")
 
@@ -27,7 +27,7 @@ class DriverPython:
 
     Attributes:
         python: minor version, such as "3.11".
-        machine: kind of processor, as in `platform.machine()`.
+        machine: processor type, as in `platform.machine()`.
         suffixes: suffixes of the compiled modules that it imports (`importlib.machinery`).
     """
 
@@ -38,7 +38,7 @@ class DriverPython:
 
 @dataclass(frozen=True)
 class ArchiveContents:
-    """What an archive holds; the attributes are those of `PythonEnv`."""
+    """Fields of a `PythonEnv` that an archive determines."""
 
     below: str
     interpreter: str | None
@@ -47,34 +47,35 @@ class ArchiveContents:
     modules: tuple[str, ...] | None = None
 
 
-def is_peeked(name: str) -> bool:
-    """Return whether the first bytes of a file of this name say something about the archive."""
-    return name.endswith((".so", ".pyd")) or bool(_PYTHON.fullmatch(_last(name, 2)))
+def should_peek(name: str) -> bool:
+    """Return whether the first bytes of a file show for which machine it was built."""
+    return name.endswith((".so", ".pyd")) or bool(_PYTHON.fullmatch(_last_parts(name, 2)))
 
 
-def inspect_archive(entries: Iterable[Entry], name: str, driver: DriverPython) -> ArchiveContents:
-    """Return what the names in an archive say about it.
+def inspect_archive(
+    entries: Iterable[ArchiveEntry], name: str, driver: DriverPython
+) -> ArchiveContents:
+    """Return the contents of an archive.
 
-    Its own interpreter, with its library, makes it an environment that ranks run in. Without one (a
-    virtual environment's Python leads to another one's) its site-packages count; and if there are
-    none, its modules.
+    Ranks run with the archive's interpreter, if it has one with a library. Otherwise (in a virtual
+    environment, Python is a link) they import from its site-packages, or else from its top.
 
     Args:
-        entries: entries of the archive, with the first bytes of those that `is_peeked` selects.
+        entries: entries of the archive, with the first bytes of those that `should_peek` selects.
         name: the archive's name, for errors.
         driver: the driver's Python.
 
     Raises:
-        ConfigError: the archive has no Python in it, has several minor versions, is for another
-            minor version or platform, or has links that lead out of it.
+        ConfigError: the archive has no Python, several minor versions, another minor version or
+            platform, or links that lead out of it.
     """
     all_entries = list(entries)
     files = {entry.name: entry for entry in all_entries if entry.is_file}
-    found = _found(files, name)
-    _check_links(all_entries, found.below, name)
-    if found.python not in (None, driver.python):
-        raise other_python(name, f"Python {found.python}", driver.python)
-    below = [file for file in files if file.startswith(found.below)]
+    contents = _recognise(files, name)
+    _check_links(all_entries, contents.below, name)
+    if contents.python not in (None, driver.python):
+        raise other_python(name, f"Python {contents.python}", driver.python)
+    below = [file for file in files if file.startswith(contents.below)]
     _check_tags(below, name, driver)
     machines = {m for m in (_machine(files[file].head) for file in below) if m}
     if machines and driver.machine not in machines:
@@ -84,18 +85,18 @@ def inspect_archive(entries: Iterable[Entry], name: str, driver: DriverPython) -
         )
     compiled = driver.machine if machines else None
     tagged = any(_TAGGED.search(file) for file in below)
-    python = found.python or (driver.python if tagged else None)
-    linked = [e.name for e in all_entries if e.link and e.name.startswith(found.below)]
-    modules = _modules(below, linked, found, driver)
-    return ArchiveContents(found.below, found.interpreter, python, compiled, modules)
+    python = contents.python or (driver.python if tagged else None)
+    linked = [e.name for e in all_entries if e.link and e.name.startswith(contents.below)]
+    modules = _modules(below, linked, contents, driver)
+    return ArchiveContents(contents.below, contents.interpreter, python, compiled, modules)
 
 
 def _modules(
     files: Iterable[str], links: Iterable[str], contents: ArchiveContents, driver: DriverPython
 ) -> tuple[str, ...] | None:
-    """Return the top-level modules that are installed; None if other directories may add more."""
-    linked = list(_installed(links, contents))
-    names = [*_installed(files, contents), *linked]
+    """Return the installed top-level modules; None if `.pth` files may add others."""
+    linked = list(_importable_names(links, contents))
+    names = [*_importable_names(files, contents), *linked]
     if contents.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
         return None
     importable = (name for name in names if name.endswith((".py", *driver.suffixes)))
@@ -104,8 +105,8 @@ def _modules(
     return tuple(sorted(tops))
 
 
-def _installed(files: Iterable[str], contents: ArchiveContents) -> Iterator[str]:
-    """Yield the names of files where modules are imported from, relative to that directory."""
+def _importable_names(files: Iterable[str], contents: ArchiveContents) -> Iterator[str]:
+    """Yield names relative to the directory that modules are imported from."""
     above = f"{contents.below}/" if contents.below else ""
     for file in files:
         name = file.removeprefix(above)
@@ -123,7 +124,7 @@ def other_python(name: str, python: str, driver: str) -> ConfigError:
     )
 
 
-def _found(files: Collection[str], name: str) -> ArchiveContents:
+def _recognise(files: Collection[str], name: str) -> ArchiveContents:
     for root in _roots(files):
         stdlib: set[str] = set()
         packages: set[str] = set()
@@ -149,12 +150,12 @@ def _found(files: Collection[str], name: str) -> ArchiveContents:
 
 
 def _roots(files: Collection[str]) -> list[str]:
-    """Return where an environment may begin: at the top, or in the only directory there."""
+    """Return possible prefixes of an environment: none, or the only top-level directory."""
     tops = {file.partition("/")[0] for file in files}
     return ["", *(f"{top}/" for top in tops if len(tops) == 1)]
 
 
-def _check_links(entries: Iterable[Entry], below: str, name: str) -> None:
+def _check_links(entries: Iterable[ArchiveEntry], below: str, name: str) -> None:
     above = f"{below}/" if below else ""
     for entry in entries:
         leads_out = entry.link.startswith(("/", "..")) or not entry.link.startswith(above)
@@ -166,15 +167,15 @@ def _check_links(entries: Iterable[Entry], below: str, name: str) -> None:
 
 
 def _check_tags(files: Iterable[str], name: str, driver: DriverPython) -> None:
-    """Refuse compiled modules of which none can be imported."""
+    """Raise ConfigError if there are compiled modules, but none that can be imported."""
     tagged = [file for file in files if _TAGGED.search(file)]
     # Any shared library may have the plain suffix.
     importable = tuple(suffix for suffix in driver.suffixes if suffix != ".so")
     if tagged and not any(file.endswith(importable) for file in tagged):
+        module = _last_parts(min(tagged), 1)
         raise ConfigError(
-            f"{name} is compiled for another Python or platform: {_last(min(tagged), 1)} cannot be"
-            f" imported by Python {driver.python} on {driver.machine}, which the driver and the"
-            " executors run"
+            f"{name} is compiled for another Python or platform: {module} cannot be imported by"
+            f" Python {driver.python} on {driver.machine}, which the driver and the executors run"
         )
 
 
@@ -185,5 +186,5 @@ def _machine(head: bytes) -> str | None:
     return "macOS" if head.startswith(_MACH_O) else None
 
 
-def _last(name: str, parts: int) -> str:
+def _last_parts(name: str, parts: int) -> str:
     return "/".join(name.split("/")[-parts:])

@@ -1,4 +1,4 @@
-"""The kinds of values that `python_env=` accepts, told apart without making anything."""
+"""The kinds of values that `python_env=` accepts; nothing is built here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hopsgpu.packaging.python_env.archives import SUFFIXES
 from hopsgpu.packaging.python_env.conda import CondaEnvironment
 from hopsgpu.packaging.python_env.inspection import other_python
 from hopsgpu.packaging.python_env.recipes import (
-    Archive,
-    Directory,
+    ModuleDirectory,
     Packages,
+    PackedArchive,
     Recipe,
     StoredArchive,
-    on_lake,
+    stored_archive_at,
 )
 from hopsgpu.packaging.python_env.requirements import check_lines, read_lines
 
@@ -37,26 +37,30 @@ _PACKAGE = re.compile(
     rf"(?P<versions>{_VERSIONED}(\s*,\s*{_VERSIONED})*)?"
 )
 # A comma between packages, not between a package's versions (a>=1,<2) or its extras (a[b,c]).
-_BETWEEN = re.compile(r",\s*(?=[A-Za-z0-9])(?![^\[]*\])")
+_SEPARATOR = re.compile(r",\s*(?=[A-Za-z0-9])(?![^\[]*\])")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 
 
 def recipe_for(python_env: object) -> Recipe | StoredArchive:
-    """Return how to make the environment that a user asks for, or where it is on the lake.
+    """Return how to build the environment that a user requests, or where it is on the lake.
 
     Raises:
-        ConfigError: the value is of no kind that is accepted, or cannot travel.
+        ConfigError: the value is of no accepted kind, or cannot be sent to ranks.
     """
     if isinstance(python_env, (str, os.PathLike)):
         path = os.fspath(python_env)
-        return on_lake(path) if isinstance(path, str) and "://" in path else _of_path(path)
+        return (
+            stored_archive_at(path)
+            if isinstance(path, str) and "://" in path
+            else _recipe_for_path(path)
+        )
     if isinstance(python_env, Sequence) and not isinstance(python_env, (bytes, bytearray)):
-        return _of_list(python_env)
+        return _packages_of(python_env)
     raise ConfigError(f"python_env={python_env!r}: {_MUST_BE}")
 
 
-def _of_list(packages: Sequence[object]) -> Packages:
+def _packages_of(packages: Sequence[object]) -> Packages:
     for line in packages:
         if not isinstance(line, str) or not line.strip() or "\n" in line or "\r" in line:
             raise ConfigError(f"python_env has {line!r} in its list: {_MUST_BE}")
@@ -65,44 +69,44 @@ def _of_list(packages: Sequence[object]) -> Packages:
     named = [_CREDENTIALS.sub("://…@", line) for line in lines if not line.startswith("-")]
     if not named:
         raise ConfigError(f"python_env={list(packages)!r} names no package: {_MUST_BE}")
-    more = len(named) - _MOST_NAMED
-    return Packages(", ".join(named[:_MOST_NAMED]) + (f" and {more} more" * (more > 0)), lines)
+    more = len(named) - _MAX_NAMED
+    return Packages(", ".join(named[:_MAX_NAMED]) + (f" and {more} more" * (more > 0)), lines)
 
 
-def _of_path(text: str | bytes) -> Recipe:
+def _recipe_for_path(text: str | bytes) -> Recipe:
     if not isinstance(text, str) or not text:
         raise ConfigError(f"python_env={text!r}: {_MUST_BE}")
     path = Path(text).expanduser()
     if path.is_dir():
-        return _of_directory(text, path)
+        return _recipe_for_directory(text, path)
     if path.is_file():
-        return _of_file(text, path)
+        return _recipe_for_file(text, path)
     if "/" not in text and _NAME.fullmatch(text) and not text.endswith((".txt", *SUFFIXES)):
         return CondaEnvironment(text)
     if packages := _packages_in(text):
-        return _of_list(packages)
+        return _packages_of(packages)
     raise ConfigError(f"python_env={text!r}: there is no such file or directory: {_MUST_BE}")
 
 
 def _packages_in(text: str) -> list[str]:
-    """Return the packages that a text lists, with or without versions; none if it is no list."""
-    parts = [part.strip() for part in _BETWEEN.split(text)]
-    found = [_PACKAGE.fullmatch(part) for part in parts]
-    if any(match is None or match["name"].endswith((".txt", *SUFFIXES)) for match in found):
+    """Return the packages in a comma-separated list, with or without versions; else nothing."""
+    parts = [part.strip() for part in _SEPARATOR.split(text)]
+    matches = [_PACKAGE.fullmatch(part) for part in parts]
+    if any(match is None or match["name"].endswith((".txt", *SUFFIXES)) for match in matches):
         return []
     return parts
 
 
-def _of_directory(name: str, path: Path) -> Recipe:
+def _recipe_for_directory(name: str, path: Path) -> Recipe:
     path = path.resolve()
     if (path / "conda-meta").is_dir():
         _check_python(name, {file.name for file in path.glob("bin/python3.*")})
         return CondaEnvironment(name, path)
     if not (path / "pyvenv.cfg").is_file():
-        return Directory(name, path)
+        return ModuleDirectory(name, path)
     packages = sorted(path.glob("lib/python3.*/site-packages"))
     _check_python(name, {directory.parent.name for directory in packages})
-    return Directory(name, path / "lib" / _PYTHON / "site-packages")
+    return ModuleDirectory(name, path / "lib" / _PYTHON / "site-packages")
 
 
 def _check_python(name: str, pythons: set[str]) -> None:
@@ -113,17 +117,17 @@ def _check_python(name: str, pythons: set[str]) -> None:
         )
 
 
-def _of_file(name: str, path: Path) -> Recipe:
+def _recipe_for_file(name: str, path: Path) -> Recipe:
     path = path.resolve()
     if path.name.endswith(SUFFIXES):
-        return Archive(name, path)
+        return PackedArchive(name, path)
     if path.suffix == ".txt":
         lines = read_lines(path)
         if not lines:
             raise ConfigError(f"python_env={name!r}: the file names no package")
         return Packages(name, lines, path)
     if path.suffix == ".whl":
-        return _of_list([name])
+        return _packages_of([name])
     if path.suffix in (".yml", ".yaml"):
         raise ConfigError(
             f"python_env={name!r}: create the environment first (conda env create --file {name}),"

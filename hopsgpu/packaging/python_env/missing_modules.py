@@ -12,9 +12,9 @@ def missing_modules_error(names: Sequence[str], where: str, env: str | None = No
     """Return the error for a function whose modules are missing.
 
     Args:
-        names: top-level modules that the function refers to.
+        names: the missing top-level modules.
         where: whose Python lacks them.
-        env: the `python_env=` that the function runs with, as its user named it; or None.
+        env: the user's name of the function's `python_env=`, or None.
     """
     packages = [package for package in map(_requirement, names) if package is not None]
     if env is not None:
@@ -34,8 +34,8 @@ def missing_modules_error(names: Sequence[str], where: str, env: str | None = No
 
 
 def _requirement(name: str) -> str | None:
-    """Return pip's requirement for a module of this Python; None if pip did not install it."""
-    found = metadata.packages_distributions().get(name)
-    if not found:
+    """Return the requirement of a module's package; None if pip did not install the module."""
+    distributions = metadata.packages_distributions().get(name)
+    if not distributions:
         return None
-    return f"{found[0]}=={metadata.version(found[0])}"
+    return f"{distributions[0]}=={metadata.version(distributions[0])}"

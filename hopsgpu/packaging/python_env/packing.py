@@ -1,4 +1,4 @@
-"""Packing of a directory as an archive, and digests that tell whether it has changed."""
+"""Packing of a directory as an archive, and digests that show changes."""
 
 from __future__ import annotations
 
@@ -14,39 +14,37 @@ from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.packaging.python_env.environment import DRIVER_PACKAGES
 
 ARCHIVE = "environment.tar.gz"
-# A directory with more files was given by mistake, a home directory for example: PyTorch has some
-# 15,000.
-MOST_FILES = 200_000
+# More files mean that a wrong directory was given, such as the home directory. PyTorch has 15,000.
+MAX_FILES = 200_000
 _READERS = 4
-_NOT_CODE = frozenset({"node_modules"})
+_EXCLUDED_DIRECTORIES = frozenset({"node_modules"})
 _CACHE = "__pycache__"
-# gzip's level: the second halves the size of nothing that matters, and takes three times as long.
-_LEVEL = 1
+# gzip's second level takes three times as long, and makes no large file much smaller.
+_COMPRESSION_LEVEL = 1
 
 
 def files_of(directory: Path) -> dict[str, Path]:
-    """Return the files of a directory that travel, sorted by path below it; links are followed.
+    """Return the files of a directory to pack, by sorted path below it; links are followed.
 
-    Hidden directories, node_modules, virtual environments in it, and what travels with hopsgpu are
-    left out.
+    Hidden directories, node_modules, virtual environments in it and `DRIVER_PACKAGES` are left out.
 
     Raises:
-        ConfigError: the directory cannot be read, or has more files than an environment has.
+        ConfigError: the directory cannot be read, or has more than `MAX_FILES` files.
     """
-    found: dict[str, Path] = {}
-    for name, path in _below(directory, directory, frozenset()):
-        found[name] = path
-        if len(found) > MOST_FILES:
+    files: dict[str, Path] = {}
+    for name, path in _walk(directory, directory, frozenset()):
+        files[name] = path
+        if len(files) > MAX_FILES:
             raise ConfigError(
-                f"python_env: {directory} contains more than {MOST_FILES} files: name the"
+                f"python_env: {directory} contains more than {MAX_FILES} files: name the"
                 " directory of the modules or of the environment, not one above it"
             )
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
-def _below(root: Path, directory: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
+def _walk(root: Path, directory: Path, ancestors: frozenset[Path]) -> Iterator[tuple[str, Path]]:
     real = directory.resolve()
-    if real in above:  # a link that leads back
+    if real in ancestors:  # a circular link
         return
     try:
         children = sorted(directory.iterdir())
@@ -54,16 +52,21 @@ def _below(root: Path, directory: Path, above: frozenset[Path]) -> Iterator[tupl
         raise ConfigError(f"python_env: {directory} cannot be read: {error.strerror}") from error
     for path in children:
         if path.is_dir():
-            if not _left_out(path, root):
-                yield from _below(root, path, above | {real})
+            if not _is_excluded(path, root):
+                yield from _walk(root, path, ancestors | {real})
         elif path.is_file() and not (path.parent == root and path.stem in DRIVER_PACKAGES):
             yield path.relative_to(root).as_posix(), path
 
 
-def _left_out(directory: Path, root: Path) -> bool:
+def _is_excluded(directory: Path, root: Path) -> bool:
     name = directory.name
-    ours = directory.parent == root and name in DRIVER_PACKAGES
-    return ours or name.startswith(".") or name in _NOT_CODE or _is_venv(directory)
+    is_from_driver = directory.parent == root and name in DRIVER_PACKAGES
+    return (
+        is_from_driver
+        or name.startswith(".")
+        or name in _EXCLUDED_DIRECTORIES
+        or _is_venv(directory)
+    )
 
 
 def _is_venv(directory: Path) -> bool:
@@ -71,21 +74,21 @@ def _is_venv(directory: Path) -> bool:
 
 
 def digest_of(files: Mapping[str, Path], stop: threading.Event) -> str:
-    """Return the SHA-256 over names and contents of files, in hexadecimal, without `__pycache__`.
+    """Return the SHA-256 of names and contents of files, in hexadecimal, without `__pycache__`.
 
     Raises:
         ConfigError: a file cannot be read.
         Cancelled: `stop` was set.
     """
     names = [name for name in files if _CACHE not in name.split("/")]
-    whole = hashlib.sha256()
+    total = hashlib.sha256()
     with ThreadPoolExecutor(_READERS, thread_name_prefix="hopsgpu-digest") as pool:
-        # The interpreter releases its lock while it reads and digests.
+        # Python releases the GIL while it reads and digests.
         for name, digest in zip(
             names, pool.map(lambda n: digest_of_file(files[n], stop), names), strict=True
         ):
-            whole.update(f"{name}\0{digest}\n".encode(errors="surrogateescape"))
-    return whole.hexdigest()
+            total.update(f"{name}\0{digest}\n".encode(errors="surrogateescape"))
+    return total.hexdigest()
 
 
 def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
@@ -107,13 +110,13 @@ def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
 def pack(files: Mapping[str, Path], archive: Path, stop: threading.Event) -> None:
     """Pack files as a tar.gz.
 
-    Modification times stay as they are, because Python checks compiled files by them.
+    Modification times are kept, because Python compares them with those in compiled files.
 
     Raises:
         ConfigError: a file cannot be read.
         Cancelled: `stop` was set.
     """
-    with tarfile.open(archive, "w:gz", compresslevel=_LEVEL) as tar:
+    with tarfile.open(archive, "w:gz", compresslevel=_COMPRESSION_LEVEL) as tar:
         for name, file in files.items():
             if stop.is_set():
                 raise Cancelled("the run was cancelled while its Python environment was packed")
@@ -121,8 +124,7 @@ def pack(files: Mapping[str, Path], archive: Path, stop: threading.Event) -> Non
                 info = tar.gettarinfo(os.path.realpath(file), name)
                 info.uname = info.gname = ""
                 info.uid = info.gid = 0
-                # A file with two links is packed twice, because a link could lead out of the
-                # archive.
+                # Pack a file with two hard links twice: a link could lead out of the archive.
                 info.type, info.linkname = tarfile.REGTYPE, ""
                 with file.open("rb") as content:
                     info.size = os.fstat(content.fileno()).st_size

@@ -1,4 +1,4 @@
-"""The ways to make an environment: each has a key that identifies it, and makes its archive."""
+"""The ways to build an environment; each has a key that identifies the result."""
 
 from __future__ import annotations
 
@@ -22,25 +22,21 @@ from hopsgpu.storage.lake import LakePath
 
 
 class Recipe(Protocol):
-    """A way to make an environment.
-
-    Attributes:
-        name: the user's name for it.
-    """
+    """A way to build an environment; `name` is the user's name for it."""
 
     @property
     def name(self) -> str: ...
 
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
-        """Return the environment's name on the lake, equal if the same environment would be made.
+        """Return the environment's name on the lake; equal inputs give equal keys.
 
         Raises:
-            ConfigError: what the environment is made of cannot be read.
+            ConfigError: an input cannot be read.
             Cancelled: `stop` was set.
         """
 
-    def archive(self, directory: Path, stop: threading.Event) -> Path:
-        """Make the environment's archive, in an empty directory if it needs one; return its path.
+    def make_archive(self, directory: Path, stop: threading.Event) -> Path:
+        """Make the archive; return its path, which may be in `directory`, an empty one.
 
         Raises:
             ConfigError: the archive cannot be made.
@@ -67,34 +63,34 @@ class Packages:
 
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
         base = Path.cwd() if self.file is None else self.file.resolve().parent
-        recipe = requirements.recipe_of(self.lines, base, os.environ, stop)
+        recipe = requirements.pip_inputs(self.lines, base, os.environ, stop)
         return _key("packages", driver.python, driver.machine, *recipe)
 
-    def archive(self, directory: Path, stop: threading.Event) -> Path:
+    def make_archive(self, directory: Path, stop: threading.Event) -> Path:
         if importlib.util.find_spec("pip") is None:
             raise ConfigError(
                 f"python_env={self.name}: {sys.executable} has no pip to install packages with:"
                 " run `python -m ensurepip`, or pass a directory or an archive"
             )
-        listed, target = self.file, directory / "packages"
-        if listed is None:
+        requirements_file, target = self.file, directory / "packages"
+        if requirements_file is None:
             # A line may contain a password, which must not be on a command line.
-            listed = directory / "requirements.txt"
-            listed.touch(mode=0o600)
-            listed.write_text("\n".join(self.lines) + "\n")
+            requirements_file = directory / "requirements.txt"
+            requirements_file.touch(mode=0o600)
+            requirements_file.write_text("\n".join(self.lines) + "\n")
         command = [sys.executable, "-m", "pip", "install", "--target", str(target)]
         command += requirements.PIP_OPTIONS
         what = f"python_env={self.name}: pip install"
         variables = requirements.pip_variables(os.environ)
-        commands.run([*command, "--requirement", str(listed)], what, stop, variables)
-        return _packed(target, directory / ARCHIVE, self.name, stop)
+        commands.run([*command, "--requirement", str(requirements_file)], what, stop, variables)
+        return _pack_directory(target, directory / ARCHIVE, self.name, stop)
 
     def warnings(self) -> tuple[str, ...]:
         return ()
 
 
 @dataclass(frozen=True)
-class Directory:
+class ModuleDirectory:
     """A directory of modules, or the site-packages of a virtual environment.
 
     Attributes:
@@ -108,8 +104,8 @@ class Directory:
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
         return _key("directory", digest_of(files_of(self.root), stop))
 
-    def archive(self, directory: Path, stop: threading.Event) -> Path:
-        return _packed(self.root, directory / ARCHIVE, self.name, stop)
+    def make_archive(self, directory: Path, stop: threading.Event) -> Path:
+        return _pack_directory(self.root, directory / ARCHIVE, self.name, stop)
 
     def warnings(self) -> tuple[str, ...]:
         editable = sorted(
@@ -125,8 +121,8 @@ class Directory:
 
 
 @dataclass(frozen=True)
-class Archive:
-    """An archive that somebody has packed, with conda-pack, venv-pack, tar or zip.
+class PackedArchive:
+    """An archive of the user's, made by conda-pack, venv-pack, tar or zip.
 
     Attributes:
         name: the user's name for it.
@@ -139,7 +135,7 @@ class Archive:
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
         return _key("archive", digest_of_file(self.file, stop), driver.python, driver.machine)
 
-    def archive(self, directory: Path, stop: threading.Event) -> Path:
+    def make_archive(self, directory: Path, stop: threading.Event) -> Path:
         return self.file
 
     def warnings(self) -> tuple[str, ...]:
@@ -148,10 +144,10 @@ class Archive:
 
 @dataclass(frozen=True)
 class StoredArchive:
-    """An environment that was put on the lake before, as `hopsgpu submit --python-env` does.
+    """An environment that is on the lake already, for example by `hopsgpu submit --python-env`.
 
     Attributes:
-        name: the user's name for it: its URL.
+        name: its URL, as the user passed it.
         root: URL of the lake's root.
         key: its name on the lake.
     """
@@ -164,12 +160,8 @@ class StoredArchive:
         return ()
 
 
-def on_lake(url: str) -> StoredArchive:
-    """Return the environment at a URL.
-
-    Raises:
-        ConfigError: no environment has such a URL.
-    """
+def stored_archive_at(url: str) -> StoredArchive:
+    """Return the environment at a URL; raise ConfigError if no environment has such a URL."""
     root, directory, key = url.rstrip("/").rpartition(f"/{DIRECTORY}/")
     if not directory or "/" in key or not key:
         raise ConfigError(
@@ -179,7 +171,7 @@ def on_lake(url: str) -> StoredArchive:
     return StoredArchive(url, LakePath(f"{root}/").url, key)
 
 
-def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path:
+def _pack_directory(root: Path, archive: Path, name: str, stop: threading.Event) -> Path:
     files = files_of(root)
     if not files:
         raise ConfigError(

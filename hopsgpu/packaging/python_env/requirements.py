@@ -1,4 +1,4 @@
-"""What pip is to install for an environment, and what tells whether that has changed."""
+"""Requirements of an environment that pip installs, and the inputs that determine the result."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ VARIABLES = (
     "PIP_NO_INDEX",
     "PIP_PRE",
 )
-# The command line overrides variables, and these override pip.conf. So these options also undo a
-# pip.conf's settings of the place that pip installs into; its index, certificate and proxy stay in
-# force. An empty root would be the working directory.
+# These options override settings of the target directory in variables and in pip.conf. Settings of
+# index, certificate and proxy stay in force. An empty root would be the working directory.
 PIP_OPTIONS = (
     *("--no-user", "--prefix=", "--root=/"),
     *("--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
 )
-# pip's variables that name another place, another Python, or more packages to install.
+# Variables for another target directory, another Python or further packages.
 _NOT_FOR_PIP = frozenset(
     f"PIP_{name}"
     for name in (
@@ -42,12 +41,12 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 
 
 def check_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return lines of requirements, without comments and empty lines.
+    """Return requirements without comments and empty lines.
 
     Raises:
-        ConfigError: a line is editable; it refers to a directory that no node can reach.
+        ConfigError: a requirement is editable: no node can reach its directory.
     """
-    found = []
+    requirements = []
     for line in lines:
         text = _COMMENT.sub("", line).strip()
         if _EDITABLE.match(text):
@@ -57,15 +56,15 @@ def check_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
                 " script to the ranks anyway"
             )
         if text:
-            found.append(text)
-    return tuple(found)
+            requirements.append(text)
+    return tuple(requirements)
 
 
 def read_lines(file: Path) -> tuple[str, ...]:
-    """Return the lines of a requirements file, as `check_lines` returns them.
+    """Return the requirements in a file, as `check_lines` returns them.
 
     Raises:
-        ConfigError: the file cannot be read, or a line cannot travel.
+        ConfigError: the file cannot be read, or a requirement is editable.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -76,41 +75,36 @@ def read_lines(file: Path) -> tuple[str, ...]:
 
 
 def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which pip installs into a directory, whatever the user's pip does.
-
-    Args:
-        environ: variables of this process.
-    """
+    """Return this process's variables without settings of where and for which Python to install."""
     variables = {name: value for name, value in environ.items() if name.upper() not in _NOT_FOR_PIP}
-    # To install into a directory needs no virtual environment; pip has no option that undoes a
-    # pip.conf's `require-virtualenv`.
+    # No option of pip overrides a pip.conf's `require-virtualenv`.
     return {**variables, "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
-def recipe_of(
+def pip_inputs(
     lines: Iterable[str], base: Path, variables: Mapping[str, str], stop: threading.Event
 ) -> list[str]:
-    """Return the texts that decide what pip will install.
+    """Return the inputs that determine what pip will install.
 
-    They are the lines, also those of included files, digests of the local files that they name, and
-    the variables that pip reads.
+    They are the requirements, with those of included files, digests of local files that they name,
+    and the variables that pip reads.
 
     Args:
-        lines: lines of requirements.
-        base: the directory from which the lines name included files.
+        lines: the requirements.
+        base: the directory that names of included files are relative to.
         variables: environment variables.
-        stop: is set when the result is no longer wanted.
+        stop: set to cancel.
 
     Raises:
         ConfigError: an included or named file cannot be read.
         Cancelled: `stop` was set.
     """
-    found = list(_recipe(lines, base, stop, frozenset()))
-    return found + [f"{name}={variables[name]}" for name in VARIABLES if name in variables]
+    inputs = list(_inputs_of(lines, base, stop, frozenset()))
+    return inputs + [f"{name}={variables[name]}" for name in VARIABLES if name in variables]
 
 
-def _recipe(
-    lines: Iterable[str], base: Path, stop: threading.Event, above: frozenset[Path]
+def _inputs_of(
+    lines: Iterable[str], base: Path, stop: threading.Event, ancestors: frozenset[Path]
 ) -> Iterator[str]:
     for line in lines:
         yield line
@@ -118,18 +112,15 @@ def _recipe(
             if "://" in included["file"]:
                 continue
             file = (base / included["file"].strip()).resolve()
-            if file not in above:
-                yield from _recipe(read_lines(file), file.parent, stop, above | {file})
-        elif (named := _local(line)) is not None:
-            whole = digest_of(files_of(named), stop) if named.is_dir() else None
-            yield whole or digest_of_file(named, stop)
+            if file not in ancestors:
+                yield from _inputs_of(read_lines(file), file.parent, stop, ancestors | {file})
+        elif (named := _local_path(line)) is not None:
+            digest = digest_of(files_of(named), stop) if named.is_dir() else None
+            yield digest or digest_of_file(named, stop)
 
 
-def _local(line: str) -> Path | None:
-    """Return the local file or directory that a line names, or None.
-
-    pip finds it from the working directory.
-    """
+def _local_path(line: str) -> Path | None:
+    """Return the local file or directory that a requirement names, or None."""
     if (links := _LINKS.fullmatch(line)) is not None:
         text = links["file"].strip()
         return Path(text) if "://" not in text and Path(text).is_dir() else None

@@ -1,4 +1,4 @@
-"""Fetch an environment on a node, check it, and unpack it once for all containers there.
+"""A program that downloads, checks and unpacks an environment once for all containers of a node.
 
 The process daemon of a container starts it as
 `python -m hopsgpu.packaging.python_env.unpacker DAEMON_PID`, with JSON on its standard input: the
@@ -26,22 +26,22 @@ from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import ensure_copy
 
-_UNPACK = "bin/conda-unpack"
+_CONDA_UNPACK = "bin/conda-unpack"
 _RUN_SECONDS = 300.0
-_MOST_SAID = 1000
+_MAX_CHARACTERS = 1000
 
 
-def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
-    """Return the directory with the whole environment; fetch and unpack it if it is in none.
+def ensure_unpacked(env: PythonEnv, places: Sequence[Path]) -> Path:
+    """Return the directory with the whole environment; download and unpack it if there is none.
 
     Args:
         env: the environment.
         places: directories on different disks, of which one is chosen; the first has the lock.
 
     Raises:
-        ConfigError: the environment cannot run here, or is no archive.
-        StoreError: it is not on the lake any more, or differs from what was put there.
-        OSError: it cannot be written.
+        ConfigError: the environment cannot run here, or is not an archive.
+        StoreError: the archive is missing on the lake, or has changed there.
+        OSError: the directory cannot be written.
     """
 
     def fill(home: Path) -> None:
@@ -50,17 +50,17 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
                 f"python_env={env.name} is compiled for {env.machine}, and this node is"
                 f" {platform.machine()}: build it on a machine like the nodes"
             )
-        with _fetched(env, home.parent) as archive:
+        with _downloaded_archive(env, home.parent) as archive:
             archives.unpack(archive, env.below, home, DRIVER_PACKAGES)
         if env.interpreter is not None:
-            _settle(env, home)
+            _relocate(env, home)
 
     return ensure_copy(places, env.digest, fill)
 
 
 @contextlib.contextmanager
-def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
-    """Download the archive to this disk and check its digest; remove it at the end."""
+def _downloaded_archive(env: PythonEnv, place: Path) -> Iterator[Path]:
+    """Download the archive and check its digest; remove the file at the end."""
     archive = place / f"{env.digest}-{env.url.rpartition('/')[2]}"
     try:
         LakePath(env.url).download(archive)
@@ -77,29 +77,29 @@ def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
         archive.unlink(missing_ok=True)
 
 
-def _settle(env: PythonEnv, home: Path) -> None:
-    """Fit an environment with an interpreter to its place, and try the interpreter.
+def _relocate(env: PythonEnv, home: Path) -> None:
+    """Fix the paths in an environment with an interpreter, and try the interpreter.
 
     Raises:
-        ConfigError: the interpreter does not run on this node, or is of another version.
+        ConfigError: the interpreter does not run on this node, or has another version.
     """
-    assert env.interpreter is not None, "only an environment with an interpreter is settled"
+    assert env.interpreter is not None, "only an environment with an interpreter is relocated"
     python = str(home / env.interpreter)
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
-    version_text = _said([python, "-I", "-c", version], env)
+    version_text = _run_python([python, "-I", "-c", version], env)
     if version_text.strip() != env.python:
         raise ConfigError(
             f"python_env={env.name} is Python {version_text.strip()}, not {env.python}"
         )
-    if (home / _UNPACK).exists():
-        # conda-pack's program replaces the prefix that the environment was made with by this one.
-        _said([python, str(home / _UNPACK)], env)
+    if (home / _CONDA_UNPACK).exists():
+        # conda-unpack replaces the environment's old prefix by the new one.
+        _run_python([python, str(home / _CONDA_UNPACK)], env)
 
 
-def _said(command: list[str], env: PythonEnv) -> str:
+def _run_python(command: list[str], env: PythonEnv) -> str:
     variables = {n: v for n, v in os.environ.items() if not n.startswith("PYTHON")}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -111,22 +111,22 @@ def _said(command: list[str], env: PythonEnv) -> str:
         raise ConfigError(
             f"the Python of python_env={env.name} does not run on this node: {error}"
         ) from error
-    if done.returncode:
+    if process.returncode:
         raise ConfigError(
             f"the Python of python_env={env.name} does not run on this node (exit code"
-            f" {done.returncode}): {done.stderr.strip()[-_MOST_SAID:]}"
+            f" {process.returncode}): {process.stderr.strip()[-_MAX_CHARACTERS:]}"
         )
-    return done.stdout
+    return process.stdout
 
 
 def main(daemon: int) -> None:
-    """Prepare the environment that standard input names, and write the answer."""
+    """Unpack the environment that standard input describes, and write the answer."""
     linux.die_with(daemon)
     request = json.load(sys.stdin)
     try:
         env = PythonEnv.from_fields(request["env"])
         answer: dict[str, object] = {
-            "home": str(prepared(env, [Path(place) for place in request["places"]]))
+            "home": str(ensure_unpacked(env, [Path(place) for place in request["places"]]))
         }
     except (HopsGpuError, OSError) as error:
         answer = {

@@ -69,7 +69,7 @@ def test_packages_are_installed_once(root: LakePath, index: list[str], tmp_path:
     before = LakePath(env.url).stat().modified
     assert ensure_built(recipe_for([*index, "travelled"]), root, NEVER) == env
     assert LakePath(env.url).stat().modified == before
-    home = unpacker.prepared(env, [tmp_path / "node"])
+    home = unpacker.ensure_unpacked(env, [tmp_path / "node"])
     assert env.rank_python_in(home).packages == (str(home),)
     code = "import travelled; print(travelled.VALUE)"
     done = subprocess.run(
@@ -145,7 +145,7 @@ def test_where_a_users_pip_installs_is_no_matter(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.chdir(tmp_path)
     env = ensure_built(recipe_for(["travelled"]), root, NEVER)
-    names = names_of(unpacker.prepared(env, [tmp_path / "node"]))
+    names = names_of(unpacker.ensure_unpacked(env, [tmp_path / "node"]))
     assert {"travelled-1.0.dist-info", "travelled.py"} <= set(names)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -179,14 +179,14 @@ def test_a_directory_and_an_archive(root: LakePath, tmp_path: Path) -> None:
     (given / "hopsgpu").mkdir()
     (given / "hopsgpu" / "__init__.py").write_text("raise ImportError\n")
     env = ensure_built(recipe_for(given), root, NEVER)
-    home = unpacker.prepared(env, [tmp_path / "node"])
+    home = unpacker.ensure_unpacked(env, [tmp_path / "node"])
     assert names_of(home) == ["mine.py", "other.py"]
     assert int((home / "mine.py").stat().st_mtime) == int((given / "mine.py").stat().st_mtime)
     with tarfile.open(tmp_path / "packed.tgz", "w:gz") as tar:
         tar.add(given, "")
     env = ensure_built(recipe_for(tmp_path / "packed.tgz"), root, NEVER)
     assert env.url.endswith("/archive.tgz")
-    assert names_of(unpacker.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
+    assert names_of(unpacker.ensure_unpacked(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match="it contains nothing for ranks to import"):
         ensure_built(recipe_for(tmp_path / "nothing"), root, NEVER)
@@ -257,18 +257,18 @@ def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Pa
     content = LakePath(env.url).read()
     LakePath(env.url).write(content[:-1] + b"x")
     with pytest.raises(StoreError, match="SHA-256 mismatch: expected"):
-        unpacker.prepared(env, [tmp_path / "node"])
+        unpacker.ensure_unpacked(env, [tmp_path / "node"])
     assert [p.suffix for p in (tmp_path / "node").iterdir()] == [".lock"]
     LakePath(env.url).remove()
     with pytest.raises(StoreError, match="archive.tar.gz"):
-        unpacker.prepared(env, [tmp_path / "node"])
+        unpacker.ensure_unpacked(env, [tmp_path / "node"])
 
 
 def test_what_was_left_half_unpacked_is_begun_again(env: PythonEnv, tmp_path: Path) -> None:
-    home = unpacker.prepared(env, [tmp_path / "node"])
+    home = unpacker.ensure_unpacked(env, [tmp_path / "node"])
     marker_file(tmp_path / "node", env.digest).unlink()
     (home / "mine.py").write_text("half")
-    assert unpacker.prepared(env, [tmp_path / "node"]) == home
+    assert unpacker.ensure_unpacked(env, [tmp_path / "node"]) == home
     assert (home / "mine.py").read_text() == "A = 1\n"
 
 
@@ -283,7 +283,7 @@ def test_once_on_a_node(env: PythonEnv, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(LakePath, "download", counted)
     places = [tmp_path / "disk1", tmp_path / "disk2"]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        homes = set(pool.map(lambda _: unpacker.prepared(env, places), range(4)))
+        homes = set(pool.map(lambda _: unpacker.ensure_unpacked(env, places), range(4)))
     assert len(homes) == 1
     assert downloads == [env.url]
 
@@ -292,7 +292,7 @@ def test_a_node_of_another_machine(env: PythonEnv, tmp_path: Path) -> None:
     from dataclasses import replace
 
     with pytest.raises(ConfigError, match="is compiled for vax, and this node is"):
-        unpacker.prepared(replace(env, machine="vax"), [tmp_path / "node"])
+        unpacker.ensure_unpacked(replace(env, machine="vax"), [tmp_path / "node"])
 
 
 def whole(at: Path, python: str) -> Path:
@@ -315,7 +315,7 @@ def test_an_interpreter_is_tried_and_settled(root: LakePath, tmp_path: Path) -> 
         f'if [ "$1" = -I ]; then echo {driver_python().python}; else echo "$1" > "$0.settled"; fi'
     )
     env = ensure_built(recipe_for(whole(tmp_path / "env", says)), root, NEVER)
-    home = unpacker.prepared(env, [tmp_path / "node"])
+    home = unpacker.ensure_unpacked(env, [tmp_path / "node"])
     assert env.rank_python_in(home).executable == str(home / "bin" / PYTHON)
     assert (home / f"bin/{PYTHON}.settled").read_text() == f"{home}/bin/conda-unpack\n"
 
@@ -332,7 +332,7 @@ def test_an_interpreter_that_cannot_run(
 ) -> None:
     env = ensure_built(recipe_for(whole(tmp_path / "env", python)), root, NEVER)
     with pytest.raises(ConfigError, match=words):
-        unpacker.prepared(env, [tmp_path / "node"])
+        unpacker.ensure_unpacked(env, [tmp_path / "node"])
 
 
 def conda_environment(at: Path) -> Path:

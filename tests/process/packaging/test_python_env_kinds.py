@@ -13,7 +13,12 @@ from hopsgpu.packaging.python_env import packing
 from hopsgpu.packaging.python_env.builder import driver_python
 from hopsgpu.packaging.python_env.conda import CondaEnvironment, prefix_of
 from hopsgpu.packaging.python_env.kinds import recipe_for
-from hopsgpu.packaging.python_env.recipes import Archive, Directory, Packages, StoredArchive
+from hopsgpu.packaging.python_env.recipes import (
+    ModuleDirectory,
+    Packages,
+    PackedArchive,
+    StoredArchive,
+)
 
 PYTHON = f"python3.{sys.version_info[1]}"
 NEVER = threading.Event()
@@ -39,12 +44,12 @@ def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert recipe_for(wheel.name) == Packages(wheel.name, (wheel.name,))
     archive = tmp_path / "env.tar.gz"
     archive.touch()
-    assert recipe_for(archive) == Archive(str(archive), archive)
+    assert recipe_for(archive) == PackedArchive(str(archive), archive)
     modules = tmp_path / "modules"
     modules.mkdir()
-    assert recipe_for("modules") == Directory("modules", modules)
+    assert recipe_for("modules") == ModuleDirectory("modules", modules)
     packages = venv(tmp_path / "venv") / "lib" / PYTHON / "site-packages"
-    assert recipe_for("venv") == Directory("venv", packages)
+    assert recipe_for("venv") == ModuleDirectory("venv", packages)
     conda = tmp_path / "conda"
     (conda / "conda-meta").mkdir(parents=True)
     (conda / "bin").mkdir()
@@ -161,7 +166,7 @@ def test_a_directory_is_known_by_its_contents(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "MOST_FILES", 2)
+    monkeypatch.setattr(packing, "MAX_FILES", 2)
     for name in "abc":
         (tmp_path / f"{name}.py").touch()
     with pytest.raises(

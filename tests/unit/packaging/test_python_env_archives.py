@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.archives import Entry, entries, unpack
+from hopsgpu.packaging.python_env.archives import ArchiveEntry, read_entries, unpack
 from hopsgpu.packaging.python_env.inspection import (
     ArchiveContents,
     DriverPython,
     inspect_archive,
-    is_peeked,
+    should_peek,
 )
 
 HERE = DriverPython("3.11", "x86_64", (".cpython-311-x86_64-linux-gnu.so", ".abi3.so", ".so"))
@@ -29,7 +29,7 @@ X86_64, AARCH64 = ELF + bytes([62, 0]), ELF + bytes([183, 0])
 
 def found(*names: str, **heads: bytes) -> ArchiveContents:
     peeked = {name.replace("__", "/").replace("_so", ".so"): head for name, head in heads.items()}
-    files = [Entry(name, True, peeked.get(name, b"")) for name in (*names, *peeked)]
+    files = [ArchiveEntry(name, True, peeked.get(name, b"")) for name in (*names, *peeked)]
     return replace(inspect_archive(files, "env", HERE), modules=None)
 
 
@@ -59,11 +59,18 @@ def found(*names: str, **heads: bytes) -> ArchiveContents:
 def test_which_modules_an_archive_has(
     names: tuple[str, ...], modules: tuple[str, ...] | None
 ) -> None:
-    assert inspect_archive([Entry(name, True) for name in names], "env", HERE).modules == modules
+    assert (
+        inspect_archive([ArchiveEntry(name, True) for name in names], "env", HERE).modules
+        == modules
+    )
 
 
 def test_a_link_may_be_a_package() -> None:
-    files = [Entry("a.py", True), Entry("pkg", False, link="real"), Entry("real/b.py", True)]
+    files = [
+        ArchiveEntry("a.py", True),
+        ArchiveEntry("pkg", False, link="real"),
+        ArchiveEntry("real/b.py", True),
+    ]
     assert inspect_archive(files, "env", HERE).modules == ("a", "pkg", "real")
 
 
@@ -132,7 +139,9 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 def inspected(archive: Path) -> ArchiveContents:
-    return replace(inspect_archive(entries(archive, is_peeked), archive.name, HERE), modules=None)
+    return replace(
+        inspect_archive(read_entries(archive, should_peek), archive.name, HERE), modules=None
+    )
 
 
 @pytest.mark.parametrize(
