@@ -386,7 +386,7 @@ def _signature(given: Any, files: Mapping[str, Path]) -> Any:
     """Return a publisher's signature as JSON values, else what the file among the files says."""
     file = files.get(model_signature.FILE)
     if given is not None or file is None:
-        return model_signature.inferred(given)
+        return model_signature.infer_if_samples(given)
     try:
         return model_signature.load(file.read_bytes())
     except (*JSON_ERRORS, OSError) as error:

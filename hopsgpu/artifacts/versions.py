@@ -23,12 +23,12 @@ from hopsgpu.core import html
 from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving import export, model_signature
-from hopsgpu.serving.hand_over import Served
+from hopsgpu.serving.export_layout import ServedVersion
 from hopsgpu.serving.model_formats import (
     ModelFormat,
-    chosen,
-    model_class,
-    recognised,
+    choose_format,
+    read_model_class,
+    recognise_formats,
 )
 from hopsgpu.serving.model_loading import check_loadable, check_trust, load_model
 from hopsgpu.serving.torch_files import STATE_DICT
@@ -119,7 +119,7 @@ class ModelVersion:
     @functools.cached_property
     def _formats(self) -> tuple[ModelFormat, ...]:
         with _deletion_told(LakePath(self.url)):
-            return recognised(self.files, self.open)
+            return recognise_formats(self.files, self.open)
 
     @public
     def load(self, *, path: str | None = None, trust: bool | Iterable[str] = False) -> Any:
@@ -149,7 +149,7 @@ class ModelVersion:
                 installed; or hopsgpu does not load its format, and the message says what does.
             StoreError: as `download`.
         """
-        model = chosen(self.formats, path, None, self.url)
+        model = choose_format(self.formats, path, None, self.url)
         check_loadable(model)
         check_trust(model, trust)
         framework = self._manifest.content["framework"]
@@ -193,7 +193,7 @@ class ModelVersion:
                 an argument is missing, or is another server's.
             StoreError: as `download`, or `out` cannot be written.
         """
-        options = export.options_of(
+        options = export.check_options(
             to,
             {
                 "max_batch_size": max_batch_size,
@@ -203,13 +203,13 @@ class ModelVersion:
                 "image": image,
             },
         )
-        model = chosen(self.formats, path, export.formats_of(to), self.url)
+        model = choose_format(self.formats, path, export.formats_of(to), self.url)
         check_trust(model, trust)
         target = Path(f"{self.name}-{to}") if out is None else local_path(out, "out")
         with tempfile.TemporaryDirectory(prefix="hopsgpu-model-") as directory:
             if export.needs_files(to, model):
                 self.download(directory)
-            known = Served(
+            known = ServedVersion(
                 name=self.name,
                 version=self.version,
                 url=self.url,
@@ -217,12 +217,12 @@ class ModelVersion:
                 files=(model.path,),
                 signature=model_signature.parse(self._manifest.content["signature"]),
                 model_class=(
-                    model_class(model.path, self.files, self.open)
+                    read_model_class(model.path, self.files, self.open)
                     if model.name == STATE_DICT
                     else None
                 ),
             )
-            version = export.served(known, self.files, Path(directory), trust)
+            version = export.add_file_facts(known, self.files, Path(directory), trust)
             try:
                 export.write(to, version, Path(directory), target, options)
             except OSError as error:

@@ -1,1 +1,1 @@
-"""What programs that load or serve a model need to know of it: signature, formats, settings."""
+"""Signatures and formats of models, and what servers need for them."""

@@ -1,4 +1,4 @@
-"""Write what a server needs to serve a version into a local directory."""
+"""Writes the files that a server needs for a version into a local directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving import kserve, mlserver, tensorflow_serving, triton
-from hopsgpu.serving.hand_over import Layout, Served
+from hopsgpu.serving.export_layout import ExportLayout, ServedVersion
 from hopsgpu.serving.model_directories import TRANSFORMERS, is_training_state
 from hopsgpu.serving.model_formats import (
     ONNX,
@@ -46,15 +46,15 @@ _ALL = (
     XGBOOST,
     TRANSFORMERS,
 )
-# For each server its layout, and the formats that it serves.
-_SERVERS: Mapping[str, tuple[Callable[..., Layout], tuple[str, ...]]] = {
+# The layout and the supported formats, by server.
+_SERVERS: Mapping[str, tuple[Callable[..., ExportLayout], tuple[str, ...]]] = {
     "kserve": (kserve.layout, _ALL),
     "triton": (triton.layout, _ALL),
     "tf-serving": (tensorflow_serving.layout, (SAVED_MODEL,)),
     "mlserver": (mlserver.layout, _ALL),
 }
 SERVERS = tuple(_SERVERS)
-# The options that only one server has.
+# Options, and the only server that has them.
 _OPTIONS = {
     "max_batch_size": "triton",
     "python": "triton",
@@ -73,34 +73,30 @@ _ONNX_TYPES = {
 
 
 def formats_of(server: str) -> tuple[str, ...]:
-    """Return the formats that a server serves.
-
-    Raises:
-        ConfigError: there is no such server.
-    """
+    """Return the formats that a server serves; raise ConfigError if the server is unknown."""
     if server not in _SERVERS:
         raise ConfigError(f"to={server!r}: must be one of {', '.join(SERVERS)}")
     return _SERVERS[server][1]
 
 
-def options_of(server: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given.
-
-    Raises:
-        ConfigError: one of them is another server's.
-    """
-    said = {name: value for name, value in given.items() if value is not None}
-    for name in said:
+def check_options(server: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are not None; raise ConfigError for an option of another server."""
+    set_options = {name: value for name, value in options.items() if value is not None}
+    for name in set_options:
         if _OPTIONS[name] != server:
-            raise ConfigError(f"{name}={said[name]!r}: only for {_OPTIONS[name]}, not for {server}")
-    return said
+            raise ConfigError(
+                f"{name}={set_options[name]!r}: only for {_OPTIONS[name]}, not for {server}"
+            )
+    return set_options
 
 
-def served(version: Served, paths: Iterable[str], files: Path, trust: Trust) -> Served:
-    """Return a version with what its files say.
+def add_file_facts(
+    version: ServedVersion, paths: Iterable[str], files: Path, trust: Trust
+) -> ServedVersion:
+    """Return a version with the facts that only its files contain.
 
     Args:
-        version: what the manifest says.
+        version: the version with the manifest's facts.
         paths: paths of all files of the version.
         files: directory with the files, if `needs_files`.
         trust: as for `load_model`.
@@ -110,10 +106,16 @@ def served(version: Served, paths: Iterable[str], files: Path, trust: Trust) -> 
     """
     model = version.model
     if model.name == SAVED_MODEL:
-        return replace(version, files=_of_saved_model(model.path, paths))
+        return replace(
+            version, files=tuple(path for path in paths if is_saved_model_part(path, model.path))
+        )
     if model.name == TRANSFORMERS:
-        own = (path for path in paths if PurePosixPath(path).parent == PurePosixPath(model.path))
-        return replace(version, files=tuple(path for path in own if not is_training_state(path)))
+        members = (
+            path for path in paths if PurePosixPath(path).parent == PurePosixPath(model.path)
+        )
+        return replace(
+            version, files=tuple(path for path in members if not is_training_state(path))
+        )
     if model.name == SKOPS:
         return replace(version, trusted=tuple(accepted_types(files / model.path, trust)))
     if model.name != ONNX:
@@ -122,25 +124,25 @@ def served(version: Served, paths: Iterable[str], files: Path, trust: Trust) -> 
         onnx = importlib.import_module("onnx")
     except ModuleNotFoundError:
         log.info("%s: takes names and shapes from the manifest: onnx is not installed", version.url)
-        # Any file beside the model may have its weights.
+        # Any file in the model's directory may contain its weights.
         above = PurePosixPath(model.path).parent
         beside = (path for path in paths if PurePosixPath(path).parent == above)
-        own = (path for path in beside if path == model.path or not path.endswith(".onnx"))
-        return replace(version, files=tuple(own))
+        candidates = (path for path in beside if path == model.path or not path.endswith(".onnx"))
+        return replace(version, files=tuple(candidates))
     return _read_onnx(onnx, version, files)
 
 
 def needs_files(server: str, model: ModelFormat) -> bool:
-    """Return whether an export needs the version's files, and not only its manifest."""
+    """Return whether an export needs the version's files, not only its manifest."""
     return server != "kserve" or model.name in (ONNX, SKOPS)
 
 
 def next_steps(server: str, directory: Path) -> list[str]:
-    """Return what a person does next with an export, as commands and sentences.
+    """Return the user's next steps with an export, as commands and sentences.
 
     Args:
         server: one of SERVERS.
-        directory: where the export was written.
+        directory: the exported directory.
     """
     place = shlex.quote(str(directory.absolute()))
     if server == "triton":
@@ -158,26 +160,28 @@ def next_steps(server: str, directory: Path) -> list[str]:
     return steps
 
 
-def write(server: str, version: Served, files: Path, out: Path, options: Mapping[str, Any]) -> None:
-    """Write what a server needs.
+def write(
+    server: str, version: ServedVersion, files: Path, out: Path, options: Mapping[str, Any]
+) -> None:
+    """Write an export; no file is renamed to its final name before all are complete.
 
-    The files get their names once all of them are there; files of an earlier export are replaced.
+    Files of an earlier export are replaced.
 
     Args:
         server: one of SERVERS.
-        version: from `served`.
+        version: from `add_file_facts`.
         files: directory with the version's files.
         out: a directory; created if missing.
-        options: from `options_of`.
+        options: from `check_options`.
 
     Raises:
-        ConfigError: the server cannot serve the version, or the manifest lacks what it needs, or
-            the directory has another model's export that would be replaced.
+        ConfigError: the server cannot serve the version, the manifest is incomplete, or the export
+            would replace that of another model.
         OSError: the directory cannot be written.
     """
     layout = _SERVERS[server][0](version, **options)
-    if layout.owned is not None:
-        path, line = layout.owned
+    if layout.owner_line is not None:
+        path, line = layout.owner_line
         if (out / path).exists() and line not in (out / path).read_text().splitlines():
             raise ConfigError(
                 f"out={str(out)!r}: {path} there is of another model, and {server} has one for each"
@@ -185,26 +189,20 @@ def write(server: str, version: Served, files: Path, out: Path, options: Mapping
             )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".export-") as draft:
+        for path in (*layout.copies.values(), *layout.texts):
+            (Path(draft) / path).parent.mkdir(parents=True, exist_ok=True)
         for path, text in layout.texts.items():
-            place = Path(draft) / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
+            (Path(draft) / path).write_text(text)
         for source, path in layout.copies.items():
-            place = Path(draft) / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(files / source, place)
+            shutil.copyfile(files / source, Path(draft) / path)
         for path in (*layout.copies.values(), *layout.texts):
             (out / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(draft) / path).replace(out / path)
     log.info("exported %s for %s to %s", version.url, server, out)
 
 
-def _of_saved_model(directory: str, paths: Iterable[str]) -> tuple[str, ...]:
-    return tuple(path for path in paths if is_saved_model_part(path, directory))
-
-
-def _read_onnx(onnx: Any, version: Served, files: Path) -> Served:
-    """Return the version with the inputs and outputs that the file names, and its other files."""
+def _read_onnx(onnx: Any, version: ServedVersion, files: Path) -> ServedVersion:
+    """Return the version with the file's inputs and outputs, and its external data files."""
     path = PurePosixPath(version.model.path)
     graph = onnx.load(files / path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
@@ -214,8 +212,7 @@ def _read_onnx(onnx: Any, version: Served, files: Path) -> Served:
         for entry in tensor.external_data
         if entry.key == "location"
     }
-
-    inputs = [one for one in graph.input if one.name not in weights]
+    inputs = [tensor for tensor in graph.input if tensor.name not in weights]
     return replace(
         version,
         files=(str(path), *(str(path.parent / place) for place in sorted(places))),
@@ -226,21 +223,21 @@ def _read_onnx(onnx: Any, version: Served, files: Path) -> Served:
 def _onnx_signature(
     onnx: Any, inputs: list[Any], outputs: list[Any], published: Signature | None
 ) -> Signature | None:
-    """Return what the file says; where it does not say all, what was published with its names."""
-    if all(one.type.tensor_type.HasField("shape") for one in (*inputs, *outputs)):
+    """Return the file's signature; without shapes the published one if it has the same names."""
+    if all(tensor.type.tensor_type.HasField("shape") for tensor in (*inputs, *outputs)):
         return Signature(
-            tuple(_onnx_tensor(onnx, one) for one in inputs),
-            tuple(_onnx_tensor(onnx, one) for one in outputs),
+            tuple(_onnx_tensor(onnx, tensor) for tensor in inputs),
+            tuple(_onnx_tensor(onnx, tensor) for tensor in outputs),
         )
-    named = () if published is None else (*published.inputs, *published.outputs)
-    same = [one.name for one in named] == [one.name for one in (*inputs, *outputs)]
-    return published if same else None
+    tensors = () if published is None else (*published.inputs, *published.outputs)
+    names = [tensor.name for tensor in tensors]
+    return published if names == [tensor.name for tensor in (*inputs, *outputs)] else None
 
 
 def _onnx_tensor(onnx: Any, value: Any) -> Tensor:
     kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
     sizes = [
-        one.dim_value if one.HasField("dim_value") else -1
-        for one in value.type.tensor_type.shape.dim
+        dimension.dim_value if dimension.HasField("dim_value") else -1
+        for dimension in value.type.tensor_type.shape.dim
     ]
     return Tensor(value.name, _ONNX_TYPES.get(kind, kind), tuple(sizes))

@@ -1,12 +1,12 @@
-"""What KServe on Kubernetes needs to serve a version from HDFS, for `kubectl apply -k`.
+"""Manifests for KServe on Kubernetes to serve a version from HDFS, for `kubectl apply -k`.
 
-KServe's storage initialiser reads HDFS over WebHDFS. It takes the NameNode from a secret, and the
-whole rest of the URI, without a host, for the path. With Kerberos it wants a keytab in that secret:
-no keytab is read or written here; the user puts it beside the files.
+KServe's storage initialiser reads HDFS over WebHDFS. A secret has the NameNode; the URI has only
+the path, without a host. With Kerberos, the secret needs a keytab. hopsgpu neither reads nor writes
+the keytab: the user puts it beside the files.
 
-Source: https://kserve.github.io/website, "Deploy InferenceService with a saved model from HDFS" and
-"Custom Predictor"; `Storage._download_hdfs` of kserve-storage 0.21. Of the Hugging Face runtime:
-"Deploy InferenceService with model from Hugging Face Hub" and "Hugging Face LLM Serving Runtime".
+Sources: https://kserve.github.io/website, "Deploy InferenceService with a saved model from HDFS",
+"Custom Predictor", "Deploy InferenceService with model from Hugging Face Hub" and "Hugging Face LLM
+Serving Runtime"; `Storage._download_hdfs` of kserve-storage 0.21.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.serving.hand_over import Layout, Served, own_code, server_file
+from hopsgpu.serving.export_layout import ExportLayout, ServedVersion, model_code_files, server_file
 from hopsgpu.serving.model_directories import TRANSFORMERS
 from hopsgpu.serving.model_formats import (
     ONNX,
@@ -32,9 +32,9 @@ from hopsgpu.serving.torch_files import (
 )
 from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
 
-# Formats that a server of KServe's serves.
+# Formats that one of KServe's own servers serves.
 _MODEL_FORMATS = {PICKLE: "sklearn", XGBOOST: "xgboost", TRANSFORMERS: "huggingface"}
-# What the image of the others needs beside kserve.
+# Packages of the other formats' image, besides kserve.
 _PACKAGES = {
     ONNX: "onnxruntime",
     TORCHSCRIPT: "torch",
@@ -49,25 +49,25 @@ _WEB = {"webhdfs": "http", "swebhdfs": "https"}
 
 
 def layout(
-    served: Served,
+    served: ServedVersion,
     *,
     namenode: str | None = None,
     principal: str | None = None,
     image: str | None = None,
-) -> Layout:
+) -> ExportLayout:
     """Return manifests of an InferenceService, its service account and its secret.
 
     Args:
         served: the version, on HDFS.
-        namenode: address of WebHDFS, `http://host:9870`; two NameNodes with `;` between. By default
-            that of a webhdfs:// URL.
+        namenode: address of WebHDFS, `http://host:9870`; `;` separates two NameNodes. The default
+            is the address in a webhdfs:// URL.
         principal: Kerberos principal whose keytab the initialiser uses; None without Kerberos.
-        image: image of the predictor, for formats that no server of KServe's serves.
+        image: image of the predictor, for formats that KServe's own servers do not serve.
 
     Raises:
         ConfigError: the version is not on HDFS, or an argument or the signature is missing.
     """
-    # Imported here, because ranks import what publishes versions, and may have no PyYAML.
+    # Imported here, because ranks import this module and may not have PyYAML.
     import yaml
 
     name = _dns_name(served.name)
@@ -77,11 +77,11 @@ def layout(
     model_format = _MODEL_FORMATS.get(served.model.name)
     texts: dict[str, str] = {}
     if model_format is not None:
-        # A server takes the only file of the directory; alone, the manifest is not beside it.
+        # The server takes the only file of a directory, so pass the model without the manifest.
         place = served.url if served.model.path == "." else f"{served.url}/{served.model.path}"
         model: dict[str, Any] = {"modelFormat": {"name": model_format}}
         if served.model.name == TRANSFORMERS:
-            # The runtime chooses the protocol by the model's task: of a generative one OpenAI's.
+            # The runtime chooses the protocol by the model's task; for generation it is OpenAI's.
             model["args"] = [f"--model_name={name}", "--model_dir=/mnt/models"]
             if served.model.trust_reason is not None:
                 model["args"].append("--trust_remote_code")
@@ -91,7 +91,7 @@ def layout(
     else:
         shown = image or f"{name}-predictor:{served.version}"
         code = {"predictor.py": server_file("kserve_predictor.py")}
-        code |= own_code(served, served.model.path)
+        code |= model_code_files(served, served.model.path)
         code["Dockerfile"] = _dockerfile(_PACKAGES[served.model.name])
         texts |= {f"predictor/{file}": text for file, text in code.items()}
         predictor = {
@@ -140,10 +140,10 @@ def layout(
         "service-account.yaml": yaml.safe_dump(service_account, sort_keys=False),
         "kustomization.yaml": yaml.safe_dump(customization, sort_keys=False),
     }
-    return Layout(texts, owned=("inference-service.yaml", named))
+    return ExportLayout(texts, owner_line=("inference-service.yaml", named))
 
 
-def _namenode(url: str, given: str | None) -> str:
+def _namenode(url: str, namenode: str | None) -> str:
     scheme, host = urlsplit(url).scheme, urlsplit(url).netloc
     if scheme == "file":
         raise ConfigError(f"{url} is not on HDFS: KServe's storage initialiser cannot read it")
@@ -152,32 +152,32 @@ def _namenode(url: str, given: str | None) -> str:
             f"{url} is not on HDFS, for which this export is: KServe reads an object store by the"
             " storageUri and the secret that its own documentation describes"
         )
-    address = given or (f"{_WEB[scheme]}://{host}" if scheme in _WEB else None)
+    address = namenode or (f"{_WEB[scheme]}://{host}" if scheme in _WEB else None)
     if address is None or not all(
-        urlsplit(one).scheme in ("http", "https") and urlsplit(one).netloc
-        for one in address.split(";")
+        urlsplit(part).scheme in ("http", "https") and urlsplit(part).netloc
+        for part in address.split(";")
     ):
         raise ConfigError(
-            f"namenode={given!r}: must be the address of WebHDFS, such as http://namenode:9870"
+            f"namenode={namenode!r}: must be the address of WebHDFS, such as http://namenode:9870"
             " (dfs.namenode.http-address in hdfs-site.xml), because KServe reads HDFS over it"
         )
     return address
 
 
 def _storage_uri(url: str) -> str:
-    """Return the URI of a path of HDFS as KServe reads it: without the NameNode."""
+    """Return the URI of a path of HDFS in KServe's form, without the NameNode."""
     return f"hdfs:/{urlsplit(url).path}"
 
 
 def _dns_name(name: str) -> str:
     """Return a model's name as the name of a Kubernetes object (RFC 1123)."""
-    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
-    if not found or not found[0].isalpha():
+    dns_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
+    if not dns_name or not dns_name[0].isalpha():
         raise ConfigError(
             f"model={name!r}: Kubernetes' names consist of the letters a to z, digits and '-', and"
             " begin with a letter: publish the model under such a name"
         )
-    return found
+    return dns_name
 
 
 def _dockerfile(package: str) -> str:

@@ -1,4 +1,4 @@
-"""A model for MLServer: its settings, and code for formats that no package of MLServer's serves.
+"""A model for MLServer: its settings, and code for formats without a package of MLServer's.
 
 Source: https://mlserver.readthedocs.io, "Model Settings" and "Custom Inference Runtimes".
 """
@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hopsgpu.serving.hand_over import Layout, Served, metadata, own_code, renamed, server_file
+from hopsgpu.serving.export_layout import (
+    ExportLayout,
+    ServedVersion,
+    copies_as,
+    model_code_files,
+    server_file,
+    tensor_metadata,
+)
 from hopsgpu.serving.model_formats import XGBOOST
 from hopsgpu.serving.torch_files import PICKLE
 
@@ -20,7 +27,7 @@ _RUNTIMES = {
 _PREDICT = "predict"
 
 
-def layout(served: Served) -> Layout:
+def layout(served: ServedVersion) -> ExportLayout:
     """Return a directory with one model.
 
     Args:
@@ -35,7 +42,10 @@ def layout(served: Served) -> Layout:
     texts: dict[str, str] = {}
     if implementation is None:
         implementation = "mlserver_runtime.Runtime"
-        code = {"mlserver_runtime.py": server_file("mlserver_runtime.py"), **own_code(served, file)}
+        code = {
+            "mlserver_runtime.py": server_file("mlserver_runtime.py"),
+            **model_code_files(served, file),
+        }
         texts = {f"{place}/{name}": text for name, text in code.items()}
     settings: dict[str, Any] = {
         "name": served.name,
@@ -46,7 +56,7 @@ def layout(served: Served) -> Layout:
         inputs, outputs = served.signature
         if not texts and len(outputs) == 1:
             outputs = (outputs[0]._replace(name=_PREDICT),)
-        settings["inputs"] = [metadata(tensor) for tensor in inputs]
-        settings["outputs"] = [metadata(tensor) for tensor in outputs]
+        settings["inputs"] = [tensor_metadata(tensor) for tensor in inputs]
+        settings["outputs"] = [tensor_metadata(tensor) for tensor in outputs]
     texts[f"{place}/model-settings.json"] = json.dumps(settings, indent=1) + "\n"
-    return Layout(texts, renamed(served, f"{place}/{file}"))
+    return ExportLayout(texts, copies_as(served, f"{place}/{file}"))

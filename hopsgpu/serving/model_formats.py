@@ -1,7 +1,7 @@
-"""The formats of models, recognised by names of files and, where those do not tell, by content.
+"""Recognition of models' formats by file names and, where necessary, by content.
 
-Nothing is loaded and nothing unpickled. What is read of a file is bounded: its first bytes, a list
-of the names in it, JSON, or the operations of a pickle.
+Nothing is loaded or unpickled. A bounded part of a file is read: its first bytes, the list of names
+in an archive, JSON, or the operations of a pickle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hopsgpu.serving.model_directories import (
     SAFETENSORS,
     SENTENCE_TRANSFORMERS,
     Opener,
-    directories,
+    find_model_directories,
     pickled_weights,
 )
 from hopsgpu.serving.torch_files import (
@@ -43,7 +43,7 @@ XGBOOST = "XGBoost"
 
 # The file that names the class to which a state_dict belongs.
 CLASS_FILE = "model_class.json"
-_MOST_CLASS_FILE = 2**16
+_MAX_CLASS_FILE = 2**16
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _SAVED_MODEL_PARTS = (*_SAVED_MODEL_FILES, "fingerprint.pb", "variables", "assets", "assets.extra")
 _BY_SUFFIX = {".onnx": ONNX, ".skops": SKOPS}
@@ -58,12 +58,12 @@ _BOOSTER = re.compile(
     rb'\s*\{\s*("version"\s*:\s*\[[\d,\s]*\]\s*,\s*)?"learner"\s*:\s*\{'
     rb"|\{L\x00{7}(\x07learner|\x07version)",
 )
-_HEAD = 256
-# The attribute in which Keras has a model's layers; it is written before the weights.
-_HDF5_MAGIC, _HDF5_HEAD, _HDF5_MODEL = b"\x89HDF\r\n\x1a\n", 2**16, b"model_config"
-# The length of the header, of which real ones use four bytes, and the begin of its JSON.
+_HEAD_BYTES = 256
+# Keras writes this attribute, with the model's layers, before the weights.
+_HDF5_MAGIC, _HDF5_HEAD_BYTES, _HDF5_MODEL = b"\x89HDF\r\n\x1a\n", 2**16, b"model_config"
+# The length of the header (8 bytes, of which 5 may be used) and the start of its JSON.
 _SAFETENSORS = re.compile(rb".{5}\0{3}\{", re.DOTALL)
-# Why loading a file of the format runs the publisher's code.
+# Why the load of a file of the format runs the publisher's code.
 _TRUST_REASONS = {
     PICKLE: "is a pickle",
     PICKLED_MODULE: "is a whole module in a pickle (better publish module.state_dict())",
@@ -71,7 +71,7 @@ _TRUST_REASONS = {
     KERAS: "names classes and functions, which Keras imports",
 }
 _CLASS_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-# How a model can be used that a server, or load(), does not take.
+# Alternatives for models that a server, or load(), does not accept.
 _ADVICE = {
     CHECKPOINT: "publish model.state_dict(), with model_class.json, or ONNX",
     LIGHTNING: "publish module.state_dict(), with model_class.json, or ONNX",
@@ -99,12 +99,11 @@ class ModelFormat:
     Attributes:
         name: name of the format, such as "SavedModel", "state_dict" or "transformers";
             docs/serving.md lists all of them.
-        path: path of the file within the version; of a model that is a directory the directory's,
-            "." for the version's own.
-        model_class: of a state_dict, the class that `model_class.json` names, as "module:Class"; or
-            None.
-        trust_reason: why loading the model runs its publisher's code, so that `load` and `export`
-            need `trust`; None if it does not.
+        path: path of the model's file or directory within the version; "." for the version's own
+            directory.
+        model_class: for a state_dict the class in `model_class.json`, as "module:Class"; or None.
+        trust_reason: why the load runs the publisher's code, so that `load` and `export` need
+            `trust`; None if it does not.
     """
 
     __module__ = "hopsgpu.types"
@@ -121,7 +120,7 @@ class ModelFormat:
 
 @dataclass(frozen=True)
 class ModelClass:
-    """The class of a state_dict, and how it is made: what `model_class.json` has.
+    """The class of a state_dict, and how to create an object, from `model_class.json`.
 
     Attributes:
         name: "module:Class".
@@ -132,34 +131,31 @@ class ModelClass:
     arguments: Mapping[str, Any]
 
 
-def recognised(paths: Iterable[str], opened: Opener) -> tuple[ModelFormat, ...]:
+def recognise_formats(paths: Iterable[str], open_file: Opener) -> tuple[ModelFormat, ...]:
     """Return the models among a version's files, sorted by path.
 
     Args:
         paths: paths of all files of the version.
-        opened: opens a file of the version for reading; the caller closes it.
+        open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
         StoreError: a file cannot be read, or `model_class.json` is damaged.
     """
-    there = sorted(paths)
-    inside = [
-        str(PurePosixPath(p).parent) for p in there if PurePosixPath(p).name in _SAVED_MODEL_FILES
-    ]
-    found = [ModelFormat(SAVED_MODEL, directory) for directory in dict.fromkeys(inside)]
-    own = [p for p in there if not any(is_saved_model_part(p, directory) for directory in inside)]
-    homes = directories(own, opened)
-    found += [ModelFormat(one.name, one.path, None, one.trust_reason) for one in homes]
-    taken = frozenset[str]().union(*(one.files for one in homes))
-    for path in own:
-        if path in taken:
-            continue
-        name = _format_of(path, opened)
+    all_paths = sorted(paths)
+    files = map(PurePosixPath, all_paths)
+    saved = dict.fromkeys(str(file.parent) for file in files if file.name in _SAVED_MODEL_FILES)
+    models = [ModelFormat(SAVED_MODEL, home) for home in saved]
+    other_paths = [p for p in all_paths if not any(is_saved_model_part(p, home) for home in saved)]
+    model_directories = find_model_directories(other_paths, open_file)
+    models += [ModelFormat(d.name, d.path, None, d.trust_reason) for d in model_directories]
+    in_directories = frozenset[str]().union(*(d.files for d in model_directories))
+    for path in other_paths:
+        name = None if path in in_directories else _format_of(path, open_file)
         if name is not None:
-            named = model_class(path, there, opened) if name == STATE_DICT else None
-            reason = _TRUST_REASONS.get(name)
-            found.append(ModelFormat(name, path, None if named is None else named.name, reason))
-    return tuple(sorted(found, key=lambda one: one.path))
+            cls = read_model_class(path, all_paths, open_file) if name == STATE_DICT else None
+            class_name = None if cls is None else cls.name
+            models.append(ModelFormat(name, path, class_name, _TRUST_REASONS.get(name)))
+    return tuple(sorted(models, key=lambda model: model.path))
 
 
 def is_saved_model_part(path: str, directory: str) -> bool:
@@ -171,8 +167,8 @@ def is_saved_model_part(path: str, directory: str) -> bool:
     )
 
 
-def pickles(paths: Iterable[str]) -> list[str]:
-    """Return those files that are pickles by their names, which run code when they are loaded."""
+def pickle_files(paths: Iterable[str]) -> list[str]:
+    """Return the files that are pickles by their names, whose load runs code."""
     files = list(paths)
     named = {path for path in files if PurePosixPath(path).suffix.lower() in _PICKLES}
     return sorted(named.union(pickled_weights(files)))
@@ -180,7 +176,7 @@ def pickles(paths: Iterable[str]) -> list[str]:
 
 def pickle_warning(paths: Iterable[str]) -> str | None:
     """Return a warning for the publisher of pickles; None if there are none."""
-    named = pickles(paths)
+    named = pickle_files(paths)
     if not named:
         return None
     return (
@@ -190,26 +186,26 @@ def pickle_warning(paths: Iterable[str]) -> str | None:
     )
 
 
-def model_class(path: str, paths: Collection[str], opened: Opener) -> ModelClass | None:
-    """Return the class that a version names for a state_dict; None if it names none.
+def read_model_class(path: str, paths: Collection[str], open_file: Opener) -> ModelClass | None:
+    """Return the class in the `model_class.json` beside a state_dict, or at the top; or None.
 
     Args:
-        path: path of the state_dict. The file that names its class is beside it, or at the top.
+        path: path of the state_dict.
         paths: paths of all files of the version.
-        opened: opens a file of the version for reading; the caller closes it.
+        open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
-        StoreError: the file that names it is damaged.
+        StoreError: the file is damaged.
     """
     beside = str(PurePosixPath(path).parent / CLASS_FILE)
     place = beside if beside in paths else CLASS_FILE
     if place not in paths:
         return None
-    with opened(place) as file:
-        content = file.read(_MOST_CLASS_FILE + 1)
+    with open_file(place) as file:
+        content = file.read(_MAX_CLASS_FILE + 1)
     try:
-        if len(content) > _MOST_CLASS_FILE:
-            raise ValueError(f"it has more than {_MOST_CLASS_FILE} bytes")
+        if len(content) > _MAX_CLASS_FILE:
+            raise ValueError(f"it has more than {_MAX_CLASS_FILE} bytes")
         fields = json.loads(content)
         name, arguments = fields["class"], fields.get("arguments", {})
         if not isinstance(name, str) or not _CLASS_NAME.fullmatch(name):
@@ -225,67 +221,67 @@ def model_class(path: str, paths: Collection[str], opened: Opener) -> ModelClass
     return ModelClass(name, arguments)
 
 
-def chosen(
+def choose_format(
     formats: Iterable[ModelFormat], path: str | None, accepted: Iterable[str] | None, url: str
 ) -> ModelFormat:
-    """Return the model that is meant.
+    """Return the model with a path, or the only one.
 
     Args:
-        formats: from `recognised`.
-        path: the path of the one that is meant; None if there is only one.
-        accepted: names of the formats that can be used; None for all.
+        formats: from `recognise_formats`.
+        path: path of the model; None if there is only one.
+        accepted: names of the supported formats; None for all.
         url: URL of the version, for the error.
 
     Raises:
-        ConfigError: there is none, or there are several, and the message names them.
+        ConfigError: no model matches, or several do.
     """
-    there = tuple(formats)
-    fit = [
-        one
-        for one in there
-        if (accepted is None or one.name in accepted) and path in (None, one.path)
+    models = tuple(formats)
+    matching = [
+        model
+        for model in models
+        if (accepted is None or model.name in accepted) and path in (None, model.path)
     ]
-    if len(fit) == 1:
-        return fit[0]
-    known = ", ".join(map(str, there)) or "none"
-    if not fit:
+    if len(matching) == 1:
+        return matching[0]
+    names = ", ".join(map(str, models)) or "none"
+    if not matching:
         wanted = "" if accepted is None else f" of {', '.join(accepted)}"
         at = "" if path is None else f" at {path!r}"
         raise ConfigError(
-            f"{url} has no model{wanted}{at} that hopsgpu recognises; models: {known}"
-            + "".join(f"; {one}: {advice(one)}" for one in there if one.name in _ADVICE)
+            f"{url} has no model{wanted}{at} that hopsgpu recognises; models: {names}"
+            + "".join(f"; {model}: {advice(model)}" for model in models if model.name in _ADVICE)
         )
     raise ConfigError(
-        f"{url} has several models: {', '.join(map(str, fit))}; choose one by its path:"
-        f" path={fit[0].path!r}"
+        f"{url} has several models: {', '.join(map(str, matching))}; choose one by its path:"
+        f" path={matching[0].path!r}"
     )
 
 
 def advice(model: ModelFormat) -> str:
-    """Return how a model can be used that a server, or `load`, does not take."""
+    """Return an alternative for a model that a server, or `load`, does not accept."""
     return _ADVICE[model.name]
 
 
-def _format_of(path: str, opened: Opener) -> str | None:
+def _format_of(path: str, open_file: Opener) -> str | None:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
     if suffix in _PICKLES:
         return PICKLE
     if suffix in _TORCH or suffix in _MAYBE_TORCH:
-        with opened(path) as file:
+        with open_file(path) as file:
             return torch_format(path, file, suffix in _TORCH)
     if suffix == ".keras":
-        with opened(path) as file:
+        with open_file(path) as file:
             return KERAS if is_keras_archive(file) else None
     if suffix in _HDF5:
-        with opened(path) as file:
-            head = file.read(_HDF5_HEAD)
+        with open_file(path) as file:
+            head = file.read(_HDF5_HEAD_BYTES)
         return KERAS if head.startswith(_HDF5_MAGIC) and _HDF5_MODEL in head else None
     if suffix == ".safetensors":
-        with opened(path) as file:
-            return SAFETENSORS if _SAFETENSORS.match(file.read(_HEAD)) else None
+        with open_file(path) as file:
+            return SAFETENSORS if _SAFETENSORS.match(file.read(_HEAD_BYTES)) else None
     if suffix in _XGBOOST:
-        with opened(path) as file:
-            return XGBOOST if _BOOSTER.match(file.read(_HEAD)) else None
+        with open_file(path) as file:
+            return XGBOOST if _BOOSTER.match(file.read(_HEAD_BYTES)) else None
     return None

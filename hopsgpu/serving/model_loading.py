@@ -1,7 +1,7 @@
-"""Load a model by the library of its format, without the user's code.
+"""Loads a model with the library of its format, without the user's code.
 
-A pickle runs code when it is loaded, and so do other formats, so that the caller must say that they
-trust it.
+The load of a pickle, and of some other formats, runs code of the publisher's. The caller must say
+that they trust the publisher.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hopsgpu.serving.torch_files import (
 log = logging.getLogger(__name__)
 
 Trust = bool | Iterable[str]
-# The libraries by which safetensors returns tensors: by the manifest's name, or the file's own.
+# safetensors' modules, by the name of a framework in a manifest or a file.
 _TENSOR_LIBRARIES = {
     "torch": "torch",
     "pt": "torch",
@@ -64,20 +64,15 @@ class Pretrained(NamedTuple):
 
 
 def check_loadable(model: ModelFormat) -> None:
-    """Refuse, before anything is downloaded, a format that hopsgpu recognises and does not load.
-
-    Raises:
-        ConfigError: it is such a format; the message says how to use the model.
-    """
-    if model.name not in _LOADED:
+    """Raise ConfigError, before anything is downloaded, for a format that hopsgpu cannot load."""
+    if model.name not in _LOADABLE:
         raise ConfigError(f"load() does not load {model}: {advice(model)}")
 
 
 def check_trust(model: ModelFormat, trust: Trust) -> None:
-    """Refuse, before anything is downloaded, what needs the caller's trust.
+    """Raise ConfigError, before anything is downloaded, for a model that needs the caller's trust.
 
-    Raises:
-        ConfigError: loading the model runs its publisher's code, and `trust` is not True.
+    The load of such a model runs its publisher's code, so that `trust` must be True.
     """
     if not isinstance(trust, bool) and (isinstance(trust, str) or not isinstance(trust, Iterable)):
         raise ConfigError(f"trust={trust!r:.99}: must be True, False or a list of names of types")
@@ -90,12 +85,12 @@ def check_trust(model: ModelFormat, trust: Trust) -> None:
 
 
 def accepted_types(path: Path, trust: Trust) -> list[str]:
-    """Return the types in a skops file that skops does not trust by itself, and the caller does.
+    """Return the types in a skops file that the caller must trust.
 
     Raises:
-        ConfigError: the file has others, which the message names; or skops is not installed.
+        ConfigError: the caller does not trust one of them; or skops is not installed.
     """
-    untrusted = sorted(_module("skops.io", path).get_untrusted_types(file=path))
+    untrusted = sorted(_import_library("skops.io", path).get_untrusted_types(file=path))
     accepted = untrusted if trust is True else [] if trust is False else list(trust)
     unknown = sorted(set(untrusted) - set(accepted))
     if unknown:
@@ -114,9 +109,8 @@ def load_model(
     Args:
         model: which of the version's models.
         directory: the version's files.
-        trust: True to unpickle whatever is there; for skops the names of the types to accept.
-        framework: the manifest's, by which tensors of a safetensors file without a note of its
-            framework are returned.
+        trust: True to unpickle; for skops the names of the types to accept.
+        framework: the manifest's framework, for tensors of a safetensors file that names none.
 
     Raises:
         ConfigError: its library is not installed, or it needs trust.
@@ -130,21 +124,21 @@ def load_model(
 
 
 def _saved_model(path: Path, trust: Trust) -> Any:
-    return _module("tensorflow", path).saved_model.load(str(path))
+    return _import_library("tensorflow", path).saved_model.load(str(path))
 
 
 def _torchscript(path: Path, trust: Trust) -> Any:
-    return _module("torch", path).jit.load(path, map_location="cpu")
+    return _import_library("torch", path).jit.load(path, map_location="cpu")
 
 
 def _onnx(path: Path, trust: Trust) -> Any:
-    return _module("onnxruntime", path).InferenceSession(str(path))
+    return _import_library("onnxruntime", path).InferenceSession(str(path))
 
 
 def _state_dict(path: Path, trust: Trust) -> Any:
-    torch = _module("torch", path)
+    torch = _import_library("torch", path)
     if trust is True:
-        return _unpickled(path, trust)
+        return _load_pickled(path, trust)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -155,45 +149,45 @@ def _state_dict(path: Path, trust: Trust) -> Any:
         ) from error
 
 
-def _unpickled(path: Path, trust: Trust) -> Any:
-    return _module("torch", path).load(path, map_location="cpu", weights_only=False)
+def _load_pickled(path: Path, trust: Trust) -> Any:
+    return _import_library("torch", path).load(path, map_location="cpu", weights_only=False)
 
 
 def _torch_export(path: Path, trust: Trust) -> Any:
-    _module("torch", path)
+    _import_library("torch", path)
     return importlib.import_module("torch.export").load(path)
 
 
 def _keras(path: Path, trust: Trust) -> Any:
-    return _module("keras", path).saving.load_model(path, safe_mode=False)
+    return _import_library("keras", path).saving.load_model(path, safe_mode=False)
 
 
 def _safetensors(path: Path, framework: str | None) -> Any:
-    """Return tensors by name; of an index those of all files that it lists."""
-    safetensors = _module("safetensors", path)
+    """Return tensors by name; for an index the tensors of all files that it lists."""
+    safetensors = _import_library("safetensors", path)
     files = [path]
     if path.suffix == ".json":
         files = [path.parent / name for name in sorted(shard_names(path.name, path.read_bytes()))]
     tensors: dict[str, Any] = {}
     for file in files:
-        with safetensors.safe_open(file, framework="numpy") as opened:
-            said = (opened.metadata() or {}).get("format")
-        library = _TENSOR_LIBRARIES.get(said or framework or "")
+        with safetensors.safe_open(file, framework="numpy") as open_file:
+            library_name = (open_file.metadata() or {}).get("format")
+        library = _TENSOR_LIBRARIES.get(library_name or framework or "")
         if library is None:
             library = "numpy" if importlib.util.find_spec("torch") is None else "torch"
         if library != "numpy":
-            _module(library, path)
+            _import_library(library, path)
         tensors |= importlib.import_module(f"safetensors.{library}").load_file(file)
     return tensors
 
 
 def _transformers(path: Path, trust: Trust) -> Pretrained:
-    """Return the model of a directory, without the network, and only with code that is trusted."""
-    transformers = _module("transformers", path / "config.json")
+    """Load a directory without the network, and without code that is not trusted."""
+    transformers = _import_library("transformers", path / "config.json")
     # Imported here, because it imports NumPy.
-    from hopsgpu.serving.server_files.served_model import pretrained
+    from hopsgpu.serving.server_files.served_model import load_pretrained
 
-    model = pretrained(transformers, path, trust is True)
+    model = load_pretrained(transformers, path, trust is True)
     has_processor = any(
         (path / f"{name}.json").exists()
         for name in ("tokenizer_config", "processor_config", "preprocessor_config", "tokenizer")
@@ -207,28 +201,28 @@ def _transformers(path: Path, trust: Trust) -> Pretrained:
 
 
 def _skops(path: Path, trust: Trust) -> Any:
-    return _module("skops.io", path).load(path, trusted=accepted_types(path, trust))
+    return _import_library("skops.io", path).load(path, trusted=accepted_types(path, trust))
 
 
 def _pickle(path: Path, trust: Trust) -> Any:
     if path.suffix.lower() not in (".pkl", ".pickle", ".joblib"):
-        return _unpickled(path, trust)
+        return _load_pickled(path, trust)
     if path.suffix.lower() == ".joblib":
-        return _module("joblib", path).load(path)
+        return _import_library("joblib", path).load(path)
     try:
         load = importlib.import_module("joblib").load
     except ModuleNotFoundError:
         with path.open("rb") as file:
             return pickle.load(file)
-    # It reads plain pickles too, and its own under any name.
+    # joblib reads plain pickles too.
     return load(path)
 
 
 def _xgboost(path: Path, trust: Trust) -> Any:
-    return _module("xgboost", path).Booster(model_file=path)
+    return _import_library("xgboost", path).Booster(model_file=path)
 
 
-def _module(name: str, path: Path) -> Any:
+def _import_library(name: str, path: Path) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -245,7 +239,7 @@ _LOADERS: Mapping[str, Callable[[Path, Trust], Any]] = {
     STATE_DICT: _state_dict,
     CHECKPOINT: _state_dict,
     LIGHTNING: _state_dict,
-    PICKLED_MODULE: _unpickled,
+    PICKLED_MODULE: _load_pickled,
     TORCH_EXPORT: _torch_export,
     KERAS: _keras,
     SKOPS: _skops,
@@ -253,5 +247,5 @@ _LOADERS: Mapping[str, Callable[[Path, Trust], Any]] = {
     XGBOOST: _xgboost,
     TRANSFORMERS: _transformers,
 }
-# Files of safetensors are loaded by the manifest's framework too.
-_LOADED = (*_LOADERS, SAFETENSORS)
+# The loader of safetensors has another argument, the manifest's framework.
+_LOADABLE = (*_LOADERS, SAFETENSORS)

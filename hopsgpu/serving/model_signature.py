@@ -1,7 +1,7 @@
 """A model's signature: the names, types and shapes of its inputs and outputs.
 
-It is written as the Open Inference Protocol describes tensors in a model's metadata, which KServe,
-Triton and MLServer understand:
+Its form is that of tensors in a model's metadata in the Open Inference Protocol, which KServe,
+Triton and MLServer use:
 
     {"inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 28, 28]}], "outputs": [...]}
 
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from hopsgpu.errors import ConfigError
 
-# The file, among those of a version, that has the signature; in JSON.
+# The file of a version that has the signature.
 FILE = "signature.json"
-# In bytes; the signature becomes a part of the manifest.
-_MOST = 2**20
+# The signature becomes a part of the manifest.
+_MAX_BYTES = 2**20
 _SIDES = ("inputs", "outputs")
 _BATCH = -1
 _DATATYPES = {
@@ -38,7 +38,7 @@ _DATATYPES = {
     "str": "BYTES",
     "bytes": "BYTES",
 }
-_WANTED = (
+_EXPECTED = (
     "must be a sample array (of NumPy, torch, TensorFlow or JAX), or a mapping of names to sample"
     " arrays, a list of them, or a pandas DataFrame"
 )
@@ -49,8 +49,8 @@ class Tensor(NamedTuple):
 
     Attributes:
         name: name of the tensor.
-        datatype: type of its elements, as the Open Inference Protocol spells it: "FP32".
-        shape: sizes of its dimensions; -1 for one that varies, such as the batch.
+        datatype: type of its elements in the Open Inference Protocol: "FP32".
+        shape: sizes of its dimensions; -1 for a variable size, such as the batch's.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Signature(NamedTuple):
 
 
 def infer(inputs: Any, outputs: Any) -> dict[str, list[dict[str, Any]]]:
-    """Infer a signature from a batch of inputs, and what the model returns for it.
+    """Infer a signature from a batch of inputs and the model's outputs for the batch.
 
-    The first dimension of all samples is the batch; it varies, and the other dimensions do not. An
-    array alone is named "input" or "output", and those of a list "input_0", "input_1", ...
+    The first dimension of all samples is the batch, whose size is variable; other dimensions are
+    fixed. A single array is named "input" or "output", arrays of a list "input_0", "input_1", ...
 
     Args:
         inputs: a sample array, a mapping of names to them, a list of them, or a DataFrame.
@@ -79,18 +79,20 @@ def infer(inputs: Any, outputs: Any) -> dict[str, list[dict[str, Any]]]:
         The signature, as JSON values.
 
     Raises:
-        ConfigError: a value is no sample, has a type that the protocol lacks, or the samples have
-            batches of different sizes.
+        ConfigError: a value is not a sample, has a type that the protocol lacks, or the samples
+            have batches of different sizes.
     """
-    sides = {"inputs": inputs, "outputs": outputs}
-    named = {side: _named(side, value) for side, value in sides.items()}
-    samples = {f"{side}[{n!r}]": s for side, found in named.items() for n, s in found.items()}
+    sides = {
+        side: _samples_by_name(side, value)
+        for side, value in (("inputs", inputs), ("outputs", outputs))
+    }
+    samples = {f"{side}[{n!r}]": s for side, by_name in sides.items() for n, s in by_name.items()}
     batches = {label: _shape(s)[0] for label, s in samples.items() if _shape(s)}
     if len(set(batches.values())) > 1:
-        told = ", ".join(f"{label} {size}" for label, size in batches.items())
+        sizes = ", ".join(f"{label} {size}" for label, size in batches.items())
         raise ConfigError(
             f"signature: the first dimension of a sample is the batch, and must have one size:"
-            f" {told}; pass samples of one batch, or write {FILE} yourself"
+            f" {sizes}; pass samples of one batch, or write {FILE} yourself"
         )
     return {
         side: [
@@ -99,18 +101,18 @@ def infer(inputs: Any, outputs: Any) -> dict[str, list[dict[str, Any]]]:
                 "datatype": _datatype(f"{side}[{name!r}]", sample),
                 "shape": [_BATCH if n == 0 else size for n, size in enumerate(_shape(sample))],
             }
-            for name, sample in found.items()
+            for name, sample in by_name.items()
         ]
-        for side, found in named.items()
+        for side, by_name in sides.items()
     }
 
 
-def inferred(signature: Any) -> Any:
-    """Return a publisher's signature: inferred if it consists of samples, otherwise unchanged.
+def infer_if_samples(signature: Any) -> Any:
+    """Return a publisher's signature: inferred if it has samples, otherwise unchanged.
 
     Args:
-        signature: a pair of inputs and outputs, or a mapping with the keys "inputs" and "outputs",
-            whose values are samples as for `infer`; or a JSON value.
+        signature: a JSON value; or samples as for `infer`, in a pair of inputs and outputs, or in a
+            mapping with the keys "inputs" and "outputs".
 
     Raises:
         ConfigError: as `infer`.
@@ -131,23 +133,19 @@ def dump(signature: Any, directory: Path) -> None:
 
 
 def load(content: bytes) -> Any:
-    """Return the JSON value that the file has.
-
-    Raises:
-        ValueError, RecursionError: the content is not JSON, or has over 1 MiB.
-    """
+    """Parse the file; raise ValueError or RecursionError if it is not JSON, or has over 1 MiB."""
     check_size(len(content))
-    return json.loads(content, parse_constant=_refuse)
+    return json.loads(content, parse_constant=_refuse_constant)
 
 
 def check_size(size: int) -> None:
-    """Raise ValueError if the file has more bytes than a signature may have."""
-    if size > _MOST:
-        raise ValueError(f"it has more than {_MOST} bytes")
+    """Raise ValueError if the file is too large."""
+    if size > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
 
 
 def parse(signature: Any) -> Signature | None:
-    """Return a manifest's signature; None if it is of another form than `infer` returns."""
+    """Return a manifest's signature; None if it has another form than the result of `infer`."""
     try:
         return Signature(
             *(tuple(_tensors(signature[side])) for side in _SIDES),
@@ -164,8 +162,7 @@ def _tensors(entries: Any) -> Iterator[Tensor]:
         yield Tensor(name, datatype, tuple(map(int, shape)))
 
 
-def _named(side: str, value: Any) -> dict[str, Any]:
-    """Return samples by name, in order."""
+def _samples_by_name(side: str, value: Any) -> dict[str, Any]:
     default = side.removesuffix("s")
     if _is_sample(value):
         return {default: value}
@@ -174,13 +171,13 @@ def _named(side: str, value: Any) -> dict[str, Any]:
     elif isinstance(value, (list, tuple)):
         named = {f"{default}_{n}": sample for n, sample in enumerate(value)}
     else:
-        raise ConfigError(f"signature: {side} is a {type(value).__name__}; {_WANTED}")
+        raise ConfigError(f"signature: {side} is a {type(value).__name__}; {_EXPECTED}")
     if not named:
-        raise ConfigError(f"signature: {side} has no sample; {_WANTED}")
+        raise ConfigError(f"signature: {side} has no sample; {_EXPECTED}")
     for name, sample in named.items():
         if not isinstance(name, str) or not _is_sample(sample):
             what = f"{side}[{name!r}] is a {type(sample).__name__}"
-            raise ConfigError(f"signature: {what}; {_WANTED}; names must be strings")
+            raise ConfigError(f"signature: {what}; {_EXPECTED}; names must be strings")
     return named
 
 
@@ -200,12 +197,12 @@ def _is_frame(value: Any) -> bool:
 
 
 def _shape(sample: Any) -> tuple[int, ...]:
-    # TensorFlow has None where a size varies.
+    # TensorFlow's variable sizes are None.
     return tuple(_BATCH if size is None else int(size) for size in sample.shape)
 
 
 def _datatype(label: str, sample: Any) -> str:
-    # torch's types have no name, but are printed as "torch.float32"; NumPy's strings have a length.
+    # torch's types have no name; str() is "torch.float32". Names of NumPy's strings have a length.
     name = str(getattr(sample.dtype, "name", None) or sample.dtype)
     plain = name.rpartition(".")[2].lower()
     if plain.startswith(("str", "bytes")):
@@ -218,5 +215,5 @@ def _datatype(label: str, sample: Any) -> str:
     return _DATATYPES[plain]
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 
-from hopsgpu.serving.hand_over import Layout, Served, renamed
+from hopsgpu.serving.export_layout import ExportLayout, ServedVersion, copies_as
 
 
-def layout(served: Served) -> Layout:
-    """Return a base path with one version, and `models.config` for a server that has it in /models.
+def layout(served: ServedVersion) -> ExportLayout:
+    """Return a base path with one version, and `models.config` for a mount at /models.
 
     Args:
         served: the version, a SavedModel.
@@ -25,8 +25,8 @@ def layout(served: Served) -> Layout:
         f"    model_version_policy {{ specific {{ versions: {served.version} }} }} }}\n"
         "}\n"
     )
-    return Layout(
+    return ExportLayout(
         texts={"models.config": config},
-        copies=renamed(served, f"{served.name}/{served.version}"),
-        owned=("models.config", named),
+        copies=copies_as(served, f"{served.name}/{served.version}"),
+        owner_line=("models.config", named),
     )

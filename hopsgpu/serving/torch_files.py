@@ -1,7 +1,7 @@
-"""The kind of a file that torch, or Keras, wrote, told from the file's structure.
+"""Recognition of files that torch or Keras wrote, by their structure.
 
-Nothing is unpickled. The operations of a pickle are followed one by one, and each value is replaced
-by its kind. The files may be hostile, so that the number of bytes read is bounded.
+Nothing is unpickled: the operations of a pickle are followed with kinds in place of values. The
+number of bytes read is bounded, because files may be hostile.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ PICKLE = "pickle"
 KERAS = "Keras"
 
 _ZIP, _PICKLE_HEAD = b"PK\x03\x04", b"\x80"
-# Files that torch.save wrote before it had archives begin with a pickle of this number.
-_LEGACY = 0x1950A86A20F9469CFC6C
-# Before the object, the old format has the constant, its version and facts of the machine.
+# torch.save's old format, without an archive, begins with a pickle of this number.
+_LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+# In the old format, the number, a version and facts of the machine precede the object.
 _LEGACY_PICKLES = 3
-_HEAD = 64
+_HEAD_BYTES = 64
 # A state_dict of ten thousand tensors has a pickle of 2 MiB.
-_MOST_PICKLE = 8 * 2**20
-# The list of an archive's files, and the pickle.
-_MOST_ARCHIVE = 24 * 2**20
+_MAX_PICKLE = 8 * 2**20
+# For the list of an archive's files, and the pickle.
+_MAX_ARCHIVE = 24 * 2**20
 # A state_dict of ten thousand tensors has 300,000 operations.
-_MOST_OPERATIONS = 1_000_000
-# Errors that a damaged or hostile archive or pickle causes.
-_DAMAGED = (
+_MAX_OPERATIONS = 1_000_000
+
+_DAMAGE_ERRORS = (
     ValueError,
     OSError,
     EOFError,
@@ -62,22 +62,28 @@ _TENSOR, _MAPPING, _LIST, _SCALAR, _OBJECT, _OTHER = (
     "object",
     "other",
 )
-_WITHOUT_EFFECT = ("STOP", "PROTO", "FRAME")
+_IGNORED_OPERATIONS = ("STOP", "PROTO", "FRAME")
 _SCALARS = {"int", "bool", "int_or_bool", "float", "str", "bytes", "bytes_or_str", "None"}
-_REBUILT = ("torch._utils _rebuild_", "torch._tensor _rebuild_", "torch.nn.parameter ")
-_MAPPINGS = {"collections OrderedDict", "collections defaultdict", "builtins dict"}
-# Functions that torch's own files call for values that are no tensors; none makes an object.
-_PLAIN = ("torch ", "torch.serialization ", "torch._utils ", "_codecs encode", "builtins ")
+_TENSOR_FUNCTIONS = ("torch._utils _rebuild_", "torch._tensor _rebuild_", "torch.nn.parameter ")
+_MAPPING_CLASSES = {"collections OrderedDict", "collections defaultdict", "builtins dict"}
+# Functions in torch's own files that return neither tensors nor objects of classes.
+_PLAIN_FUNCTIONS = (
+    "torch ",
+    "torch.serialization ",
+    "torch._utils ",
+    "_codecs encode",
+    "builtins ",
+)
 
 
 @dataclass(eq=False)
 class _Value:
-    """What is known of a value in a pickle.
+    """The known facts about a value in a pickle.
 
     Attributes:
         kind: one of the kinds above.
-        text: a string's value, or a global's "module name"; else None.
-        entries: kinds of a mapping's values by key, for keys that are strings.
+        text: a string's value, or a global's "module name"; otherwise None.
+        entries: a mapping's values by key, for keys that are strings.
         is_module: whether an object has the attributes of a torch.nn.Module.
     """
 
@@ -88,17 +94,17 @@ class _Value:
 
 
 class _BoundedReader(io.RawIOBase):
-    """Reads a seekable file until as many bytes were read as may be."""
+    """Reads a seekable file, up to a number of bytes in all."""
 
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: BinaryIO, limit: int) -> None:
         super().__init__()
-        self._file, self._left = file, most
+        self._file, self._remaining = file, limit
 
     def read(self, size: int = -1) -> bytes:
-        """Raise ValueError rather than return more bytes in all than may be."""
-        content = self._file.read(self._left + 1 if size is None or size < 0 else size)
-        self._left -= len(content)
-        if self._left < 0:
+        """Read bytes; raise ValueError above the limit."""
+        content = self._file.read(self._remaining + 1 if size is None or size < 0 else size)
+        self._remaining -= len(content)
+        if self._remaining < 0:
             raise ValueError("it has too large a table of contents, or too large a pickle")
         return content
 
@@ -116,25 +122,24 @@ class _BoundedReader(io.RawIOBase):
 
 
 def torch_format(path: str, file: BinaryIO, can_be_pickle: bool) -> str | None:
-    """Return the format of a file that torch may have written; None if it is none of torch's.
+    """Return the format of a file that torch may have written; None for other files.
 
     Args:
         path: path of the file, for the log.
-        file: the file, opened; it is not closed.
-        can_be_pickle: whether a pickle that torch did not write counts.
+        file: the open file; it is not closed.
+        can_be_pickle: whether to return PICKLE for a pickle that torch did not write.
     """
-    head = file.read(_HEAD)
+    head = file.read(_HEAD_BYTES)
     try:
         if head.startswith(_ZIP):
             file.seek(0)
             return _archive_format(file)
         if head.startswith(_PICKLE_HEAD) and _is_legacy(head):
-            content = io.BytesIO(head + file.read(_MOST_PICKLE))
+            content = io.BytesIO(head + file.read(_MAX_PICKLE))
             for _ in range(_LEGACY_PICKLES):
-                _result(content)
-            return _format_of(_result(content))
-    except _DAMAGED as error:
-        # Versions have other files too, which are no models.
+                _read_pickle(content)
+            return _format_of(_read_pickle(content))
+    except _DAMAGE_ERRORS as error:
         log.warning("%s is not recognised as a model: %s", path, error)
         return None
     return PICKLE if can_be_pickle and head.startswith(_PICKLE_HEAD) else None
@@ -145,21 +150,26 @@ def is_keras_archive(file: BinaryIO) -> bool:
     try:
         with zipfile.ZipFile(_reader(file)) as archive:
             return set(archive.namelist()) >= _KERAS_FILES
-    except _DAMAGED:
+    except _DAMAGE_ERRORS:
         return False
 
 
 def _is_legacy(head: bytes) -> bool:
-    """Return whether the first number in a pickle is the old format's."""
+    """Return whether the first number in a pickle is `_LEGACY_MAGIC`."""
     try:
         arguments = (argument for _, argument, _ in pickletools.genops(head))
-        return next(one for one in arguments if isinstance(one, int) and one > 0xFF) == _LEGACY
+        return (
+            next(
+                argument for argument in arguments if isinstance(argument, int) and argument > 0xFF
+            )
+            == _LEGACY_MAGIC
+        )
     except (StopIteration, ValueError):
         return False
 
 
 def _reader(file: BinaryIO) -> Any:
-    return _BoundedReader(file, _MOST_ARCHIVE)
+    return _BoundedReader(file, _MAX_ARCHIVE)
 
 
 def _archive_format(file: BinaryIO) -> str | None:
@@ -173,12 +183,12 @@ def _archive_format(file: BinaryIO) -> str | None:
             return None
         if archive.getinfo(places["data.pkl"]).compress_type != zipfile.ZIP_STORED:
             raise ValueError("its pickle is compressed, which torch never does")
-        # The archive says how large a file is, and may lie.
+        # The size in the archive's index may be false.
         with archive.open(places["data.pkl"]) as pickled:
-            content = pickled.read(_MOST_PICKLE + 1)
-    if len(content) > _MOST_PICKLE:
-        raise ValueError(f"its pickle has more than {_MOST_PICKLE} bytes")
-    return _format_of(_result(io.BytesIO(content)))
+            content = pickled.read(_MAX_PICKLE + 1)
+    if len(content) > _MAX_PICKLE:
+        raise ValueError(f"its pickle has more than {_MAX_PICKLE} bytes")
+    return _format_of(_read_pickle(io.BytesIO(content)))
 
 
 def _is_export(names: Iterable[str]) -> bool:
@@ -196,8 +206,8 @@ def _format_of(value: _Value) -> str:
         return CHECKPOINT
     if _LIGHTNING_KEY in value.entries:
         return LIGHTNING
-    # Quantized modules have types and tuples among their tensors, and others have a state of their
-    # own choice under "_extra_state".
+    # Quantized modules have types and tuples among their tensors. Under "_extra_state", modules may
+    # have any value.
     is_state = all(
         entry.kind in (_TENSOR, _OTHER) or name.endswith("_extra_state")
         for name, entry in value.entries.items()
@@ -205,17 +215,13 @@ def _format_of(value: _Value) -> str:
     return STATE_DICT if is_state else CHECKPOINT
 
 
-def _result(content: io.BytesIO) -> _Value:
-    """Return what is known of the value of the next pickle in a stream.
-
-    Raises:
-        ValueError: it is no pickle.
-    """
+def _read_pickle(content: io.BytesIO) -> _Value:
+    """Follow the next pickle in a stream; raise ValueError if it is not a pickle."""
     machine = _Machine()
     try:
         for number, (opcode, argument, _) in enumerate(pickletools.genops(content)):
-            if number == _MOST_OPERATIONS:
-                raise ValueError(f"its pickle has more than {_MOST_OPERATIONS} operations")
+            if number == _MAX_OPERATIONS:
+                raise ValueError(f"its pickle has more than {_MAX_OPERATIONS} operations")
             machine.step(opcode, argument)
         return machine.stack[-1]
     except (LookupError, AttributeError, TypeError) as error:
@@ -223,7 +229,7 @@ def _result(content: io.BytesIO) -> _Value:
 
 
 class _Machine:
-    """Follows the operations of a pickle with kinds in place of values."""
+    """A machine that runs a pickle's operations on kinds instead of values."""
 
     def __init__(self) -> None:
         self.stack: list[_Value] = []
@@ -231,21 +237,20 @@ class _Machine:
         self._memo: dict[int, _Value] = {}
 
     def step(self, opcode: Any, argument: Any) -> None:
-        """Follow one operation."""
         follow = self._OPERATIONS.get(opcode.name)
         if follow is not None:
             follow(self, argument)
-        elif opcode.name not in _WITHOUT_EFFECT:
+        elif opcode.name not in _IGNORED_OPERATIONS:
             self._step_by_table(opcode, argument)
 
-    def _mark(self, _: Any) -> None:
+    def _push_mark(self, _: Any) -> None:
         self._marks.append(len(self.stack))
 
-    def _put(self, number: Any) -> None:
+    def _memoize(self, number: Any) -> None:
         # MEMOIZE has no number.
         self._memo[len(self._memo) if number is None else number] = self.stack[-1]
 
-    def _get(self, number: Any) -> None:
+    def _recall(self, number: Any) -> None:
         self.stack.append(self._memo[number])
 
     def _global(self, name: Any) -> None:
@@ -268,11 +273,11 @@ class _Machine:
 
     def _call(self, _: Any) -> None:
         function, _ = self._pop(2)
-        self.stack.append(_called(function.text or ""))
+        self.stack.append(_call_result(function.text or ""))
 
     def _new_object(self, _: Any) -> None:
-        made, _ = self._pop(2)
-        self.stack.append(_Value(_MAPPING if made.text in _MAPPINGS else _OBJECT))
+        cls, _ = self._pop(2)
+        self.stack.append(_Value(_MAPPING if cls.text in _MAPPING_CLASSES else _OBJECT))
 
     def _build(self, _: Any) -> None:
         (state,) = self._pop(1)
@@ -295,9 +300,9 @@ class _Machine:
         self.stack.append(self.stack[-1])
 
     _OPERATIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
-        "MARK": _mark,
-        **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _put),
-        **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _get),
+        "MARK": _push_mark,
+        **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"), _memoize),
+        **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), _recall),
         "GLOBAL": _global,
         "STACK_GLOBAL": _stack_global,
         "SETITEM": _set_item,
@@ -313,14 +318,14 @@ class _Machine:
     }
 
     def _step_by_table(self, opcode: Any, argument: Any) -> None:
-        """Follow an operation of which only the kind of its result counts."""
-        before = [one.name for one in opcode.stack_before]
+        """Follow an operation that only pushes a value of a known kind."""
+        before = [item.name for item in opcode.stack_before]
         if "mark" in before:
             self._pop_marked()
             before = before[: before.index("mark")]
         self._pop(len(before))
-        for one in opcode.stack_after:
-            self.stack.append(_of_table(one.name, opcode.name, argument))
+        for item in opcode.stack_after:
+            self.stack.append(_value_of_kind(item.name, opcode.name, argument))
 
     def _set(self, items: list[_Value]) -> None:
         target = self.stack[-1]
@@ -328,33 +333,33 @@ class _Machine:
             if key.text is not None:
                 target.entries[key.text] = value
             else:
-                # Names of parameters are strings, so that no state_dict has such a key.
+                # Keys of a state_dict are strings: this entry makes it a checkpoint.
                 target.entries[""] = _Value(_SCALAR)
 
     def _pop(self, count: int) -> list[_Value]:
         if count > len(self.stack) - (self._marks[-1] if self._marks else 0):
             raise LookupError("the stack is empty")
-        taken = self.stack[len(self.stack) - count :]
+        values = self.stack[len(self.stack) - count :]
         del self.stack[len(self.stack) - count :]
-        return taken
+        return values
 
     def _pop_marked(self) -> list[_Value]:
         first = self._marks.pop()
-        taken = self.stack[first:]
+        values = self.stack[first:]
         del self.stack[first:]
-        return taken
+        return values
 
 
-def _called(function: str) -> _Value:
-    """Return what is known of the result of a call, by the function's name."""
-    if function in _MAPPINGS:
+def _call_result(function: str) -> _Value:
+    """Return the kind of a call's result, by the function's name."""
+    if function in _MAPPING_CLASSES:
         return _Value(_MAPPING)
-    if function.startswith(_REBUILT):
+    if function.startswith(_TENSOR_FUNCTIONS):
         return _Value(_TENSOR)
-    return _Value(_OTHER if function.startswith(_PLAIN) else _OBJECT)
+    return _Value(_OTHER if function.startswith(_PLAIN_FUNCTIONS) else _OBJECT)
 
 
-def _of_table(kind: str, opcode: str, argument: Any) -> _Value:
+def _value_of_kind(kind: str, opcode: str, argument: Any) -> _Value:
     if kind in _SCALARS:
         return _Value(_SCALAR, argument if isinstance(argument, str) else None)
     if kind == "dict":

@@ -10,12 +10,18 @@ import json
 from collections.abc import Mapping, Sequence
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.serving.hand_over import Layout, Served, own_code, renamed, server_file
+from hopsgpu.serving.export_layout import (
+    ExportLayout,
+    ServedVersion,
+    copies_as,
+    model_code_files,
+    server_file,
+)
 from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL
 from hopsgpu.serving.model_signature import Tensor
 from hopsgpu.serving.torch_files import TORCHSCRIPT
 
-# The backend of a format, and the name that the model has for it.
+# The backend of a format, and its name for the model's file.
 _BACKENDS = {
     ONNX: ("onnxruntime", "model.onnx"),
     TORCHSCRIPT: ("pytorch", "model.pt"),
@@ -29,15 +35,13 @@ _PLATFORMS = {
 _BATCH = -1
 
 
-def layout(served: Served, *, max_batch_size: int = 0, python: bool = False) -> Layout:
+def layout(served: ServedVersion, *, max_batch_size: int = 0, python: bool = False) -> ExportLayout:
     """Return a repository with one version of one model.
 
     Args:
         served: the version.
-        max_batch_size: the most rows that Triton may put together; 0 for none: then each request is
-            a batch of its own.
-        python: whether Triton's Python backend is to call the model, where the format has a backend
-            of its own, too.
+        max_batch_size: the most rows that Triton may combine; 0 if each request is a batch.
+        python: whether to use Triton's Python backend even if the format has its own backend.
 
     Raises:
         ConfigError: the manifest lacks what the backend needs.
@@ -50,16 +54,16 @@ def layout(served: Served, *, max_batch_size: int = 0, python: bool = False) -> 
     outputs: Sequence[Tensor]
     if python or served.model.name not in _BACKENDS:
         backend = {"backend": "python"}
-        inputs, outputs = served.signed
+        inputs, outputs = served.required_signature
         file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
-        copies = renamed(served, f"{place}/{file}")
-        code = {"model.py": server_file("triton_model.py"), **own_code(served, file)}
+        copies = copies_as(served, f"{place}/{file}")
+        code = {"model.py": server_file("triton_model.py"), **model_code_files(served, file)}
         texts |= {f"{place}/{name}": text for name, text in code.items()}
     else:
         name, file = _BACKENDS[served.model.name]
         backend = {"backend": name, "platform": _PLATFORMS[served.model.name]}
         inputs, outputs = _tensors(served)
-        copies = renamed(served, f"{place}/{file}")
+        copies = copies_as(served, f"{place}/{file}")
     for tensor in (*inputs, *outputs):
         if max_batch_size and tensor.shape[:1] != (_BATCH,):
             raise ConfigError(
@@ -74,18 +78,18 @@ def layout(served: Served, *, max_batch_size: int = 0, python: bool = False) -> 
                     " python=True (--python), or publish a model whose tensors have dimensions"
                 )
     config = _config(served, backend, inputs, outputs, max_batch_size)
-    return Layout(
+    return ExportLayout(
         texts={**texts, f"{served.name}/config.pbtxt": config},
         copies=copies,
     )
 
 
-def _tensors(served: Served) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """Return inputs and outputs as a backend wants them; none where it reads them from the file."""
+def _tensors(served: ServedVersion) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Return a backend's inputs and outputs; empty if it reads them from the file."""
     if served.model.name != TORCHSCRIPT:
         return served.signature or ((), ())
-    # TorchScript's results have no names: the backend takes the number at the end of ours.
-    inputs, outputs = served.signed
+    # TorchScript's results have no names: the backend uses the number at the end of a name.
+    inputs, outputs = served.required_signature
     return (
         [tensor._replace(name=f"INPUT__{n}") for n, tensor in enumerate(inputs)],
         [tensor._replace(name=f"OUTPUT__{n}") for n, tensor in enumerate(outputs)],
@@ -93,34 +97,34 @@ def _tensors(served: Served) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
 
 
 def _config(
-    served: Served,
+    served: ServedVersion,
     backend: Mapping[str, str],
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
-    most: int,
+    max_batch_size: int,
 ) -> str:
     """Return config.pbtxt, a ModelConfig in Protocol Buffers' text format."""
-    lines = [f"name: {_quoted(served.name)}"]
-    lines += [f"{key}: {_quoted(value)}" for key, value in backend.items()]
-    lines.append(f"max_batch_size: {most}")
-    # By default the highest number, which an export of an earlier version does not have.
+    lines = [f"name: {_quote(served.name)}"]
+    lines += [f"{key}: {_quote(value)}" for key, value in backend.items()]
+    lines.append(f"max_batch_size: {max_batch_size}")
+    # By default, Triton serves the highest number, but an earlier version may be exported later.
     lines.append(f"version_policy {{ specific {{ versions: [{served.version}] }} }}")
     for side, tensors in (("input", inputs), ("output", outputs)):
         for tensor in tensors:
-            dims = tensor.shape[1:] if most else tensor.shape
+            dims = tensor.shape[1:] if max_batch_size else tensor.shape
             kind = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
-            # A scalar has one element for Triton, which refuses a tensor without dimensions.
+            # Triton refuses tensors without dimensions: a scalar has one element.
             shown = ", ".join(map(str, dims or (1,)))
-            reshape = " reshape { shape: [] }" if most and not dims else ""
+            reshape = " reshape { shape: [] }" if max_batch_size and not dims else ""
             lines.append(
-                f"{side} {{ name: {_quoted(tensor.name)} data_type: TYPE_{kind}"
+                f"{side} {{ name: {_quote(tensor.name)} data_type: TYPE_{kind}"
                 f" dims: [{shown}]{reshape} }}"
             )
-    if most:
+    if max_batch_size:
         lines.append("dynamic_batching { }")
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
-    # The escapes of JSON are those of the text format.
+def _quote(text: str) -> str:
+    # The text format has JSON's escapes.
     return json.dumps(text, ensure_ascii=False)

@@ -18,7 +18,7 @@ import requests
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.serving import kserve
-from hopsgpu.serving.hand_over import Served
+from hopsgpu.serving.export_layout import ServedVersion
 from hopsgpu.serving.model_signature import parse
 from tests.served_models import Published, X, publish
 from tests.servers import free_port, running_server
@@ -113,7 +113,7 @@ def test_triton(published: dict[str, Published], tmp_path: Path) -> None:
 
 def test_kserves_python_server(published: dict[str, Published], tmp_path: Path) -> None:
     port, one = free_port(), published["skops"]
-    known = Served(
+    known = ServedVersion(
         name="net",
         version=1,
         url="hdfs://nn/models/net/1",

@@ -47,20 +47,20 @@ class Predictor(kserve.Model):
             outputs = self._model({only["name"]: np.asarray(payload["instances"])})
             (answer,) = outputs.values()
             return {"predictions": answer.tolist()}
-        outputs = self._model({one.name: one.as_numpy() for one in payload.inputs})
-        found = []
+        outputs = self._model({tensor.name: tensor.as_numpy() for tensor in payload.inputs})
+        results = []
         for tensor in self._model.outputs:
             value = outputs[tensor["name"]]
             output = InferOutput(tensor["name"], list(value.shape), tensor["datatype"])
             output.set_data_from_numpy(value, binary_data=False)
-            found.append(output)
-        return InferResponse(payload.id or generate_uuid(), self.name, found)
+            results.append(output)
+        return InferResponse(payload.id or generate_uuid(), self.name, results)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(parents=[kserve.model_server.parser])
     parser.add_argument("--model_dir", default="/mnt/models")
-    given, _ = parser.parse_known_args()
-    predictor = Predictor(given.model_name, Path(given.model_dir))
+    arguments, _ = parser.parse_known_args()
+    predictor = Predictor(arguments.model_name, Path(arguments.model_dir))
     predictor.load()
     kserve.ModelServer().start([predictor])

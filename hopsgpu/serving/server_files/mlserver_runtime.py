@@ -20,13 +20,13 @@ class Runtime(MLModel):
 
     async def load(self) -> bool:
         """Load the model."""
-        # Models of one server share this module, so that its own path may be another model's.
+        # Models of a server share this module, so its path may be that of another model.
         self._model = ServedModel(Path(await get_model_uri(self.settings)).resolve().parent)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         """Return the outputs for a request."""
-        inputs = {one.name: NumpyCodec.decode_input(one) for one in payload.inputs}
+        inputs = {tensor.name: NumpyCodec.decode_input(tensor) for tensor in payload.inputs}
         outputs = self._model(inputs)
         return InferenceResponse(
             id=payload.id,

@@ -27,11 +27,11 @@ class TritonPythonModel:
 
     def _answer(self, request: Any) -> Any:
         names = [tensor["name"] for tensor in self._model.inputs]
-        found = {name: triton.get_input_tensor_by_name(request, name) for name in names}
+        inputs = {name: triton.get_input_tensor_by_name(request, name) for name in names}
         try:
-            outputs = self._model({n: t.as_numpy() for n, t in found.items() if t is not None})
-        except Exception as error:  # noqa: BLE001 - the client gets it, and the server goes on
+            outputs = self._model({n: t.as_numpy() for n, t in inputs.items() if t is not None})
+        except Exception as error:  # noqa: BLE001 - the client gets the error; the server continues
             return triton.InferenceResponse(error=triton.TritonError(repr(error)))
-        # A scalar has one element for Triton.
+        # Triton has no tensors without dimensions.
         tensors = [triton.Tensor(name, np.atleast_1d(value)) for name, value in outputs.items()]
         return triton.InferenceResponse(output_tensors=tensors)

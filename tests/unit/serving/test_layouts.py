@@ -11,7 +11,7 @@ import yaml
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving import kserve, mlserver, tensorflow_serving, triton
-from hopsgpu.serving.hand_over import Layout, Served
+from hopsgpu.serving.export_layout import ExportLayout, ServedVersion
 from hopsgpu.serving.model_formats import ModelClass, ModelFormat
 from hopsgpu.serving.model_signature import Signature, Tensor
 
@@ -20,9 +20,9 @@ HDFS = "hdfs://nn:8020/user/ann/hopsgpu/models/net/7"
 WEB = "http://nn:9870"
 
 
-def served(name: str, path: str, **known: Any) -> Served:
+def served(name: str, path: str, **known: Any) -> ServedVersion:
     whole = {"signature": SIGNATURE, "files": (path,), **known}
-    return Served("net", 7, HDFS, ModelFormat(name, path), **whole)
+    return ServedVersion("net", 7, HDFS, ModelFormat(name, path), **whole)
 
 
 ONNX = served("ONNX", "net/a.onnx", files=("net/a.onnx", "net/a.onnx_data"))
@@ -35,11 +35,11 @@ XGBOOST = served("XGBoost", "a.json")
 BERT = served("transformers", ".", files=("config.json", "model.safetensors"))
 
 
-def manifests(layout: Layout) -> dict[str, Any]:
+def manifests(layout: ExportLayout) -> dict[str, Any]:
     return {name: yaml.safe_load(text) for name, text in layout.texts.items() if "yaml" in name}
 
 
-def about(layout: Layout, path: str) -> Any:
+def about(layout: ExportLayout, path: str) -> Any:
     return json.loads(layout.texts[path])
 
 
@@ -97,7 +97,7 @@ def test_tritons_batches() -> None:
 
 
 @pytest.mark.parametrize("version", [PICKLE, SKOPS, XGBOOST])
-def test_tritons_python_backend_for_formats_without_one(version: Served) -> None:
+def test_tritons_python_backend_for_formats_without_one(version: ServedVersion) -> None:
     made = triton.layout(version)
     path = version.model.path
     assert made.copies == {path: f"net/7/{path}"}

@@ -17,9 +17,9 @@ import pytest
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.model_formats import (
     ModelFormat,
-    chosen,
+    choose_format,
     pickle_warning,
-    recognised,
+    recognise_formats,
 )
 from hopsgpu.serving.model_loading import check_trust
 
@@ -67,7 +67,7 @@ def found(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
         opened.append(io.BytesIO(files[path]))
         return opened[-1]
 
-    formats = [(one.name, one.path) for one in recognised(files, open_file)]
+    formats = [(one.name, one.path) for one in recognise_formats(files, open_file)]
     assert all(file.closed for file in opened)
     return formats
 
@@ -205,7 +205,7 @@ def test_what_runs_code_of_a_pretrained_model_needs_trust(
     files: dict[str, bytes], reason: str | None
 ) -> None:
     files = {"config.json": BERT, **files}
-    (model,) = recognised(files, lambda path: io.BytesIO(files[path]))
+    (model,) = recognise_formats(files, lambda path: io.BytesIO(files[path]))
     assert model.name == "transformers"
     if reason is None:
         assert model.trust_reason is None
@@ -268,7 +268,7 @@ def test_a_state_dict_has_the_class_that_is_named_for_it() -> None:
         "b.pt": SCRIPT,
         "model_class.json": json.dumps({"class": "own.nets:Net", "arguments": {"n": 3}}).encode(),
     }
-    first, second = recognised(files, lambda path: io.BytesIO(files[path]))
+    first, second = recognise_formats(files, lambda path: io.BytesIO(files[path]))
     assert first == ModelFormat("state_dict", "a.pt", "own.nets:Net")
     assert str(first) == "state_dict of own.nets:Net (a.pt)"
     assert second == ModelFormat("TorchScript", "b.pt")
@@ -278,7 +278,8 @@ def test_a_class_may_be_named_beside_its_state_dict() -> None:
     beside = json.dumps({"class": "own.nets:Inner"}).encode()
     files = {"net/a.pt": STATE, "net/model_class.json": beside, "b.pt": STATE}
     classes = {
-        one.path: one.model_class for one in recognised(files, lambda p: io.BytesIO(files[p]))
+        one.path: one.model_class
+        for one in recognise_formats(files, lambda p: io.BytesIO(files[p]))
     }
     assert classes == {"net/a.pt": "own.nets:Inner", "b.pt": None}
 
@@ -297,17 +298,17 @@ def test_an_odd_class_is_refused(content: bytes) -> None:
 
 def test_one_model_is_chosen() -> None:
     onnx, state = ModelFormat("ONNX", "a.onnx"), ModelFormat("state_dict", "a.pt")
-    assert chosen([onnx], None, None, "url") == onnx
-    assert chosen([onnx, state], "a.pt", None, "url") == state
-    assert chosen([onnx, state], None, ("ONNX", "TorchScript"), "url") == onnx
+    assert choose_format([onnx], None, None, "url") == onnx
+    assert choose_format([onnx, state], "a.pt", None, "url") == state
+    assert choose_format([onnx, state], None, ("ONNX", "TorchScript"), "url") == onnx
     with pytest.raises(ConfigError, match=r"several models: ONNX \(a.onnx\).*path='a.onnx'"):
-        chosen([onnx, state], None, None, "url")
+        choose_format([onnx, state], None, None, "url")
     with pytest.raises(ConfigError, match=r"no model at 'b' .*; models: ONNX \(a.onnx\)"):
-        chosen([onnx], "b", None, "url")
+        choose_format([onnx], "b", None, "url")
     with pytest.raises(ConfigError, match=r"no model of SavedModel .*; models: none"):
-        chosen([], None, ("SavedModel",), "url")
+        choose_format([], None, ("SavedModel",), "url")
     with pytest.raises(ConfigError, match=r"models: PEFT \(.\); PEFT \(.\): download\(\) it"):
-        chosen([ModelFormat("PEFT", ".")], None, ("SavedModel",), "url")
+        choose_format([ModelFormat("PEFT", ".")], None, ("SavedModel",), "url")
 
 
 def test_publishers_of_pickles_are_warned() -> None:

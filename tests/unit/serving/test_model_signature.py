@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.serving.model_signature import Signature, Tensor, infer, inferred, load, parse
+from hopsgpu.serving.model_signature import Signature, Tensor, infer, infer_if_samples, load, parse
 
 
 def test_arrays_have_names_types_and_shapes() -> None:
@@ -85,12 +85,12 @@ def test_what_is_no_batch_of_samples_is_refused(inputs: Any, why: str) -> None:
 
 def test_a_publisher_gives_samples_or_json() -> None:
     x, y = np.zeros((2, 3)), np.zeros(2)
-    assert inferred((x, y)) == inferred({"inputs": x, "outputs": y}) == infer(x, y)
-    assert inferred(({"a": x}, [y])) == infer({"a": x}, [y])
+    assert infer_if_samples((x, y)) == infer_if_samples({"inputs": x, "outputs": y}) == infer(x, y)
+    assert infer_if_samples(({"a": x}, [y])) == infer({"a": x}, [y])
     for as_is in (None, 7, [1, 2], {"inputs": {"x": [None, 3]}, "outputs": ["y"]}, {"x": "FP32"}):
-        assert inferred(as_is) is as_is
+        assert infer_if_samples(as_is) is as_is
     with pytest.raises(ConfigError, match="outputs is a str"):
-        inferred((x, "y"))
+        infer_if_samples((x, "y"))
 
 
 def test_a_signature_is_read_back() -> None:

@@ -1,6 +1,7 @@
-"""What is handed over to a server: a model, as it is known from manifest and files, and the result.
+"""The input and output of an export: the facts about a version, and the files for a server.
 
-Each server has a module with a pure function from `Served` to `Layout`; `export.py` writes it.
+Each server has a module with a pure function from `ServedVersion` to `ExportLayout`; `export.py`
+writes the layout.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ _SERVED_MODEL = "served_model.py"
 
 
 @dataclass(frozen=True)
-class Served:
-    """A version that is to be served.
+class ServedVersion:
+    """A version to serve.
 
     Attributes:
         name: name of the model.
         version: its number.
         url: URL of the version on the lake.
         model: which of the version's models.
-        files: paths of the model's own files within the version.
-        signature: its inputs and outputs; None if the manifest does not say.
+        files: paths of this model's files within the version.
+        signature: its inputs and outputs; None if unknown.
         model_class: class of a state_dict, or None.
-        trusted: further types of a skops file that the caller trusts.
+        trusted: types of a skops file that the caller trusts.
     """
 
     name: str
@@ -47,12 +48,8 @@ class Served:
     trusted: tuple[str, ...] = ()
 
     @property
-    def signed(self) -> Signature:
-        """The signature.
-
-        Raises:
-            ConfigError: the manifest has none.
-        """
+    def required_signature(self) -> Signature:
+        """Return the signature; raise ConfigError if the manifest has none."""
         if self.signature is None:
             raise ConfigError(
                 f"{self.url} has no signature with names, types and shapes, which this server needs"
@@ -63,34 +60,34 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The files that a server wants.
+class ExportLayout:
+    """The files that a server needs.
 
     Attributes:
-        texts: contents by path below the exported directory.
-        copies: paths below the exported directory, by the path within the version.
-        owned: a file that can be of one model only, and the line of it that names the model.
+        texts: contents of files, by path below the exported directory.
+        copies: paths below the exported directory, by path within the version.
+        owner_line: a file that can describe one model only, and its line that names the model.
     """
 
     texts: Mapping[str, str]
     copies: Mapping[str, str] = field(default_factory=dict)
-    owned: tuple[str, str] | None = None
+    owner_line: tuple[str, str] | None = None
 
 
-def metadata(tensor: Tensor) -> dict[str, object]:
-    """Return a tensor's description as the Open Inference Protocol has it."""
+def tensor_metadata(tensor: Tensor) -> dict[str, object]:
+    """Return a tensor's description in the Open Inference Protocol."""
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def renamed(served: Served, name: str) -> dict[str, str]:
-    """Return the copies that give the model's file, or directory, another name.
+def copies_as(served: ServedVersion, name: str) -> dict[str, str]:
+    """Return the copies of a model's files under another name of its file or directory.
 
     Args:
         served: the version.
         name: path of the model below the exported directory.
     """
     if served.model.name not in (SAVED_MODEL, TRANSFORMERS):
-        # What lies beside or below the file, such as an ONNX model's external data, keeps its name.
+        # Other files, such as external data of ONNX, keep their names.
         above, home = PurePosixPath(name).parent, PurePosixPath(served.model.path).parent
         copies = {path: str(above / PurePosixPath(path).relative_to(home)) for path in served.files}
         return {**copies, served.model.path: name}
@@ -100,34 +97,33 @@ def renamed(served: Served, name: str) -> dict[str, str]:
     }
 
 
-def own_code(served: Served, path: str) -> dict[str, str]:
-    """Return the files with which a server calls the model in Python, by name.
+def model_code_files(served: ServedVersion, path: str) -> dict[str, str]:
+    """Return the texts of the files with which a server calls the model in Python, by name.
 
     Args:
         served: the version.
         path: path of the model, from the directory that the server passes to `ServedModel`.
 
     Raises:
-        ConfigError: the version has no signature, or is a state_dict without its class, or has a
-            type that NumPy lacks.
+        ConfigError: the signature or the class of a state_dict is missing, or NumPy lacks a type.
     """
     if served.model.name == STATE_DICT and served.model_class is None:
         raise ConfigError(
             f"{served.url}: nothing says of which class {served.model} is: leave model_class.json"
             ' beside it, {"class": "package.module:Class", "arguments": {}}, or publish ONNX'
         )
-    tensors = (*served.signed.inputs, *served.signed.outputs)
-    if odd := [tensor.name for tensor in tensors if tensor.datatype == "BF16"]:
-        raise ConfigError(f"{served.url}: NumPy has no BF16 ({', '.join(odd)}): convert to FP32")
+    tensors = (*served.required_signature.inputs, *served.required_signature.outputs)
+    if bf16 := [tensor.name for tensor in tensors if tensor.datatype == "BF16"]:
+        raise ConfigError(f"{served.url}: NumPy has no BF16 ({', '.join(bf16)}): convert to FP32")
     about: dict[str, object] = {
         "format": served.model.name,
         "path": path,
-        "inputs": [metadata(tensor) for tensor in served.signed.inputs],
-        "outputs": [metadata(tensor) for tensor in served.signed.outputs],
+        "inputs": [tensor_metadata(tensor) for tensor in served.required_signature.inputs],
+        "outputs": [tensor_metadata(tensor) for tensor in served.required_signature.outputs],
         "trusted": list(served.trusted),
     }
     if served.model.name == TRANSFORMERS:
-        # check_trust has refused the export if the caller does not trust the publisher.
+        # `check_trust` has refused the export if the caller does not trust the publisher.
         about["is_trusted"] = served.model.trust_reason is not None
     if served.model_class is not None:
         about["model_class"] = served.model_class.name
@@ -136,6 +132,6 @@ def own_code(served: Served, path: str) -> dict[str, str]:
 
 
 def server_file(name: str) -> str:
-    """Return one of the files that run in servers."""
-    # The package may be in an archive, as Spark ships it.
+    """Return the text of one of the files that run in servers."""
+    # The package may be in an archive that Spark ships.
     return (importlib.resources.files(server_files) / name).read_text()
