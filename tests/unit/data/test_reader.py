@@ -160,7 +160,7 @@ def test_lists_are_decoded_in_one_step_where_a_row_group_has_few_elements(
     values = pa.array(np.arange(offsets[-1], dtype=np.float32))
     table = pa.table({"x": pa.ListArray.from_arrays(pa.array(offsets), values)})
     shard = shard_of(tmp_path / "lake", table, ROWS)
-    for most, many in ((reading._MOST_IN_LISTS, False), (5 * MIB, True)):
+    for most, many in ((reading._MAX_GROUP_BYTES, False), (5 * MIB, True)):
         steps.clear()
         monkeypatch.setattr(reading, "_MAX_GROUP_BYTES", most)
         with reader_of(shard) as reader:
