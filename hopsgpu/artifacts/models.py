@@ -133,7 +133,7 @@ class ModelStore:
         # Skip what others put there: files, names that no model can have, and directories that may
         # not be read.
         root = self._root_with_client()
-        names = [name for name in root.names(directories=True) if is_model_name(name)]
+        names = [name for name in root.names(only_directories=True) if is_model_name(name)]
 
         def has_version(name: str) -> bool:
             home = root / name
@@ -395,7 +395,7 @@ def _signature(given: Any, files: Mapping[str, Path]) -> Any:
 
 def _candidates(home: LakePath) -> list[int]:
     """Return the numbers of directories that may be versions, the highest first."""
-    return sorted(numbers(home.names(directories=True)), reverse=True)
+    return sorted(numbers(home.names(only_directories=True)), reverse=True)
 
 
 def _is_listed(home: LakePath, number: int) -> bool:

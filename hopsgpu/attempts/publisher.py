@@ -306,11 +306,11 @@ def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> 
     try:
         models.make()
         if not home.exists():
-            (models / probe).try_create(content)
+            (models / probe).check_create(content)
             return
-        (home / probe).try_create(content)
+        (home / probe).check_create(content)
         for place in (home / STAGING, home / CLAIMS):
             if place.exists():
-                (place / probe).try_create()
+                (place / probe).check_create()
     except StoreError as error:
         raise StoreError(f"model={name!r} could not be published: {error}", error.kind) from error

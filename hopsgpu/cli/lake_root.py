@@ -70,9 +70,9 @@ def unset_hint() -> str:
     "".
     """
     from hopsgpu.storage.hadoop_conf import is_configured
-    from hopsgpu.storage.lake_root import named_root
+    from hopsgpu.storage.lake_root import configured_root
 
-    root = click.get_current_context().meta.get(_KEY) or named_root(os.environ)
+    root = click.get_current_context().meta.get(_KEY) or configured_root(os.environ)
     if root or is_configured(os.environ):
         return ""
     return (

@@ -401,7 +401,7 @@ class Execution(ABC):
         tracking, code = self._arguments.tracking, self._arguments.provenance
         if tracking is not None:
             # It logs what is on the lake, so it comes after all that was put before.
-            self._active.background.put_behind(
+            self._active.background.put_after_all(
                 f"{self._board.run_id} in MLflow",
                 functools.partial(mlflow.log, tracking, self._directory.url, code),
             )

@@ -113,7 +113,7 @@ class HeldTime:
             points=self._points,
         )
         try:
-            self._background.offer(f"the GPU time of {self._run_id}", lambda: self._put(run))
+            self._background.try_put(f"the GPU time of {self._run_id}", lambda: self._put(run))
         except RuntimeError as error:
             # No thread can be started: the gang matters more than its GPU time.
             log.info("%s: its GPU time is not written now: %s", self._run_id, error)

@@ -179,13 +179,13 @@ class Recording:
                     return
                 self._waits = noted(self._waits, status.waiting_for, self._clock())
                 if state != before or now >= record_at:
-                    self._run.background.offer(self._key, self._work(state))
+                    self._run.background.try_put(self._key, self._work(state))
                     record_at = now + _RECORD_SECONDS
                 if now >= self._logs_at:
                     self._append_logs(now)
             if now >= cancel_at:
                 key = f"the check for a cancel request of {self._run.run_id}"
-                self._run.background.offer(key, self._look_for_cancel)
+                self._run.background.try_put(key, self._look_for_cancel)
                 cancel_at = now + _CANCEL_SECONDS
 
     def _append_logs(self, now: float) -> None:
@@ -196,7 +196,7 @@ class Recording:
         # Begin where the last call stopped, so that all logs have their turn on a slow lake.
         first = self._turn % len(grown) if grown else 0
         for taken, (url, work) in enumerate([*grown[first:], *grown[:first]]):
-            if not self._run.background.offer(url, work):
+            if not self._run.background.try_put(url, work):
                 self._turn = first + taken
                 return
 

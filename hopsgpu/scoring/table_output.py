@@ -125,7 +125,7 @@ class TableOutput:
             StoreError: the lake refused.
         """
         above = self.target.parent
-        names = (n for n in above.names(directories=True) if n.startswith(self._prefix))
+        names = (n for n in above.names(only_directories=True) if n.startswith(self._prefix))
         return {name.removeprefix(self._prefix): (above / name).url for name in names}
 
     @property

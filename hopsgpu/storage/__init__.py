@@ -1,1 +1,3 @@
-"""File systems of the lake (HDFS, WebHDFS, local directories) and transfers to and from them."""
+"""File systems of the lake: HDFS, WebHDFS, object stores and local directories."""
+
+"""File systems of the lake: HDFS, WebHDFS, object stores and local directories."""

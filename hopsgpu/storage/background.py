@@ -11,73 +11,64 @@ from hopsgpu.errors import HopsGpuError
 log = logging.getLogger(__name__)
 
 Work = Callable[[], None]
-# A small file takes HDFS half a second, nearly all of it waiting.
-_MOST_THREADS = 32
-# Bounded, because each waiting work may keep a file open.
-_MOST_WAITING = 256
-# Less than the bound above, so that there is room for work that must not be refused.
-_MOST_OFFERED = 64
-_LONGEST_WAIT = 60.0
+# HDFS takes half a second for a small file, during which the thread mostly waits.
+_MAX_THREADS = 32
+# Bounded, because each queued work may keep a file open.
+_MAX_WAITING = 256
+# Less than `_MAX_WAITING`: the rest is for work that must not be refused.
+_MAX_TRY_PUT = 64
+_MAX_WAIT_SECONDS = 60.0
 
 
 class Background:
-    """Does the work that is put, several pieces at a time, and collects the problems.
+    """Runs queued work in several threads, and collects the problems.
 
-    Work with the same key is done one piece after the other, in order; a piece that has not begun
-    is replaced by the next one of its key. The threads are daemons, since a lake that hangs must
-    not keep a script alive, and end when nothing is left to do.
+    Work with the same key runs sequentially, in order. New work replaces queued work with the same
+    key. The threads are daemons: a lake that hangs must not keep a script alive. They end when no
+    work is queued.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
         self._waiting: dict[str, Work] = {}
-        # By the key of work that must wait for other work: the keys of the latter.
+        # The key of work that must wait → the keys of the work that it waits for.
         self._behind: dict[str, set[str]] = {}
         self._running: set[str] = set()
         self._threads = 0
         self._problems: list[str] = []
 
     def put(self, key: str, work: Work) -> None:
-        """Queue some work; if very much is queued already, wait for room, at most a minute."""
+        """Queue work; if the queue is full, wait for room, at most a minute."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING, _LONGEST_WAIT)
-            self._begin(key, work)
+            self._changed.wait_for(lambda: len(self._waiting) < _MAX_WAITING, _MAX_WAIT_SECONDS)
+            self._start(key, work)
 
-    def offer(self, key: str, work: Work) -> bool:
-        """Queue some work unless much is queued already, and never wait; return whether it was.
-
-        This is for work that is offered again soon.
-        """
+    def try_put(self, key: str, work: Work) -> bool:
+        """Queue work without a wait; return False if much is queued already."""
         with self._changed:
-            if key not in self._waiting and len(self._waiting) >= _MOST_OFFERED:
+            if key not in self._waiting and len(self._waiting) >= _MAX_TRY_PUT:
                 return False
-            self._begin(key, work)
+            self._start(key, work)
         return True
 
-    def put_behind(self, key: str, work: Work) -> None:
-        """Queue some work that begins once all earlier work is done; wait for room as `put` does.
-
-        Args:
-            key: a key that no other work has.
-            work: the work.
-        """
+    def put_after_all(self, key: str, work: Work) -> None:
+        """Queue work, with a new key, that starts after all earlier work; wait as in `put`."""
         with self._changed:
             self._behind[key] = {*self._running, *self._waiting}
         self.put(key, work)
 
     def flush(self, seconds: float) -> None:
-        """Wait until all work is done.
-
-        If no work finishes for this many seconds, stop waiting; the rest becomes a problem.
-        """
+        """Wait until all work is done, or until no work finishes for `seconds`, a problem."""
         with self._changed:
-            while left := [*self._running, *self._waiting]:
-                log.debug("%s: waits for %d writes, first: %s", self._name, len(left), left[0])
+            while pending := [*self._running, *self._waiting]:
+                log.debug(
+                    "%s: waits for %d writes, first: %s", self._name, len(pending), pending[0]
+                )
                 if not self._changed.wait(seconds):
                     self._problems.append(
-                        f"not written to the lake within {seconds:g} s: {', '.join(left[:3])}"
-                        f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}"
+                        f"not written to the lake within {seconds:g} s: {', '.join(pending[:3])}"
+                        f"{f' and {len(pending) - 3} more' if len(pending) > 3 else ''}"
                     )
                     return
 
@@ -87,9 +78,9 @@ class Background:
             problems, self._problems = tuple(self._problems), []
         return problems
 
-    def _begin(self, key: str, work: Work) -> None:
+    def _start(self, key: str, work: Work) -> None:
         self._waiting[key] = work
-        if self._threads < _MOST_THREADS:
+        if self._threads < _MAX_THREADS:
             self._threads += 1
             threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
@@ -98,14 +89,13 @@ class Background:
             with self._changed:
                 key = next((key for key in self._waiting if self._is_due(key)), None)
                 if key is None:
-                    # All waiting work has, or waits for, a key that another thread works on; that
-                    # thread continues with it.
+                    # All queued work waits for the work of other threads, which continue with it.
                     self._threads -= 1
                     return
                 work = self._waiting.pop(key)
                 self._behind.pop(key, None)
                 self._running.add(key)
-            problem = _done(work)
+            problem = _run_work(work)
             with self._changed:
                 self._running.discard(key)
                 if problem is not None:
@@ -120,8 +110,8 @@ class Background:
         )
 
 
-def _done(work: Work) -> str | None:
-    """Do the work; return its error as text, or None."""
+def _run_work(work: Work) -> str | None:
+    """Return the error of the work as text, or None."""
     try:
         work()
     except HopsGpuError as error:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-# Bytes that are read or written at once: a client's call has a cost, and larger blocks leave the
-# caches.
+# Bytes that are read or written at a time: each call of a client has a cost, and larger blocks do
+# not fit into the CPU caches.
 BLOCK = 2**20
 
 
@@ -20,9 +20,9 @@ class FileStatus:
     Attributes:
         name: name within its directory.
         modified: milliseconds since the epoch, by the file system's own clock.
-        owner: the user who owns it.
+        owner: user who owns the file.
         mode: permission bits.
-        is_directory: whether it is a directory.
+        is_directory: whether this is a directory.
         size: bytes of a file; 0 for a directory.
     """
 
@@ -42,7 +42,7 @@ class FileSystem(Protocol):
     """
 
     def make(self, path: str) -> None:
-        """Create a directory, and those above it; a directory that exists stays as it is."""
+        """Create a directory and its parents, unless they exist."""
 
     def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
@@ -57,7 +57,7 @@ class FileSystem(Protocol):
         """Return a reader of a file's bytes that can read and seek, as a context manager."""
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Return a file's bytes in order, in pieces of any size; this is the fastest way."""
+        """Return a file's bytes in order, in blocks of any size; faster than `read`."""
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
         """Create a file from blocks, in a directory that exists.
@@ -73,20 +73,19 @@ class FileSystem(Protocol):
         """Rename a file or directory.
 
         Args:
-            replace: whether to replace an existing file, atomically; otherwise anything that exists
-                is a FileExistsError, even an empty directory.
+            replace: whether to replace an existing file, atomically; otherwise an existing file or
+                directory, even an empty one, is a FileExistsError.
         """
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all below it; it is no error if nothing is there."""
+        """Remove a file, or a directory with its content, if it exists."""
 
 
 def empty(file: BinaryIO | io.FileIO) -> None:
-    """Empty a local file that is being written, so that writing begins again.
+    """Empty a local file that is being written, so that the write can start again.
 
-    A file to which nothing was written is left alone: when a file that was truncated to nothing is
-    closed, ext4 writes it to the disk (its mount option auto_da_alloc), which takes longer than all
-    else.
+    A file that is still empty is not truncated: ext4 writes truncated files to the disk when they
+    are closed (mount option auto_da_alloc), which takes longer than the transfer.
     """
     if file.tell():
         file.seek(0)

@@ -1,4 +1,4 @@
-"""A place on the lake: a file system and a path, with errors that say what to do."""
+"""A path on the lake: its operations retry, and their errors say what to do."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = ["UNSAFE_CHARACTERS", "LakePath", "FileStatus", "is_draft"]
 T = TypeVar("T")
 
 _SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "file", *OBJECT_STORES)
-_PATIENT_SECONDS = 60.0
-_QUICK_SECONDS = 4.0
+_RETRY_SECONDS = 60.0
+_FAIL_FAST_SECONDS = 4.0
 # Content that is written through `open` stays in memory up to this size.
 _SPOOLED = 8 * 2**20
 DRAFT = ".draft"
@@ -41,25 +41,23 @@ DRAFT = ".draft"
 
 @dataclass(frozen=True)
 class LakePath:
-    """A directory or a file on a file system.
+    """The path of a directory or a file on the lake.
 
-    HDFS is accessed as the user HADOOP_USER_NAME, or with the tokens of HADOOP_TOKEN_FILE_LOCATION.
-    If it is unreachable or in safe mode, a call tries again for a minute. All methods raise
-    StoreError, which names the path, what happened and what to do, and has its `kind`.
+    The user on HDFS is HADOOP_USER_NAME, or the owner of the tokens in HADOOP_TOKEN_FILE_LOCATION.
+    If HDFS is unreachable or in safe mode, a call retries for a minute. All methods raise
+    StoreError, which has a `kind`, and names the path, the reason and the remedy.
 
-    An object store has no rename, does not append, and has no directories: `make` does nothing
-    there, and a file can be written wherever there is none.
+    An object store has neither renames, appends nor directories: `make` does nothing there.
 
     Attributes:
         url: URL with its scheme, without a slash at the end, except for a file system's root.
         should_fail_fast: whether calls give up on a NameNode after seconds instead of a minute.
-        stop: set when nobody waits for the answers any more: calls that would try again, and calls
-            that begin, then raise Cancelled.
+        stop: set when nobody waits for the answers any more: calls that would retry or start then
+            raise Cancelled.
 
     Raises:
-        ConfigError: the URL is not an absolute hdfs://, viewfs://, webhdfs://, swebhdfs://, s3://,
-            s3a://, gs://, abfss:// or file:// URL, has `#`, `?` or `;` in it, names no bucket, or
-            is a file:// URL of another machine.
+        ConfigError: the scheme of the URL is not supported, the URL is not absolute, has `#`, `?`
+            or `;`, names no bucket, or is a file:// URL of another machine.
     """
 
     url: str
@@ -89,37 +87,37 @@ class LakePath:
         object.__setattr__(self, "url", normalize_url(f"{scheme}://{path}"))
 
     def __truediv__(self, name: str) -> LakePath:
-        there = replace(self, url=join_url(self.url, name))
-        if "client" in self.__dict__:  # if there is a client, it serves both
-            there.__dict__["client"] = self.client
-        return there
+        child = replace(self, url=join_url(self.url, name))
+        if "client" in self.__dict__:  # share the client, if there is one
+            child.__dict__["client"] = self.client
+        return child
 
     @property
     def parent(self) -> LakePath:
-        """Return the directory that this place is in."""
+        """Return the directory that contains this path."""
         parent = replace(self, url=f"{self.url.rpartition('/')[0]}/")
         parent.__dict__["client"] = self.client
         return parent
 
     @property
     def is_local(self) -> bool:
-        """Return whether it is on this machine, whose clock is that of the files."""
+        """Return whether the path is on this machine, so that timestamps are of its clock."""
         return self.url.startswith("file:")
 
     @property
     def is_object_store(self) -> bool:
-        """Return whether it is on an object store, which has no rename."""
+        """Return whether the path is on an object store."""
         return self.url.partition("://")[0] in OBJECT_STORES
 
     def check_renames(self, use: str, setting: str) -> None:
-        """Check that a use that needs renames and appends may be here.
+        """Check that the file system supports renames and appends.
 
         Args:
-            use: what would be here, for the error: a plural.
-            setting: the setting that names the place.
+            use: a plural noun for the content of this path, for the error.
+            setting: the setting that names the path.
 
         Raises:
-            ConfigError: this is on an object store, which has neither.
+            ConfigError: the path is on an object store.
         """
         if self.is_object_store:
             raise ConfigError(
@@ -135,20 +133,20 @@ class LakePath:
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
     def with_client(self) -> LakePath:
-        """Return this place with its client made, which all places below it share from now on.
+        """Create the client, which all paths below then share, and return this path.
 
-        This is for threads above all: hdfs-native's clients hand each other their connections to
-        DataNodes, and a connection whose own client is gone answers nothing, for a minute.
+        Threads should share a client. hdfs-native's clients reuse each other's connections to
+        DataNodes, and a connection of a deleted client does not answer for a minute.
         """
         self.client  # noqa: B018
         return self
 
     @functools.cached_property
     def client(self) -> FileSystem:
-        """Return the file system's client, which does not retry; every process makes its own.
+        """Return the file system's client, which does not retry; every process creates its own.
 
-        The client is kept here and not in a cache of the process: hdfs-native's threads do not
-        survive a fork, and a forked child that drops a client waits for them forever.
+        There is no cache of clients in the process: hdfs-native's threads do not survive a fork,
+        and a forked there that deletes a client waits for these threads forever.
         """
         scheme, _, rest = self.url.partition("://")
         if scheme == "file":
@@ -162,27 +160,24 @@ class LakePath:
             return Hdfs(root, should_fail_fast=self.should_fail_fast)
 
     def make(self) -> None:
-        """Create the directory, and those above it."""
+        """Create the directory and its parents."""
         self._try("create", lambda: self.client.make(self.path))
 
     def make_writable(self) -> None:
-        """Create the directory, and check that files can be created in it and removed.
+        """Create the directory, and check that files can be created and removed in it.
 
-        On an object store, where a directory is there with its first file, a file is created and
-        removed: nothing else would tell that there is no such bucket, or that it is read-only.
+        On an object store, this creates and removes a file: a missing or read-only bucket gives no
+        other error.
 
         Raises:
             StoreError: the store refuses; the message says why.
         """
         self.make()
         if self.is_object_store:
-            (self / f".{uuid.uuid4().hex}{DRAFT}").try_create()
+            (self / f".{uuid.uuid4().hex}{DRAFT}").check_create()
 
-    def try_create(self, content: bytes = b"") -> None:
-        """Create the file here and remove it again; its name must be one that nobody else uses.
-
-        Args:
-            content: of the file.
+    def check_create(self, content: bytes = b"") -> None:
+        """Check that this file, whose name nobody else uses, can be created and removed.
 
         Raises:
             StoreError: the store refuses; the message says why.
@@ -191,58 +186,53 @@ class LakePath:
             self.create(content)
             self.remove()
         except StoreError as error:
-            # One that did not answer for a minute is not asked again.
+            # A file system that did not answer for a minute would take another minute.
             if error.kind not in (UNREACHABLE, SAFE_MODE):
-                with contextlib.suppress(StoreError):  # the first error is raised, with its reason
+                with contextlib.suppress(StoreError):  # raise the first error, with its reason
                     self.remove()
             raise
 
     def set_mode(self, mode: int) -> None:
-        """Set the permission bits of what is here; only its owner may."""
+        """Set the permission bits, as the owner."""
         self._try("change the permissions of", lambda: self.client.set_mode(self.path, mode))
 
     def stat(self) -> FileStatus:
-        """Return the status of the file or directory here."""
+        """Return the status of the file or directory."""
         return self._try("get the status of", lambda: self.client.stat(self.path))
 
     def owner(self) -> str:
-        """Return the owner of what is here, which this process has put here.
+        """Return the owner of a file of this process: its user on the lake.
 
-        That is the user as whom the lake knows this process. An object store knows none: there it
-        is HADOOP_USER_NAME, or the user who runs this process.
+        On an object store, which has no owners, this is HADOOP_USER_NAME or the process's user.
         """
         if self.is_object_store:
             return os.environ.get("HADOOP_USER_NAME") or own_name()
         return self.stat().owner
 
     def exists(self) -> bool:
-        """Return whether there is a file or a directory here."""
+        """Return whether there is a file or a directory at this path."""
         return self._status() is not None
 
     def entries(self) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in the directory."""
         return self._try("list", lambda: self.client.entries(self.path))
 
-    def names(self, *, directories: bool = False) -> tuple[str, ...]:
-        """Return the names of what is in the directory, sorted; none if it does not exist.
-
-        Args:
-            directories: whether to return only the names of directories.
-        """
+    def names(self, *, only_directories: bool = False) -> tuple[str, ...]:
+        """Return the sorted names of the entries; empty if the directory does not exist."""
         try:
             entries = self.entries()
         except StoreError as error:
             if error.kind == ABSENT:
                 return ()
             raise
-        return tuple(sorted(e.name for e in entries if e.is_directory or not directories))
+        return tuple(sorted(e.name for e in entries if e.is_directory or not only_directories))
 
     @contextlib.contextmanager
     def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
-        """Yield the file here, opened "rb" or "wb".
+        """Yield the file, opened "rb" or "wb".
 
-        What is written comes here at the end of the block, and replaces what was here; if the block
-        ends with an exception, nothing is written.
+        The written content replaces the file at the end of the block. If the block raises, nothing
+        is written.
         """
         if mode == "rb":
             with self.reader() as file:
@@ -259,48 +249,46 @@ class LakePath:
             self._write(blocks)
 
     def reader(self) -> BinaryIO:
-        """Return the file here, opened for reading; the caller closes it."""
-        held = contextlib.ExitStack()
-        reading = self._try("read", lambda: held.enter_context(self.client.read(self.path)))
-        return cast(BinaryIO, io.BufferedReader(_NamedReader(reading, self.url, held), BLOCK))
+        """Return the file, opened for reading; the caller closes it."""
+        stack = contextlib.ExitStack()
+        reader = self._try("read", lambda: stack.enter_context(self.client.read(self.path)))
+        return cast(BinaryIO, io.BufferedReader(_NamedReader(reader, self.url, stack), BLOCK))
 
-    def read(self, most: int | None = None) -> bytes:
-        """Return the whole content of the file here.
-
-        Args:
-            most: how many bytes the file may have; a larger one is "damaged". None for any number.
-        """
+    def read(self, max_bytes: int | None = None) -> bytes:
+        """Return the content of the file; a file of more than `max_bytes` is "damaged"."""
 
         def attempt() -> bytes:
             with self.client.read(self.path) as file:
-                if most is None:
+                if max_bytes is None:
                     return file.readall() or b""
-                return io.BufferedReader(file).read(most + 1)
+                return io.BufferedReader(file).read(max_bytes + 1)
 
         content = self._try("read", attempt)
-        if most is not None and len(content) > most:
-            raise StoreError(f"{self.url} has more than {most} bytes, and was not read", DAMAGED)
+        if max_bytes is not None and len(content) > max_bytes:
+            raise StoreError(
+                f"{self.url} has more than {max_bytes} bytes, and was not read", DAMAGED
+            )
         return content
 
     def write(self, content: bytes) -> None:
-        """Create or replace the file here; readers may see half of it meanwhile."""
+        """Create or replace the file, not atomically: readers may see a part of it."""
         self._write(lambda: [content])
 
     def replace(self, content: bytes) -> None:
-        """Create or replace the file here; readers see either the old or the new content, whole.
+        """Create or replace the file atomically: readers see either the old or the new content.
 
-        A draft beside it, `.NAME.xxxxxxxx.draft` (`is_draft`), is renamed to the file. The draft is
-        left behind if the process is killed meanwhile, or if the lake cannot be reached or is in
-        safe mode. On an object store there is no draft.
+        A draft in the same directory, `.NAME.xxxxxxxx.draft` (`is_draft`), is renamed to the file.
+        If the process is killed, or the lake is unreachable or in safe mode, the draft remains. On
+        an object store there is no draft.
         """
         self._replace(lambda draft: draft.write(content))
 
     def replace_with(self, source: Path) -> None:
-        """Stream a local file here, as `replace` does."""
+        """Stream a local file here, atomically as `replace`."""
         self._replace(lambda draft: draft.upload(source))
 
     def _replace(self, fill: Callable[[LakePath], None]) -> None:
-        if self.is_object_store:  # where a write is whole by itself
+        if self.is_object_store:  # writes are atomic there
             fill(self)
             return
         name = self.url.rpartition("/")[2]
@@ -310,23 +298,23 @@ class LakePath:
             try:
                 self.client.rename(draft.path, self.path, replace=True)
             except FileNotFoundError:
-                if not attempt:  # an earlier attempt's answer may have been lost
+                if not attempt:  # in a retry, the answer to an earlier attempt may have been lost
                     raise
 
         try:
             fill(draft)
             self.retry_limits()("replace", self.url, rename)
         except BaseException as error:
-            # If the lake does not answer, a removal would wait as long again.
+            # If the lake does not answer, a removal would take another minute.
             if getattr(error, "kind", "") not in (UNREACHABLE, SAFE_MODE):
-                with contextlib.suppress(StoreError):  # the first error is the one to report
+                with contextlib.suppress(StoreError):  # raise the first error
                     draft.remove()
             raise
 
     def create(self, content: bytes = b"") -> bool:
-        """Create the file here; return False, and do nothing, if there is one already.
+        """Create the file; return False, and do nothing, if it exists.
 
-        It also returns False if the NameNode created the file and its answer was lost.
+        The result is also False if the NameNode created the file and its answer was lost.
         """
         try:
             self._try("create", lambda: self.client.write(self.path, [content], replace=False))
@@ -337,13 +325,14 @@ class LakePath:
         return True
 
     def append(self, content: bytes, at: int) -> int:
-        """Add what is missing to the file here, so that it ends with `content` from byte `at`.
+        """Append the missing bytes, so that the file ends with `content` from byte `at`.
 
-        A caller that does not know whether a call worked repeats it. Only one writer at a time.
+        A caller that does not know whether a call succeeded may repeat the call. There must be only
+        one writer at a time.
 
         Args:
             content: content of the file from byte `at` to its end.
-            at: 0 or above; at most the file's present length.
+            at: at most the file's present length.
 
         Returns:
             The file's length: `at + len(content)`.
@@ -380,7 +369,7 @@ class LakePath:
         self._write(blocks)
 
     def download(self, target: Path) -> None:
-        """Stream the file here to a local file."""
+        """Stream the file to a local file."""
         with target.open("wb", buffering=0) as file:
 
             def attempt() -> None:
@@ -391,7 +380,7 @@ class LakePath:
             self._try("read", attempt)
 
     def rename(self, target: LakePath) -> bool:
-        """Rename strictly: return False, and do nothing, if the target exists already."""
+        """Rename strictly: return False, and do nothing, if the target exists."""
 
         def attempt(number: int) -> bool:
             try:
@@ -399,7 +388,7 @@ class LakePath:
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                # An earlier attempt's answer may have been lost; the target then has what was here.
+                # If the answer to an earlier attempt was lost, the target has been renamed.
                 if not number or target._status() is None:
                     raise
             return True
@@ -407,7 +396,7 @@ class LakePath:
         return self.retry_limits()("rename", self.url, attempt)
 
     def remove(self) -> None:
-        """Remove what is here, with everything below; it is no error if nothing is here."""
+        """Remove the file, or the directory with its content, if it exists."""
         self._try("remove", lambda: self.client.remove(self.path))
 
     def _status(self) -> FileStatus | None:
@@ -428,12 +417,8 @@ class LakePath:
         self._try("write", lambda: self.client.write(self.path, blocks(), replace=True))
 
     def retry_limits(self, stop: threading.Event | None = None) -> RetryLimits:
-        """Return how long a call here is tried again: not at all once a stop event is set.
-
-        Args:
-            stop: the event; by default the one of this lake.
-        """
-        seconds = _QUICK_SECONDS if self.should_fail_fast else _PATIENT_SECONDS
+        """Return the limits of retries, which a stop event, by default this path's own, ends."""
+        seconds = _FAIL_FAST_SECONDS if self.should_fail_fast else _RETRY_SECONDS
         return RetryLimits(seconds, stop=stop or self.stop)
 
     def _try(self, doing: str, call: Callable[[], T]) -> T:
@@ -441,23 +426,17 @@ class LakePath:
 
 
 def is_draft(name: str) -> bool:
-    """Return whether a file name is that of a draft of `LakePath.replace`, in use or left."""
+    """Return whether a file name is that of a current or abandoned draft of `LakePath.replace`."""
     return name.startswith(".") and name.endswith(DRAFT)
 
 
 class _NamedReader(io.RawIOBase):
-    """A reader whose errors name the path.
+    """A reader whose errors name the URL; its end closes the stack."""
 
-    Args:
-        reader: reader of the file at `url`.
-        url: URL for the errors.
-        held: what is closed with the reader.
-    """
-
-    def __init__(self, reader: io.RawIOBase, url: str, held: contextlib.ExitStack) -> None:
+    def __init__(self, reader: io.RawIOBase, url: str, stack: contextlib.ExitStack) -> None:
         self._reader = reader
         self._url = url
-        self._held = held
+        self._stack = stack
 
     def readable(self) -> bool:
         return True
@@ -478,14 +457,14 @@ class _NamedReader(io.RawIOBase):
 
     def close(self) -> None:
         super().close()
-        self._held.close()
+        self._stack.close()
 
 
 @contextlib.contextmanager
 def store_errors(doing: str, url: str) -> Iterator[None]:
-    """Turn what a file system raises into a StoreError that names the path and the reason."""
+    """Turn the errors of a file system into a StoreError with the URL and the reason."""
     try:
         yield
     except FILE_SYSTEM_ERRORS as error:
-        trouble = explain(error)
-        raise StoreError(f"cannot {doing} {url}: {trouble}", trouble.kind) from error
+        meaning = explain(error)
+        raise StoreError(f"cannot {doing} {url}: {meaning}", meaning.kind) from error

@@ -20,14 +20,11 @@ def default_root(environ: Mapping[str, str]) -> str:
     The user's directory is on the cluster's file system; without a Hadoop configuration, it is in
     the home directory.
 
-    Args:
-        environ: environment of the process.
-
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    if named := named_root(environ):
-        return choose_root(named, None, "")
+    if root := configured_root(environ):
+        return choose_root(root, None, "")
     if not is_configured(environ):
         return choose_root(None, None, "")
     try:
@@ -40,22 +37,19 @@ def default_root(environ: Mapping[str, str]) -> str:
         ) from error
 
 
-def named_root(environ: Mapping[str, str]) -> str | None:
+def configured_root(environ: Mapping[str, str]) -> str | None:
     """Return the root that an administrator or the user has set, or None."""
     return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
 
 
 def session_root(environ: Mapping[str, str]) -> str:
-    """Return the root of this process's Spark session, or else the one that a session would use.
-
-    Args:
-        environ: environment of the process.
+    """Return the root of this process's Spark session; without a session, `default_root`.
 
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    if named := _root_of_active_session():
-        return choose_root(named, None, "")
+    if root := _root_of_active_session():
+        return choose_root(root, None, "")
     return default_root(environ)
 
 
@@ -66,47 +60,41 @@ def _root_of_active_session() -> str | None:
 
 
 def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[LakePath], Sequence[str]]:
-    """Return the roots of all users, and why some of them are unknown.
+    """Return the roots of all users, and the problems with unknown roots.
 
-    A root that was set is for all users. Otherwise each user's root is in the user's directory on
-    the cluster's file system, beside that of this user.
-
-    Args:
-        environ: environment of the process.
+    A configured root is shared by all users. Otherwise each user's root is in the user's directory
+    on the cluster's file system.
 
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
     own = LakePath(session_root(environ))
-    if _root_of_active_session() or named_root(environ) or own.url.startswith("file:"):
+    if _root_of_active_session() or configured_root(environ) or own.url.startswith("file:"):
         return [own], []
     homes = own.parent.parent.with_client()
     name = own.url.rpartition("/")[2]
     try:
-        users = homes.names(directories=True)
+        users = homes.names(only_directories=True)
     except StoreError as error:
         return [own], [f"the directories of other users: {error}"]
-    # Such a name can be no user's whose runs are on a lake.
-    fit = [user for user in users if not UNSAFE_CHARACTERS.search(user)]
-    roots = {root.url: root for root in [own, *(homes / f"{user}/{name}" for user in fit)]}
+    # A user whose name has unsafe characters cannot have runs on a lake.
+    users = tuple(user for user in users if not UNSAFE_CHARACTERS.search(user))
+    roots = {root.url: root for root in [own, *(homes / f"{user}/{name}" for user in users)]}
     return list(roots.values()), []
 
 
 def given_roots(root: str | Sequence[str] | None) -> tuple[Sequence[LakePath], Sequence[str]]:
-    """Return the roots that a user named, else those of all users.
-
-    Args:
-        root: a URL, several, or None.
+    """Return the roots at one or several URLs; for None, the roots of all users.
 
     Raises:
-        ConfigError: `root` is something else, or is no URL of a lake.
+        ConfigError: `root` is something else, or no URL of a lake.
     """
     if root is None:
         return roots_of_users(os.environ)
-    named = [root] if isinstance(root, str) else root
-    if not isinstance(named, Sequence) or not named or not all(isinstance(n, str) for n in named):
+    urls = [root] if isinstance(root, str) else root
+    if not isinstance(urls, Sequence) or not urls or not all(isinstance(url, str) for url in urls):
         raise ConfigError(
             f"root={root!r}: must be the URL of a directory of runs and models, a sequence of such"
             " URLs, or None for the roots of all users"
         )
-    return [LakePath(url) for url in dict.fromkeys(named)], []
+    return [LakePath(url) for url in dict.fromkeys(urls)], []

@@ -1,4 +1,4 @@
-"""A lake on a local or mounted file system."""
+"""Local and mounted file systems."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import os
 import pwd
 import shutil
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ class Local:
     """A `FileSystem` of this machine."""
 
     def make(self, path: str) -> None:
-        """Create a directory, and those above it."""
+        """Create a directory and its parents."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
     def set_mode(self, path: str, mode: int) -> None:
@@ -29,17 +30,17 @@ class Local:
         return _status(path.rpartition("/")[2], Path(path).stat())
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
-        """Return the status of all that is in a directory, except links that nobody can follow."""
-        found = []
+        """Return the status of the entries of a directory, except broken links."""
+        statuses = []
         for entry in os.scandir(path):
             try:
-                found.append(_status(entry.name, entry.stat()))
-            except FileNotFoundError:  # removed meanwhile
+                statuses.append(_status(entry.name, entry.stat()))
+            except FileNotFoundError:  # removed since the listing
                 continue
             except OSError:
                 if not entry.is_symlink():
                     raise
-        return tuple(found)
+        return tuple(statuses)
 
     def read(self, path: str) -> io.FileIO:
         """Return a reader of a file's bytes."""
@@ -74,7 +75,7 @@ class Local:
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
-                # Another process took the claim for that of a dead one, and has put its own there.
+                # Another process took the new directory for that of a dead process, and filled it.
                 raise FileExistsError(error.errno, error.strerror, target) from error
         else:
             # rename(2) replaces a file, and link(2) does not.
@@ -82,7 +83,7 @@ class Local:
             Path(source).unlink()
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all below it."""
+        """Remove a file, or a directory with its content."""
         try:
             if Path(path).is_dir() and not Path(path).is_symlink():
                 shutil.rmtree(path)
@@ -93,20 +94,20 @@ class Local:
 
 
 def _write_all(file: io.FileIO, block: bytes) -> None:
-    left = memoryview(block)
-    while left:
-        left = left[file.write(left) :]
+    remaining = memoryview(block)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def _status(name: str, status: os.stat_result) -> FileStatus:
-    directory = (status.st_mode & 0o170000) == 0o040000
+    is_directory = stat.S_ISDIR(status.st_mode)
     return FileStatus(
         name,
         status.st_mtime_ns // 1_000_000,
         _user_name(status.st_uid),
         status.st_mode & 0o7777,
-        directory,
-        0 if directory else status.st_size,
+        is_directory,
+        0 if is_directory else status.st_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""The files below a local directory: all, or an error that names what cannot be uploaded."""
+"""The files below a local directory, and drafts of downloads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ _DRAFT = re.compile(r"\.[0-9a-f]{32}\.download")
 
 
 def draft_name() -> str:
-    """Return a new name for a directory that holds a download until it is complete.
-
-    The directory lies beside the downloaded files.
-    """
+    """Return a new name for a directory, beside the target, that holds an incomplete download."""
     return f".{uuid.uuid4().hex}.download"
 
 
 def drafts_in(directory: Path) -> list[Path]:
-    """Return the drafts in a directory: of downloads that go on, and of those that were killed.
+    """Return the drafts of running and killed downloads in a directory.
 
     Raises:
         OSError: the directory cannot be read.
@@ -35,55 +32,51 @@ def drafts_in(directory: Path) -> list[Path]:
 def files_below(directory: Path) -> dict[str, Path]:
     """Return the files below a directory by their relative names, sorted; links are followed.
 
-    Drafts of downloads (`draft_name`) are left out, because they are hopsgpu's own.
-
-    Args:
-        directory: a directory that exists.
+    Drafts of downloads (`draft_name`) are left out.
 
     Raises:
-        ConfigError: something is neither a file nor a directory (a link to nothing, a pipe, a
-            socket); a link leads to a directory that it is in; a name does not survive every client
-            of the lake, or is the same as another once Unicode is normalised; or a directory cannot
-            be read.
+        ConfigError: an entry is neither a file nor a directory (a broken link, a pipe, a socket); a
+            link leads to one of its parents; a client of the lake does not support a name; two
+            names are equal after Unicode normalisation; or a directory cannot be read.
     """
-    found: dict[str, Path] = {}
-    waiting = [(directory, frozenset({directory.resolve()}))]
-    while waiting:
-        place, above = waiting.pop()
-        for path in _entries(place):
+    files: dict[str, Path] = {}
+    pending = [(directory, frozenset({directory.resolve()}))]
+    while pending:
+        folder, parents = pending.pop()
+        for path in _entries(folder):
             with _readable(path):
                 is_directory, is_file = path.is_dir(), path.is_file()
             if is_directory and _DRAFT.fullmatch(path.name):
                 continue
             if is_directory:
                 real = path.resolve()
-                if any(parent.is_relative_to(real) for parent in above):
+                if any(parent.is_relative_to(real) for parent in parents):
                     raise ConfigError(
                         f"cannot upload {path}: it is a link to {real}, which contains it; remove"
                         " the link"
                     )
-                waiting.append((path, above | {real}))
+                pending.append((path, parents | {real}))
             elif is_file:
                 name = path_below(path.relative_to(directory).as_posix(), "file")
-                if name in found:
+                if name in files:
                     raise ConfigError(
                         f"two files have the name {name!r} after Unicode normalisation:"
-                        f" {found[name]} and {path}; rename one"
+                        f" {files[name]} and {path}; rename one"
                     )
-                found[name] = path
+                files[name] = path
             else:
                 raise ConfigError(
                     f"cannot upload {path}: it is neither a file nor a directory, but a broken"
                     " link, a pipe or a socket; remove it, or replace it by a file"
                 )
-    directories = {str(above) for name in found for above in PurePosixPath(name).parents}
-    if clashes := directories & found.keys():
+    directories = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    if clashes := directories & files.keys():
         clash = min(clashes)
         raise ConfigError(
             f"a file and a directory have the name {clash!r} after Unicode normalisation: the file"
-            f" is {found[clash]}; rename one"
+            f" is {files[clash]}; rename one"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _entries(directory: Path) -> list[Path]:
@@ -93,7 +86,7 @@ def _entries(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn an OSError into an error that names the path, because a part would be taken for all."""
+    """Turn an OSError into an error that names the path."""
     try:
         yield
     except OSError as error:

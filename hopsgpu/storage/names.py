@@ -1,4 +1,4 @@
-"""Names on the lake that every client handles, and that stay below their directory."""
+"""Names on the lake that every client supports, and that stay below their directory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# Characters at which some clients cut the path of a URL, and those that no name should have.
+# Characters at which some clients end the path of a URL, and control characters.
 UNSAFE_CHARACTERS = re.compile(r"[#?;\x00-\x1f\x7f-\x9f]")
 # The limit of HDFS and of most local file systems.
-_MOST_BYTES = 255
-# Unicode's categories of characters that only format others, and of those that end lines.
-_UNSEEN = ("Cf", "Zl", "Zp")
-# These are accepted within a word, because Persian and emoji need them.
+_MAX_BYTES = 255
+# Unicode's categories of format characters and of line and paragraph separators.
+_INVISIBLE = ("Cf", "Zl", "Zp")
+# Joiners are accepted within a word, because Persian and emoji need them.
 _JOINERS = "\u200c\u200d"
 
 
@@ -23,8 +23,8 @@ def file_name(name: object, label: str = "name") -> str:
     """Return the name of one file or directory, Unicode-normalised (NFC).
 
     Args:
-        name: the name, as it was given.
-        label: what the error calls the name: an argument, for example.
+        name: the name that the user passed.
+        label: term for the name in the error, such as an argument.
 
     Raises:
         ConfigError: the name is not a string, is empty, "." or "..", has over 255 bytes of UTF-8,
@@ -32,10 +32,10 @@ def file_name(name: object, label: str = "name") -> str:
     """
     if isinstance(name, str):
         normal = unicodedata.normalize("NFC", name)
-        if _is_fit(normal):
+        if _is_file_name(normal):
             return normal
     raise ConfigError(
-        f"{label}={name!r}: must be a name of 1 to {_MOST_BYTES} bytes without '/', '\\', ':', '#',"
+        f"{label}={name!r}: must be a name of 1 to {_MAX_BYTES} bytes without '/', '\\', ':', '#',"
         " '?', ';' and control characters, other than '.' and '..'"
     )
 
@@ -44,17 +44,17 @@ def model_name(name: object) -> str:
     """Return the name of a model, Unicode-normalised (NFC).
 
     Raises:
-        ConfigError: `file_name` refuses the name; it begins with `_` or `.`, as hopsgpu's own names
-            do; or it has white space at its ends, or characters that nobody sees.
+        ConfigError: `file_name` refuses the name, or it begins with `_` or `.`, which are reserved
+            for hopsgpu, or it has white space at its ends, or invisible characters.
     """
     normal = file_name(name, "model")
     if normal[0] in "_.":
         raise ConfigError(
             f"model={name!r}: names that begin with '_' or '.' are reserved for hopsgpu"
         )
-    seen = normal.strip().strip(_JOINERS)
-    unseen = (c for c in normal if unicodedata.category(c) in _UNSEEN and c not in _JOINERS)
-    if normal != seen or any(unseen):
+    stripped = normal.strip().strip(_JOINERS)
+    invisible = (c for c in normal if unicodedata.category(c) in _INVISIBLE and c not in _JOINERS)
+    if normal != stripped or any(invisible):
         raise ConfigError(
             f"model={ascii(name)}: must not have white space at its ends or invisible characters:"
             " remove them"
@@ -63,7 +63,7 @@ def model_name(name: object) -> str:
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether a directory of that name may be a model: `model_name` accepts it unchanged."""
+    """Return whether `model_name` accepts the name of a directory unchanged."""
     try:
         return model_name(name) == name
     except ConfigError:
@@ -106,10 +106,10 @@ def local_path(argument: object, name: str) -> Path:
     raise ConfigError(f"{name}={argument!r}: must be the path of a local directory")
 
 
-def _is_fit(name: str) -> bool:
+def _is_file_name(name: str) -> bool:
     if name in ("", ".", "..") or UNSAFE_CHARACTERS.search(name) or any(c in name for c in "/\\:"):
         return False
     try:
-        return len(name.encode()) <= _MOST_BYTES
+        return len(name.encode()) <= _MAX_BYTES
     except UnicodeEncodeError:  # Python's form of a file name that is not valid UTF-8
         return False

@@ -1,8 +1,7 @@
-"""Copies that all containers of an application share on a node, each made once.
+"""Copies of files that all containers of an application share on a node, each made once.
 
-The containers of an application on a node share these directories, and YARN removes what is in them
-when the application ends. A lock lets one process at a time make a copy; the others then find it
-whole.
+YARN removes the content of the application's directories when the application ends. A lock lets one
+process make a copy; the other processes wait for the complete copy.
 """
 
 from __future__ import annotations
@@ -23,53 +22,53 @@ def shared_directories(environ: Mapping[str, str], container: Path, name: str) -
         container: the container's own directory, used if there are none.
         name: name of the directories.
     """
-    named = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
-    return [place / name for place in named or [container]]
+    parents = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
+    return [parent / name for parent in parents or [container]]
 
 
 def marker_file(place: Path, digest: str) -> Path:
-    """Return the file that exists once a directory has the whole copy of a digest."""
+    """Return the file that exists if a directory has the complete copy with a digest."""
     return place / f"{digest}.whole"
 
 
 def find_copy(places: Iterable[Path], digest: str) -> Path | None:
-    """Return where a copy is whole, out of several directories; None if it is in none."""
+    """Return the complete copy with a digest in one of the directories; None if there is none."""
     return next((p / digest for p in places if marker_file(p, digest).exists()), None)
 
 
 def ensure_copy(places: Sequence[Path], digest: str, fill: Callable[[Path], None]) -> Path:
-    """Return the directory with a whole copy; have it filled if there is none.
+    """Return the directory with a complete copy, after creating the copy if there is none.
 
     Args:
-        places: directories on different disks, of which the one with most room is chosen; the first
-            has the lock.
+        places: directories on different disks. A new copy goes to the disk with most free space.
+            The first directory has the lock.
         digest: name of the copy.
-        fill: creates the directory and fills it; what it raises leaves no copy.
+        fill: creates the directory and fills it; an exception leaves no copy.
 
     Raises:
         OSError: the copy cannot be written.
     """
-    with _only_one(places[0], digest):
-        if (whole := find_copy(places, digest)) is not None:
-            return whole
-        place = max(places, key=_free)
+    with _locked(places[0], digest):
+        if (copy := find_copy(places, digest)) is not None:
+            return copy
+        place = max(places, key=_free_bytes)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = place / digest
-        # Left by a process that was killed.
+        # A killed process may have left an incomplete copy.
         shutil.rmtree(home, ignore_errors=True)
         fill(home)
         marker_file(place, digest).touch()
         return home
 
 
-def _free(place: Path) -> int:
+def _free_bytes(place: Path) -> int:
     while not place.exists():
         place = place.parent
     return shutil.disk_usage(place).free
 
 
 @contextlib.contextmanager
-def _only_one(place: Path, digest: str) -> Iterator[None]:
+def _locked(place: Path, digest: str) -> Iterator[None]:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (place / f"{digest}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

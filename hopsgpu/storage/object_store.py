@@ -1,12 +1,12 @@
 """Object stores by fsspec: s3:// and s3a:// by s3fs, gs:// by gcsfs, abfss:// by adlfs.
 
-An object store has objects under keys, and neither directories nor a rename. Here a directory is
-the beginning of keys up to a slash: it is there as soon as a file is below it, and gone with the
-last one. A file appears whole, at the end of its write, whether or not it replaces another one.
-`write(replace=False)` is the store's own put-if-absent, so that of several writers one succeeds:
-`If-None-Match: *` of S3 and of Azure, `ifGenerationMatch=0` of Google Cloud Storage.
+An object store has objects under keys, and neither directories nor a rename. Here a directory is a
+prefix of keys up to a slash. It exists while a file is below it. Writes are atomic: a file appears
+at the end of its write. `write(replace=False)` is the store's own put-if-absent, so that only one
+of several writers succeeds: `If-None-Match: *` of S3 and of Azure, `ifGenerationMatch=0` of Google
+Cloud Storage.
 
-Credentials are those that the store's own library finds. hopsgpu neither reads nor passes them on.
+The store's own library finds the credentials. hopsgpu neither reads nor passes them on.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _MODULES = {
 }
 SCHEMES = tuple(_MODULES)
 # A larger file is written in parts of this size, and read in ranges of it. S3 takes 10,000 parts.
-_PART = 32 * 2**20
-_READ = 8 * 2**20
+_PART_BYTES = 32 * 2**20
+_READ_BYTES = 8 * 2**20
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 60.0
-_QUICK_SECONDS = 5.0
-# For one request with all its repetitions, and for a part of a large file.
+_FAIL_FAST_SECONDS = 5.0
+# Limit of one request with all retries of the library, or of a part of a large file.
 _CALL_SECONDS = 180.0
-_REMOVED_AT_ONCE = 32
-_MARK = "_$folder$"
+_CONCURRENT_REMOVALS = 32
+_MARK_SUFFIX = "_$folder$"
 _CONNECTIONS = 64
-# What the libraries say if they find no credentials, by the names of their errors' classes.
-_WITHOUT_CREDENTIALS = frozenset(
+# The libraries' error classes for missing credentials.
+_CREDENTIAL_ERRORS = frozenset(
     {
         "NoCredentialsError",
         "PartialCredentialsError",
@@ -61,23 +61,23 @@ _WITHOUT_CREDENTIALS = frozenset(
         "CredentialUnavailableError",
     }
 )
-# Codes of errors of S3 that have no number of HTTP in the library's answer.
-_DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId"})
-_DENIED |= {"SignatureDoesNotMatch", "ExpiredToken", "RequestTimeTooSkewed", "InvalidToken"}
-_TAKEN = frozenset({"PreconditionFailed"})
-_NO_SUCH_RANGE = "InvalidRange"
-# The answer to a HEAD request has no body, in which the code of the error would be.
+# Error codes of S3 without an HTTP status in the library's answer.
+_DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId"})
+_DENIED_CODES |= {"SignatureDoesNotMatch", "ExpiredToken", "RequestTimeTooSkewed", "InvalidToken"}
+_EXISTS_CODES = frozenset({"PreconditionFailed"})
+_INVALID_RANGE = "InvalidRange"
+# The message of an answer to a HEAD request, which has no body and so no error code.
 _NO_BODY = "Bad Request"
 # Words of a refusal for which new credentials may help.
 _EXPIRED = re.compile(r"expired|token|credential", re.IGNORECASE)
-# The begin of botocore's message about an address without a scheme.
+# The start of botocore's message about an address without a scheme.
 _INVALID_ADDRESS = "Invalid endpoint"
-_BUSY = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"})
-_BUSY |= {"OperationAborted", "ConditionalRequestConflict", "NoSuchUpload"}
+_BUSY_CODES = frozenset({"SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"})
+_BUSY_CODES |= {"OperationAborted", "ConditionalRequestConflict", "NoSuchUpload"}
 
 
 def library_of(url: str) -> tuple[str, ...]:
-    """Return the module that a lake with this URL needs; none if it is not on an object store."""
+    """Return the module that this URL requires; empty unless it is on an object store."""
     known = _MODULES.get(url.partition("://")[0])
     return () if known is None else known[:1]
 
@@ -85,7 +85,7 @@ def library_of(url: str) -> tuple[str, ...]:
 class ObjectStore:
     """A `FileSystem` on an object store.
 
-    Nobody owns an object: the `owner` of a status is "". Directories have no time: it is 0.
+    An object has no owner: the `owner` of a status is "". A directory has no time: `modified` is 0.
 
     Args:
         url: URL of the bucket or container, without a path.
@@ -99,22 +99,22 @@ class ObjectStore:
         scheme, _, bucket = url.partition("://")
         # abfss://container@account.dfs.core.windows.net
         self._bucket, _, account = bucket.partition("@")
-        self._files = _client(scheme, account, should_fail_fast=should_fail_fast)
-        # Those of Azure's accounts with a hierarchical namespace stay without files.
-        self._keeps_directories = scheme == "abfss"
-        self._seconds = 2 * _QUICK_SECONDS if should_fail_fast else _CALL_SECONDS
+        self._client = _client(scheme, account, should_fail_fast=should_fail_fast)
+        # Azure's accounts with a hierarchical namespace keep empty directories.
+        self._has_directories = scheme == "abfss"
+        self._seconds = 2 * _FAIL_FAST_SECONDS if should_fail_fast else _CALL_SECONDS
         log.debug("%s client of %s, %s", scheme, bucket, "quick" if should_fail_fast else "patient")
 
     def make(self, path: str) -> None:
-        """Do nothing: a directory is there with its first file."""
+        """Do nothing: a directory exists with its first file."""
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Do nothing: the store's own policies say who may read and write."""
+        """Do nothing: the store's own policies control access."""
 
     def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
-        info = self._ask(self._files._info, self._key(path))
-        # Some programs mark a directory by an empty object of its name, without a slash at the end.
+        info = self._call(self._client._info, self._key(path))
+        # Some programs mark a directory by an empty object with the name of the directory.
         if info["type"] != "directory" and not info["size"] and self._has_files_below(path):
             info = {**info, "type": "directory"}
         return _status(path, info)
@@ -122,10 +122,10 @@ class ObjectStore:
     def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
         key = self._key(path)
-        found = self._ask(self._files._ls, key, detail=True)
-        # Consoles and other programs make empty objects that stand for a directory.
-        real = [info for info in found if info["name"].rstrip("/") != key and not _is_mark(info)]
-        is_file = any(info["name"] == key and info["type"] == "file" for info in found)
+        infos = self._call(self._client._ls, key, detail=True)
+        # Consoles and other programs create empty objects that stand for a directory.
+        real = [info for info in infos if info["name"].rstrip("/") != key and not _is_mark(info)]
+        is_file = any(info["name"] == key and info["type"] == "file" for info in infos)
         if not real and is_file:
             raise NotADirectoryError(path)
         return tuple(_status(info["name"], info) for info in real)
@@ -139,74 +139,74 @@ class ObjectStore:
     def blocks(self, path: str) -> Iterator[bytes]:
         """Yield a file's bytes in order."""
         size = self._size(path)
-        if size <= _READ:
+        if size <= _READ_BYTES:
             yield self.range(path, 0, None)
             return
-        for start in range(0, size, _READ):
-            yield self.range(path, start, min(start + _READ, size))
+        for start in range(0, size, _READ_BYTES):
+            yield self.range(path, start, min(start + _READ_BYTES, size))
 
     def range(self, path: str, start: int, end: int | None) -> bytes:
-        """Return the bytes of a file from `start` to before `end`, or to its end if that is first.
+        """Return the bytes from `start` to before `end`, or fewer at the end of the file.
 
-        They are of one object, whoever replaces it meanwhile.
+        The bytes are of one object, even if the object is replaced meanwhile.
         """
         key = self._key(path)
         try:
-            # Without bounds also for an empty object, which has no first byte.
+            # Do not pass the bounds of a whole object: an empty object has no first byte.
             bounds = {} if (start, end) == (0, None) else {"start": start, "end": end}
-            content: bytes = self._ask(self._files._cat_file, key, **bounds)
+            content: bytes = self._call(self._client._cat_file, key, **bounds)
         except StoreRefusal as error:
-            if error.java == _NO_SUCH_RANGE:
+            if error.java == _INVALID_RANGE:
                 return b""
             raise
         return content
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
         """Create a file from blocks; it appears with its last byte."""
-        left = iter(blocks)
+        remaining = iter(blocks)
         first, size = [], 0
-        for block in left:
+        for block in remaining:
             first.append(block)
             size += len(block)
-            if size > _PART and replace:
+            if size > _PART_BYTES and replace:
                 break
         else:
             mode = "overwrite" if replace else "create"
-            self._ask(self._files._pipe_file, self._key(path), b"".join(first), mode=mode)
+            self._call(self._client._pipe_file, self._key(path), b"".join(first), mode=mode)
             return
-        self._write_parts(path, itertools.chain(first, left))
+        self._write_parts(path, itertools.chain(first, remaining))
 
     def append(self, path: str, content: bytes) -> None:
-        """Refuse: an object is only replaced as a whole."""
+        """Refuse: an object can only be replaced."""
         raise NotImplementedError("an object store does not append to files")
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Refuse: a copy and a removal are no rename, because others see both halves."""
+        """Refuse: a copy and a removal are not atomic."""
         raise NotImplementedError("an object store has no rename")
 
     def remove(self, path: str) -> None:
         """Remove a file, or all files below a directory, in no order."""
         key = self._key(path)
-        below = self._ask(self._files._find, key)
-        if not self._keeps_directories:
-            # What is below a name does not include an object of that name.
-            self._ask(self._remove_all, {*below, key} if below else ())
+        below = self._call(self._client._find, key)
+        if not self._has_directories:
+            # The objects below a name do not include the object with that name.
+            self._call(self._remove_all, {*below, key} if below else ())
             return
-        self._ask(self._remove_all, below)
-        directories = {key, *self._ask(self._files._find, key, withdirs=True)}
-        # One is removed only once nothing is below it.
-        for one in sorted(directories, key=len, reverse=True):
-            self._ask(self._remove_all, [one])
+        self._call(self._remove_all, below)
+        directories = {key, *self._call(self._client._find, key, withdirs=True)}
+        # Remove the deepest directories first: only an empty directory can be removed.
+        for directory in sorted(directories, key=len, reverse=True):
+            self._call(self._remove_all, [directory])
 
     async def _remove_all(self, keys: Iterable[str]) -> None:
         import asyncio
 
-        places = asyncio.Semaphore(_REMOVED_AT_ONCE)
+        places = asyncio.Semaphore(_CONCURRENT_REMOVALS)
 
         async def remove(key: str) -> None:
             async with places:
                 with contextlib.suppress(FileNotFoundError):
-                    await self._files._rm_file(key)
+                    await self._client._rm_file(key)
 
         await asyncio.gather(*map(remove, keys))
 
@@ -218,7 +218,7 @@ class ObjectStore:
 
     def _write_parts(self, path: str, blocks: Iterable[bytes]) -> None:
         with _errors():
-            file = self._files.open(self._key(path), "wb", block_size=_PART)
+            file = self._client.open(self._key(path), "wb", block_size=_PART_BYTES)
         try:
             for block in blocks:
                 with _errors():
@@ -226,9 +226,9 @@ class ObjectStore:
             with _errors():
                 file.close()
         except BaseException:
-            # To close it would put what there is under the file's name.
+            # `close` would create the file from the parts that were written.
             file.closed = True
-            with contextlib.suppress(Exception):  # the first problem is the one to report
+            with contextlib.suppress(Exception):  # raise the first error
                 file.discard()
             raise
 
@@ -241,17 +241,17 @@ class ObjectStore:
     def _key(self, path: str) -> str:
         return f"{self._bucket}/{path.strip('/')}".rstrip("/")
 
-    def _ask(self, call: Callable[..., Awaitable[Any]], *given: Any, **named: Any) -> Any:
-        """Return what a call of the library returns in time."""
+    def _call(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
+        """Return the result of a call of the library, within a time limit."""
         from fsspec.asyn import sync
 
         try:
             with _errors():
-                return sync(self._files.loop, call, *given, timeout=self._seconds, **named)
+                return sync(self._client.loop, call, *args, timeout=self._seconds, **options)
         except StoreRefusal as error:
             if error.java == STORE_DENIED and _EXPIRED.search(error.reason):
-                # Temporary credentials may have expired: the next client reads them again.
-                self._files.clear_instance_cache()
+                # Temporary credentials may have expired. The next client reads them again.
+                self._client.clear_instance_cache()
             raise
 
 
@@ -296,9 +296,9 @@ class _Reader(io.RawIOBase):
 
 
 def _client(scheme: str, account: str, *, should_fail_fast: bool) -> Any:
-    """Return fsspec's client, which keeps no listings.
+    """Return fsspec's client, without a cache of listings.
 
-    fsspec keeps one for each thread and process, because to make one takes half a second.
+    fsspec caches a client for each thread and process, because to create one takes half a second.
     """
     name, extra = _MODULES[scheme]
     try:
@@ -308,11 +308,11 @@ def _client(scheme: str, account: str, *, should_fail_fast: bool) -> Any:
             f"{scheme}:// needs the package {name}: pip install 'hopsgpu[{extra}]', on the driver"
             f" and on the nodes ({error})"
         ) from error
-    connect = _QUICK_SECONDS if should_fail_fast else _CONNECT_SECONDS
-    answer = _QUICK_SECONDS if should_fail_fast else _ANSWER_SECONDS
+    connect = _FAIL_FAST_SECONDS if should_fail_fast else _CONNECT_SECONDS
+    answer = _FAIL_FAST_SECONDS if should_fail_fast else _ANSWER_SECONDS
     common: Mapping[str, Any] = {"use_listings_cache": False}
     if name == "s3fs":
-        # `retrying.RetryLimits` repeats calls, and s3fs itself does.
+        # `retrying.RetryLimits` retries calls, and so does s3fs itself.
         config = {
             "connect_timeout": connect,
             "read_timeout": answer,
@@ -332,21 +332,21 @@ def _client(scheme: str, account: str, *, should_fail_fast: bool) -> Any:
 
 
 def _status(path: str, info: Mapping[str, Any]) -> FileStatus:
-    directory = info["type"] == "directory"
+    is_directory = info["type"] == "directory"
     name = path.rstrip("/").rpartition("/")[2]
-    size = 0 if directory else int(info["size"])
-    return FileStatus(name, 0 if directory else _modified(info), "", 0o777, directory, size)
+    size = 0 if is_directory else int(info["size"])
+    return FileStatus(name, 0 if is_directory else _time_of(info), "", 0o777, is_directory, size)
 
 
 def _is_mark(info: Mapping[str, Any]) -> bool:
-    """Return whether an object is the mark of a directory that Hadoop's and EMR's clients make."""
-    return info["name"].endswith(_MARK) and info["type"] == "file" and not info["size"]
+    """Return whether an object is the mark of a directory, as Hadoop's and EMR's clients create."""
+    return info["name"].endswith(_MARK_SUFFIX) and info["type"] == "file" and not info["size"]
 
 
-def _modified(info: Mapping[str, Any]) -> int:
+def _time_of(info: Mapping[str, Any]) -> int:
     """Return the time of an object, in milliseconds since the epoch; S3's are whole seconds."""
-    found = (info.get(name) for name in ("LastModified", "last_modified", "updated", "mtime"))
-    time: datetime.datetime | str = next(filter(None, found))
+    times = (info.get(name) for name in ("LastModified", "last_modified", "updated", "mtime"))
+    time: datetime.datetime | str = next(filter(None, times))
     if isinstance(time, str):
         time = datetime.datetime.fromisoformat(time)
     return round(time.timestamp() * 1000)
@@ -366,54 +366,54 @@ def _errors() -> Iterator[None]:
 
 
 def as_exception(error: Exception) -> Exception:
-    """Return the exception that an error of one of the libraries stands for."""
+    """Return the exception for an error of one of the libraries."""
     chain = list(_chain(error))
-    said = next((text for text in map(_first_line, chain) if text), type(error).__name__)
-    names = {one.__name__ for each in chain for one in type(each).__mro__}
-    codes = {code for each in chain for code in _codes(each)}
-    if names & _WITHOUT_CREDENTIALS:
+    message = next((text for text in map(_first_line, chain) if text), type(error).__name__)
+    names = {kind.__name__ for cause in chain for kind in type(cause).__mro__}
+    codes = {code for cause in chain for code in _codes(cause)}
+    if names & _CREDENTIAL_ERRORS:
         return StoreRefusal(
-            NO_CREDENTIALS, f"{said} (no credentials that the store's library accepts)"
+            NO_CREDENTIALS, f"{message} (no credentials that the store's library accepts)"
         )
-    if codes & {"401", "403", *_DENIED} or isinstance(error, PermissionError):
-        return StoreRefusal(STORE_DENIED, said)
-    if codes - {""} == {"400"} and said == _NO_BODY:
+    if codes & {"401", "403", *_DENIED_CODES} or isinstance(error, PermissionError):
+        return StoreRefusal(STORE_DENIED, message)
+    if codes - {""} == {"400"} and message == _NO_BODY:
         return StoreRefusal(
             STORE_DENIED,
-            f"{said}, without a reason, as S3 answers if temporary credentials have expired",
+            f"{message}, without a reason, as S3 answers if temporary credentials have expired",
         )
     if codes & {"404", "NoSuchBucket", "NoSuchKey"}:
-        return FileNotFoundError(said)
-    if codes & {"412", *_TAKEN}:
-        return FileExistsError(said)
-    if codes & {"408", "409", "429", "500", "502", "503", "504", *_BUSY}:
-        return StoreRefusal(NO_STORE, said)
+        return FileNotFoundError(message)
+    if codes & {"412", *_EXISTS_CODES}:
+        return FileExistsError(message)
+    if codes & {"408", "409", "429", "500", "502", "503", "504", *_BUSY_CODES}:
+        return StoreRefusal(NO_STORE, message)
     if isinstance(error, TimeoutError):
         return StoreRefusal(NO_STORE, "no answer in time")
     if codes & {"416", "InvalidRange"}:
-        return StoreRefusal(_NO_SUCH_RANGE, said)
+        return StoreRefusal(_INVALID_RANGE, message)
     if any(code.isdecimal() and code >= "400" for code in codes):
-        return StoreRefusal("InvalidRequest", said)
-    return _without_answer(said)
+        return StoreRefusal("InvalidRequest", message)
+    return _as_unreachable(message)
 
 
-def _without_answer(said: str) -> StoreRefusal:
-    """Return the refusal for what the library says where the store did not answer."""
-    if said.startswith(_INVALID_ADDRESS):
-        return StoreRefusal("InvalidRequest", f"{said} (it must begin with http:// or https://)")
-    # A connection that broke, or a host without an address.
-    return StoreRefusal(NO_STORE, said)
+def _as_unreachable(message: str) -> StoreRefusal:
+    """Return the error for a store that did not answer, from the library's message."""
+    if message.startswith(_INVALID_ADDRESS):
+        return StoreRefusal("InvalidRequest", f"{message} (it must begin with http:// or https://)")
+    # For example, a connection broke, or a host has no address.
+    return StoreRefusal(NO_STORE, message)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def _codes(error: BaseException) -> Iterator[str]:
-    """Yield the codes that an error has: of botocore, gcsfs, azure.core."""
+    """Yield the codes of an error of botocore, gcsfs or azure.core."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         yield str(response.get("Error", {}).get("Code", ""))
@@ -421,7 +421,7 @@ def _codes(error: BaseException) -> Iterator[str]:
     for name in ("code", "status_code", "status"):
         if isinstance(code := getattr(error, name, None), int | str):
             yield str(code)
-    if str(error).startswith("Forbidden"):  # gcsfs has no number then
+    if str(error).startswith("Forbidden"):  # gcsfs gives no number in this case
         yield "403"
 
 

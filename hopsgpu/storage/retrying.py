@@ -1,4 +1,4 @@
-"""Repeated attempts of a call, for a limited time, if another attempt can help."""
+"""Retries of calls to file systems, for a limited time, if another attempt can help."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# What file systems raise; anything else is a bug of hopsgpu, and passes unchanged.
+# The errors of file systems. Any other exception is a bug of hopsgpu, and passes unchanged.
 FILE_SYSTEM_ERRORS = (OSError, RuntimeError, ValueError, StoreRefusal)
 _FIRST_PAUSE = 0.2
-_LONGEST_PAUSE = 5.0
+_MAX_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
 class RetryLimits:
-    """The time for which a call is tried again.
+    """Retries a call for a limited time.
 
     Attributes:
-        seconds: from the end of the first attempt to the start of the last, however long the first
-            took: a connection that breaks after minutes of an upload is no reason to give up.
+        seconds: limit from the end of the first attempt to the start of the last attempt. The
+            duration of the first attempt does not count: a connection may break after minutes.
         clock: returns seconds, monotonic.
-        jitter: returns a number between 0 and 1, which spreads the pauses of those that wait for
-            the same NameNode.
+        jitter: returns a number between 0 and 1, which spreads the retries of many clients.
         stop: set when nobody waits for the result any more.
     """
 
@@ -42,20 +41,21 @@ class RetryLimits:
     stop: threading.Event | None = None
 
     def __call__(self, doing: str, url: str, attempt: Callable[[int], T]) -> T:
-        """Return what an attempt returns; each attempt is given its number, from 0.
+        """Return the result of the first attempt that succeeds.
 
         Args:
-            doing: what the attempt does, for the error.
-            url: the URL that it works on, for the error.
-            attempt: called until it succeeds, fails for good, or the time is over.
+            doing: verb of the call, for the error.
+            url: object of the call, for the error.
+            attempt: called with its number, from 0, until it succeeds, fails with an error that no
+                retry can help, or the time is over.
 
         Raises:
             StoreError: the last attempt failed; the error says why.
             Cancelled: `stop` was set.
         """
         stop = self.stop or threading.Event()
-        began = self.clock()
-        failed: float | None = None
+        start = self.clock()
+        first_failure: float | None = None
         number = 0
         while True:
             if stop.is_set():
@@ -63,30 +63,30 @@ class RetryLimits:
             try:
                 result = attempt(number)
             except FILE_SYSTEM_ERRORS as error:
-                trouble = explain(error)
-                pause = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * (0.5 + self.jitter())
+                meaning = explain(error)
+                pause = min(_FIRST_PAUSE * 2**number, _MAX_PAUSE) * (0.5 + self.jitter())
                 now = self.clock()
-                failed = now if failed is None else failed
-                if not trouble.retryable or now - failed + pause > self.seconds:
+                first_failure = now if first_failure is None else first_failure
+                if not meaning.retryable or now - first_failure + pause > self.seconds:
                     if number:
                         log.info(
                             "attempt %d to %s %s failed after %.0f s: gives up (%s)",
                             number + 1,
                             doing,
                             url,
-                            now - began,
-                            trouble.reason,
+                            now - start,
+                            meaning.reason,
                         )
-                    duration = f" (tried for {now - began:.0f} s)" if number else ""
-                    message = f"cannot {doing} {url}: {trouble}{duration}"
-                    raise StoreError(message, trouble.kind) from error
+                    duration = f" (tried for {now - start:.0f} s)" if number else ""
+                    message = f"cannot {doing} {url}: {meaning}{duration}"
+                    raise StoreError(message, meaning.kind) from error
                 log.info(
                     "attempt %d to %s %s failed: tries again in %.1f s (%s)",
                     number + 1,
                     doing,
                     url,
                     pause,
-                    trouble.reason,
+                    meaning.reason,
                 )
             else:
                 if number:

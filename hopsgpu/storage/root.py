@@ -1,34 +1,31 @@
-"""URLs on the lake: the root of runs and models, and the places below it."""
+"""URLs on the lake: the root of runs and models, and paths below it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def choose_root(named: str | None, files: str | None, user: str) -> str:
-    """Return the root that was named, else the user's directory on the default file system.
+def choose_root(option: str | None, default_fs: str | None, user: str) -> str:
+    """Return the root that an option names, else the user's directory on the default file system.
 
     If there is no default file system, or it is local, this is a directory in the user's home.
 
     Args:
-        named: the root that an option names, or None.
-        files: `fs.defaultFS`; None if no Hadoop configuration has one.
+        option: the root that an option names, or None.
+        default_fs: `fs.defaultFS`; None if no Hadoop configuration has it.
         user: the owner of the directory.
     """
-    if named:
-        return normalize_url(named)
-    if files is None or files.startswith("file:"):
+    if option:
+        return normalize_url(option)
+    if default_fs is None or default_fs.startswith("file:"):
         return f"file://{Path.home()}/hopsgpu"
-    return join_url(files, f"user/{user}/hopsgpu")
+    return join_url(default_fs, f"user/{user}/hopsgpu")
 
 
 def normalize_url(url: str) -> str:
-    """Return a URL whose path begins with one slash and ends with none.
+    """Return a URL whose path begins with one slash and ends without a slash.
 
-    `hdfs://host/` stays as it is.
-
-    Args:
-        url: a URL with a scheme and `://`; any other text stays as it is.
+    `hdfs://host/`, and a text without `://`, stay unchanged.
     """
     scheme, colon, rest = url.partition("://")
     host, slash, path = rest.partition("/")
@@ -36,11 +33,11 @@ def normalize_url(url: str) -> str:
 
 
 def join_url(url: str, path: str) -> str:
-    """Return the URL of a place below a directory, which may be the root of a file system.
+    """Return the URL of a path below a directory, which may be the root of a file system.
 
     Args:
         url: URL of the directory, with or without a slash at its end.
-        path: path from there, without a slash in front.
+        path: relative path from the directory.
     """
-    above = normalize_url(url)
-    return f"{above}{path}" if above.endswith("/") else f"{above}/{path}"
+    parent = normalize_url(url)
+    return f"{parent}{path}" if parent.endswith("/") else f"{parent}/{path}"

@@ -1,4 +1,4 @@
-"""The permissions of what an HDFS client creates, which the NameNode leaves to the client."""
+"""Permissions of new files on HDFS: the client applies the umask, not the NameNode."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _BITS = {"r": 4, "w": 2, "x": 1}
 def creation_mask(environment: Mapping[str, str]) -> int:
     """Return the permission bits that new files and directories do not get.
 
-    They are the Hadoop configuration's `fs.permissions.umask-mode`, or this process's umask if that
-    is missing or invalid.
+    The bits are `fs.permissions.umask-mode` of the Hadoop configuration. If the property is missing
+    or invalid, the bits are this process's umask.
 
     Args:
         environment: variables that name the Hadoop configuration's directory.
@@ -36,10 +36,10 @@ def parse_mask(setting: str) -> int | None:
         return int(text, 8) & 0o777
     mask = _DEFAULT
     for clause in text.split(","):
-        found = _SYMBOLIC.fullmatch(clause.strip())
-        if found is None:
+        match = _SYMBOLIC.fullmatch(clause.strip())
+        if match is None:
             return None
-        who, sign, what = found.groups()
+        who, sign, what = match.groups()
         bits = sum(_BITS[letter] for letter in set(what))
         for letter in "ugo" if not who or "a" in who else who:
             shift = _SHIFTS[letter]
@@ -56,21 +56,21 @@ def _setting(environment: Mapping[str, str]) -> str | None:
     directory = environment.get("HADOOP_CONF_DIR")
     if directory is None and "HADOOP_HOME" in environment:
         directory = f"{environment['HADOOP_HOME']}/etc/hadoop"
-    found = None
+    value = None
     for name in _FILES if directory else ():
         file = Path(directory or "") / name
         try:
             tree = ElementTree.parse(file)
-        except (OSError, ElementTree.ParseError):  # the client itself says what is wrong with it
+        except (OSError, ElementTree.ParseError):  # the client reports the problem
             continue
         for entry in tree.iter("property"):
             if entry.findtext("name", "").strip() == _SETTING:
-                found = entry.findtext("value")
-    return found
+                value = entry.findtext("value")
+    return value
 
 
 def _process_mask() -> int:
-    """Return this process's umask, which only Linux tells without setting it for all threads."""
+    """Return this process's umask from /proc: os.umask would also set it, for all threads."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

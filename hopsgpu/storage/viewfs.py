@@ -1,4 +1,4 @@
-"""Mount tables of viewfs, as Hadoop's configuration has them. Pure functions.
+"""Mount tables of viewfs in Hadoop's configuration. Pure functions.
 
 Source: Hadoop's ViewFs guide and its class `InodeTree`.
 """
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from hopsgpu.storage.root import join_url
 
-# HDFS refuses this path, because a name may not contain a colon: nothing can be created below it.
+# HDFS refuses this path, because a name may not contain a colon.
 NO_MOUNT = "/no-viewfs-mount-point:"
 _FALLBACK = ("linkFallback", "linkMergeSlash")
 
@@ -18,11 +18,11 @@ _FALLBACK = ("linkFallback", "linkMergeSlash")
 def complete_mount_table(url: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that make a mount table acceptable to hdfs-native.
 
-    hdfs-native needs a fallback, which Hadoop does not, and refuses a table with a mount point that
-    is not on HDFS. Here, paths without a mount point on HDFS lead to `NO_MOUNT`.
+    Unlike Hadoop, hdfs-native requires a fallback, and refuses a table with a mount point that is
+    not on HDFS. So paths without a mount point on HDFS lead to `NO_MOUNT`.
 
     Args:
-        url: URL of the file system; of another one than viewfs, the result is empty.
+        url: URL of the file system; the result is empty unless the URL is of viewfs.
         settings: Hadoop's properties.
 
     Raises:
@@ -50,12 +50,7 @@ def complete_mount_table(url: str, settings: Mapping[str, str]) -> dict[str, str
 
 
 def resolve_mount(url: str, settings: Mapping[str, str]) -> str | None:
-    """Return the URL behind the mount point of a viewfs:// URL; None if there is none.
-
-    Args:
-        url: URL of a file or directory.
-        settings: Hadoop's properties.
-    """
+    """Return the URL behind the mount point of a viewfs:// URL; None without a mount point."""
     scheme, table, path, *_ = urlsplit(url)
     mounts = dict(_mounts_of(f"fs.viewfs.mounttable.{table}.", settings))
     if scheme != "viewfs":
@@ -68,7 +63,7 @@ def resolve_mount(url: str, settings: Mapping[str, str]) -> str | None:
 
 
 def _mounts_of(prefix: str, settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the paths of a table's mount points with their targets; the fallback's path is `/`."""
+    """Yield the mount points of a table as (path, target); the fallback's path is `/`."""
     for name, target in settings.items():
         kind, dot, path = name.removeprefix(prefix).partition(".")
         if name.startswith(prefix) and kind == "link" and dot:

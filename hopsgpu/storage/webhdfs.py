@@ -1,8 +1,8 @@
 """HDFS over HTTP by the package `hdfs`: webhdfs:// and swebhdfs://.
 
-The NameNode's own WebHDFS supports all calls. HttpFS, which speaks the same protocol, ignores that
-a rename must be strict. It is recognised because it redirects an upload to itself, and is only read
-from. (By its documentation and source; untried on a real HttpFS.)
+The NameNode's own WebHDFS supports all calls. HttpFS has the same protocol, but its renames are not
+strict, so hopsgpu only reads from it. HttpFS is recognised because it redirects an upload to
+itself. (By its documentation and source; untried on a real HttpFS.)
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 
 _PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
 _CONNECT_SECONDS = 10.0
-# Of silence, because a DataNode that has lost another one is silent for a minute.
+# Longest wait for data: a DataNode that has lost another DataNode sends nothing for a minute.
 _DATA_SECONDS = 180.0
-_QUICK_SECONDS = 5.0
+_FAIL_FAST_SECONDS = 5.0
 
 
 class WebHdfs:
     """A `FileSystem` on HDFS over HTTP.
 
-    The user is that of HADOOP_PROXY_USER or HADOOP_USER_NAME, or this process's; with Kerberos,
-    that of the container's HDFS token, or HADOOP_PROXY_USER's, or of this process's ticket.
+    The user is HADOOP_PROXY_USER, HADOOP_USER_NAME or this process's user. With Kerberos, the user
+    is the owner of the container's HDFS token, HADOOP_PROXY_USER, or the ticket's principal.
 
     Args:
         url: URL of the file system, without a path.
@@ -58,7 +58,7 @@ class WebHdfs:
         if not urlsplit(f"//{address}").port:
             address = f"{address}:{_PORTS[scheme]}"
         timeout = (
-            (_QUICK_SECONDS, _QUICK_SECONDS)
+            (_FAIL_FAST_SECONDS, _FAIL_FAST_SECONDS)
             if should_fail_fast
             else (_CONNECT_SECONDS, _DATA_SECONDS)
         )
@@ -67,17 +67,15 @@ class WebHdfs:
             address,
             "quick" if should_fail_fast else "patient",
         )
-        base, session = (
-            f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}",
-            direct_session(),
-        )
+        base = f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}"
+        session = direct_session()
         hadoop = HadoopConf.load_hdfs(os.environ)
         if is_kerberized(hadoop.get):
             session.auth = _credentials(base, name_services(hadoop.filled()))
             self._client = Client(base, timeout=timeout, session=session)
         else:
-            named = os.environ.get(PROXY_USER) or os.environ.get("HADOOP_USER_NAME")
-            user = named or getpass.getuser()
+            user = os.environ.get(PROXY_USER) or os.environ.get("HADOOP_USER_NAME")
+            user = user or getpass.getuser()
             self._client = InsecureClient(base, user=user, timeout=timeout, session=session)
         self._mask = creation_mask(os.environ)
         self._is_writable = False
@@ -85,23 +83,23 @@ class WebHdfs:
     def make(self, path: str) -> None:
         """Create a directory, and those above it."""
         self._check_writable(path)
-        _ask(lambda: self._client._mkdirs(path, permission=f"{0o777 & ~self._mask:o}"))
+        _call(lambda: self._client._mkdirs(path, permission=f"{0o777 & ~self._mask:o}"))
 
     def set_mode(self, path: str, mode: int) -> None:
         """Set permission bits."""
         self._check_writable(path)
-        _ask(lambda: self._client._set_permission(path, permission=f"{mode:o}"))
+        _call(lambda: self._client._set_permission(path, permission=f"{mode:o}"))
 
     def stat(self, path: str) -> FileStatus:
         """Return the status of a file or directory."""
-        answer = _ask(lambda: self._client._get_file_status(path).json())
+        answer = _call(lambda: self._client._get_file_status(path).json())
         return _status(path.rpartition("/")[2], answer["FileStatus"])
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
         """Return the status of all files and directories in a directory."""
-        answer = _ask(lambda: self._client._list_status(path).json())
-        found = answer["FileStatuses"]["FileStatus"]
-        return tuple(_status(s["pathSuffix"] or path.rpartition("/")[2], s) for s in found)
+        answer = _call(lambda: self._client._list_status(path).json())
+        statuses = answer["FileStatuses"]["FileStatus"]
+        return tuple(_status(s["pathSuffix"] or path.rpartition("/")[2], s) for s in statuses)
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
@@ -132,26 +130,26 @@ class WebHdfs:
         """Rename a file or directory."""
         self._check_writable(target)
         option = "OVERWRITE" if replace else "NONE"
-        _ask(lambda: self._client._rename(source, destination=target, renameoptions=option))
+        _call(lambda: self._client._rename(source, destination=target, renameoptions=option))
 
     def remove(self, path: str) -> None:
         """Remove a file, or a directory with all below it."""
         self._check_writable(path)
         with contextlib.suppress(FileNotFoundError):
-            _ask(lambda: self._client._delete(path, recursive="true"))
+            _call(lambda: self._client._delete(path, recursive="true"))
 
     def _send(self, method: str, first: Callable[[], Any], blocks: Iterable[bytes]) -> None:
-        """Send blocks to the address that the NameNode gives; asking for it creates no file."""
-        where = _ask(lambda: first().headers["location"])
-        _check_redirect(where)
-        # The host alone: the query may contain a delegation token.
-        log.debug("the NameNode redirects a %s to %s", method, urlsplit(where).netloc)
-        pieces = (block for block in blocks if block)
-        answer = _ask(lambda: self._client._request(method=method, url=where, data=pieces))
+        """Send blocks to the address to which the NameNode redirects the first request."""
+        address = _call(lambda: first().headers["location"])
+        _check_redirect(address)
+        # Log only the host: the query may contain a delegation token.
+        log.debug("the NameNode redirects a %s to %s", method, urlsplit(address).netloc)
+        content = (block for block in blocks if block)
+        answer = _call(lambda: self._client._request(method=method, url=address, data=content))
         _check(answer)
 
     def _check_writable(self, path: str) -> None:
-        """Ask once where an upload would go, which creates nothing and reveals HttpFS.
+        """Request once the address of an upload, which creates nothing and identifies HttpFS.
 
         Raises:
             StoreRefusal: this is HttpFS.
@@ -159,21 +157,23 @@ class WebHdfs:
         if self._is_writable:
             return
         try:
-            where = _ask(lambda: self._client._create(path, overwrite="true").headers["location"])
+            address = _call(
+                lambda: self._client._create(path, overwrite="true").headers["location"]
+            )
         except StoreRefusal as error:
             if "find datanode" in error.reason:  # HttpFS does not look for a DataNode
                 return
             raise
-        _check_redirect(where)
+        _check_redirect(address)
         self._is_writable = True
 
 
 def _credentials(
     base: str, services: Mapping[str, Collection[str]]
 ) -> Callable[[PreparedRequest], PreparedRequest]:
-    """Return what adds credentials to requests to a NameNode.
+    """Return a function that adds credentials to requests to a NameNode.
 
-    Each request takes the container's token as it is then, because it is replaced.
+    Each request reads the container's token again, because the token is renewed.
 
     Args:
         base: URL of the NameNode.
@@ -183,7 +183,7 @@ def _credentials(
 
     def sign(request: PreparedRequest) -> PreparedRequest:
         if "delegation" in parse_qs(urlsplit(str(request.url)).query):
-            return request  # to the DataNode to which the NameNode has redirected
+            return request  # redirected to a DataNode
         if (token := web_token(os.environ, host, services)) is not None:
             request.prepare_url(request.url, {"delegation": token})
             return request
@@ -196,7 +196,7 @@ def _credentials(
 
 
 class _Reader(io.RawIOBase):
-    """A reader of a file's bytes, with one request for bytes that are read in a row."""
+    """A reader of a file's bytes, with one request for consecutive reads."""
 
     def __init__(self, client: Any, path: str, status: FileStatus) -> None:
         if status.is_directory:
@@ -230,13 +230,13 @@ class _Reader(io.RawIOBase):
         return len(content)
 
     def read(self, size: int | None = -1) -> bytes:
-        left = max(self._size - self._at, 0)
-        wanted = left if size is None or size < 0 else min(size, left)
+        remaining = max(self._size - self._at, 0)
+        wanted = remaining if size is None or size < 0 else min(size, remaining)
         if not wanted:
             return b""
         if self._answer is None:
-            self._answer = _ask(lambda: self._client._open(self._path, offset=self._at))
-        content: bytes = _ask(lambda: self._answer.raw.read(wanted))
+            self._answer = _call(lambda: self._client._open(self._path, offset=self._at))
+        content: bytes = _call(lambda: self._answer.raw.read(wanted))
         if not content:
             raise OSError(f"the connection ended at byte {self._at} of {self._size}")
         self._at += len(content)
@@ -244,14 +244,11 @@ class _Reader(io.RawIOBase):
 
     def readall(self) -> bytes:
         if self._at == 0 and self._size:
-            # One request, because a file of another length may have replaced this one.
+            # Use one request for length and content: another file may have replaced this one.
             self._disconnect()
-            self._answer = _ask(lambda: self._client._open(self._path, offset=0))
+            self._answer = _call(lambda: self._client._open(self._path, offset=0))
             self._size = int(self._answer.headers.get("Content-Length", self._size))
-        pieces = []
-        while piece := self.read(BLOCK):
-            pieces.append(piece)
-        return b"".join(pieces)
+        return b"".join(iter(lambda: self.read(BLOCK), b""))
 
     def close(self) -> None:
         self._disconnect()
@@ -263,37 +260,37 @@ class _Reader(io.RawIOBase):
             self._answer = None
 
 
-def _ask(call: Callable[[], T]) -> T:
-    """Return what a call of the package returns, or raise the exception for its kind of error."""
+def _call(call: Callable[[], T]) -> T:
+    """Return the result of a call of the package, or raise the exception for its kind of error."""
     from hdfs.util import HdfsError
     from requests.exceptions import ConnectionError as NoConnection
     from requests.exceptions import RequestException
     from urllib3.exceptions import HTTPError
 
-    # Not "from error": the libraries' own errors have URLs in them, which may have a token.
+    # Not "from error": the libraries' errors contain URLs, which may contain a token.
     try:
         return call()
     except NoConnection as error:
-        # Deep inside: "HTTPConnection(host='h', port=1): Failed to establish a new connection: …"
+        # The reason is "HTTPConnection(host='h', port=1): Failed to establish a new connection: …"
         reason = getattr(error.args[0], "reason", None) if error.args else None
-        raise OSError(_redacted(re.sub(r"^\w+\([^)]*\): ", "", str(reason or error)))) from None
+        raise OSError(_redact(re.sub(r"^\w+\([^)]*\): ", "", str(reason or error)))) from None
     except HdfsError as error:
-        raise refusal(str(error.exception or ""), _redacted(str(error))) from None
+        raise refusal(str(error.exception or ""), _redact(str(error))) from None
     except RequestException as error:
-        if (told := meaning(root_cause(error))) is not None:
-            raise StoreRefusal(NO_CREDENTIALS, told) from None
-        raise OSError(_redacted(root_cause(error))) from None
+        if (problem := meaning(root_cause(error))) is not None:
+            raise StoreRefusal(NO_CREDENTIALS, problem) from None
+        raise OSError(_redact(root_cause(error))) from None
     except HTTPError as error:
-        raise OSError(_redacted(str(error))) from None
+        raise OSError(_redact(str(error))) from None
 
 
-def _redacted(text: str) -> str:
-    """Return a text without the delegation tokens of URLs in it."""
+def _redact(text: str) -> str:
+    """Return a text without the delegation tokens in its URLs."""
     return re.sub(r"(delegation=)[^&\s'\")]+", r"\1…", text)
 
 
 def _check(answer: Any) -> None:
-    """Raise what a DataNode answered, if it refused."""
+    """Raise the error that a DataNode answered, if there is one."""
     from hdfs.client import _to_error
 
     if not answer:
@@ -301,8 +298,8 @@ def _check(answer: Any) -> None:
         raise refusal(str(error.exception or ""), str(error))
 
 
-def _check_redirect(where: str) -> None:
-    if "data" in parse_qs(urlsplit(where).query):
+def _check_redirect(address: str) -> None:
+    if "data" in parse_qs(urlsplit(address).query):
         raise StoreRefusal(
             "UnsupportedOperationException",
             "this is HttpFS, whose renames are not strict: hopsgpu only reads from it; to write,"
@@ -311,12 +308,12 @@ def _check_redirect(where: str) -> None:
 
 
 def _status(name: str, fields: Any) -> FileStatus:
-    directory = fields["type"] == "DIRECTORY"
+    is_directory = fields["type"] == "DIRECTORY"
     return FileStatus(
         name,
         fields["modificationTime"],
         fields["owner"],
         int(fields["permission"], 8),
-        directory,
-        0 if directory else fields["length"],
+        is_directory,
+        0 if is_directory else fields["length"],
     )

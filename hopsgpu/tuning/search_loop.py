@@ -162,7 +162,7 @@ class SearchLoop(PlacementLoop):
         self._follow_journal()
 
     def _follow_journal(self) -> None:
-        self._active.background.offer(f"the journal of {self.run_id}", self._journal.try_follow)
+        self._active.background.try_put(f"the journal of {self.run_id}", self._journal.try_follow)
 
     def _report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
         """Report a trial's metrics to Optuna."""

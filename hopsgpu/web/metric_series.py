@@ -139,7 +139,7 @@ class MetricFiles:
 
     def _home(self) -> LakePath:
         """Return the directory of the last attempt's files; forget those of attempts before."""
-        names = self._logs.names(directories=True)
+        names = self._logs.names(only_directories=True)
         numbers = [int(match[1]) for match in map(ATTEMPT.fullmatch, names) if match]
         attempt = max(numbers, default=0)
         if attempt != self._attempt:

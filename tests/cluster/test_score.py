@@ -72,7 +72,7 @@ def hidden(url: str) -> list[str]:
     """What is in the output's hidden directories, beside it."""
     name = url.rpartition("/")[2]
     above = LakePath(url).parent
-    return [one for one in above.names(directories=True) if one.startswith(f".{name}-")]
+    return [one for one in above.names(only_directories=True) if one.startswith(f".{name}-")]
 
 
 def waits_for_a_word(batch: Batch, directory: str) -> Batch:

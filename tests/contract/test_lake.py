@@ -146,7 +146,7 @@ def test_a_draft_is_removed_where_the_lake_answers(
         raise error
 
     monkeypatch.setattr(lake.client, "rename", refuse)
-    monkeypatch.setattr(lake_module, "_QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(lake_module, "_FAIL_FAST_SECONDS", 0.0)
     with pytest.raises(StoreError, match="cannot replace"):
         (lake / "record").replace(b"new")
     left = [name for name in lake.names() if name != "record"]

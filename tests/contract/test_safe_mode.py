@@ -64,7 +64,7 @@ def safe_mode(store: ModelStore, set_safe_mode: SetSafeMode) -> Iterator[None]:
 def test_a_publish_in_safe_mode_says_so_and_what_is_there_can_be_read(
     safe_mode: None, store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lake_module, "_PATIENT_SECONDS", 0.5)
+    monkeypatch.setattr(lake_module, "_RETRY_SECONDS", 0.5)
     with pytest.raises(StoreError, match="HDFS is in safe mode: try again when") as told:
         store.publish(tmp_path / "model", "net")
     assert told.value.kind == SAFE_MODE

@@ -529,7 +529,7 @@ def cancelled_at(state: str) -> Injection:
 def cancelled_from_outside(case: Case) -> Iterator[None]:
     """Do what `hopsgpu runs cancel` does."""
     store = RunStore(case.root.url)
-    (run_id,) = (case.root / "runs").names(directories=True)
+    (run_id,) = (case.root / "runs").names(only_directories=True)
     store.ask_to_cancel(run_id)
     yield
 

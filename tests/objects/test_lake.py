@@ -54,7 +54,7 @@ def test_a_directory_is_there_with_its_first_file(lake: LakePath, emulator: Emul
     assert lake.stat().is_directory and (lake / "below").exists()
     # What consoles make to show an empty directory.
     emulator.mark(f"{BUCKET}{lake.path}")
-    assert lake.names() == ("below", "empty") and lake.names(directories=True) == ("below",)
+    assert lake.names() == ("below", "empty") and lake.names(only_directories=True) == ("below",)
     (lake / "below").remove()
     assert lake.names() == ("empty",)
     lake.remove()
@@ -78,12 +78,12 @@ def test_credentials_that_were_refused_are_read_again(
     async def refused(*given: object, **named: object) -> None:
         raise PermissionError("The provided token has expired.")
 
-    client = lake.client._files  # type: ignore[attr-defined]
+    client = lake.client._client  # type: ignore[attr-defined]
     monkeypatch.setattr(client, "_info", refused)
     with pytest.raises(StoreError, match="token has expired") as told:
         lake.stat()
     assert told.value.kind == "permission"
-    assert LakePath(lake.url).client._files is not client  # type: ignore[attr-defined]
+    assert LakePath(lake.url).client._client is not client  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "100%", "1%20", "a+b", "x=1&y", "[1]*", "(1)", "'"])
@@ -107,7 +107,7 @@ def test_one_of_many_creates_a_file(lake: LakePath) -> None:
 def test_a_large_file_is_written_in_parts(
     lake: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_store, "_PART", 5 * MIB)
+    monkeypatch.setattr(object_store, "_PART_BYTES", 5 * MIB)
     content = os.urandom(12 * MIB + 5)
     (tmp_path / "source").write_bytes(content)
     (lake / "file").upload(tmp_path / "source")
@@ -122,7 +122,7 @@ def test_a_write_that_ends_early_leaves_nothing(
         yield from [b"x" * (4 * MIB)] * 4
         raise ZeroDivisionError("the reader's own")
 
-    monkeypatch.setattr(object_store, "_PART", 5 * MIB)
+    monkeypatch.setattr(object_store, "_PART_BYTES", 5 * MIB)
     with pytest.raises(ZeroDivisionError):
         lake.client.write(f"{lake.path}/file", blocks(), replace=True)
     assert not lake.exists()

@@ -85,7 +85,7 @@ def test_abandoned_uploads_are_swept_by_the_age_of_their_newest_file(
     newest = max(entry.modified for entry in (dead / "layers").entries())
     assert stale_uploads.sweep(home, newest + DAY) == []
     assert stale_uploads.sweep(home, newest + 2 * DAY) == ["2"]
-    assert home.names(directories=True) == ("1", "4", "_claims")
+    assert home.names(only_directories=True) == ("1", "4", "_claims")
     # Its publisher has slept meanwhile.
     with pytest.raises(StoreError, match=r"net/2 is not published: .* publish again"):
         publication.commit(dead, parts, VersionDescription())

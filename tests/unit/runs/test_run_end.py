@@ -60,7 +60,7 @@ class Fit:
 
     def put_rest(self) -> None:
         self.order.append(f"rest of a run that is {self.active.board.status().state}")
-        self.active.background.put_behind("rest", self._rest)
+        self.active.background.put_after_all("rest", self._rest)
 
     def _rest(self) -> None:
         self.order.append(f"record of one that has {self.record['state']}")

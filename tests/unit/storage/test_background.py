@@ -94,15 +94,15 @@ def test_what_is_put_behind_others_is_done_after_them_and_no_others_wait_for_it(
     background.put("a", slow)
     assert begun.wait(SECONDS)
     background.put("a", lambda: done.append("waiting"))
-    background.put_behind("b", lambda: done.append("behind"))
-    background.put_behind("c", lambda: done.append("behind that"))
+    background.put_after_all("b", lambda: done.append("behind"))
+    background.put_after_all("c", lambda: done.append("behind that"))
     later = threading.Event()
     background.put("d", later.set)
     assert later.wait(SECONDS) and done == []
     goes_on.set()
     background.flush(SECONDS)
     assert done == ["running", "waiting", "behind", "behind that"]
-    background.put_behind("b", lambda: done.append("again"))
+    background.put_after_all("b", lambda: done.append("again"))
     background.flush(SECONDS)
     assert done[-1] == "again" and background.problems() == ()
 
@@ -119,10 +119,10 @@ def test_what_is_offered_is_refused_while_much_waits_and_never_waits_itself() ->
     for number in range(32):
         background.put(f"busy {number}", busy)
     all_busy.wait(SECONDS)
-    taken = [background.offer(str(n), functools.partial(done.append, n)) for n in range(100)]
+    taken = [background.try_put(str(n), functools.partial(done.append, n)) for n in range(100)]
     assert taken == [True] * 64 + [False] * 36
     # One that waits already is replaced, and something more important finds room.
-    assert background.offer("0", functools.partial(done.append, -1))
+    assert background.try_put("0", functools.partial(done.append, -1))
     background.put("record", functools.partial(done.append, 1000))
     goes_on.set()
     background.flush(SECONDS)

@@ -35,8 +35,8 @@ def test_other_users_have_theirs_beside_ones_own(
 ) -> None:
     asked = []
 
-    def names(self: LakePath, *, directories: bool = False) -> tuple[str, ...]:
-        asked.append((self.url, directories))
+    def names(self: LakePath, *, only_directories: bool = False) -> tuple[str, ...]:
+        asked.append((self.url, only_directories))
         return ("alice", "bob", "hive", "old#1", "a?b")
 
     monkeypatch.setattr(LakePath, "names", names)
@@ -50,7 +50,7 @@ def test_other_users_have_theirs_beside_ones_own(
 def test_directories_that_may_not_be_listed_are_a_problem(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: LakePath, *, directories: bool = False) -> tuple[str, ...]:
+    def refuse(self: LakePath, *, only_directories: bool = False) -> tuple[str, ...]:
         raise StoreError("cannot list it: Permission denied", kind="permission")
 
     monkeypatch.setattr(LakePath, "names", refuse)
