@@ -131,7 +131,7 @@ def test_a_machine_without_threads_keeps_its_gang(
     def refuse(key: str, work: Callable[[], None]) -> bool:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(held.background, "offer", refuse)
+    monkeypatch.setattr(held.background, "try_put", refuse)
     held.time.begins()
     held.holds(1000.0, 2)
     held.holds(1030.0, 2)

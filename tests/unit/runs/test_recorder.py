@@ -221,18 +221,18 @@ def test_logs_that_the_lake_cannot_take_at_once_have_their_turn(
 ) -> None:
     attempt = Attempt()
     attempt.urls = [f"file:///lake/rank-{rank}.log" for rank in range(5)]
-    offer = recorded.background.offer
+    try_put = recorded.background.try_put
     room = [2]
 
     def tight(key: str, work: Work) -> bool:
         if not key.startswith("file:"):
-            return offer(key, work)
+            return try_put(key, work)
         room[0] -= 1
         if room[0] < 0:
             room[0] = 2
             return False
-        return offer(key, work)
+        return try_put(key, work)
 
-    monkeypatch.setattr(recorded.background, "offer", tight)
+    monkeypatch.setattr(recorded.background, "try_put", tight)
     with recorded.recording.watching(), recorded.recording.following(attempt):
         assert until(lambda: set(attempt.brought) == set(attempt.urls), SECONDS)
