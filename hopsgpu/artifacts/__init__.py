@@ -1,1 +1,1 @@
-"""What a run leaves on the lake: published models, checkpoints, run records and logs."""
+"""Files of a run on the lake: published models, checkpoints, run records and logs."""

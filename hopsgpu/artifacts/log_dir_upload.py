@@ -1,7 +1,7 @@
-"""Upload of what a rank writes to `context().log_dir`, for TensorBoard, while the rank trains.
+"""Uploads the files of a rank's `context().log_dir`, for TensorBoard, while the rank trains.
 
-Event files only grow, and so do their copies on the lake. Any other file is uploaded again as a
-whole when it changes.
+Event files only grow, and so do their copies on the lake. Other files are uploaded again as a whole
+when they change.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 # Name in the rank's directory.
 DIRECTORY = "logs"
-# Summary writers put this into the names of their files, the only ones that they append to.
+# Part of the names of summary writers' files. Only these files are appended to.
 _EVENTS = "tfevents"
 _CHUNK = 8 * 2**20
-# A file up to this size is replaced in one step. Readers may see a larger one half-written.
-_MOST_AT_ONCE = 8 * 2**20
-# Files uploaded in parallel: HDFS takes half a second to close a file, however small it is.
-_FILES_AT_ONCE = 8
-# After an upload, wait for so many times its duration: uploading a file that always changes takes
-# a tenth of the time at most.
-_PATIENCE = 9.0
-# Kinds of errors that would occur for every other file too.
+# A file up to this size is replaced in one step. Readers may see a larger file half-written.
+_MAX_ATOMIC_BYTES = 8 * 2**20
+# HDFS takes half a second to close a file of any size, so files are uploaded in parallel.
+_MAX_PARALLEL_FILES = 8
+# The pause after an upload, as a multiple of its duration: uploading a file that always changes
+# takes a tenth of the time at most.
+_PAUSE_FACTOR = 9.0
+# Kinds of errors that occur for all files.
 _ALL_FILES = ("unreachable", "safe mode")
 
 
@@ -44,12 +44,12 @@ class _UploadedFile:
 
     Attributes:
         length: bytes that were uploaded.
-        changed: size and modification time (ns) that the local file had then.
+        state: size and modification time (ns) of the local file at the upload.
         due: when the file may be uploaded again, by the monotonic clock.
     """
 
     length: int = 0
-    changed: tuple[int, int] = (-1, -1)
+    state: tuple[int, int] = (-1, -1)
     due: float = 0.0
 
 
@@ -57,9 +57,9 @@ class LogDirUploader:
     """An uploader of the files below one directory.
 
     Args:
-        directory: local directory; the rank creates it when it first asks for it.
-        target: directory on the lake, for what is below the local one.
-        stop: event, set when no more is to be uploaded.
+        directory: local directory; the rank creates it when it first uses it.
+        target: directory on the lake.
+        stop: event, set when no more files are to be uploaded.
         clock: returns a time in seconds.
     """
 
@@ -75,27 +75,27 @@ class LogDirUploader:
         self._stop = stop
         self._clock = clock
         self._uploaded: dict[str, _UploadedFile] = {}
-        self._made: set[str] = set()
+        self._created: set[str] = set()
         self._warned: set[str] = set()
 
     @property
     def is_needed(self) -> bool:
-        """Return whether the rank has asked for its directory."""
+        """Whether the rank has used its directory."""
         return self._directory.is_dir()
 
-    def round(self, *, last: bool = False) -> list[str]:
-        """Upload what has changed since the last round; return warnings for people, each kind once.
+    def upload_changes(self, *, last: bool = False) -> list[str]:
+        """Upload the files that have changed since the last call; return each kind of warning once.
 
         Args:
-            last: whether this is the last round, so that nothing is postponed.
+            last: whether this is the last call, so that no upload is postponed.
         """
         problems: dict[str, str] = {}
         for name, error in self._upload_changed(last=last):
             if isinstance(error, ConfigError):
                 problems.setdefault("name", f"{name!r} in log_dir is not uploaded: {error}")
             else:
-                expected = isinstance(error, (StoreError, OSError))
-                why = str(error) if expected else f"{error!r:.500}"
+                is_expected = isinstance(error, (StoreError, OSError))
+                why = str(error) if is_expected else f"{error!r:.500}"
                 when = "" if last else " yet"
                 text = f"{name!r} in log_dir is not on the lake{when}: {why}"
                 problems.setdefault("lake", text)
@@ -108,27 +108,27 @@ class LogDirUploader:
         return new
 
     def _upload_changed(self, *, last: bool) -> Iterator[tuple[str, BaseException]]:
-        """Upload the changed files, several at once; yield problems with their files' names."""
-        changed = [each for each in _files(self._directory) if self._has_changed(*each)]
+        """Upload the changed files in parallel; yield the names of files that failed, and why."""
+        changed = [file for file in _files(self._directory) if self._has_changed(*file)]
         if not changed:
             return
         log.debug("uploads %d changed files to %s", len(changed), self._target.url)
-        over = threading.Event()
+        stop_uploading = threading.Event()
 
         def upload(name: str, path: Path) -> None:
-            if over.is_set() or self._stop.is_set():
+            if stop_uploading.is_set() or self._stop.is_set():
                 return
             try:
                 self._upload(name, path, last=last)
             except FileNotFoundError:
-                pass  # it was removed meanwhile
+                pass  # the file was removed meanwhile
             except StoreError as error:
                 if error.kind in _ALL_FILES:
-                    over.set()
+                    stop_uploading.set()
                 raise
 
-        most = min(_FILES_AT_ONCE, len(changed))
-        with ThreadPoolExecutor(most, thread_name_prefix="hopsgpu-logs") as pool:
+        threads = min(_MAX_PARALLEL_FILES, len(changed))
+        with ThreadPoolExecutor(threads, thread_name_prefix="hopsgpu-logs") as pool:
             uploads = [(name, pool.submit(upload, name, path)) for name, path in changed]
         for name, future in uploads:
             # Clients in Rust panic with a BaseException.
@@ -138,34 +138,34 @@ class LogDirUploader:
     def _has_changed(self, name: str, path: Path) -> bool:
         uploaded = self._uploaded.get(name)
         try:
-            return uploaded is None or uploaded.changed != _state(path.stat())
+            return uploaded is None or uploaded.state != _state(path.stat())
         except FileNotFoundError:
             return False
 
     def _upload(self, name: str, path: Path, *, last: bool) -> None:
-        found = path.stat()
+        status = path.stat()
         uploaded = self._uploaded.get(name)
         path_below(name)
         target = self._target / name
         parent = name.rpartition("/")[0]
-        if parent not in self._made:
+        if parent not in self._created:
             (self._target / parent if parent else self._target).make()
-            self._made.add(parent)
-        grows = _EVENTS in path.name
-        if uploaded is None or (grows and uploaded.length > found.st_size):
-            # A file that an earlier attempt left under this name is replaced.
-            if grows:
+            self._created.add(parent)
+        is_appended = _EVENTS in path.name
+        if uploaded is None or (is_appended and uploaded.length > status.st_size):
+            # An earlier attempt may have left a file under this name.
+            if is_appended:
                 target.remove()
             uploaded = self._uploaded[name] = _UploadedFile()
-        if grows:
+        if is_appended:
             self._append(path, target, uploaded)
         elif last or self._clock() >= uploaded.due:
             began = self._clock()
             self._replace(path, target)
-            uploaded.due = began + (1 + _PATIENCE) * (self._clock() - began)
+            uploaded.due = began + (1 + _PAUSE_FACTOR) * (self._clock() - began)
         else:
             return
-        uploaded.changed = _state(found)
+        uploaded.state = _state(status)
 
     def _append(self, path: Path, target: LakePath, uploaded: _UploadedFile) -> None:
         with path.open("rb") as file:
@@ -174,7 +174,7 @@ class LogDirUploader:
                 uploaded.length = target.append(chunk, uploaded.length)
 
     def _replace(self, path: Path, target: LakePath) -> None:
-        if path.stat().st_size <= _MOST_AT_ONCE:
+        if path.stat().st_size <= _MAX_ATOMIC_BYTES:
             target.replace(path.read_bytes())
         else:
             target.upload(path)

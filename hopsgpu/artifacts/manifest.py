@@ -10,13 +10,11 @@ Schema 1 is one JSON object:
 | digest | the algorithm of the files' digests: "xxh3_128" |
 | files | by path below the version, with `/`: {"bytes": size, "digest": hexadecimal} |
 | framework | "tensorflow", "torch", "onnx", for a launch also "jax" or "sklearn"; or null |
-| metrics | numbers by name; "NaN", "Infinity" and "-Infinity" stand for what JSON lacks |
-| signature, parameters, data | JSON as the publisher gave it, or null |
-| tags | those the version was published with; `_tags` has the present ones |
-| user | owner of the version, by the user name on the lake |
-| run_id, application, code_digest | strings, or null |
-| hopsgpu | the version of hopsgpu that wrote it |
-| publication | an id of this publish |
+| metrics | numbers by name; "NaN", "Infinity" and "-Infinity" are strings, which JSON lacks as
+numbers | | signature, parameters, data | the publisher's JSON values, or null | | tags | tags of
+the publish; `_tags` has the present tags | | user | owner of the version, by the user name on the
+lake | | run_id, application, code_digest | strings, or null | | hopsgpu | the version of hopsgpu
+that wrote it | | publication | an id of this publish |
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ from hopsgpu.storage.error_messages import DAMAGED, JSON_ERRORS, UNSUPPORTED
 SCHEMA = 1
 FILE = "manifest.json"
 LATEST = "latest"
-_LONGEST_SHOWN = 200
+_MAX_REPR = 99
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _TEXT_OR_NULL = (str, type(None))
-# Types of a manifest's fields; a field that the publisher gives may have any JSON value.
+# Types of a manifest's fields; a publisher's own field may have any JSON value.
 _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
     "version": int,
@@ -70,22 +68,22 @@ _FRAMEWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class VersionDescription:
-    """What a publisher says of a version, as JSON values; it is checked when it is made.
+    """A publisher's description of a version, as JSON values; checked at construction.
 
     Attributes:
         metrics: numbers by name, which `float()` accepts; NaN and the infinities become strings.
         signature: description of the model's inputs and outputs, as a JSON value.
-        tags: tags to point at the version; a single one may be a plain string.
+        tags: tags to point at the version; a single tag may be a plain string.
         run_id: id of the run that made the model.
         application: YARN application of that run.
         user: owner of the version; by default the user name on the lake.
-        framework: as in the schema; by default it is derived from the files.
+        framework: as in the schema; None derives it from the files.
         code_digest: digest of the training function.
         parameters: arguments of the training function, as a JSON value.
         data: a reference to the training data, as a JSON value.
 
     Raises:
-        ConfigError: a value cannot be written as JSON, or a tag cannot be one.
+        ConfigError: a value cannot be written as JSON, or a tag is invalid.
     """
 
     metrics: Mapping[str, Any] | None = None
@@ -102,32 +100,32 @@ class VersionDescription:
     def __post_init__(self) -> None:
         if self.metrics is not None and not isinstance(self.metrics, Mapping):
             raise ConfigError(
-                f"metrics={_shown(self.metrics)}: must be a mapping of names to numbers"
+                f"metrics={_short_repr(self.metrics)}: must be a mapping of names to numbers"
             )
         metrics = {
-            _key("metrics", name): _checked(f"metrics.{name}", _number(name, value))
+            _key("metrics", name): _json_value(f"metrics.{name}", _number(name, value))
             for name, value in (self.metrics or {}).items()
         }
         tags = (self.tags,) if isinstance(self.tags, str) else self.tags
         if tags is not None and not isinstance(tags, Iterable):
             raise ConfigError(
-                f"tags={_shown(tags)}: must be a list of strings, such as ['candidate']"
+                f"tags={_short_repr(tags)}: must be a list of strings, such as ['candidate']"
             )
         object.__setattr__(self, "metrics", metrics)
         object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags or ()))))
         for name in ("signature", "parameters", "data"):
-            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+            object.__setattr__(self, name, _json_value(name, getattr(self, name)))
         for name in ("run_id", "application", "user", "framework", "code_digest"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name}={_shown(value)}: must be a string")
+                raise ConfigError(f"{name}={_short_repr(value)}: must be a string")
 
 
 def tag_name(tag: object) -> str:
     """Return a tag, normalised.
 
     Raises:
-        ConfigError: `tag` is no valid name, or it means a version by itself.
+        ConfigError: `tag` is no valid name, or it is "latest" or a number.
     """
     name = check_name(tag, "tag")
     if name == LATEST or name.isdigit() or name[0] == "_":
@@ -139,19 +137,19 @@ def tag_name(tag: object) -> str:
 
 
 def framework_of(files: Mapping[str, FileFacts]) -> str | None:
-    """Return the framework of the largest file whose name tells one; None if no name does."""
-    known = {
+    """Return the framework of the largest file whose name shows one, or None."""
+    by_size = {
         (facts.bytes, path): framework
         for path, facts in files.items()
         for framework, end in _FRAMEWORKS.items()
         if re.search(f"({end})$", path)
     }
-    return known[max(known)] if known else None
+    return by_size[max(by_size)] if by_size else None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest that was read, or is to be written.
+    """A manifest.
 
     Attributes:
         files: sizes and digests by path below the version.
@@ -161,8 +159,7 @@ class Manifest:
     files: Mapping[str, FileFacts]
     content: Mapping[str, Any]
 
-    def written(self) -> bytes:
-        """Return the content of the file."""
+    def to_bytes(self) -> bytes:
         return json.dumps(self.content, indent=1, allow_nan=False).encode() + b"\n"
 
 
@@ -181,12 +178,12 @@ def compose(
 
     Args:
         name: name of the model.
-        version: its number.
+        version: number of the version.
         files: all files of the version.
-        about: what the publisher says of the version.
+        about: the publisher's description.
         user: owner of the version.
         publication: an id of this publish.
-        time: now, in epoch seconds.
+        time: present time, in epoch seconds.
         hopsgpu: the version of hopsgpu.
     """
     content = {
@@ -215,21 +212,21 @@ def compose(
     return Manifest(dict(files), json.loads(json.dumps(content)))
 
 
-def parse(written: bytes, url: str) -> Manifest:
+def parse(file_content: bytes, url: str) -> Manifest:
     """Parse a manifest.
 
     Args:
-        written: content of the file.
-        url: URL of the file, `<root>/<name>/<version>/manifest.json`; the manifest must be of that
-            model and version.
+        file_content: content of the file.
+        url: URL of the file, `<root>/<name>/<version>/manifest.json`; the manifest must belong to
+            that model and version.
 
     Raises:
-        StoreError: the manifest is damaged, it is another version's, or this version of hopsgpu
-            does not read its schema.
+        StoreError: the manifest is damaged, belongs to another version, or has a schema that this
+            version of hopsgpu does not read.
     """
     name, number = url.rsplit("/", 3)[1:3]
     try:
-        content = json.loads(written)
+        content = json.loads(file_content)
         schema, digest = content["schema"], content["digest"]
         if type(schema) is not int or not isinstance(digest, str):
             raise TypeError(f"schema {schema!r:.99}, digest {digest!r:.99}")
@@ -258,26 +255,13 @@ def _check(content: Mapping[str, Any]) -> None:
             raise TypeError(f"metrics: {name!r:.99} is {value!r:.99}")
 
 
-def plain(value: object) -> Any:
-    """Return any value as JSON has it; what JSON lacks becomes its `repr`, cut if it is long."""
-    if isinstance(value, float):
-        return _for_json(value)
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return _shown(value, _LONGEST_SHOWN)
-
-
-def _checked(name: str, value: Any) -> Any:
+def _json_value(name: str, value: Any) -> Any:
     try:
-        checked = _json(name, value)
-        json.dumps(checked)
+        json_value = _json(name, value)
+        json.dumps(json_value)
     except (RecursionError, ValueError) as error:
         raise ConfigError(f"{name}: cannot be written as JSON ({error})") from error
-    return checked
+    return json_value
 
 
 def _json(name: str, value: Any) -> Any:
@@ -290,7 +274,7 @@ def _json(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_json(f"{name}[{index}]", item) for index, item in enumerate(value)]
     raise ConfigError(
-        f"{name}={_shown(value)}: not a JSON value; must be a string, number, None, or a list"
+        f"{name}={_short_repr(value)}: not a JSON value; must be a string, number, None, or a list"
         " or mapping (with strings as keys) of these"
     )
 
@@ -298,7 +282,7 @@ def _json(name: str, value: Any) -> Any:
 def _key(name: str, key: object) -> str:
     if isinstance(key, str):
         return key
-    raise ConfigError(f"{name}: keys must be strings, not {_shown(key)}")
+    raise ConfigError(f"{name}: keys must be strings, not {_short_repr(key)}")
 
 
 def _number(name: str, value: Any) -> float:
@@ -313,24 +297,21 @@ def _number(name: str, value: Any) -> float:
         return value if type(value) is int else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(
-            f"metrics: {name!r} is {_shown(value)}; must be a number, or a value that float()"
+            f"metrics: {name!r} is {_short_repr(value)}; must be a number, or a value that float()"
             f" accepts ({error})"
         ) from error
 
 
 def _for_json(number: float) -> float | str:
-    """Return a number; NaN and the infinities become strings.
-
-    JSON lacks them, and `float()` reads the strings.
-    """
+    """Return a number; NaN and the infinities, which JSON lacks, become strings."""
     if isinstance(number, int) or math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
-def _shown(value: object, most: int = 99) -> str:
+def _short_repr(value: object) -> str:
     try:
         text = repr(value)
-    except Exception as error:  # noqa: BLE001 - a repr of the user's may fail in any way
+    except Exception as error:  # noqa: BLE001 - a user's repr may fail in any way
         return f"<{type(value).__name__}, whose repr failed: {type(error).__name__}>"
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) < _MAX_REPR else text[: _MAX_REPR - 1] + "…"

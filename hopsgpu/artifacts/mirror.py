@@ -8,17 +8,17 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import FileStatus, LakePath, is_draft
 
 _CHUNK = 4 * 2**20
-# Part of the names of TensorBoard's event files, which are only appended to.
+# Part of the names of TensorBoard's event files, which only grow.
 _EVENTS = "tfevents"
-_DEEPEST = 16
+_MAX_DEPTH = 16
 
 
 class Mirror:
     """A copy of a directory on the lake, in a local directory.
 
-    An event file that has grown is read from where the last reading ended. An event file that has
-    become smaller is read again from its start, and so is any other file that has changed. Files
-    that are removed from the lake stay in the copy.
+    Only the new end of an event file is read. An event file that has become smaller, or another
+    file that has changed, is read again from the start. Files that are removed from the lake stay
+    in the copy.
 
     Args:
         source: directory on the lake; it need not exist yet.
@@ -28,11 +28,11 @@ class Mirror:
     def __init__(self, source: LakePath, target: Path) -> None:
         self._source = source
         self._target = target
-        # For files that are copied as a whole, by URL: size and modification time at the last copy.
-        self._read: dict[str, tuple[int, int]] = {}
+        # URL → size and modification time at the last copy, for files that are copied as a whole.
+        self._copied: dict[str, tuple[int, int]] = {}
 
-    def renew(self) -> int:
-        """Copy what has changed since the last call.
+    def update(self) -> int:
+        """Copy the changes since the last call.
 
         Returns:
             The number of files on the lake.
@@ -40,12 +40,12 @@ class Mirror:
         Raises:
             StoreError: the lake refused the operation, or the directories are nested too deep.
         """
-        return self._renew(self._source, self._target, 0)
+        return self._update(self._source, self._target, 0)
 
-    def _renew(self, source: LakePath, target: Path, depth: int) -> int:
-        if depth > _DEEPEST:
+    def _update(self, source: LakePath, target: Path, depth: int) -> int:
+        if depth > _MAX_DEPTH:
             raise StoreError(
-                f"cannot copy {source.url}: its directories are nested more than {_DEEPEST} deep"
+                f"cannot copy {source.url}: its directories are nested more than {_MAX_DEPTH} deep"
             )
         if not source.exists():
             return 0
@@ -55,27 +55,27 @@ class Mirror:
                 continue
             try:
                 below = source / entry.name
-            except ConfigError:  # hopsgpu gives no file such a name
+            except ConfigError:  # not a file of hopsgpu
                 continue
             if entry.is_directory:
                 (target / entry.name).mkdir(exist_ok=True)
-                files += self._renew(below, target / entry.name, depth + 1)
+                files += self._update(below, target / entry.name, depth + 1)
             else:
                 if _EVENTS in entry.name:
-                    _read_on(below, entry, target / entry.name)
+                    _append_new(below, entry, target / entry.name)
                 else:
-                    self._read_anew(below, entry, target / entry.name)
+                    self._copy_if_changed(below, entry, target / entry.name)
                 files += 1
         return files
 
-    def _read_anew(self, source: LakePath, status: FileStatus, target: Path) -> None:
-        changed = (status.size, status.modified)
-        if self._read.get(source.url) != changed:
+    def _copy_if_changed(self, source: LakePath, status: FileStatus, target: Path) -> None:
+        state = (status.size, status.modified)
+        if self._copied.get(source.url) != state:
             source.download(target)
-            self._read[source.url] = changed
+            self._copied[source.url] = state
 
 
-def _read_on(source: LakePath, status: FileStatus, target: Path) -> None:
+def _append_new(source: LakePath, status: FileStatus, target: Path) -> None:
     at = target.stat().st_size if target.exists() else 0
     if at == status.size and target.exists():
         return

@@ -1,4 +1,4 @@
-"""Models and versions as readers list them: what cannot be read is named, and hides nothing."""
+"""Entries of models and versions in lists. An unreadable one has its problem in its entry."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelStore, ModelVersion
 
 
-def listed(store: ModelStore, name: str) -> dict[str, Any]:
+def model_entry(store: ModelStore, name: str) -> dict[str, Any]:
     """Return the entry of a model in a list: name, versions, tags, and any problem."""
     entry: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
     try:
         entry["versions"] = [version.version for version in store.versions(name)]
         entry["tags"] = store.tags(name)
-    except HopsGpuError as error:  # one that is damaged does not hide the others
+    except HopsGpuError as error:  # a damaged model does not hide the others
         entry["problem"] = str(error)
     return entry
 
@@ -25,7 +25,7 @@ def tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
     """Return a model's tags, and why they cannot be read, or ""."""
     try:
         return store.tags(name), ""
-    except HopsGpuError as error:  # a damaged one hides no version
+    except HopsGpuError as error:  # a damaged tag hides no version
         return {}, str(error)
 
 
@@ -34,7 +34,7 @@ def tags_at(tags: dict[str, int], version: int) -> list[str]:
     return sorted(tag for tag, number in tags.items() if number == version)
 
 
-def entry_of(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
+def version_entry(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
     """Return the entry of a version in a list."""
     try:
         manifest = version.manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -19,8 +20,8 @@ from hopsgpu.artifacts.versions import (
     ModelVersion,
     is_version,
     lacks_manifest,
+    missing_manifest_error,
     numbers,
-    without_manifest,
 )
 from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -36,7 +37,7 @@ __all__ = ["ModelFormat", "ModelStore", "ModelVersion", "TagChange"]
 
 log = logging.getLogger(__name__)
 
-_LOOKS_AT_ONCE = 8
+_MAX_PARALLEL_CHECKS = 8
 _HIGHEST = int("9" * DIGITS)
 
 
@@ -44,12 +45,12 @@ class ModelStore:
     """The models below a URL on the lake.
 
     Args:
-        url: an absolute hdfs://, viewfs://, webhdfs://, s3://, gs://, abfss:// or file:// URL; None
-            for the directory `models` of the root that a session here uses, where `launch`
-            publishes and `hopsgpu models` looks.
+        url: an absolute hdfs://, viewfs://, webhdfs://, s3://, gs://, abfss:// or file:// URL. None
+            means the directory `models` of the root that a session here uses; `launch` and
+            `hopsgpu models` use that directory too.
 
     Raises:
-        ConfigError: the URL is another one, or the configuration of the cluster cannot be read.
+        ConfigError: the URL is invalid, or the configuration of the cluster cannot be read.
     """
 
     __module__ = "hopsgpu"
@@ -78,26 +79,26 @@ class ModelStore:
     ) -> ModelVersion:
         """Upload a directory and make it the model's next version.
 
-        If several publishers do so at once, each gets a version of its own.
+        Concurrent publishers each get a version of their own.
 
         Args:
-            local_dir: directory whose files become the version's; links are followed.
+            local_dir: directory with the version's files; links are followed.
             name: name of the model.
             metrics: numbers by name.
-            signature: the model's inputs and outputs: a pair of samples, or a mapping with the keys
-                "inputs" and "outputs", from which names, types and shapes are inferred; or a
-                description as a JSON value. A sample is an array of a batch (of NumPy, torch,
+            signature: the model's inputs and outputs, as samples or as a JSON description. Names,
+                types and shapes are inferred from a pair of samples, or from a mapping with the
+                keys "inputs" and "outputs". A sample is an array of a batch (of NumPy, torch,
                 TensorFlow or JAX), a mapping of names to arrays, a list of arrays, or a pandas
-                DataFrame. By default, the content of the directory's `signature.json`, if there is
-                one.
+                DataFrame. The default is the content of the directory's `signature.json`, if that
+                file exists.
             tags: tags to point at the version.
             run_id: id of the run that made the model.
 
         Raises:
             ConfigError: a name or a value is invalid, or the directory does not exist; nothing was
                 written.
-            StoreError: the lake refused the operation, or the directory has no files; unless the
-                message says otherwise, there is no version.
+            StoreError: the lake refused the operation, or the directory has no files. There is no
+                version, unless the message says otherwise.
         """
         directory = local_path(local_dir, "local_dir")
         if not directory.exists():
@@ -130,8 +131,7 @@ class ModelStore:
     @public
     def list(self) -> tuple[str, ...]:
         """Return the names of the models that have a version, sorted."""
-        # Skip what others put there: files, names that no model can have, and directories that may
-        # not be read.
+        # Skip entries of others: files, names that no model can have, and unreadable directories.
         root = self._root_with_client()
         names = [name for name in root.names(only_directories=True) if is_model_name(name)]
 
@@ -145,26 +145,22 @@ class ModelStore:
                 return False
             return any(_is_listed(home, number) for number in candidates)
 
-        with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-            found = list(pool.map(has_version, names))
-        return tuple(name for name, listed in zip(names, found, strict=True) if listed)
+        with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
+            is_model = list(pool.map(has_version, names))
+        return tuple(itertools.compress(names, is_model))
 
     @public
     def versions(self, name: str) -> tuple[ModelVersion, ...]:
         """Return all versions of a model, the oldest first; none if there is no such model.
 
-        A version that may not be read is included, and so is a damaged one: reading it raises the
-        error.
+        Damaged and unreadable versions are included: reading them raises the error.
         """
         home = self._home(name)
         candidates = _candidates(home)[::-1]
-        with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-            listed = list(pool.map(lambda number: _is_listed(home, number), candidates))
-        return tuple(
-            self._version(home, number)
-            for number, there in zip(candidates, listed, strict=True)
-            if there
-        )
+        with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
+            is_listed = list(pool.map(lambda number: _is_listed(home, number), candidates))
+        versions = itertools.compress(candidates, is_listed)
+        return tuple(self._version(home, number) for number in versions)
 
     @public
     def get(self, name: str, version: int | str = LATEST) -> ModelVersion:
@@ -172,24 +168,24 @@ class ModelStore:
 
         Args:
             name: name of the model.
-            version: its number, a tag, or "latest" for the highest number.
+            version: a number, a tag, or "latest" for the highest number.
 
         Raises:
-            ConfigError: `name` is no model's name, or `version` cannot be a version.
-            StoreError: there is no such model or version, and the message says what there is; or
+            ConfigError: `name` or `version` is invalid.
+            StoreError: there is no such model or version (the message lists those that exist), or
                 the version's manifest is missing (kind "damaged").
         """
         home = self._home(name)
         number = self._number(home, version)
         if not is_version(home, number):
             if _is_damaged(home, number):
-                raise without_manifest(home / str(number))
-            raise self._unknown(home, version)
+                raise missing_manifest_error(home / str(number))
+            raise self._absent_error(home, version)
         return self._version(home, number)
 
     @public
     def tag(self, name: str, version: int | str, tag: str) -> None:
-        """Point a tag at a version, wherever it pointed before.
+        """Point a tag, new or existing, at a version.
 
         Args:
             name: name of the model.
@@ -197,7 +193,7 @@ class ModelStore:
             tag: a name; it cannot be "latest" or consist of digits alone.
 
         Raises:
-            ConfigError: `tag` cannot be a tag's name.
+            ConfigError: `tag` is invalid.
             StoreError: there is no such version, or the lake refused the operation.
         """
         wanted = tag_name(tag)
@@ -207,7 +203,7 @@ class ModelStore:
     def rollback(self, name: str, tag: str) -> ModelVersion:
         """Point a tag at the version that it pointed at before its last change.
 
-        A second rollback goes back further. Versions that were deleted are passed over.
+        A second rollback goes back further. Deleted versions are skipped.
 
         Args:
             name: name of the model.
@@ -217,20 +213,20 @@ class ModelStore:
             The version that the tag points at now.
 
         Raises:
-            ConfigError: `tag` cannot be a tag's name.
-            StoreError: there is no such tag, or the tag has pointed at no other version that still
-                exists (kind "absent"); the tag is damaged; or the lake refused the operation.
+            ConfigError: `tag` is invalid.
+            StoreError: there is no such tag, or none of its earlier versions exists (kind
+                "absent"); the tag is damaged; or the lake refused the operation.
         """
         home, wanted = self._home(name), tag_name(tag)
         current = tags.read_tag(home, wanted)
         if current is None:
-            raise self._unknown(home, wanted)
+            raise self._absent_error(home, wanted)
         changes = tags.read_changes(home, wanted) or ()
         for number in tags.earlier_versions(changes, current):
             if is_version(home, number):
                 tags.put_tag(home, wanted, number, action=tags.ROLLBACK)
                 return self._version(home, number)
-            log.info("rollback of tag %r passes over version %d: deleted", wanted, number)
+            log.info("rollback of tag %r skips version %d: deleted", wanted, number)
         raise StoreError(
             f"cannot roll back tag {wanted!r} of {home.url}: it points at version {current}, and"
             " its history has no earlier version that still exists; to choose a version, use"
@@ -241,24 +237,24 @@ class ModelStore:
 
     @public
     def history(self, name: str, tag: str) -> tuple[TagChange, ...]:
-        """Return the changes of a tag, the oldest first, also of one that was removed.
+        """Return the changes of a tag, the oldest first.
 
-        A change to the version at which the tag pointed already is none. The last 1000 changes are
-        kept. Those that were made by a hopsgpu that kept no history are missing.
+        Setting a tag to the same version again is no change. The last 1000 changes are kept.
+        Versions of hopsgpu without a history recorded no changes.
 
         Args:
             name: name of the model.
             tag: a tag that exists or was removed.
 
         Raises:
-            ConfigError: `tag` cannot be a tag's name.
+            ConfigError: `tag` is invalid.
             StoreError: there never was such a tag, its file is damaged, or the lake refused the
                 operation.
         """
         home, wanted = self._home(name), tag_name(tag)
         changes = tags.read_changes(home, wanted)
         if changes is None:
-            raise self._unknown(home, wanted)
+            raise self._absent_error(home, wanted)
         return changes
 
     @public
@@ -266,12 +262,12 @@ class ModelStore:
         """Remove a tag; the version stays, and so does the tag's history.
 
         Raises:
-            ConfigError: `tag` cannot be a tag's name.
+            ConfigError: `tag` is invalid.
             StoreError: there is no such tag, or the lake refused the operation.
         """
         home, wanted = self._home(name), tag_name(tag)
         if not tags.drop_tag(home, wanted):
-            raise self._unknown(home, wanted)
+            raise self._absent_error(home, wanted)
 
     @public
     def tags(self, name: str) -> dict[str, int]:
@@ -293,23 +289,23 @@ class ModelStore:
         home = self._home(name)
         number = self._number(home, version)
         if not is_version(home, number) and not _is_damaged(home, number):
-            raise self._unknown(home, version)
+            raise self._absent_error(home, version)
         _refuse_tagged(home, number)
         # A version that hopsgpu did not publish has no claim yet.
         (home / CLAIMS).make()
         (home / CLAIMS / str(number)).create()
-        # A process that tags the version meanwhile writes the tag and then checks that the version
-        # exists (`tags.put_tag`):
+        # Another process may tag the version meanwhile: it writes the tag, and then checks that the
+        # version exists (`tags.put_tag`).
         #
-        # - A tag written before the tags are read here makes the version come back. If the other
-        #   process checks in between, it does not find the version: then the tag is removed too,
-        #   both operations are refused, and either may be tried again.
-        # - A tag written later is removed, because the check that follows finds no version.
+        # - If the tag is written before the tags are read here, the version is restored. If the
+        #   other process has checked in between, it did not find the version: the tag is removed
+        #   too, both operations are refused, and either may be retried.
+        # - If the tag is written later, the other process removes it: its check finds no version.
         #
-        # If this process is killed here, the version is deleted. If a process that tags is killed
-        # before its check, its tag stays. A tag that points at no version, for either reason, makes
-        # its readers raise an error. It never points at another version, because the number is not
-        # used again. It can be set anew, or removed.
+        # If this process is killed here, the version is deleted. If the other process is killed
+        # before its check, its tag stays. Readers of a tag without a version raise an error. The
+        # tag never points at another version, because the number is not used again. The tag can be
+        # set again, or removed.
         commit_of(home).withdraw(home, number, lambda: _refuse_tagged(home, number))
         log.info("deleted version %d of %s", number, home.url)
 
@@ -318,9 +314,9 @@ class ModelStore:
         return self._root_with_client() / wanted
 
     def _root_with_client(self) -> LakePath:
-        """Return the root with a client, which all places and threads of a call share.
+        """Return the root with a client, which all paths and threads of a call share.
 
-        It is made anew for each call: the one before may be old, or another process's.
+        Each call has a new client: an earlier client may be old, or another process's.
         """
         return LakePath(self._root.url).with_client()
 
@@ -328,10 +324,10 @@ class ModelStore:
         return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
 
     def _number(self, home: LakePath, version: int | str) -> int:
-        """Return the number that `version` means, whether or not that version exists.
+        """Return the number that `version` means; the version need not exist.
 
         Raises:
-            ConfigError: `version` cannot be a version.
+            ConfigError: `version` is invalid.
             StoreError: there is no such tag, or there is no version at all.
         """
         if isinstance(version, bool) or not isinstance(version, (int, str)):
@@ -343,10 +339,10 @@ class ModelStore:
             )
         if not isinstance(version, str) or numbers([version]):
             return int(version)
-        latest = version == LATEST
-        number = self._latest(home) if latest else tags.read_tag(home, tag_name(version))
+        is_latest = version == LATEST
+        number = self._latest(home) if is_latest else tags.read_tag(home, tag_name(version))
         if number is None:
-            raise self._unknown(home, version)
+            raise self._absent_error(home, version)
         return number
 
     def _latest(self, home: LakePath) -> int | None:
@@ -357,7 +353,7 @@ class ModelStore:
             except StoreError as error:
                 if error.kind != PERMISSION:
                     raise
-                # To return an older version would be to return another model than requested.
+                # An older version would be another model than the requested one.
                 raise StoreError(
                     f"version {number} of {home.url} is the latest, but you may not read it:"
                     f" {error}; to get an older version, pass its number or a tag",
@@ -365,10 +361,10 @@ class ModelStore:
                 ) from error
         return None
 
-    def _unknown(self, home: LakePath, version: int | str) -> StoreError:
+    def _absent_error(self, home: LakePath, version: int | str) -> StoreError:
         name = home.url.rpartition("/")[2]
-        there = self.versions(name)
-        if not there:
+        versions = self.versions(name)
+        if not versions:
             models = self.list()
             return StoreError(
                 f"no model {name!r} in {self._root.url}; models: {', '.join(models) or 'none'}",
@@ -377,16 +373,16 @@ class ModelStore:
         tagged = [f"{tag} → {number}" for tag, number in self.tags(name).items()]
         return StoreError(
             f"no version {version!r} of {name!r} in {self._root.url}; versions:"
-            f" {', '.join(str(v.version) for v in there)}; tags: {', '.join(tagged) or 'none'}",
+            f" {', '.join(str(v.version) for v in versions)}; tags: {', '.join(tagged) or 'none'}",
             kind="absent",
         )
 
 
-def _signature(given: Any, files: Mapping[str, Path]) -> Any:
-    """Return a publisher's signature as JSON values, else what the file among the files says."""
+def _signature(argument: Any, files: Mapping[str, Path]) -> Any:
+    """Return a publisher's signature, or else the one in `signature.json`, as JSON values."""
     file = files.get(model_signature.FILE)
-    if given is not None or file is None:
-        return model_signature.infer_if_samples(given)
+    if argument is not None or file is None:
+        return model_signature.infer_if_samples(argument)
     try:
         return model_signature.load(file.read_bytes())
     except (*JSON_ERRORS, OSError) as error:
@@ -411,22 +407,22 @@ def _is_listed(home: LakePath, number: int) -> bool:
 def _is_damaged(home: LakePath, number: int) -> bool:
     """Return whether a version has lost its manifest.
 
-    Its claim shows that it was a version: others create directories, but no claims.
+    The claim shows that it was a version: other programs create directories, but no claims.
     """
     return (home / CLAIMS / str(number)).exists() and lacks_manifest(home / str(number))
 
 
 def _is_too_long(version: int | str) -> bool:
-    """Return whether a version is a number that Python itself may refuse to parse or to print."""
+    """Return whether a version is a number that Python may refuse to parse or to print."""
     if isinstance(version, str):
         return version.isdigit() and len(version) > DIGITS
     return abs(version) > _HIGHEST
 
 
 def _refuse_tagged(home: LakePath, number: int) -> None:
-    leading = sorted(tag for tag, to in tags.read_tags(home).items() if to == number)
-    if leading:
+    pointing = sorted(tag for tag, target in tags.read_tags(home).items() if target == number)
+    if pointing:
         raise StoreError(
-            f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: before you"
+            f"version {number} of {home.url} is tagged {', '.join(map(repr, pointing))}: before you"
             " delete it, point the tag at another version or remove the tag"
         )

@@ -1,7 +1,7 @@
 """Publish files as a model's next version.
 
-A publish calls `begin`, then `upload` for each part, in whichever process has its files, then
-`commit`. `version_commit` has the step that makes the version, and the places of the files.
+A publish calls `begin`, then `upload` for each part in the process that has its files, then
+`commit`. `version_commit` has the step that makes the version visible, and the places of the files.
 """
 
 from __future__ import annotations
@@ -30,70 +30,70 @@ from hopsgpu.storage.transfer import upload_files
 
 log = logging.getLogger(__name__)
 
-
-# Hugging Face's Trainer writes these files about the process that writes them. With
-# save_on_each_node=True several processes write them, and all describe the same training.
+# Hugging Face's Trainer describes its own process in these files. With save_on_each_node=True,
+# several processes write these files, all about the same training.
 _ABOUT_A_PROCESS = frozenset({"trainer_state.json", "training_args.bin"})
 
 
 def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> MergePlan:
-    """Merge parts; a path that several of them have with the same content is one file.
+    """Merge parts; the same path with the same content in several parts is one file.
 
-    Of files about the process that wrote them, one is taken.
+    If the file describes the process that wrote it, the contents may differ, and one file is taken.
 
     Args:
         parts: uploaded files, by rank and then by path.
 
     Raises:
-        StoreError: no part has a file, two parts have different content under one path, or one has
-            a file where another has a directory.
+        StoreError: no part has a file, two parts have different content under one path, or one part
+            has a file where another has a directory.
     """
-    whose: dict[str, int] = {}
+    owners: dict[str, int] = {}
     for rank, files in sorted(parts.items()):
         for path, facts in files.items():
-            first = whose.setdefault(path, rank)
+            first = owners.setdefault(path, rank)
             is_about_process = path.rpartition("/")[2] in _ABOUT_A_PROCESS
             if parts[first][path] != facts and not is_about_process:
                 raise StoreError(
                     f"ranks {first} and {rank} wrote different content to {path!r}: let only one"
                     " rank write the file, or use a different name in each rank"
                 )
-    if not whose:
+    if not owners:
         raise StoreError("no rank wrote a file to publish")
-    for path, rank in whose.items():
+    for path, rank in owners.items():
         above = path
         while above := above.rpartition("/")[0]:
-            if above in whose:
+            if above in owners:
                 raise StoreError(
-                    f"rank {whose[above]} wrote a file {above!r}, and rank {rank} a directory of"
+                    f"rank {owners[above]} wrote a file {above!r}, and rank {rank} a directory of"
                     f" the same name, with {path!r}: use different names"
                 )
-    # The part with most files stays in place: to move a file costs the same whatever its size.
+    # The part with most files stays in place: the cost of a move does not depend on the file's
+    # size.
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
     return MergePlan(
-        # A file of the part that stays in place is the version's.
-        files={path: parts[base].get(path, parts[rank][path]) for path, rank in whose.items()},
+        # The files of the base part stay, also if other parts have the same path.
+        files={path: parts[base].get(path, parts[rank][path]) for path, rank in owners.items()},
         base=base,
-        moves={path: rank for path, rank in whose.items() if path not in parts[base]},
+        moves={path: rank for path, rank in owners.items() if path not in parts[base]},
     )
 
 
 def begin(store: LakePath, name: str) -> LakePath:
-    """Make the place of a publish, and sweep what dead publishers left.
+    """Make the place of a publish, and remove the leftovers of dead publishers.
 
     Args:
         store: the models' root.
         name: name of the model.
 
     Returns:
-        The place, for `upload`, `commit` and `abandon`; they share its client, because to make one
-        on a secure cluster takes as long as several of their calls.
+        The place, for `upload`, `commit` and `abandon`. These share the place's client, because
+        creating a client on a secure cluster takes as long as several calls.
 
     Raises:
-        ConfigError: `name` cannot be a model's name.
+        ConfigError: `name` is invalid.
         StoreError: the lake refused the operation.
     """
-    # A client of its own: the store's may be old, or another process's.
+    # A new client: the store's client may be old, or another process's.
     home = (LakePath(store.url) / model_name(name)).with_client()
     staging, now = commit_of(home).begin(home)
     log.debug("place of a publish: %s", staging.url)
@@ -107,7 +107,7 @@ def part_of(staging: LakePath, rank: int) -> LakePath:
 
 
 def files_of(local_dir: str | Path) -> dict[str, Path]:
-    """Return the files of a directory that `upload` would upload, by path; links are followed.
+    """Return the files that `upload` would upload, by path; links are followed.
 
     Raises:
         ConfigError: as `files_below`.
@@ -130,17 +130,17 @@ def upload(
     Args:
         staging: from `begin`.
         local_dir: directory of the rank's files.
-        rank: the rank; each part is uploaded under a different one.
+        rank: number of the part; each part has another number.
         stop: event; once it is set, the upload ends early with Cancelled.
 
     Returns:
-        What was uploaded, for `commit`; empty if the directory has no file.
+        The uploaded files, for `commit`; empty if the directory has no file.
 
     Raises:
         ConfigError: as `files_of`.
-        StoreError: as `files_of`, or the lake refused the operation; what was uploaded by then
-            stays until `abandon`.
-        Cancelled: `stop` was set; what was uploaded by then stays likewise.
+        StoreError: as `files_of`, or the lake refused the operation; uploaded files stay until
+            `abandon`.
+        Cancelled: `stop` was set; uploaded files stay until `abandon`.
     """
     files = files_of(local_dir)
     if not files:
@@ -153,13 +153,13 @@ def publish(
 ) -> ModelVersion:
     """Upload files and make them the model's next version, as `upload` and `commit` do.
 
-    To close a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report.
-    So the manifest is written while the last files are still being written.
+    HDFS takes half a second to close a file, because it waits for the DataNode's report. Therefore
+    the manifest is written while the last files are still being written.
 
     Args:
         staging: from `begin`.
         files: from `files_of`; at least one.
-        about: what the publisher says, for the manifest.
+        about: the publisher's description.
 
     Raises:
         StoreError: as `commit`, or a file was changed meanwhile.
@@ -169,7 +169,7 @@ def publish(
     uploads: queue.SimpleQueue[tuple[str, FileFacts] | None] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def uploaded() -> dict[str, FileFacts]:
+    def upload_all() -> dict[str, FileFacts]:
         try:
             return upload_files(
                 files, part, stop=stop, on_facts=lambda path, facts: uploads.put((path, facts))
@@ -178,25 +178,26 @@ def publish(
             uploads.put(None)
 
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-upload") as pool:
-        uploading = pool.submit(uploaded)
+        uploading = pool.submit(upload_all)
         try:
-            known: dict[str, FileFacts] = {}
-            while len(known) < len(files) and (file := uploads.get()) is not None:
+            facts_by_path: dict[str, FileFacts] = {}
+            while len(facts_by_path) < len(files) and (file := uploads.get()) is not None:
                 path, facts = file
-                known[path] = facts
-            if len(known) < len(files):
+                facts_by_path[path] = facts
+            if len(facts_by_path) < len(files):
                 uploading.result()
 
-            def close() -> None:
-                if uploading.result() != known:
+            def finish_uploads() -> None:
+                if uploading.result() != facts_by_path:
                     raise StoreError(
                         "files of the model changed during the upload: publish them when no process"
                         " writes to them"
                     )
 
-            return commit(staging, {0: known}, about, close=close)
+            parts = {0: facts_by_path}
+            return commit(staging, parts, about, finish_uploads=finish_uploads)
         except BaseException:
-            stop.set()  # nothing is written any more once this call has ended
+            stop.set()  # so that nothing is written after this call
             raise
 
 
@@ -205,44 +206,44 @@ def commit(
     parts: Mapping[int, Mapping[str, FileFacts]],
     about: VersionDescription,
     *,
-    close: Callable[[], None] = lambda: None,
+    finish_uploads: Callable[[], None] = lambda: None,
 ) -> ModelVersion:
-    """Make what was uploaded the model's next version.
+    """Make the uploaded files the model's next version.
 
     Args:
         staging: from `begin`.
-        parts: what `upload` returned, by rank.
-        about: what the publisher says, for the manifest.
-        close: called before the version is made; it returns once all files are uploaded.
+        parts: results of `upload`, by rank.
+        about: the publisher's description.
+        finish_uploads: called before the version is made; it returns once all files are uploaded.
 
     Raises:
         StoreError: the lake refused the operation, the parts contradict each other, or there is no
-            file; `abandon` removes what is left. If only a tag could not be set, the version
+            file; `abandon` removes the uploaded files. If only a tag could not be set, the version
             exists, and the message says so.
     """
-    way = commit_of(staging)
-    home = way.home(staging)
+    version_commit = commit_of(staging)
+    home = version_commit.home(staging)
     name = home.url.rpartition("/")[2]
-    merged = merge(parts)
+    plan = merge(parts)
     publication = uuid.uuid4().hex
-    # The user as whom the lake knows the publisher, unless a driver publishes for somebody else.
+    # The publisher's user name on the lake, unless a driver publishes for another user.
     user = about.user or staging.owner()
 
-    def written(number: int) -> bytes:
+    def make_manifest(number: int) -> bytes:
         return manifest.compose(
             name=name,
             version=number,
-            files=merged.files,
+            files=plan.files,
             about=about,
             user=user,
             publication=publication,
             time=time.time(),
             hopsgpu=__version__,
-        ).written()
+        ).to_bytes()
 
-    number = way.commit(staging, merged, written, close)
+    number = version_commit.commit(staging, plan, make_manifest, finish_uploads)
     version = ModelVersion(name, number, f"{home.url}/{number}")
-    log.info("published %s, %d files", version.url, len(merged.files))
+    log.info("published %s, %d files", version.url, len(plan.files))
     for tag in about.tags or ():
         try:
             put_tag(home, tag, number)
@@ -254,10 +255,10 @@ def commit(
 
 
 def abandon(staging: LakePath) -> None:
-    """Remove what was uploaded; once it is a version, it stays.
+    """Remove the uploaded files, unless they have become a version.
 
     Raises:
-        StoreError: the lake refused the operation; a later publish sweeps it away.
+        StoreError: the lake refused the operation; a later publish removes the files.
     """
     if commit_of(staging).abandon(staging):
         log.info("removed %s: its publish failed or was cancelled", staging.url)

@@ -1,13 +1,13 @@
-"""Python environments on the lake: each is made once, and found by a key of its content.
+"""Python environments on the lake: each is uploaded once, and found by a key of its content.
 
-    <root>/environments/<key>/environment.json   the description, with the name of the
+    <root>/environments/<key>/environment.json   the description, with the archive's name
     <root>/environments/<key>/<archive>
     <root>/environments/<key>/used               written at most once a day, when it is used
     <root>/environments/_staging/<id>/           an environment that is being uploaded
 
 One strict rename turns a staging directory into an environment, so an environment is complete. If
-two processes make the same environment, the second uses what the first has made. Environments that
-nobody has used for 30 days are removed.
+two processes make the same environment, the second process uses that of the first. Environments
+that nobody has used for 30 days are removed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,14 @@ SCHEMA = 1
 UNUSED_MILLISECONDS = 30 * 24 * 3600 * 1000
 _FILE, _ARCHIVE, _USED = "environment.json", "archive", "used"
 _TOUCH_SECONDS = 24 * 3600
-# Longest wait for another process between the two steps in which it renames a local directory.
+# Longest wait for another process that is between the two steps of renaming a local directory.
 _CLAIM_SECONDS = 5.0
-_LOOK_SECONDS = 0.02
-_TRIES = 5
+_POLL_SECONDS = 0.02
+_MAX_TRIES = 5
 
 
 def find(root: LakePath, key: str) -> Description | None:
-    """Return the description of an environment; None if it does not exist.
-
-    The use is noted on the lake.
+    """Return the description of an environment, or None; record the use on the lake.
 
     Args:
         root: root on the lake.
@@ -58,31 +56,31 @@ def find(root: LakePath, key: str) -> Description | None:
         StoreError: the lake refused the operation, or the description is invalid.
     """
     home = root / DIRECTORY
-    found = _described(home / key)
-    if found is None:
+    description = _read_description(home / key)
+    if description is None:
         log.debug("no Python environment %s is in %s", key, home.url)
         return None
-    there = {entry.name: entry for entry in (home / key).entries()}
-    archive = there.get(str(found[_ARCHIVE]))
-    if archive is None or archive.size != found["bytes"]:
-        # Somebody has changed it: it must be made anew.
+    entries = {entry.name: entry for entry in (home / key).entries()}
+    archive = entries.get(str(description[_ARCHIVE]))
+    if archive is None or archive.size != description["bytes"]:
+        # Somebody has changed the environment: it must be uploaded again.
         log.info("removes %s: its archive is missing or has another size", (home / key).url)
         _discard(home, home / key)
         return None
-    _note_use(home, home / key, max(entry.modified for entry in there.values()))
-    return found
+    _record_use(home, home / key, max(entry.modified for entry in entries.values()))
+    return description
 
 
-def put(
-    root: LakePath, key: str, archive: Path, described: Description, stop: threading.Event
+def upload(
+    root: LakePath, key: str, archive: Path, description: Description, stop: threading.Event
 ) -> Description:
-    """Upload an environment, unless another process has done so meanwhile.
+    """Upload an environment, unless another process has uploaded it meanwhile.
 
     Args:
         root: root on the lake.
         key: key of the environment.
         archive: the archive, a file on this machine.
-        described: description of the environment: JSON that includes its `bytes`.
+        description: description of the environment: JSON that includes its `bytes`.
         stop: event; once it is set, the upload ends early.
 
     Returns:
@@ -96,63 +94,62 @@ def put(
     unique = uuid.uuid4().hex
     suffix = "".join(archive.suffixes[-2:]) if ".tar" in archive.suffixes else archive.suffix
     if home.is_object_store:
-        content = {"schema": SCHEMA, **described, _ARCHIVE: f"{_ARCHIVE}-{unique}{suffix}"}
-        return _put_in_place(home, key, archive, content, stop)
-    content = {"schema": SCHEMA, **described, _ARCHIVE: f"{_ARCHIVE}{suffix}"}
+        content = {"schema": SCHEMA, **description, _ARCHIVE: f"{_ARCHIVE}-{unique}{suffix}"}
+        return _upload_in_place(home, key, archive, content, stop)
+    content = {"schema": SCHEMA, **description, _ARCHIVE: f"{_ARCHIVE}{suffix}"}
     staging = home / STAGING / unique
     staging.make()
     try:
         upload_files({content[_ARCHIVE]: archive}, staging, stop=stop)
         (staging / _FILE).write(json.dumps(content, indent=1).encode())
         sweep(home, (staging / _FILE).stat().modified)
-        return _published(home, staging, key, content)
+        return _rename_or_reuse(home, staging, key, content)
     finally:
-        # After success it was renamed and is gone. A sweep removes what cannot be removed now.
+        # After success there is nothing left to remove. A sweep removes what cannot be removed now.
         with contextlib.suppress(StoreError):
             staging.remove()
 
 
-def _put_in_place(
+def _upload_in_place(
     home: LakePath, key: str, archive: Path, content: Description, stop: threading.Event
 ) -> Description:
-    """Upload an environment where there are no renames: it exists once its description does."""
+    """Upload to a lake without renames: an environment exists once its description exists."""
     place = home / key
     uploaded = place / content[_ARCHIVE]
     try:
         upload_files({content[_ARCHIVE]: archive}, place, stop=stop)
         description = json.dumps(content, indent=1).encode()
         is_ours = (place / _FILE).create(description)
-        there = content if is_ours else _described(place)
+        on_lake = content if is_ours else _read_description(place)
     except BaseException:
-        with contextlib.suppress(StoreError):  # the first problem is the one to report
+        with contextlib.suppress(StoreError):  # report the first error
             uploaded.remove()
         raise
-    if there is None:
+    if on_lake is None:
         raise StoreError(f"{place.url} was removed while it was written: try again", ABSENT)
-    if there != content:  # of a creation whose answer was lost, it is what was written
+    if on_lake != content:  # both are equal if only the answer to our creation was lost
         log.info("uses %s, which another process has uploaded meanwhile", place.url)
         uploaded.remove()
     sweep(home, (place / _FILE).stat().modified)
-    return there
+    return on_lake
 
 
 def archive_of(root: LakePath, key: str, described: Description) -> LakePath:
-    """Return the place of an environment's archive on the lake."""
     return root / DIRECTORY / key / str(described[_ARCHIVE])
 
 
 def sweep(home: LakePath, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
-    """Remove environments that nobody has used for a long time, and what dead uploads left.
+    """Remove environments that nobody has used for a long time, and leftovers of dead uploads.
 
     If the lake refuses a removal, that entry is skipped: another sweep may be removing it.
 
     Args:
         home: directory of the environments.
         now: the lake's time, in milliseconds since the epoch.
-        age: least time without use, in milliseconds.
+        age: minimum time without use, in milliseconds.
 
     Returns:
-        The names of what was removed.
+        The names of the removed entries.
     """
     removed = stale_uploads.sweep(home, now)
     for entry in home.entries():
@@ -168,7 +165,7 @@ def sweep(home: LakePath, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]
 
 
 def _discard(home: LakePath, place: LakePath) -> None:
-    """Remove an environment; it is complete for its readers, or absent."""
+    """Remove an environment; readers see it complete or not at all."""
     if home.is_object_store:
         (place / _FILE).remove()
         place.remove()
@@ -176,16 +173,18 @@ def _discard(home: LakePath, place: LakePath) -> None:
         discard_by_rename(home, place)
 
 
-def _published(home: LakePath, staging: LakePath, key: str, content: Description) -> Description:
+def _rename_or_reuse(
+    home: LakePath, staging: LakePath, key: str, content: Description
+) -> Description:
     place = home / key
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         if staging.rename(place):
             log.info("put the Python environment %s on the lake", place.url)
             return content
-        there = _settled(place)
-        if there is not None:
+        on_lake = _wait_for_other(place)
+        if on_lake is not None:
             log.info("uses %s, which another process has uploaded meanwhile", place.url)
-            return there
+            return on_lake
         # On a local lake, renaming a directory takes two steps; a kill between them leaves an empty
         # directory.
         if not place.names():
@@ -196,20 +195,20 @@ def _published(home: LakePath, staging: LakePath, key: str, content: Description
     )
 
 
-def _settled(place: LakePath) -> Description | None:
-    """Return the description of what is in the place; wait if its maker is about to fill it."""
+def _wait_for_other(place: LakePath) -> Description | None:
+    """Return the description in the place; wait if another process is about to write it."""
     log.debug("%s exists: waits for the process that makes it", place.url)
-    until = time.monotonic() + _CLAIM_SECONDS
-    while (there := _described(place)) is None and time.monotonic() < until:
+    deadline = time.monotonic() + _CLAIM_SECONDS
+    while (on_lake := _read_description(place)) is None and time.monotonic() < deadline:
         if place.names() or not place.exists():
-            return _described(place)  # it may have been filled since the last look
-        time.sleep(_LOOK_SECONDS)  # the maker is another process and sends no signal
-    return there
+            return _read_description(place)  # it may have been written since the last poll
+        time.sleep(_POLL_SECONDS)  # the other process sends no signal
+    return on_lake
 
 
-def _described(place: LakePath) -> Description | None:
+def _read_description(place: LakePath) -> Description | None:
     try:
-        found = json.loads((place / _FILE).read())
+        description = json.loads((place / _FILE).read())
     except StoreError as error:
         if error.kind == ABSENT:
             return None
@@ -218,20 +217,20 @@ def _described(place: LakePath) -> Description | None:
         raise StoreError(
             f"{(place / _FILE).url} is not JSON: remove {place.url}", DAMAGED
         ) from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+    if not isinstance(description, dict) or description.get("schema") != SCHEMA:
         raise StoreError(
             f"{(place / _FILE).url} has a schema that this version of hopsgpu does not read:"
             f" remove {place.url}",
             DAMAGED,
         )
-    return found
+    return description
 
 
-def _note_use(home: LakePath, place: LakePath, newest: int) -> None:
-    """Note the use of an environment, at most once a day; then also sweep the unused ones."""
+def _record_use(home: LakePath, place: LakePath, newest: int) -> None:
+    """Record the use of an environment, at most once a day; then also sweep unused ones."""
     if time.time() - newest / 1000 <= _TOUCH_SECONDS:
         return
-    # If this fails, the environment must at worst be made again after a month.
+    # If the record fails, the environment may have to be uploaded again after a month.
     with contextlib.suppress(StoreError):
         used = place / _USED
         used.write(b"")

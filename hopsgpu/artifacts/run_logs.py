@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from hopsgpu.storage.lake import LakePath
 
-# The name of the directory of the logs of an attempt after the first.
+# Name of the log directory of an attempt after the first one.
 ATTEMPT = re.compile(r"attempt-(\d{1,9})")
 _NAME = re.compile(r"logs/(?:attempt-(\d{1,9})/)?rank-(\d{1,9})\.log")
 _CHUNK = 2**20
 
 
-class Log(NamedTuple):
-    """One rank's log of one attempt.
+class RankLog(NamedTuple):
+    """The log of a rank in an attempt.
 
     Attributes:
         attempt: number of the attempt, from 0.
@@ -26,37 +26,32 @@ class Log(NamedTuple):
     rank: int
 
 
-def log_of(name: str) -> Log | None:
-    """Return the log that a path in a run's directory names; None if it names no log."""
+def parse_log_name(name: str) -> RankLog | None:
+    """Return the log at a path in a run's directory, or None if the path is not a log's."""
     match = _NAME.fullmatch(name)
-    return None if match is None else Log(int(match[1] or 0), int(match[2]))
+    return None if match is None else RankLog(int(match[1] or 0), int(match[2]))
 
 
-def log_sizes(directory: LakePath) -> dict[Log, int]:
+def log_sizes(directory: LakePath) -> dict[RankLog, int]:
     """Return the size of each log in a run's directory in bytes, sorted by attempt and rank.
 
     Raises:
         StoreError: the lake refused the operation.
     """
     logs = directory / "logs"
-    found = {}
+    sizes = {}
     for entry in logs.entries() if logs.exists() else ():
-        listed = [(f"logs/{entry.name}", entry)]
+        files = [(f"logs/{entry.name}", entry)]
         if entry.is_directory and ATTEMPT.fullmatch(entry.name):
-            listed = [(f"logs/{entry.name}/{e.name}", e) for e in (logs / entry.name).entries()]
-        for name, status in listed:
-            if not status.is_directory and (log := log_of(name)) is not None:
-                found[log] = status.size
-    return dict(sorted(found.items()))
+            files = [(f"logs/{entry.name}/{e.name}", e) for e in (logs / entry.name).entries()]
+        for name, status in files:
+            if not status.is_directory and (log := parse_log_name(name)) is not None:
+                sizes[log] = status.size
+    return dict(sorted(sizes.items()))
 
 
-def log_file(directory: LakePath, log: Log) -> LakePath:
-    """Return the place of a log.
-
-    Args:
-        directory: directory of the run.
-        log: the log.
-    """
+def log_file(directory: LakePath, log: RankLog) -> LakePath:
+    """Return the path of a log in the directory of its run."""
     place = directory / "logs"
     if log.attempt:
         place /= f"attempt-{log.attempt}"
@@ -64,36 +59,36 @@ def log_file(directory: LakePath, log: Log) -> LakePath:
 
 
 class LogReader:
-    """A reader of a rank's log, which continues where it last stopped.
+    """A reader of a rank's log; each call of `read` continues at the offset of the last one.
 
     Args:
         directory: directory of the run.
         log: the log to read.
 
     Attributes:
-        at: bytes read so far.
+        offset: bytes read so far.
     """
 
-    def __init__(self, directory: LakePath, log: Log) -> None:
+    def __init__(self, directory: LakePath, log: RankLog) -> None:
         self._file = log_file(directory, log)
-        self.at = 0
+        self.offset = 0
 
     def read(self, size: int) -> Iterator[bytes]:
-        """Yield the bytes that follow those already read, in bounded chunks.
+        """Yield the next bytes in bounded chunks.
 
         Args:
-            size: bytes that the file has; the reading ends there.
+            size: size of the file; the reading ends there.
 
         Raises:
             StoreError: the lake refused the operation.
         """
-        if self.at >= size:
+        if self.offset >= size:
             return
         with self._file.open() as file:
-            file.seek(self.at)
-            while self.at < size:
-                chunk = file.read(min(_CHUNK, size - self.at))
-                if not chunk:  # the log was made anew meanwhile, and is shorter
+            file.seek(self.offset)
+            while self.offset < size:
+                chunk = file.read(min(_CHUNK, size - self.offset))
+                if not chunk:  # a new, shorter log has replaced this one
                     return
-                self.at += len(chunk)
+                self.offset += len(chunk)
                 yield chunk

@@ -1,8 +1,9 @@
-"""Remove what dead publishers left, by its age on the lake's own clock."""
+"""Removes leftovers of dead publishers, by their age on the lake's own clock."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -14,27 +15,26 @@ from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath, is_dra
 
 log = logging.getLogger(__name__)
 
-# A live publisher writes something more often.
+# A live publisher writes more often than this.
 AGE_MILLISECONDS = 24 * 3600 * 1000
-_LOOKS_AT_ONCE = 8
+_MAX_PARALLEL_CHECKS = 8
 
 
 def sweep(home: LakePath, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     """Remove leftovers to which nobody has written for a long time.
 
-    These are staging directories, empty versions, on an object store uploads that are no version,
-    drafts of tags, and probes. Probes are also searched in the directory above the model: those of
-    a model that did not exist yet are there.
-    If the lake refuses a removal, that leftover is skipped: it may belong to another user, or
-    another sweep may be removing it.
+    Leftovers are staging directories, empty versions, drafts of tags, probes, and on an object
+    store uploads without a manifest. The probes of a model that did not exist yet are in the
+    directory above the model. If the lake refuses to remove a leftover, it is skipped: it may
+    belong to another user, or another sweep may be removing it.
 
     Args:
         home: directory of the model.
         now: the lake's time, in milliseconds since the epoch.
-        age: least age of a leftover, in milliseconds.
+        age: minimum age of a leftover, in milliseconds.
 
     Returns:
-        The names of what was removed.
+        The names of the removed entries.
     """
     removed = []
     for place, entry in _leftovers(home):
@@ -52,24 +52,24 @@ def sweep(home: LakePath, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
 
 
 def _leftovers(home: LakePath) -> list[tuple[LakePath, FileStatus]]:
-    found = _entries(home / STAGING, lambda entry: True)
-    found += _entries(home / TAGS, lambda entry: is_draft(entry.name))
+    leftovers = _entries(home / STAGING, lambda entry: True)
+    leftovers += _entries(home / TAGS, lambda entry: is_draft(entry.name))
     for place in (home.parent, home, home / CLAIMS):
-        found += _entries(place, lambda entry: entry.name.startswith(PROBE))
+        leftovers += _entries(place, lambda entry: entry.name.startswith(PROBE))
     if home.url.startswith("file:"):
         # On a local lake, renaming a directory takes two steps; a kill between them leaves an empty
         # directory.
         versions = _entries(home, lambda entry: entry.is_directory and bool(numbers([entry.name])))
-        found += [(place, entry) for place, entry in versions if not place.names()]
+        leftovers += [(place, entry) for place, entry in versions if not place.names()]
     if home.is_object_store:
-        found += _uploads(home)
-    return found
+        leftovers += _uploads(home)
+    return leftovers
 
 
 def _uploads(home: LakePath) -> list[tuple[LakePath, FileStatus]]:
-    """Return the directories of an object store in which a publisher's files are, and no version.
+    """Return the directories of an object store with a publisher's files and no version.
 
-    Others make directories with such names, but no claims.
+    Other programs create directories with such names, but no claims.
     """
     claimed = {str(number) for number in numbers((home / CLAIMS).names())}
     places = _entries(home, lambda entry: entry.is_directory and entry.name in claimed)
@@ -82,27 +82,27 @@ def _uploads(home: LakePath) -> list[tuple[LakePath, FileStatus]]:
                 raise
             return False
 
-    with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-        found = pool.map(is_upload, [int(entry.name) for _, entry in places])
-        return [pair for pair, is_one in zip(places, found, strict=True) if is_one]
+    with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
+        uploads = pool.map(is_upload, [int(entry.name) for _, entry in places])
+        return list(itertools.compress(places, uploads))
 
 
 def _entries(
-    place: LakePath, wanted: Callable[[FileStatus], bool]
+    place: LakePath, is_wanted: Callable[[FileStatus], bool]
 ) -> list[tuple[LakePath, FileStatus]]:
-    """Return the wanted entries of a directory; none if it is absent or may not be read."""
+    """Return the wanted entries of a directory; none if it is absent or unreadable."""
     try:
         entries = place.entries()
     except StoreError as error:
         if error.kind not in (ABSENT, PERMISSION):
             raise
         return []
-    fit = (entry for entry in entries if not UNSAFE_CHARACTERS.search(entry.name))
-    return [(place / entry.name, entry) for entry in fit if wanted(entry)]
+    safe = (entry for entry in entries if not UNSAFE_CHARACTERS.search(entry.name))
+    return [(place / entry.name, entry) for entry in safe if is_wanted(entry)]
 
 
 def newest(place: LakePath, entry: FileStatus) -> int:
-    """Return when an entry or anything below it was last written to, in the lake's milliseconds."""
+    """Return the latest modification time of an entry and all below it, in the lake's ms."""
     if not entry.is_directory:
         return entry.modified
     below = [newest(place / inner.name, inner) for inner in place.entries()]

@@ -1,7 +1,7 @@
 """A model's tags: `<root>/<name>/_tags/<tag>`, a small file with the number of a version.
 
-The same file has the changes of the tag, the oldest first, so that the tag and its last change are
-replaced in one step. `_tags/_removed/<tag>` keeps the changes of a tag that was removed.
+The same file has the changes of the tag, the oldest first, so one step replaces the tag and its
+last change. `_tags/_removed/<tag>` keeps the changes of a removed tag.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ ROLLBACK = "rollback"
 UNTAG = "untag"
 # Directory of the changes of removed tags; no tag begins with `_`.
 _REMOVED = "_removed"
-# A tag is read whole at each use, so that the oldest changes are dropped at some point.
-_MOST_CHANGES = 1000
+# The whole file is read at each use of a tag, so the number of changes is bounded.
+_MAX_CHANGES = 1000
 
 
 @dataclass(frozen=True)
 class TagChange:
-    """One change of a tag.
+    """A change of a tag.
 
     Attributes:
-        version: number of the version that the tag points at since then; None if it was removed.
-        previous: number of the version that it pointed at before; None if there was no such tag.
-        user: who changed it, by the user name on the lake.
-        time: when, by the clock of the process that changed it: UTC, RFC 3339 with milliseconds.
+        version: number of the new version; None if the tag was removed.
+        previous: number of the version before; None if there was no such tag.
+        user: user name on the lake of the process that changed the tag.
+        time: time by the clock of that process: UTC, RFC 3339 with milliseconds.
         action: "tag", "rollback" or "untag".
     """
 
@@ -55,7 +55,7 @@ class TagChange:
 
 @dataclass(frozen=True)
 class _Tag:
-    """The content of a tag's file: where it points, and its changes, which may be damaged."""
+    """The content of a tag's file; `changes` is None if the changes are damaged."""
 
     version: int | None
     changes: tuple[TagChange, ...] | None
@@ -66,29 +66,29 @@ def put_tag(
 ) -> None:
     """Point a tag at a version; a reader at that moment gets the old or the new version.
 
-    If two processes change a tag at the same moment, the later change counts, and the tag's history
-    may lack the other one.
+    If two processes change a tag at the same moment, the later change counts, and the history may
+    lack the other change.
 
     Args:
         home: directory of the model.
         tag: tag as `manifest.tag_name` returns it.
         version: number of the version.
         action: TAG or ROLLBACK.
-        now: epoch seconds; by default the time of this machine.
+        now: epoch seconds; None for the time of this machine.
 
     Raises:
         StoreError: the lake refused the operation; or the version was deleted meanwhile (kind
-            "absent"), and then the tag does not exist any more.
+            "absent"), and the tag was removed.
     """
     file = home / TAGS / tag
     (home / TAGS).make()
-    before = _before(home, tag)
+    before = _read_for_change(home, tag)
     changes = before.changes or ()
     if before.version != version:
         changes = (*changes, _change(home, before.version, version, action, now))
-    file.replace(_written(version, changes))
-    # `ModelStore.delete` hides the version and then reads the tags. This is the other order:
-    # if both happen at once, at least one of them sees what the other did.
+    file.replace(_serialize(version, changes))
+    # `ModelStore.delete` first hides the version and then reads the tags. Here the order is the
+    # reverse, so at least one of two concurrent processes notices the other.
     if not is_version(home, version):
         if read_tag(home, tag) == version:  # another process may have moved the tag since
             drop_tag(home, tag, now=now)
@@ -100,12 +100,12 @@ def put_tag(
 
 
 def drop_tag(home: LakePath, tag: str, *, now: float | None = None) -> bool:
-    """Remove a tag, even a damaged one; return False if it does not exist. Its changes are kept.
+    """Remove a tag, even a damaged one, and keep its changes; return False if it does not exist.
 
     Args:
         home: directory of the model.
         tag: tag as `manifest.tag_name` returns it.
-        now: epoch seconds; by default the time of this machine.
+        now: epoch seconds; None for the time of this machine.
 
     Raises:
         StoreError: the lake refused the operation.
@@ -113,11 +113,11 @@ def drop_tag(home: LakePath, tag: str, *, now: float | None = None) -> bool:
     file = home / TAGS / tag
     if not file.exists():
         return False
-    before = _before(home, tag)
+    before = _read_for_change(home, tag)
     changes = (*(before.changes or ()), _change(home, before.version, None, UNTAG, now))
     removed = home / TAGS / _REMOVED
     removed.make()
-    (removed / tag).replace(_written(None, changes))
+    (removed / tag).replace(_serialize(None, changes))
     file.remove()
     log.info("removed tag %r of %s", tag, home.url)
     return True
@@ -129,8 +129,8 @@ def read_tag(home: LakePath, tag: str) -> int | None:
     Raises:
         StoreError: the lake refused the operation, or the tag is damaged.
     """
-    found = _read(home / TAGS / tag)
-    return None if found is None else found.version
+    content = _read(home / TAGS / tag)
+    return None if content is None else content.version
 
 
 def read_tags(home: LakePath) -> dict[str, int]:
@@ -139,10 +139,10 @@ def read_tags(home: LakePath) -> dict[str, int]:
     Raises:
         StoreError: the lake refused the operation, or a tag is damaged.
     """
-    # While a tag is replaced, there is for a moment a draft with another name beside it.
+    # While a tag is being replaced, there is a draft with another name beside it.
     names = [name for name in (home / TAGS).names() if name[0] not in "._"]
-    found = {tag: read_tag(home, tag) for tag in names}
-    return {tag: version for tag, version in found.items() if version is not None}
+    versions = {tag: read_tag(home, tag) for tag in names}
+    return {tag: version for tag, version in versions.items() if version is not None}
 
 
 def read_changes(home: LakePath, tag: str) -> tuple[TagChange, ...] | None:
@@ -152,27 +152,26 @@ def read_changes(home: LakePath, tag: str) -> tuple[TagChange, ...] | None:
         StoreError: the lake refused the operation, or the tag or its changes are damaged.
     """
     for file in (home / TAGS / tag, home / TAGS / _REMOVED / tag):
-        found = _read(file)
-        if found is not None:
-            if found.changes is None:
+        content = _read(file)
+        if content is not None:
+            if content.changes is None:
                 raise StoreError(
                     f"{file.url} is damaged: its changes cannot be read; set the tag again to begin"
                     " a new history",
                     DAMAGED,
                 )
-            return found.changes
+            return content.changes
     return None
 
 
 def earlier_versions(changes: Sequence[TagChange], current: int) -> list[int]:
     """Return the versions that a rollback may return to, the preferred one first. Pure.
 
-    A version that was left by a rollback is not among them, so that a second rollback goes back
-    further.
+    A version that a rollback has left is not included, so a second rollback goes back further.
 
     Args:
         changes: changes of a tag, the oldest first.
-        current: number of the version that the tag points at now.
+        current: number of the tag's present version.
     """
     first = changes[0].previous if changes else None
     stack = [] if first is None else [first]
@@ -187,22 +186,22 @@ def earlier_versions(changes: Sequence[TagChange], current: int) -> list[int]:
     return [number for number in dict.fromkeys(reversed(stack)) if number != current]
 
 
-def _before(home: LakePath, tag: str) -> _Tag:
-    """Return a tag before a change. What is damaged counts as absent: the change repairs it."""
+def _read_for_change(home: LakePath, tag: str) -> _Tag:
+    """Return a tag before a change. A damaged tag counts as absent: the change repairs it."""
     try:
-        found = _read(home / TAGS / tag) or _read(home / TAGS / _REMOVED / tag)
+        content = _read(home / TAGS / tag) or _read(home / TAGS / _REMOVED / tag)
     except StoreError as error:
         if error.kind != DAMAGED:
             raise
         log.warning("begins a new history of tag %r: %s", tag, error)
-        found = None
-    return found or _Tag(None, ())
+        content = None
+    return content or _Tag(None, ())
 
 
 def _change(
     home: LakePath, previous: int | None, version: int | None, action: str, now: float | None
 ) -> TagChange:
-    # The user as whom the lake knows this process is the owner of a file that it creates.
+    # The owner of a new file is this process's user name on the lake.
     probe = home / TAGS / f".{uuid.uuid4().hex}{DRAFT}"
     probe.create()
     user = probe.owner()
@@ -210,23 +209,23 @@ def _change(
     return TagChange(version, previous, user, utc_time(time.time() if now is None else now), action)
 
 
-def _written(version: int | None, changes: Sequence[TagChange]) -> bytes:
-    history = [asdict(change) for change in changes[-_MOST_CHANGES:]]
+def _serialize(version: int | None, changes: Sequence[TagChange]) -> bytes:
+    history = [asdict(change) for change in changes[-_MAX_CHANGES:]]
     return json.dumps({"version": version, "history": history}).encode()
 
 
 def _read(file: LakePath) -> _Tag | None:
     try:
-        written = file.read()
+        text = file.read()
     except StoreError as error:
         if error.kind == ABSENT:
             return None
         raise
     try:
-        content = json.loads(written)
+        content = json.loads(text)
         version = content["version"]
-        removed = version is None and file.parent.url.endswith(f"/{_REMOVED}")
-        if not removed and not _is_number(version):
+        was_removed = version is None and file.parent.url.endswith(f"/{_REMOVED}")
+        if not was_removed and not _is_number(version):
             raise ValueError(f"{version!r:.99} is not a version number")
     except JSON_ERRORS as error:
         raise StoreError(
@@ -236,17 +235,17 @@ def _read(file: LakePath) -> _Tag | None:
 
 
 def _changes_of(content: Mapping[str, Any]) -> tuple[TagChange, ...] | None:
-    """Return the changes in a tag's file; none in a file of hopsgpu that kept no changes."""
+    """Return the changes in a tag's file, or None if they are damaged."""
     try:
         changes = tuple(TagChange(**entry) for entry in content.get("history", ()))
-        if all(map(_is_whole, changes)):
+        if all(map(_is_valid, changes)):
             return changes
     except JSON_ERRORS as error:
         log.debug("changes of a tag cannot be read: %s", error)
     return None
 
 
-def _is_whole(change: TagChange) -> bool:
+def _is_valid(change: TagChange) -> bool:
     texts = (change.user, change.time, change.action)
     ends = (change.version, change.previous)
     return all(isinstance(text, str) for text in texts) and all(

@@ -1,23 +1,23 @@
-"""How uploaded files become a version, and how a version ends: in one step for all readers.
+"""Makes uploaded files a version, and removes a version: each in one step for all readers.
 
-Where directories can be renamed (HDFS, a local file system), a version is one strict rename:
+If the lake can rename directories (HDFS, a local file system), one strict rename makes a version:
 
     <root>/<name>/_staging/<id>/<rank>/    the files of one part
     <root>/<name>/_claims/<n>              an empty file: the number n is taken, permanently
     <root>/<name>/<n>/                     a version, made by the rename
 
-An object store has no rename. There a version exists once its manifest does:
+An object store has no rename. There a version exists once its manifest exists:
 
     <root>/<name>/_claims/<n>              as above; claimed before the upload
     <root>/<name>/<n>/                     the files of all parts, and no version yet
     <root>/<name>/<n>/manifest.json        the commit file, put there only if there is none
 
-An empty `manifest.json` stands for no version: whoever removes an unfinished upload or a version
-puts it there first, so that nobody commits what is being removed.
+A version with an empty `manifest.json` does not exist. A process that removes an unfinished upload
+or a version first writes the empty manifest, so that no process commits these files.
 
 Before that step there is no version, and after it there is the complete version, whichever process
-is killed. A number is claimed by exclusive creation of its claim. Claims stay, so no number is used
-twice.
+is killed. A process claims a number by exclusive creation of the claim. Claims stay, so no number
+is used twice.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-_RENAMES_AT_ONCE = 8
+_MAX_PARALLEL_RENAMES = 8
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """How the parts of several ranks become one directory.
+    """The moves that make one directory of the parts of several ranks.
 
     Attributes:
         files: files of all parts, by path.
         base: the rank whose part becomes the version.
-        moves: for each path that is moved into that part, the rank whose part has the file.
+        moves: path of each file that is moved into the base → the rank whose part has the file.
     """
 
     files: Mapping[str, FileFacts]
@@ -58,7 +58,7 @@ class MergePlan:
 
 
 class VersionCommit(Protocol):
-    """A way in which versions of a model come and go."""
+    """Makes and removes versions of a model, in the way that the lake supports."""
 
     def begin(self, home: LakePath) -> tuple[LakePath, int]:
         """Return the place of a new upload, and the lake's time in milliseconds since the epoch."""
@@ -67,22 +67,22 @@ class VersionCommit(Protocol):
         """Return the directory of the model that an upload is for."""
 
     def part(self, staging: LakePath, rank: int) -> LakePath:
-        """Return the directory for a rank's part of an upload."""
+        """Return the directory of a rank's part of an upload."""
 
     def commit(
         self,
         staging: LakePath,
         plan: MergePlan,
-        written: Callable[[int], bytes],
-        close: Callable[[], None],
+        make_manifest: Callable[[int], bytes],
+        finish_uploads: Callable[[], None],
     ) -> int:
         """Make an upload a version, and return its number.
 
         Args:
             staging: place of the upload.
-            plan: its files.
-            written: returns the content of the manifest for a number.
-            close: returns once all files are uploaded.
+            plan: files of the upload.
+            make_manifest: returns the content of the manifest for a number.
+            finish_uploads: returns once all files are uploaded.
 
         Raises:
             StoreError: the lake refused the operation, or the upload is no longer complete.
@@ -94,12 +94,12 @@ class VersionCommit(Protocol):
         Args:
             home: directory of the model.
             number: number of the version.
-            check: called while the version is hidden. If it raises StoreError, the version comes
-                back.
+            check: called while the version is hidden. If it raises StoreError, the version is
+                restored.
 
         Raises:
-            StoreError: what the check raised; the lake refused the operation; or the version
-                cannot come back (kind "exists").
+            StoreError: the check raised it; the lake refused the operation; or the version cannot
+                be restored (kind "exists").
         """
 
     def abandon(self, staging: LakePath) -> bool:
@@ -110,10 +110,10 @@ class VersionCommit(Protocol):
         """
 
     def discard(self, home: LakePath, place: LakePath) -> bool:
-        """Remove an upload that nobody goes on with, out of everybody's way in one step.
+        """Remove another process's abandoned upload; one step hides it from all readers.
 
         Returns:
-            False, and nothing was removed, if somebody has made it a version meanwhile.
+            False if the upload has become a version meanwhile; then nothing was removed.
 
         Raises:
             StoreError: the lake refused the operation.
@@ -121,14 +121,12 @@ class VersionCommit(Protocol):
 
 
 def commit_of(place: LakePath) -> VersionCommit:
-    """Return the way of the lake that a place is on."""
+    """Return the implementation for the lake of a place."""
     return _ByManifest() if place.is_object_store else _ByRename()
 
 
 def claim(home: LakePath) -> int:
-    """Claim the model's next number for the caller, permanently.
-
-    If several callers do so at once, each gets a number of its own.
+    """Claim the model's next number permanently; concurrent callers get different numbers.
 
     Args:
         home: directory of the model.
@@ -148,15 +146,15 @@ def claim(home: LakePath) -> int:
 
 
 def discard_by_rename(home: LakePath, place: LakePath) -> None:
-    """Remove a directory: rename it out of everybody's way in one step, then delete it.
+    """Remove a directory: hide it from readers by one rename, then delete it.
 
     Raises:
         StoreError: the lake refused the operation.
     """
     (home / STAGING).make()
-    aside = home / STAGING / uuid.uuid4().hex
-    place.rename(aside)
-    aside.remove()
+    hidden = home / STAGING / uuid.uuid4().hex
+    place.rename(hidden)
+    hidden.remove()
 
 
 class _ByRename:
@@ -176,20 +174,20 @@ class _ByRename:
         self,
         staging: LakePath,
         plan: MergePlan,
-        written: Callable[[int], bytes],
-        close: Callable[[], None],
+        make_manifest: Callable[[int], bytes],
+        finish_uploads: Callable[[], None],
     ) -> int:
         home, base = self.home(staging), self.part(staging, plan.base)
         self._gather(staging, base, plan.moves)
         while True:
             number = claim(home)
-            content = written(number)
+            content = make_manifest(number)
             (base / manifest.FILE).write(content)
-            close()
-            if _renamed(base, home / str(number), content):
+            finish_uploads()
+            if _rename_version(base, home / str(number), content):
                 break
             log.info("%s/%d exists already: claims another number", home.url, number)
-        with contextlib.suppress(StoreError):  # the version exists; a sweep removes the rest
+        with contextlib.suppress(StoreError):  # a later sweep removes the directory
             staging.remove()
         return number
 
@@ -199,44 +197,45 @@ class _ByRename:
 
         def move(path: str) -> None:
             source = self.part(staging, moves[path]) / path
-            # If the answer to a first try was lost, the second try returns False.
+            # The rename returns False if it succeeded before and its answer was lost.
             if not source.rename(base / path) and source.exists():
                 raise StoreError(f"{(base / path).url} exists already", kind=EXISTS)
 
         if moves:
-            with concurrent.futures.ThreadPoolExecutor(_RENAMES_AT_ONCE) as pool:
+            with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_RENAMES) as pool:
                 list(pool.map(move, moves))
 
     def withdraw(self, home: LakePath, number: int, check: Callable[[], None]) -> None:
         # If the process is killed meanwhile, the version stays in the staging directory, and a
         # sweep removes it a day later.
-        place, aside = home / str(number), home / STAGING / uuid.uuid4().hex
-        # In a new directory: a sweep would remove the version, by its own age, before it can come
-        # back.
-        aside.make()
-        kept = aside / str(number)
+        place, hidden = home / str(number), home / STAGING / uuid.uuid4().hex
+        # A new directory above the version: without it, a sweep could remove an old version before
+        # it is restored.
+        hidden.make()
+        hidden_version = hidden / str(number)
         try:
-            place.rename(kept)
+            place.rename(hidden_version)
         except StoreError as error:
-            with contextlib.suppress(StoreError):  # the first problem is the one to report
-                # A lake that did not answer may have renamed it; a sweep removes it then.
-                if error.kind != UNREACHABLE and not kept.names():
-                    aside.remove()
+            with contextlib.suppress(StoreError):  # report the first error
+                # If the lake did not answer, the rename may have happened: leave it to a sweep.
+                if error.kind != UNREACHABLE and not hidden_version.names():
+                    hidden.remove()
             raise
         try:
             check()
         except StoreError as refusal:
-            # If the answer to a first try was lost, the second try returns False.
-            if not kept.rename(place) and not is_version(home, number):
+            # The rename returns False if it succeeded before and its answer was lost.
+            if not hidden_version.rename(place) and not is_version(home, number):
                 raise StoreError(
                     f"cannot restore {place.url}, because the name is in use again: rename"
-                    f" {kept.url} within a day, before a later publish removes it ({refusal})",
+                    f" {hidden_version.url} within a day, before a later publish removes it"
+                    f" ({refusal})",
                     EXISTS,
                 ) from refusal
             log.info("restored version %d of %s: %s", number, home.url, refusal)
-            aside.remove()
+            hidden.remove()
             raise
-        aside.remove()
+        hidden.remove()
 
     def abandon(self, staging: LakePath) -> bool:
         staging.remove()
@@ -256,22 +255,22 @@ class _ByManifest:
         return staging.parent
 
     def part(self, staging: LakePath, rank: int) -> LakePath:
-        # All in one place, since nothing can be moved there later. `merge` refuses ranks that wrote
-        # different content to a path, so that it does not matter whose file is there.
+        # All parts share a directory, because files cannot be moved later. `merge` refuses
+        # different content under one path, so it does not matter which rank uploads the file.
         return staging
 
     def commit(
         self,
         staging: LakePath,
         plan: MergePlan,
-        written: Callable[[int], bytes],
-        close: Callable[[], None],
+        make_manifest: Callable[[int], bytes],
+        finish_uploads: Callable[[], None],
     ) -> int:
         number = int(staging.url.rpartition("/")[2])
-        content = written(number)
-        close()
-        # A sweep may have removed them, if this process has slept for a day.
-        _check_whole(staging, plan.files)
+        content = make_manifest(number)
+        finish_uploads()
+        # A sweep may have removed the files, if this process was suspended for a day.
+        _check_complete(staging, plan.files)
         file = staging / manifest.FILE
         if not file.create(content) and not _is_ours(staging, content):
             raise StoreError(
@@ -282,8 +281,8 @@ class _ByManifest:
         return number
 
     def withdraw(self, home: LakePath, number: int, check: Callable[[], None]) -> None:
-        # If the process is killed meanwhile, an empty manifest is left, and a sweep removes it with
-        # the files a day later.
+        # If the process is killed meanwhile, an empty manifest is left. A sweep removes it and the
+        # files a day later.
         file = home / str(number) / manifest.FILE
         content = file.read()
         file.write(b"")
@@ -306,14 +305,14 @@ class _ByManifest:
         return True
 
     def _remove(self, place: LakePath) -> None:
-        """Remove a directory whose manifest is empty; the manifest last, since it guards it."""
+        """Remove a directory whose manifest is empty; the manifest last, as it prevents commits."""
         for name in place.names():
             if name != manifest.FILE:
                 (place / name).remove()
         (place / manifest.FILE).remove()
 
 
-def _check_whole(place: LakePath, files: Mapping[str, FileFacts]) -> None:
+def _check_complete(place: LakePath, files: Mapping[str, FileFacts]) -> None:
     """Raise StoreError if a file of an upload is missing, or has another size."""
     sizes: dict[str, int] = {}
     for directory in {path.rpartition("/")[0] for path in files}:
@@ -334,19 +333,19 @@ def _check_whole(place: LakePath, files: Mapping[str, FileFacts]) -> None:
             )
 
 
-def _renamed(source: LakePath, target: LakePath, written: bytes) -> bool:
-    """Return whether the version is in place, by this rename or by one whose answer was lost."""
+def _rename_version(source: LakePath, target: LakePath, content: bytes) -> bool:
+    """Rename; return whether the version is in place, also if the answer was lost."""
     try:
-        return source.rename(target) or _is_ours(target, written)
+        return source.rename(target) or _is_ours(target, content)
     except StoreError as error:
-        if _is_ours(target, written):
+        if _is_ours(target, content):
             log.info("%s is in place, although its rename failed: %s", target.url, error)
             return True
         raise
 
 
-def _is_ours(version: LakePath, written: bytes) -> bool:
+def _is_ours(version: LakePath, content: bytes) -> bool:
     try:
-        return (version / manifest.FILE).read() == written
+        return (version / manifest.FILE).read() == content
     except StoreError:
         return False

@@ -1,4 +1,4 @@
-"""A published version, as readers see it, and the names in a model's directory."""
+"""Reads published versions, and defines the names in a model's directory."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ log = logging.getLogger(__name__)
 STAGING = "_staging"
 CLAIMS = "_claims"
 TAGS = "_tags"
-# Prefix of files that are written only to check that writing is permitted.
+# Prefix of files that only check the permission to write.
 PROBE = "_probe-"
-# As TensorFlow Serving and Triton read version numbers: no leading zero, and within an int64.
+# TensorFlow Serving and Triton require version numbers without a leading zero, within an int64.
 DIGITS = 18
-# A download that is still running has written something within this time.
+# A running download writes more often than this.
 _DRAFT_SECONDS = 24 * 3600.0
 _NUMBER = re.compile(rf"[1-9][0-9]{{0,{DIGITS - 1}}}")
 
 
 def numbers(names: Iterable[str]) -> list[int]:
-    """Return those names that are version numbers, as integers."""
+    """Return the names that are version numbers, as integers; other names are ignored."""
     return [int(name) for name in names if _NUMBER.fullmatch(name)]
 
 
@@ -66,7 +66,7 @@ class ModelVersion:
     Attributes:
         name: name of the model.
         version: an integer, 1 and up.
-        url: URL of its directory on the lake.
+        url: URL of the directory on the lake.
     """
 
     __module__ = "hopsgpu"
@@ -84,13 +84,13 @@ class ModelVersion:
     def manifest(self) -> dict[str, Any]:
         """Return the version's manifest; `hopsgpu.artifacts.manifest` describes the schema.
 
-        The manifest says what was known of the version when it was published. The value is a copy,
-        which may be changed.
+        The manifest describes the version at its publication. The value is a copy, which may be
+        changed.
 
         Raises:
             StoreError: the manifest cannot be read, or is damaged.
         """
-        # Through JSON, whatever its depth: a copy made in Python would exceed the recursion limit.
+        # Copied as JSON: `copy.deepcopy` could exceed the recursion limit.
         copied: dict[str, Any] = json.loads(json.dumps(self._manifest.content))
         return copied
 
@@ -109,7 +109,7 @@ class ModelVersion:
     def formats(self) -> tuple[ModelFormat, ...]:
         """Return the models among the version's files, recognised by names and content.
 
-        Nothing is loaded or unpickled. Empty if hopsgpu recognises none.
+        Nothing is loaded or unpickled. The result is empty if hopsgpu recognises no model.
 
         Raises:
             StoreError: the lake refused the operation, or `model_class.json` is damaged.
@@ -118,35 +118,40 @@ class ModelVersion:
 
     @functools.cached_property
     def _formats(self) -> tuple[ModelFormat, ...]:
-        with _deletion_told(LakePath(self.url)):
+        with _report_deletion(LakePath(self.url)):
             return recognise_formats(self.files, self.open)
 
     @public
     def load(self, *, path: str | None = None, trust: bool | Iterable[str] = False) -> Any:
         """Download the version, and load its model into this process.
 
-        Of a SavedModel the call returns what `tf.saved_model.load` does; of TorchScript a
-        `torch.jit.ScriptModule` and of a state_dict the tensors by name, both on the CPU; of ONNX
-        an `onnxruntime.InferenceSession`; of XGBoost an `xgboost.Booster`; of skops and of a pickle
-        the estimator; of safetensors the tensors by name. Of a directory that `save_pretrained`
-        wrote it returns a pair, `model` and `processor`: the transformers model, and its tokenizer
-        or processor, which is None without one. docs/serving.md has the other formats. Each needs
-        the library that wrote it.
+        The result depends on the format:
+
+        - SavedModel: the result of `tf.saved_model.load`
+        - TorchScript: a `torch.jit.ScriptModule` on the CPU
+        - state_dict: the tensors by name, on the CPU; safetensors: the tensors by name
+        - ONNX: an `onnxruntime.InferenceSession`
+        - XGBoost: an `xgboost.Booster`
+        - skops and pickle: the estimator
+        - a directory that `save_pretrained` wrote: a pair, `model` and `processor`: the
+          transformers model, and its tokenizer or processor, or None
+
+        docs/serving.md has the other formats. Each format needs the library that wrote it.
 
         Unless `trust` allows it, nothing is unpickled, no code of the version is imported, and
-        nothing comes from the network. A SavedModel, TorchScript and ONNX are programs too: run
-        only those of publishers that you trust.
+        nothing is fetched from the network. A SavedModel, TorchScript and ONNX are programs too:
+        load only models of publishers that you trust.
 
         Args:
             path: path of the model within the version, as in `formats`; needed if there are
-                several.
-            trust: True to run whatever code the files have: a pickle, a file of torch's that has
-                more than tensors, and code that a configuration names (`auto_map`). For skops, the
-                names of further types to accept.
+                several models.
+            trust: True to run all code of the files: a pickle, a torch file with more than tensors,
+                and code that a configuration names (`auto_map`). For skops, the names of further
+                types to accept.
 
         Raises:
-            ConfigError: there is no model, or several; it needs `trust`; its library is not
-                installed; or hopsgpu does not load its format, and the message says what does.
+            ConfigError: there is no model, or several; the model needs `trust`; its library is not
+                installed; or hopsgpu does not load its format (the message names what does).
             StoreError: as `download`.
         """
         model = choose_format(self.formats, path, None, self.url)
@@ -170,27 +175,27 @@ class ModelVersion:
         principal: str | None = None,
         image: str | None = None,
     ) -> Path:
-        """Write what a server needs to serve this version, and return the directory.
+        """Write the files that a server needs to serve this version, and return the directory.
 
         Args:
             to: "kserve", "triton", "tf-serving" or "mlserver".
             out: a directory, created if missing; by default `NAME-SERVER` in the working directory.
                 Other files in it stay.
-            path: path of the model within the version, as in `formats`; needed if there are several
-                that the server serves.
+            path: path of the model within the version, as in `formats`; needed if the server can
+                serve several models.
             trust: True if the server may unpickle the model; for skops, the names of further types
                 that it may accept.
-            max_batch_size: for Triton, the most rows that it may put together; by default none.
-            python: for Triton, whether its Python backend is to call the model, where the format
-                has a backend of its own, too.
+            max_batch_size: for Triton, the maximum number of rows of a batch; None for no batching.
+            python: for Triton, whether its Python backend calls the model even if the format has a
+                backend of its own.
             namenode: for KServe, the address of WebHDFS, `http://host:9870`.
             principal: for KServe, the Kerberos principal whose keytab it uses.
-            image: for KServe, the image of the predictor, where it has no server for the format.
+            image: for KServe, the image of the predictor if KServe has no server for the format.
 
         Raises:
             ConfigError: the server does not serve the version's formats; there are several models;
                 the manifest lacks the signature that the server needs; the model needs `trust`; or
-                an argument is missing, or is another server's.
+                an argument is missing, or belongs to another server.
             StoreError: as `download`, or `out` cannot be written.
         """
         options = export.check_options(
@@ -233,18 +238,17 @@ class ModelVersion:
 
     def _read_manifest(self) -> Manifest:
         file = LakePath(self.url) / manifest.FILE
-        with _deletion_told(LakePath(self.url)):
+        with _report_deletion(LakePath(self.url)):
             return manifest.parse(file.read(), file.url)
 
     @public
     def download(self, dst: str | Path) -> Path:
         """Copy the version's files into a local directory, and return the directory.
 
-        The directory is created if missing. The files get their names once all of them have arrived
-        and match the manifest. So a download that fails leaves no file, and replaces none that was
-        there. A download that is killed leaves a draft, `.<id>.download`. A publish leaves the
-        draft out, and a later download into the same directory removes it once nothing was written
-        to it for a day.
+        The directory is created if missing. The files get their names once all files have arrived
+        and match the manifest. A download that fails leaves no file, and replaces no file. A
+        download that is killed leaves a draft, `.<id>.download`. A publish skips the draft. A later
+        download into the same directory removes the draft once it is a day old.
 
         Args:
             dst: a directory; other files in it stay.
@@ -252,8 +256,8 @@ class ModelVersion:
         Raises:
             ConfigError: `dst` is not a path, or is a file.
             StoreError: a file is missing or damaged, the version was deleted (kind "absent"), the
-                lake refused the operation, `dst` cannot be written, or a directory is in the place
-                of a file or the other way round.
+                lake refused the operation, `dst` cannot be written, or has a directory in the place
+                of a file or the reverse.
         """
         target = local_path(dst, "dst")
         draft = target / draft_name()
@@ -266,9 +270,9 @@ class ModelVersion:
                 files = self.files
                 draft.mkdir(mode=0o700, parents=True)
                 _remove_old_drafts(target)
-                _refuse_ways_out(target, files)
-                _refuse_in_the_way(target, files)
-                with _deletion_told(LakePath(self.url)):
+                _refuse_links_outside(target, files)
+                _refuse_obstacles(target, files)
+                with _report_deletion(LakePath(self.url)):
                     download_files(files, LakePath(self.url), draft)
                 for directory in {PurePosixPath(path).parent for path in files}:
                     (target / directory).mkdir(parents=True, exist_ok=True)
@@ -287,7 +291,7 @@ class ModelVersion:
                 deleted (kind "absent").
         """
         files = self._read_manifest().files
-        with _deletion_told(LakePath(self.url)):
+        with _report_deletion(LakePath(self.url)):
             check_files(files, LakePath(self.url))
 
     @public
@@ -304,16 +308,16 @@ class ModelVersion:
         """
         path = unicodedata.normalize("NFC", str(path))
         if path not in self._manifest.files:
-            there = sorted(self._manifest.files)
-            more = "" if len(there) <= 10 else f" and {len(there) - 10} more"
+            names = sorted(self._manifest.files)
+            more = "" if len(names) <= 10 else f" and {len(names) - 10} more"
             raise StoreError(
-                f"{self.url} has no file {path!r}: {', '.join(there[:10])}{more}", kind="absent"
+                f"{self.url} has no file {path!r}: {', '.join(names[:10])}{more}", kind="absent"
             )
         return (LakePath(self.url) / path).reader()
 
 
 def is_version(home: LakePath, number: int) -> bool:
-    """Return whether a version exists: its manifest appears with it, in one step.
+    """Return whether a version exists: it appears with its manifest, in one step.
 
     Args:
         home: directory of the model.
@@ -323,11 +327,11 @@ def is_version(home: LakePath, number: int) -> bool:
 
 
 def has_manifest(version: LakePath) -> bool:
-    """Return whether a version has a manifest; on an object store an empty one stands for none."""
+    """Return whether a version has a manifest; an empty one does not count on an object store."""
     try:
         return bool((version / manifest.FILE).stat().size) or not version.is_object_store
     except StoreError as error:
-        if error.kind in (ABSENT, EXISTS):  # a file may have the number as its name
+        if error.kind in (ABSENT, EXISTS):  # EXISTS: a file has the number as its name
             return False
         raise
 
@@ -335,13 +339,13 @@ def has_manifest(version: LakePath) -> bool:
 def lacks_manifest(version: LakePath) -> bool:
     """Return whether a version has files but no manifest.
 
-    On an object store that is an upload that is no version yet, or no more.
+    On an object store the result is False: such files are an unfinished upload or removal.
     """
     if version.is_object_store:
         return False
     try:
-        # Use a single listing: a version may appear between two of them. On a local lake it appears
-        # as an empty directory first.
+        # A single listing: a version may appear between two listings. On a local lake, a version
+        # first appears as an empty directory.
         names = version.names() if version.stat().is_directory else ()
     except StoreError as error:
         if error.kind != ABSENT:
@@ -350,7 +354,7 @@ def lacks_manifest(version: LakePath) -> bool:
     return bool(names) and manifest.FILE not in names
 
 
-def without_manifest(version: LakePath) -> StoreError:
+def missing_manifest_error(version: LakePath) -> StoreError:
     """Return the error for a version that has files but no manifest."""
     return StoreError(
         f"{version.url} is damaged: its manifest.json is missing; restore it, or delete the"
@@ -360,11 +364,10 @@ def without_manifest(version: LakePath) -> StoreError:
 
 
 @contextlib.contextmanager
-def _deletion_told(version: LakePath) -> Iterator[None]:
+def _report_deletion(version: LakePath) -> Iterator[None]:
     """Replace an error about a missing or damaged file if the version was deleted meanwhile.
 
-    Missing files are no damage then. If the version has lost only its manifest, the error says
-    that.
+    If the version has lost only its manifest, the error says that.
     """
     try:
         yield
@@ -372,14 +375,14 @@ def _deletion_told(version: LakePath) -> Iterator[None]:
         if error.kind not in (ABSENT, DAMAGED) or has_manifest(version):
             raise
         if lacks_manifest(version):
-            raise without_manifest(version) from error
+            raise missing_manifest_error(version) from error
         raise StoreError(f"{version.url} was deleted", ABSENT) from error
 
 
 def _remove_old_drafts(target: Path) -> None:
-    """Remove what killed downloads left, by age, because several machines may share a directory.
+    """Remove old drafts of killed downloads; new ones may belong to other machines.
 
-    A draft that cannot be read or removed is skipped: it is another user's, or it is gone by now.
+    A draft that cannot be read or removed is skipped: another user owns it, or it was removed.
     """
     drafts: list[Path] = []
     with contextlib.suppress(OSError):
@@ -392,8 +395,8 @@ def _remove_old_drafts(target: Path) -> None:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
-def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
-    """Raise StoreError if a link in the directory would make a file be written outside it."""
+def _refuse_links_outside(target: Path, files: Iterable[str]) -> None:
+    """Raise StoreError if a link in the directory leads a file outside of it."""
     root = target.resolve()
     for directory in {path.rpartition("/")[0] for path in files}:
         if not (root / directory).resolve().is_relative_to(root):
@@ -403,24 +406,24 @@ def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
             )
 
 
-def _refuse_in_the_way(target: Path, files: Iterable[str]) -> None:
-    """Raise StoreError if one of the files cannot get its name, so that none gets its name."""
+def _refuse_obstacles(target: Path, files: Iterable[str]) -> None:
+    """Raise StoreError if a file cannot get its name, before the first file gets its name."""
     places = [PurePosixPath(path) for path in files]
-    for directory in sorted({above for place in places for above in place.parents}):
-        there = target / directory
-        if os.path.lexists(there) and not there.is_dir():
-            problem = f"{there} is not a directory, but the version has a directory of this name"
-            raise _in_the_way(target, problem, EXISTS)
+    for name in sorted({parent for place in places for parent in place.parents}):
+        directory = target / name
+        if os.path.lexists(directory) and not directory.is_dir():
+            kind = "is not a directory, but the version has a directory of this name"
+            raise _obstacle_error(target, f"{directory} {kind}", EXISTS)
     for place in places:
-        above = (target / place).parent
+        parent = (target / place).parent
         if (target / place).is_dir():
             problem = f"{target / place} is a directory, but the version has a file of this name"
-            raise _in_the_way(target, problem, EXISTS)
-        if above.is_dir() and not os.access(above, os.W_OK | os.X_OK):
-            raise _in_the_way(target, f"you may not write to {above}", PERMISSION)
+            raise _obstacle_error(target, problem, EXISTS)
+        if parent.is_dir() and not os.access(parent, os.W_OK | os.X_OK):
+            raise _obstacle_error(target, f"you may not write to {parent}", PERMISSION)
 
 
-def _in_the_way(target: Path, problem: str, kind: str) -> StoreError:
+def _obstacle_error(target: Path, problem: str, kind: str) -> StoreError:
     return StoreError(
         f"cannot download into {target}: {problem}; no file was written. Correct this, or download"
         " into another directory",

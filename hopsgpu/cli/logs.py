@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
+from hopsgpu.artifacts.run_logs import LogReader, RankLog, log_sizes, parse_log_name
 from hopsgpu.cli.lake_root import lake_root, root_option
 from hopsgpu.errors import ConfigError, StoreError
 
@@ -108,8 +108,8 @@ class _LogPrinter:
             self._directory /= f"trials/{trial}"
         if worker is not None:
             self._directory /= f"workers/{worker}"
-        self._readers: dict[Log, LogReader] = {}
-        self._outs: dict[Log, Unchanged | WholeLines] = {}
+        self._readers: dict[RankLog, LogReader] = {}
+        self._outs: dict[RankLog, Unchanged | WholeLines] = {}
         self._hosts: Mapping[int, str] = {}
         # Why the record could not be read at the last poll.
         self._unread: StoreError | None = None
@@ -234,7 +234,7 @@ class _LogPrinter:
                 self._hosts = dict.fromkeys(ranks, one.host)
                 self._located = one.tries - 1
 
-    def _wanted(self, sizes: Mapping[Log, int]) -> dict[Log, int]:
+    def _wanted(self, sizes: Mapping[RankLog, int]) -> dict[RankLog, int]:
         """Return the logs to show: of the last attempt unless another one is requested.
 
         Once some of an attempt was shown, the following attempts are shown too.
@@ -248,7 +248,7 @@ class _LogPrinter:
             and (not self._ranks or log.rank in self._ranks)
         }
 
-    def _show(self, sizes: Mapping[Log, int]) -> None:
+    def _show(self, sizes: Mapping[RankLog, int]) -> None:
         for log, size in sizes.items():
             if log not in self._readers:
                 if self._readers and log.attempt > max(each.attempt for each in self._readers):
@@ -259,7 +259,7 @@ class _LogPrinter:
                 self._outs[log].take(chunk)
         sys.stdout.flush()
 
-    def _out(self, log: Log) -> Unchanged | WholeLines:
+    def _out(self, log: RankLog) -> Unchanged | WholeLines:
         if self._as_json:
             return WholeLines(lambda line: click.echo(json.dumps(self._as_json_line(log, line))))
         out = sys.stdout.buffer
@@ -269,7 +269,7 @@ class _LogPrinter:
         prefix = f"[rank {log.rank}{'' if host is None else f' {host}'}] ".encode()
         return WholeLines(lambda line: out.write(prefix + line))
 
-    def _as_json_line(self, log: Log, line: bytes) -> dict[str, object]:
+    def _as_json_line(self, log: RankLog, line: bytes) -> dict[str, object]:
         return {
             "attempt": log.attempt,
             "rank": log.rank,
@@ -277,13 +277,13 @@ class _LogPrinter:
             "line": line.rstrip(b"\n").decode(errors="backslashreplace"),
         }
 
-    def _host(self, log: Log) -> str | None:
+    def _host(self, log: RankLog) -> str | None:
         """Return where a log was written, or None."""
         known = self._located is None or self._located == log.attempt
         return self._hosts.get(log.rank) if known else None
 
     def _shown_bytes(self) -> int:
-        return sum(reader.at for reader in self._readers.values())
+        return sum(reader.offset for reader in self._readers.values())
 
     def _has_shown(self) -> bool:
         return self._shown_bytes() > 0
@@ -296,14 +296,14 @@ class _LogPrinter:
     def _is_whole(self, record: RunRecord) -> bool:
         """Return whether all logs of the record were shown."""
         return all(
-            log in self._readers and self._readers[log].at >= size
+            log in self._readers and self._readers[log].offset >= size
             for log, size in self._wanted(self._logs_in_record(record)).items()
         )
 
     @staticmethod
-    def _logs_in_record(record: RunRecord) -> dict[Log, int]:
+    def _logs_in_record(record: RunRecord) -> dict[RankLog, int]:
         """Return the logs that a record lists."""
-        return {log: size for name, size in record.logs.items() if (log := log_of(name))}
+        return {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
 
 
 class Unchanged:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.artifacts.model_listing import entry_of, listed, tags_at, tags_of
+from hopsgpu.artifacts.model_listing import model_entry, tags_at, tags_of, version_entry
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import Fact, Layout, Row, headers, show
@@ -47,7 +47,7 @@ def models(context: click.Context, as_json: bool) -> None:
         return
     store = _store()
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda name: listed(store, name), store.list()))
+        found = list(pool.map(lambda name: model_entry(store, name), store.list()))
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif found:
@@ -74,7 +74,7 @@ def versions(name: str, as_json: bool) -> None:
         store.get(name)  # says what there is instead
     tags, problem = tags_of(store, name)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        entries = list(pool.map(lambda version: entry_of(version, tags), published))
+        entries = list(pool.map(lambda version: version_entry(version, tags), published))
     if as_json:
         click.echo(json.dumps(entries, indent=2))
         if problem:

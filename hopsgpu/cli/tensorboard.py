@@ -57,7 +57,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
         tempfile.TemporaryDirectory(prefix="hopsgpu-tensorboard-") as directory,
     ):
         mirror = Mirror(source, Path(directory))
-        if not mirror.renew():
+        if not mirror.update():
             click.echo(f"{source.url} is empty so far; it is checked every few seconds", err=True)
         with contextlib.suppress(KeyboardInterrupt), _served(directory, host, port) as server:
             _keep_in_step(mirror, server)
@@ -107,7 +107,7 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
             code = server.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:
             try:
-                mirror.renew()
+                mirror.update()
             except StoreError as error:  # looked at again soon
                 click.echo(f"hopsgpu: {error}", err=True)
         else:

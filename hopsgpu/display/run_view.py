@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hopsgpu.artifacts.run_logs import Log, log_of
+from hopsgpu.artifacts.run_logs import RankLog, parse_log_name
 from hopsgpu.artifacts.runs import StoredRun
 from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.core.run_record import (
@@ -228,7 +228,7 @@ class RankRow:
     now_use: float | None
     memory: int | None
     reported: str
-    log: Log | None
+    log: RankLog | None
 
 
 @dataclass(frozen=True)
@@ -336,7 +336,7 @@ class RunView:
     worlds: tuple[WorldReport, ...]
     spent: tuple[RunFact, ...]
     ranks: tuple[RankRow, ...]
-    logs: tuple[tuple[Log, int], ...]
+    logs: tuple[tuple[RankLog, int], ...]
     model: tuple[str, ...]
     search: SearchView | None
     score: ScoreView | None
@@ -355,7 +355,7 @@ def run_view(
         resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
     """
     summary = summary_of(StoredRun(record.run_id, record), now, root)
-    logs = {log: size for name, size in record.logs.items() if (log := log_of(name))}
+    logs = {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
     ranks = record.ranks if record.kind == "gang" else ()
     return RunView(
         summary=summary,
@@ -450,7 +450,9 @@ def _phases(record: RunRecord, now: float) -> Iterator[Phase]:
         begin += share
 
 
-def _rank_row(rank: RankRecord, record: RunRecord, logs: Mapping[Log, int], now: float) -> RankRow:
+def _rank_row(
+    rank: RankRecord, record: RunRecord, logs: Mapping[RankLog, int], now: float
+) -> RankRow:
     number = rank.rank
     last = record.metrics[number] if number < len(record.metrics) else {}
     sampled = [use for name, use in last.items() if _is_utilisation(name) and 0.0 <= use <= 1.0]

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.artifacts.checkpoints import Checkpoints
-from hopsgpu.artifacts.model_listing import entry_of, listed, tags_of
+from hopsgpu.artifacts.model_listing import model_entry, tags_of, version_entry
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.artifacts.run_logs import Log, log_file, log_sizes
+from hopsgpu.artifacts.run_logs import RankLog, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
 from hopsgpu.artifacts.runs import READERS, RunStore, began_by_name
 from hopsgpu.core.queue_policy import QueueSnapshot
@@ -124,7 +124,7 @@ class LogText:
     """
 
     part: LogPart
-    logs: Mapping[Log, int]
+    logs: Mapping[RankLog, int]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class ModelList:
     """The models below a root.
 
     Attributes:
-        models: entries as `hopsgpu.artifacts.model_listing.listed` makes them.
+        models: entries as `hopsgpu.artifacts.model_listing.model_entry` makes them.
         left_out: number of others.
     """
 
@@ -145,7 +145,8 @@ class VersionList:
     """The versions of a model.
 
     Attributes:
-        versions: entries as `hopsgpu.artifacts.model_listing.entry_of` makes them, newest first.
+        versions: entries as `hopsgpu.artifacts.model_listing.version_entry` makes them; the newest
+            is first.
         problem: why the tags cannot be read, or "".
         left_out: number of older ones.
     """
@@ -321,7 +322,7 @@ class Sources:
         self,
         root: Root,
         run_id: str,
-        which: Log,
+        which: RankLog,
         trial: int | None,
         begin: int | None,
         *,
@@ -360,7 +361,7 @@ class Sources:
         store = _models(root)
         names = store.list()
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            found = list(pool.map(lambda name: listed(store, name), names[:_MOST_MODELS]))
+            found = list(pool.map(lambda name: model_entry(store, name), names[:_MOST_MODELS]))
         return ModelList(tuple(found), len(names) - len(found))
 
     def versions(self, root: Root, name: str) -> VersionList:
@@ -377,7 +378,7 @@ class Sources:
         tags, problem = tags_of(store, name)
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
             shown = published[:_MOST_VERSIONS]
-            entries = list(pool.map(lambda version: entry_of(version, tags), shown))
+            entries = list(pool.map(lambda version: version_entry(version, tags), shown))
         return VersionList(tuple(entries), problem, len(published) - len(entries))
 
     def uses(self, roots: Sequence[Root], since: float | None) -> RunUses:

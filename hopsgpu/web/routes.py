@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from hopsgpu.artifacts.run_logs import Log
+from hopsgpu.artifacts.run_logs import RankLog
 from hopsgpu.artifacts.runs import run_name
 from hopsgpu.core import formats
 from hopsgpu.core.run_record import OTHER_SCHEMA, SearchRecord
@@ -240,7 +240,7 @@ class Pages:
         last = max(log.attempt for log, _ in view.logs)
         ranks = [log.rank for log, _ in view.logs if log.attempt == last]
         failed = None if view.failure is None else view.failure.rank
-        which = Log(last, failed if failed in ranks else min(ranks))
+        which = RankLog(last, failed if failed in ranks else min(ranks))
         answer = await self._log(root, run_id, which, None, None, grows=False)
         return which, answer
 
@@ -248,7 +248,7 @@ class Pages:
         self,
         root: Root,
         run_id: str,
-        which: Log,
+        which: RankLog,
         trial: int | None,
         begin: int | None,
         *,
@@ -538,9 +538,9 @@ def _number(request: Request, name: str) -> int | None:
     return int(text)
 
 
-def _which(request: Request) -> tuple[Log, int | None, int | None]:
+def _which(request: Request) -> tuple[RankLog, int | None, int | None]:
     """Return the log, the trial and the offset that an address names."""
-    which = Log(_number(request, "attempt") or 0, _number(request, "rank") or 0)
+    which = RankLog(_number(request, "attempt") or 0, _number(request, "rank") or 0)
     return which, _number(request, "trial"), _number(request, "from")
 
 

@@ -20,7 +20,7 @@ import hopsgpu
 from hopsgpu.artifacts import stale_uploads
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.artifacts.run_logs import Log, log_sizes
+from hopsgpu.artifacts.run_logs import RankLog, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -121,7 +121,7 @@ def killed(
         def has_logs() -> bool:
             found[:] = [run_id for run_id in store.ids() if run_id.startswith("counts")]
             sizes = log_sizes(store.directory(found[0])) if found else {}
-            return driver.poll() is not None or sizes.get(Log(0, 0), 0) > 0
+            return driver.poll() is not None or sizes.get(RankLog(0, 0), 0) > 0
 
         assert until(has_logs, 200) and driver.poll() is None
         assert until(lambda: steps_of(found[0]) == 1, LOG_SECONDS)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.artifacts.run_logs import Log, log_sizes
+from hopsgpu.artifacts.run_logs import RankLog, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
 from tests.conftest import until
@@ -62,7 +62,9 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         follower = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert until(lambda: set(log_sizes(directory)) == {Log(0, 0), Log(0, 1)}, LOG_SECONDS)
+        assert until(
+            lambda: set(log_sizes(directory)) == {RankLog(0, 0), RankLog(0, 1)}, LOG_SECONDS
+        )
         before = log_sizes(directory)
         assert until(
             lambda: all(log_sizes(directory)[log] > n for log, n in before.items()), LOG_SECONDS
@@ -94,7 +96,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         assert err == f"hopsgpu: {run.run_id}: cancelled\n"
         ended = shown(run.run_id)
         assert ended["state"] == "cancelled" and "was cancelled" in ended["error"]
-        assert log_sizes(directory)[Log(0, 0)] == ended["logs"]["logs/rank-0.log"]
+        assert log_sizes(directory)[RankLog(0, 0)] == ended["logs"]["logs/rank-0.log"]
         assert "has ended already: cancelled" in call("runs", "cancel", run.run_id).stderr
     finally:
         run.cancel()

@@ -28,7 +28,7 @@ def test_of_several_that_make_the_same_one_is_taken(lake: LakePath, tmp_path: Pa
 
     def put(number: int) -> python_environments.Description:
         described = {"bytes": archives[number].stat().st_size, "maker": number}
-        return python_environments.put(
+        return python_environments.upload(
             LakePath(lake.url), "key", archives[number], described, NEVER
         )
 
@@ -47,16 +47,16 @@ def test_of_several_that_make_the_same_one_is_taken(lake: LakePath, tmp_path: Pa
 def test_one_that_lost_its_archive_is_none(lake: LakePath, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
     described = {"bytes": archive.stat().st_size}
-    told = python_environments.put(lake, "key", archive, described, NEVER)
+    told = python_environments.upload(lake, "key", archive, described, NEVER)
     python_environments.archive_of(lake, "key", told).remove()
     assert python_environments.find(lake, "key") is None
-    assert python_environments.put(lake, "key", archive, described, NEVER) == told
+    assert python_environments.upload(lake, "key", archive, described, NEVER) == told
     assert python_environments.find(lake, "key") == told
 
 
 def test_what_nobody_used_is_swept(lake: LakePath, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
-    python_environments.put(lake, "key", archive, {"bytes": archive.stat().st_size}, NEVER)
+    python_environments.upload(lake, "key", archive, {"bytes": archive.stat().st_size}, NEVER)
     home = lake / "environments"
     now = (home / "key/environment.json").stat().modified
     assert python_environments.sweep(home, now + python_environments.UNUSED_MILLISECONDS // 2) == []

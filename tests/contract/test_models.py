@@ -342,9 +342,8 @@ def test_what_is_refused_leaves_nothing(
             ConfigError, match=f"local_dir={odd!r}: must be the path of a local directory"
         ):
             store.publish(odd, "net")  # type: ignore[arg-type]
-    for odd in (None, 3):
-        with pytest.raises(ConfigError, match=f"ModelStore.{odd}.: must be a URL"):
-            ModelStore(odd)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ModelStore.3.: must be a URL"):
+        ModelStore(3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; must be a number"):
         store.publish(model, "net", metrics={"accuracy": "high"})
     with pytest.raises(ConfigError, match=r"metrics\.a: cannot be written as JSON"):

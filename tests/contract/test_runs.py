@@ -12,7 +12,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from hopsgpu.artifacts.mirror import Mirror
-from hopsgpu.artifacts.run_logs import Log, LogReader, log_sizes
+from hopsgpu.artifacts.run_logs import LogReader, RankLog, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.cli.main import main
@@ -76,7 +76,7 @@ def test_a_log_is_read_as_it_grows(lake: LakePath, tmp_path: Path) -> None:
     logs = directory / "logs"
     logs.make()
     container = GangExecutor(0, "container_0", "node1", "10.0.0.1", ())
-    reader, read = LogReader(directory, Log(0, 0)), b""
+    reader, read = LogReader(directory, RankLog(0, 0)), b""
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         expected = b""
         for number in range(5):
@@ -86,7 +86,7 @@ def test_a_log_is_read_as_it_grows(lake: LakePath, tmp_path: Path) -> None:
             for _, work in outputs.grown(logs):
                 work()
             expected += chunk
-            assert log_sizes(directory) == {Log(0, 0): len(expected)}
+            assert log_sizes(directory) == {RankLog(0, 0): len(expected)}
             read += b"".join(reader.read(len(expected)))
             assert read == expected
         outputs.take(0, b"the end")
@@ -109,22 +109,22 @@ def test_a_large_log_comes_whole(lake: LakePath) -> None:
                     work()
         for _, work in outputs.take_over().uploads(logs):
             work()
-    reader = LogReader(RunStore(lake.url).directory(RUN), Log(0, 0))
+    reader = LogReader(RunStore(lake.url).directory(RUN), RankLog(0, 0))
     for number, part in enumerate(reader.read(20 * MIB)):
         assert part == bytes([number]) * MIB
-    assert reader.at == 20 * MIB
+    assert reader.offset == 20 * MIB
 
 
 def test_tensorboards_files_are_copied_as_they_grow(lake: LakePath, tmp_path: Path) -> None:
     source = lake / "tensorboard"
     mirror = Mirror(source, tmp_path)
-    assert mirror.renew() == 0
+    assert mirror.update() == 0
     (source / "train").make()
     events = source / "train" / "events.out.tfevents.1"
     events.write(b"one")
-    assert mirror.renew() == 1
+    assert mirror.update() == 1
     events.append(b" two", 3)
-    assert mirror.renew() == 1
+    assert mirror.update() == 1
     assert (tmp_path / "train" / "events.out.tfevents.1").read_bytes() == b"one two"
 
 

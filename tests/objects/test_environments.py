@@ -13,7 +13,7 @@ from tests.contract.test_environments import MAKERS, NEVER, made
 
 def put(lake: LakePath, archive: Path, **more: int) -> python_environments.Description:
     described = {"bytes": archive.stat().st_size, **more}
-    return python_environments.put(LakePath(lake.url), "key", archive, described, NEVER)
+    return python_environments.upload(LakePath(lake.url), "key", archive, described, NEVER)
 
 
 def test_of_several_that_make_the_same_one_is_taken(lake: LakePath, tmp_path: Path) -> None:

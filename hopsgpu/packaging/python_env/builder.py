@@ -143,7 +143,7 @@ def _upload(
         "digest": digest_of_file(archive, stop),
         "bytes": archive.stat().st_size,
     }
-    return python_environments.put(root, key, archive, fields, stop)
+    return python_environments.upload(root, key, archive, fields, stop)
 
 
 def _as_python_env(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.artifacts.run_logs import log_of, log_sizes
+from hopsgpu.artifacts.run_logs import log_sizes, parse_log_name
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
@@ -139,6 +139,6 @@ def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
     assert (tmp_path / "logs" / "agent-1.log").exists() is failed
     assert not failed or (tmp_path / "logs" / "agent-1.log").read_bytes() == b"said\n"
     assert len(set(Path("/proc/self/fd").iterdir())) <= len(before)
-    assert log_of("logs/agent-1.log") is None
+    assert parse_log_name("logs/agent-1.log") is None
     found = log_sizes(LakePath(f"file://{tmp_path}"))
     assert [log.rank for log in found] == [0, 1]

@@ -59,16 +59,16 @@ def test_events_grow_on_the_lake_as_they_do_here(
 
     monkeypatch.setattr(LakePath, "append", noted)
     carrying = carrier(logs, lake)
-    assert carrying.round() == [] and there(lake) == {}
+    assert carrying.upload_changes() == [] and there(lake) == {}
     (logs / "train").mkdir()
     for name in (EVENTS, f"train/{EVENTS}"):
         (logs / name).write_bytes(b"one")
-    assert carrying.round() == []
+    assert carrying.upload_changes() == []
     assert there(lake) == {EVENTS: b"one", f"train/{EVENTS}": b"one"}
     with (logs / EVENTS).open("ab") as file:
         file.write(b" two")
     for _ in range(2):
-        assert carrying.round() == []
+        assert carrying.upload_changes() == []
     assert there(lake) == {EVENTS: b"one two", f"train/{EVENTS}": b"one"}
     assert appended == [(b"one", 0), (b"one", 0), (b" two", 3)]
 
@@ -80,10 +80,10 @@ def test_a_file_that_an_earlier_attempt_left_or_that_begins_anew_is_replaced(
     (lake / EVENTS).write(b"of an earlier attempt")
     (logs / EVENTS).write_bytes(b"new")
     carrying = carrier(logs, lake)
-    carrying.round()
+    carrying.upload_changes()
     assert there(lake) == {EVENTS: b"new"}
     (logs / EVENTS).write_bytes(b"x")
-    carrying.round()
+    carrying.upload_changes()
     assert there(lake) == {EVENTS: b"x"}
 
 
@@ -102,7 +102,7 @@ def test_other_files_are_carried_anew_but_not_all_the_time(
 
     def look(content: bytes, *, last: bool = False) -> bytes:
         (logs / "losses.csv").write_bytes(content)
-        assert carrying.round(last=last) == []
+        assert carrying.upload_changes(last=last) == []
         return there(lake)["losses.csv"]
 
     assert look(b"1") == b"1"
@@ -120,9 +120,9 @@ def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: LakePath
     (logs / "link").symlink_to(logs / "fine")
     os.mkfifo(logs / "pipe")
     carrying = carrier(logs, lake)
-    (warning,) = carrying.round()
+    (warning,) = carrying.upload_changes()
     assert warning.startswith("'odd") and "is not uploaded" in warning
-    assert carrying.round(last=True) == []
+    assert carrying.upload_changes(last=True) == []
     assert there(lake) == {"fine": b"fine"}
 
 
@@ -138,19 +138,19 @@ def test_a_lake_that_is_out_of_reach_is_tried_again(
     carrying = carrier(logs, lake)
     for number in range(2):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
-    monkeypatch.setattr(worker_carrying, "_FILES_AT_ONCE", 1)
+    monkeypatch.setattr(worker_carrying, "_MAX_PARALLEL_FILES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(LakePath, "append", refuse)
-        assert carrying.round() == [
+        assert carrying.upload_changes() == [
             f"'0.{EVENTS}' in log_dir is not on the lake yet: nobody answers"
         ]
-        assert carrying.round() == []
-        assert carrying.round(last=True) == [
+        assert carrying.upload_changes() == []
+        assert carrying.upload_changes(last=True) == [
             f"'0.{EVENTS}' in log_dir is not on the lake: nobody answers"
         ]
     # The second file would not have come through either.
     assert tried == [(lake / f"0.{EVENTS}").url] * 3
-    assert carrying.round() == []
+    assert carrying.upload_changes() == []
     assert there(lake) == {f"{number}.{EVENTS}": b"one" for number in range(2)}
 
 
@@ -167,7 +167,7 @@ def test_one_file_that_is_refused_keeps_no_other(
     monkeypatch.setattr(LakePath, "append", refuse)
     for number in range(2):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
-    assert len(carrier(logs, lake).round()) == 1
+    assert len(carrier(logs, lake).upload_changes()) == 1
     assert there(lake) == {f"1.{EVENTS}": b"one"}
 
 
@@ -185,7 +185,7 @@ def test_eight_files_are_carried_at_once(
     for number in range(16):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
     before = set(threading.enumerate())
-    assert carrier(logs, lake).round() == []
+    assert carrier(logs, lake).upload_changes() == []
     assert len(there(lake)) == 16 and set(threading.enumerate()) <= before
 
 
@@ -201,7 +201,7 @@ def test_whatever_goes_wrong_with_a_file_is_told(
     monkeypatch.setattr(LakePath, "append", panics)
     (logs / EVENTS).write_bytes(b"one")
     (logs / "losses.csv").write_bytes(b"1")
-    (warning,) = carrier(logs, lake).round()
+    (warning,) = carrier(logs, lake).upload_changes()
     assert warning.endswith("is not on the lake yet: Panic('index out of bounds')")
     assert there(lake) == {"losses.csv": b"1"}
 
@@ -210,7 +210,7 @@ def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: LakePath) -> No
     stop = threading.Event()
     stop.set()
     (logs / EVENTS).write_bytes(b"one")
-    assert LogDirUploader(logs, lake, stop).round(last=True) == []
+    assert LogDirUploader(logs, lake, stop).upload_changes(last=True) == []
     assert there(lake) == {}
 
 

@@ -101,7 +101,7 @@ def test_a_python_environment_of_another_process_is_named(
     archive = tmp_path / "env.zip"
     archive.write_text("archive")
     for _ in range(2):
-        python_environments.put(lake, "key", archive, {"bytes": 7}, threading.Event())
+        python_environments.upload(lake, "key", archive, {"bytes": 7}, threading.Event())
     place = f"{lake.url}/environments/key"
     assert said.messages == [
         f"put the Python environment {place} on the lake",
@@ -116,6 +116,6 @@ def test_a_log_that_cannot_be_uploaded_is_named_once(
     directory.mkdir()
     (directory / "odd?").touch()
     uploads = LogDirUploader(directory, lake, threading.Event())
-    (warning,) = uploads.round()
-    assert uploads.round(last=True) == []
+    (warning,) = uploads.upload_changes()
+    assert uploads.upload_changes(last=True) == []
     assert said.messages == [warning] and "'odd?'" in warning

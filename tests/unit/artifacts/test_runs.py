@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.artifacts.mirror import Mirror
-from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
+from hopsgpu.artifacts.run_logs import LogReader, RankLog, log_sizes, parse_log_name
 from hopsgpu.artifacts.runs import RunStore, StoredRun, began, prunable
 from hopsgpu.core.run_record import parse
 from hopsgpu.errors import ConfigError, StoreError
@@ -219,10 +219,10 @@ def test_a_wish_to_cancel_may_be_said_twice(tmp_path: Path, store: RunStore) -> 
 
 
 def test_logs_are_known_by_their_names() -> None:
-    assert log_of("logs/rank-3.log") == Log(0, 3)
-    assert log_of("logs/attempt-2/rank-0.log") == Log(2, 0)
+    assert parse_log_name("logs/rank-3.log") == RankLog(0, 3)
+    assert parse_log_name("logs/attempt-2/rank-0.log") == RankLog(2, 0)
     for name in ("logs/metrics-3.jsonl", "rank-3.log", "logs/rank-x.log", "logs/a/rank-1.log"):
-        assert log_of(name) is None
+        assert parse_log_name(name) is None
 
 
 def test_logs_are_read_as_they_grow(tmp_path: Path) -> None:
@@ -236,21 +236,21 @@ def test_logs_are_read_as_they_grow(tmp_path: Path) -> None:
     (tmp_path / "logs" / "elsewhere").mkdir()
     log.write_bytes(b"one\n")
     sizes = log_sizes(directory)
-    assert list(sizes.items()) == [(Log(0, 2), 0), (Log(0, 10), 10), (Log(1, 0), 4)]
-    reader = LogReader(directory, Log(1, 0))
+    assert list(sizes.items()) == [(RankLog(0, 2), 0), (RankLog(0, 10), 10), (RankLog(1, 0), 4)]
+    reader = LogReader(directory, RankLog(1, 0))
     assert b"".join(reader.read(2)) == b"on"
     assert b"".join(reader.read(2)) == b""
     log.write_bytes(b"one\ntwo\n")
     assert b"".join(reader.read(8)) == b"e\ntwo\n"
     log.write_bytes(b"")
-    assert b"".join(reader.read(9)) == b"" and reader.at == 8
+    assert b"".join(reader.read(9)) == b"" and reader.offset == 8
 
 
 def test_a_large_log_is_read_in_parts(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     with (tmp_path / "logs" / "rank-0.log").open("wb") as file:
         file.truncate(5 * 2**20 + 1)
-    parts = list(LogReader(LakePath(f"file://{tmp_path}"), Log(0, 0)).read(5 * 2**20 + 1))
+    parts = list(LogReader(LakePath(f"file://{tmp_path}"), RankLog(0, 0)).read(5 * 2**20 + 1))
     assert [len(part) for part in parts] == [2**20] * 5 + [1]
 
 
@@ -258,23 +258,23 @@ def test_a_mirror_follows_files_that_grow(tmp_path: Path) -> None:
     source, target = tmp_path / "lake", tmp_path / "copy"
     target.mkdir()
     mirror = Mirror(LakePath(f"file://{source}"), target)
-    assert mirror.renew() == 0
+    assert mirror.update() == 0
     (source / "train").mkdir(parents=True)
     events = source / "train" / "events.out.tfevents.1.node1"
     copy = target / "train" / events.name
     events.write_bytes(b"one")
     (source / "empty").write_bytes(b"")
-    assert mirror.renew() == 2
+    assert mirror.update() == 2
     assert copy.read_bytes() == b"one"
     first = copy.stat().st_ino
     with events.open("ab") as file:
         file.write(b" two")
     (source / "train" / "odd#name").write_bytes(b"")
-    assert mirror.renew() == 2
+    assert mirror.update() == 2
     assert copy.read_bytes() == b"one two"
     assert copy.stat().st_ino == first
     events.write_bytes(b"new")
-    mirror.renew()
+    mirror.update()
     assert copy.read_bytes() == b"new"
     assert sorted(p.name for p in target.rglob("*")) == [
         "empty",
@@ -293,10 +293,10 @@ def test_a_mirror_reads_other_files_anew(tmp_path: Path) -> None:
         names.write_bytes(content)
         os.utime(names, (second, second))
         (source / ".metadata.tsv.01234567.draft").write_bytes(content[:1])
-        assert mirror.renew() == 1
+        assert mirror.update() == 1
         assert (target / names.name).read_bytes() == content
     read = (target / names.name).stat().st_mtime_ns
-    assert mirror.renew() == 1
+    assert mirror.update() == 1
     assert (target / names.name).stat().st_mtime_ns == read
     assert [path.name for path in target.iterdir()] == [names.name]
 
