@@ -93,7 +93,7 @@ class ForkServer:
                 directory, environment = Path(message["directory"]), message["environment"]
                 if not self._try_spare(message["id"], directory, environment):
                     prepare = functools.partial(self._become_rank, directory, environment)
-                    self._fork(message["id"], prepare, lambda: rank.run(directory))
+                    self._fork(message["id"], prepare, functools.partial(rank.run, directory))
                 self._needs_spare = True
             case "store":
                 try:
@@ -182,7 +182,7 @@ class ForkServer:
             self._lines.send(id=number, **error_fields(error))
             return
         if child == 0:
-            exiting.end(lambda: self._child(server, prepare, body, [*keep, writing]))
+            exiting.end(functools.partial(self._child, server, prepare, body, [*keep, writing]))
         os.close(writing)
         self._reaper.add(child, is_store=is_store)
         try:

@@ -208,7 +208,16 @@ class AttemptRunner:
         self.rendezvous = rendezvous
         try:
             self._tokens.look()
-            self._start(rendezvous)
+            self._world = rendezvous.world
+            for message in run_messages(self._call, rendezvous):
+                self._send_modules(message.key)
+                log.debug(
+                    "%s: sends agent %d its ranks, %d bytes",
+                    self._call.run_id,
+                    message.key,
+                    len(message.payload),
+                )
+                self._agents.send(message.key, "run", message.payload, **message.fields)
             self._await_ends()
         except BaseException:
             # On a held gang the ranks would continue otherwise.
@@ -402,18 +411,6 @@ class AttemptRunner:
         """Send an agent the user's modules, unless it has them."""
         modules = self._call.function.modules
         self._agents.keep(key, modules.digest, modules.archive)
-
-    def _start(self, rendezvous: Rendezvous) -> None:
-        self._world = rendezvous.world
-        for message in run_messages(self._call, rendezvous):
-            self._send_modules(message.key)
-            log.debug(
-                "%s: sends agent %d its ranks, %d bytes",
-                self._call.run_id,
-                message.key,
-                len(message.payload),
-            )
-            self._agents.send(message.key, "run", message.payload, **message.fields)
 
     def _stop_left(self, *, dump_stacks: bool) -> None:
         """Stop the ranks that have not ended."""

@@ -23,6 +23,10 @@ CallError.__module__ = "builtins"
 CallError.__name__ = CallError.__qualname__ = TypeError.__name__
 
 
+# Errors that hopsgpu raises on purpose, and Ctrl-C.
+EXPECTED_ERRORS = (HopsGpuError, CallError, KeyboardInterrupt)
+
+
 def public(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that users call.
 
@@ -35,7 +39,7 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (HopsGpuError, CallError, KeyboardInterrupt) as error:
+        except EXPECTED_ERRORS as error:
             tracebacks.trim(error, on_purpose=True)
             # A bare `raise` adds no frame: the error keeps the traceback that it has.
             raise

@@ -6,22 +6,19 @@ import functools
 import logging
 import threading
 
-from hopsgpu.backends.gang_allocation import provide_allocations
-from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.launcher.arguments import Arguments, arguments, held_arguments
-from hopsgpu.launcher.controller import execute
 from hopsgpu.launcher.elastic_board import ElasticBoard
-from hopsgpu.launcher.elastic_gang import execute_elastic, terms_of
+from hopsgpu.launcher.elastic_gang import ElasticGangRun
+from hopsgpu.launcher.gang_run import GangRun
 from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.options import HoldOptions, LaunchOptions
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
+from hopsgpu.runs.run_start import start_run
 from hopsgpu.runs.status_board import Board
-from hopsgpu.storage.background import Background
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ def submit(options: LaunchOptions, interrupted: threading.Event) -> Run:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    return _started(arguments(options, interrupted))
+    return _start(arguments(options, interrupted))
 
 
 @takes(LaunchOptions)
@@ -78,7 +75,7 @@ def launch(options: LaunchOptions, interrupted: threading.Event) -> GangResult:
             returned.
         KeyboardInterrupt: Ctrl-C was pressed; the run was cancelled and its GPUs are released.
     """
-    return wait_for(_started(arguments(options, interrupted)), interrupted)
+    return wait_for(_start(arguments(options, interrupted)), interrupted)
 
 
 @takes(HoldOptions)
@@ -92,32 +89,23 @@ def hold(options: HoldOptions, interrupted: threading.Event) -> Gang:
     return Gang(checked, plan_of(checked, "<run_id>"))
 
 
-def _started(checked: Arguments) -> Run:
+def _start(checked: Arguments) -> Run:
     run_id = new_run_id(checked.spec.name)
     planned = plan_of(checked, run_id, checked.data)
-    shape = planned.shape
+    spec, shape = planned.spec, planned.shape
     log.info(
         "%s: launch of %d workers on %d executors, each with %d GPUs, %d cores and %d MiB",
         run_id,
-        planned.spec.workers,
+        spec.workers,
         planned.executors,
         shape.gpus,
         shape.cores,
         shape.heap_mib + shape.overhead_mib,
     )
-    application, cancelled = checked.application, threading.Event()
-    background = Background(f"hopsgpu-{run_id}-record")
-    shown = run_id, planned.executors, planned.shape.gpus, checked.progress
-    board: Board
-    if planned.spec.is_elastic:
-        sizes = planned.spec.least, planned.spec.workers
-        board = elastic_board = ElasticBoard(*shown, sizes)
-        elastic = ActiveRun(planned, application, elastic_board, cancelled, background)
-        terms = terms_of(planned, application)
-        work = functools.partial(execute_elastic, checked, elastic, terms)
-    else:
-        board = Board(*shown)
-        active = ActiveRun(planned, application, board, cancelled, background)
-        leasing = functools.partial(provide_allocations, application.allocate)
-        work = functools.partial(execute, checked, active, leasing)
-    return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))
+    shown = run_id, planned.executors, shape.gpus, checked.progress
+    if spec.is_elastic:
+        elastic_board = ElasticBoard(*shown, (spec.least, spec.workers))
+        make_elastic = functools.partial(ElasticGangRun, checked)
+        return start_run(Run, planned, checked.application, elastic_board, make_elastic)
+    make_body = functools.partial(GangRun, checked)
+    return start_run(Run, planned, checked.application, Board(*shown), make_body)

@@ -23,17 +23,17 @@ from hopsgpu.core.signatures import check_call, document_arguments, signature_of
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher.arguments import HeldArguments, launch_on
-from hopsgpu.launcher.controller import execute
+from hopsgpu.launcher.gang_run import GangRun
 from hopsgpu.launcher.held_time import HeldTime
 from hopsgpu.launcher.interrupts import interruption, interrupts_noted, wait_for
 from hopsgpu.launcher.options import HeldRunOptions
 from hopsgpu.launcher.planner import new_run_id, plan_on
 from hopsgpu.launcher.preflight import python_of
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.run_end import KEEP_SECONDS, state_of_failure
+from hopsgpu.runs.run_start import start_run
 from hopsgpu.runs.status_board import KEPT, Board
 from hopsgpu.storage.background import Background
 
@@ -378,18 +378,24 @@ class Gang:
             plan = plan_on(self._plan, arguments, run_id)
             log.info("launch on a held gang: %s of %d workers", run_id, plan.spec.workers)
             board = Board(run_id, plan.executors, plan.shape.gpus, arguments.progress)
-            cancelled = threading.Event()
             for problem in self._background.problems():
                 board.warn(problem)
-            leasing, start = self._allocator_thread.borrowed, self._allocator_thread.put
+            provide_gang, start = self._allocator_thread.borrowed, self._allocator_thread.put
             if arguments.data is not None:
                 # Other launches may train while the data is written.
                 self._allocator_thread.check_held()
-                leasing = self._allocator_thread.borrowed_later
+                provide_gang = self._allocator_thread.borrowed_later
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
-            active = ActiveRun(plan, arguments.application, board, cancelled, self._background)
-            work = functools.partial(execute, arguments, active, leasing, keeps=True)
-            result = wait_for(Run(board, cancelled, work, start), interrupted)
+            handle = start_run(
+                Run,
+                plan,
+                arguments.application,
+                board,
+                lambda active: GangRun(arguments, active, provide_gang, is_held_gang=True),
+                background=self._background,
+                start_thread=start,
+            )
+            result = wait_for(handle, interrupted)
         if interrupted.is_set():
             raise interruption(f"{run_id} had succeeded, and {board.held}")
         return result

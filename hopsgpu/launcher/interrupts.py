@@ -19,7 +19,7 @@ from types import FrameType
 from typing import ParamSpec, TypeVar, cast
 
 from hopsgpu import tracebacks
-from hopsgpu.core.boundary import public
+from hopsgpu.core.boundary import EXPECTED_ERRORS
 from hopsgpu.core.signatures import check_call, document_arguments, signature_of
 from hopsgpu.runs.run import Handle, Run
 
@@ -119,18 +119,22 @@ def takes(
     signature = signature_of(of_options)
 
     def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
-        @public
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            check_call(function.__name__, signature, args, kwargs)
-            with interrupts_noted() as interrupted:
-                result = function(options(*args, **kwargs), interrupted)
-                if interrupted.is_set() and isinstance(result, Run):
-                    # The caller never gets the handle, so the run could not be cancelled later.
-                    raise cancelled_by_interrupt(result)
-            if interrupted.is_set():
-                raise KeyboardInterrupt
-            return result
+            try:
+                check_call(function.__name__, signature, args, kwargs)
+                with interrupts_noted() as interrupted:
+                    result = function(options(*args, **kwargs), interrupted)
+                    if interrupted.is_set() and isinstance(result, Run):
+                        # The caller never gets the handle, so the run could not be cancelled later.
+                        raise cancelled_by_interrupt(result)
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                return result
+            except EXPECTED_ERRORS as error:
+                # As `public` does, which would be one more frame of each call.
+                tracebacks.trim(error, on_purpose=True)
+                raise
 
         returns = inspect.signature(function).return_annotation
         shown = signature.replace(return_annotation=returns)

@@ -5,15 +5,53 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.gang_application import GangApplication
-from hopsgpu.backends.gang_request import Watcher
+from hopsgpu.backends.gang_request import Request, Watcher
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import RequestedEnv, ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.status_board import StatusBoard
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.object_store import library_of
+
+
+def prepare_request(
+    active: ActiveRun[StatusBoard],
+    function: PackedFunction,
+    python_env: RequestedEnv | None,
+    *,
+    has_data: bool = False,
+    is_held_gang: bool = False,
+) -> Request:
+    """Return the request for a run's executors, once their Python environment is on the lake.
+
+    Args:
+        active: the run.
+        function: the function of the ranks.
+        python_env: the ranks' Python environment, which is built if the lake lacks it, or None.
+        has_data: whether the ranks read data.
+        is_held_gang: whether agents already run; these report missing modules themselves.
+
+    Raises:
+        ConfigError, StoreError, Cancelled: as `python_of` and `modules_to_check`.
+    """
+    root = active.plan.paths["root"]
+    env = python_of(python_env, root, active.board, active.cancelled)
+    application = None if is_held_gang else active.application
+    return Request(
+        active.run_id,
+        active.plan,
+        active.cancelled,
+        active.board,
+        frameworks=function.foreseen.imports,
+        python_env=env,
+        imports=modules_to_check(function.needs, env, application),
+        has_data=has_data,
+    )
 
 
 def python_of(

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+StartThread = Callable[[Callable[[], None]], None]
+
 
 class Handle(Generic[R]):
     """A handle on work that another thread does: to wait for it and to cancel it.
@@ -35,7 +37,7 @@ class Handle(Generic[R]):
         board: StatusBoard,
         cancelled: threading.Event,
         work: Callable[[], R],
-        start_thread: Callable[[Callable[[], None]], None],
+        start_thread: StartThread,
     ) -> None:
         self._board = board
         self._cancelled = cancelled
@@ -103,15 +105,7 @@ class Run(Handle[GangResult]):
 
     __module__ = "hopsgpu"
 
-    def __init__(
-        self,
-        board: Board,
-        cancelled: threading.Event,
-        work: Callable[[], GangResult],
-        start_thread: Callable[[Callable[[], None]], None],
-    ) -> None:
-        super().__init__(board, cancelled, work, start_thread)
-        self._board: Board = board
+    _board: Board
 
     def status(self) -> RunStatus:
         """Return the run's status now."""

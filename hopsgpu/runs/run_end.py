@@ -21,8 +21,8 @@ R = TypeVar("R", covariant=True)
 KEEP_SECONDS = 120.0
 
 
-class Endable(Protocol[R]):
-    """A launch or a search, as its end sees it."""
+class RunBody(Protocol[R]):
+    """What a run does: a launch, a search or a score."""
 
     def work(self, recording: Recording) -> None:
         """Do what the run is for; return or raise once its executors are released."""
@@ -30,7 +30,7 @@ class Endable(Protocol[R]):
     def details(self) -> RunDetails:
         """Return what the record shows that the status board does not know; at any time."""
 
-    def put_rest(self) -> None:
+    def queue_final_work(self) -> None:
         """Queue what follows the final record: what the lake or MLflow gets of a run that ended."""
 
     def result(self) -> R:
@@ -43,7 +43,9 @@ class Endable(Protocol[R]):
         """Return the result so far of a run that this error ended; None if there is none."""
 
 
-def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool = True) -> R:
+def run_to_end(
+    body: RunBody[R], active: ActiveRun[StatusBoard], *, waits_for_lake: bool = True
+) -> R:
     """Do a run's work, and end the run, whether the work succeeds or fails.
 
     When this returns or raises, the executors are released (`StatusBoard.held` says what is known
@@ -51,39 +53,39 @@ def run_to_end(run: Endable[R], active: ActiveRun[StatusBoard], *, waits: bool =
     or notes of the error.
 
     Args:
-        run: the run.
+        body: does the work.
         active: its board, application and background work.
-        waits: whether a run that succeeds waits for the lake. If not, its record and logs follow
-            soon, and the owner of the background work reports problems with them.
+        waits_for_lake: whether a run that succeeds waits for the lake. If not, its record and logs
+            follow soon, and the owner of the background work reports problems with them.
 
     Raises:
         HopsGpuError: the error that ended the run, with `error.result`.
     """
-    recording = Recording(active, run.details)
+    recording = Recording(active, body.details)
     board, background = active.board, active.background
     try:
-        run.work(recording)
+        body.work(recording)
     except BaseException as error:
         ended = state_of_failure(error)
         log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
-        recording.put(ended.value, active.application.error_text(error), run.end_reason(error))
-        run.put_rest()
+        recording.put(ended.value, active.application.error_text(error), body.end_reason(error))
+        body.queue_final_work()
         background.flush(KEEP_SECONDS)
         for problem in background.problems():
             error.add_note(problem)
         if isinstance(error, HopsGpuError):
-            error.result = run.result_of_failure(error)
+            error.result = body.result_of_failure(error)
         board.state(ended)
         raise
     log.info("%s: succeeded", active.run_id)
     recording.put(GangState.SUCCEEDED.value, reason=EndReason.SUCCEEDED)
-    run.put_rest()
-    if waits:
+    body.queue_final_work()
+    if waits_for_lake:
         background.flush(KEEP_SECONDS)
         for problem in background.problems():
             board.warn(problem)
     board.state(GangState.SUCCEEDED)
-    return run.result()
+    return body.result()
 
 
 def state_of_failure(error: BaseException) -> GangState:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
 from dataclasses import replace
 
 from hopsgpu.artifacts.runs import RunStore, parts_elsewhere
-from hopsgpu.backends.gang_request import Request
-from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_record import ScoreRecord
@@ -22,14 +19,14 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher.data_staging import StagedSources
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.preflight import modules_to_check, python_of
+from hopsgpu.launcher.preflight import prepare_request
 from hopsgpu.launcher.running import refuse_running
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run import Handle
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.run_end import run_to_end
+from hopsgpu.runs.run_start import start_run
 from hopsgpu.scoring.part_scorer import ScoreTask
 from hopsgpu.scoring.score_board import ScoreBoard
 from hopsgpu.scoring.score_loop import WORKERS, ScoreLoop
@@ -43,7 +40,6 @@ from hopsgpu.scoring.score_plan import (
 )
 from hopsgpu.scoring.score_results import ScoreResult
 from hopsgpu.scoring.table_output import TableOutput
-from hopsgpu.storage.background import Background
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
@@ -92,14 +88,12 @@ def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
         arguments.terms.max_running,
         plan.shape.gpus,
     )
-    cancelled = threading.Event()
-    background = Background(f"hopsgpu-{run_id}-record")
-    active = ActiveRun(plan, application, board, cancelled, background)
-    work = functools.partial(
-        run_to_end, _Score(arguments, active, datasets, output, earlier), active
-    )
-    start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
-    return wait_for(Handle(board, cancelled, work, start), interrupted)
+
+    def make_body(active: ActiveRun[ScoreBoard]) -> _ScoreRun:
+        return _ScoreRun(arguments, active, datasets, output, earlier)
+
+    handle = start_run(Handle[ScoreResult], plan, application, board, make_body)
+    return wait_for(handle, interrupted)
 
 
 def _earlier(run: LakePath, run_id: str, arguments: ScoreArguments) -> EarlierPlan:
@@ -156,8 +150,8 @@ def _written_before(datasets: Datasets, run: LakePath) -> Datasets:
     return Datasets({DEFAULT_NAME: Data(written.url)}, is_single=True)
 
 
-class _Score:
-    """One run of a score; `Endable` describes its public methods."""
+class _ScoreRun:
+    """The run of a score; a `RunBody`."""
 
     def __init__(
         self,
@@ -181,8 +175,6 @@ class _Score:
         self._python_env: PythonEnv | None = None
         self._is_published = False
         self._has_parts = True
-        for text in active.plan.warnings:
-            self._board.warn(text)
 
     def work(self, recording: Recording) -> None:
         """Score the table.
@@ -277,20 +269,8 @@ class _Score:
     def _on_executors(self, plan: ScorePlan, done: frozenset[int]) -> None:
         arguments, board, run = self._arguments, self._board, self._active
         options = arguments.options
-        python_env = self._python_env = python_of(
-            arguments.python_env, run.plan.paths["root"], board, run.cancelled
-        )
-        imports = modules_to_check(arguments.function.needs, python_env, arguments.application)
-        request = Request(
-            board.run_id,
-            run.plan,
-            run.cancelled,
-            board,
-            frameworks=arguments.function.foreseen.imports,
-            python_env=python_env,
-            imports=imports,
-            has_data=True,
-        )
+        request = prepare_request(run, arguments.function, arguments.python_env, has_data=True)
+        python_env = self._python_env = request.python_env
         task = ScoreTask(
             plan.source,
             plan.bounds,
@@ -318,7 +298,7 @@ class _Score:
         names = () if self._earlier is None else (self._directory / WORKERS).names()
         return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
 
-    def put_rest(self) -> None:
+    def queue_final_work(self) -> None:
         """Do nothing: a score leaves nothing beside its record and its output."""
 
     def result(self) -> ScoreResult:

@@ -9,22 +9,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.artifacts.runs import RECORD
-from hopsgpu.backends.gang_request import Request
-from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
-from hopsgpu.launcher.preflight import modules_to_check, python_of
+from hopsgpu.launcher.preflight import prepare_request
 from hopsgpu.launcher.running import refuse_running
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run import Handle
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.run_end import KEEP_SECONDS, run_to_end
-from hopsgpu.storage.background import Background
+from hopsgpu.runs.run_end import KEEP_SECONDS
+from hopsgpu.runs.run_start import start_run
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.search_board import SearchBoard
 from hopsgpu.tuning.search_options import SearchArguments, SearchOptions, search_arguments
@@ -86,12 +84,9 @@ def run_search(arguments: SearchArguments, interrupted: threading.Event) -> Sear
         arguments.terms.max_running,
         plan.shape.gpus,
     )
-    cancelled = threading.Event()
-    background = Background(f"hopsgpu-{run_id}-record")
-    active = ActiveRun(plan, arguments.application, board, cancelled, background)
-    work = functools.partial(run_to_end, _Search(arguments, active), active)
-    start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
-    return wait_for(Handle(board, cancelled, work, start), interrupted)
+    make_body = functools.partial(_SearchRun, arguments)
+    handle = start_run(Handle[SearchResult], plan, arguments.application, board, make_body)
+    return wait_for(handle, interrupted)
 
 
 def _plan(arguments: SearchArguments, run_id: str) -> LaunchPlan:
@@ -129,8 +124,8 @@ def _check_before(arguments: SearchArguments, run: LakePath, run_id: str) -> Non
     refuse_running(run, run_id, arguments.application, "search")
 
 
-class _Search:
-    """One run of a search: its study and executors; `Endable` describes its public methods."""
+class _SearchRun:
+    """The run of a search: its study and its executors; a `RunBody`."""
 
     def __init__(self, arguments: SearchArguments, active: ActiveRun[SearchBoard]) -> None:
         self._arguments = arguments
@@ -138,8 +133,6 @@ class _Search:
         self._board = active.board
         self._directory = active.directory()
         self._study: optuna.Study | None = None
-        for text in active.plan.warnings:
-            self._board.warn(text)
 
     def work(self, recording: Recording) -> None:
         """Run the search.
@@ -160,7 +153,7 @@ class _Search:
         from hopsgpu.tuning.search_loop import SearchLoop
         from hopsgpu.tuning.search_record import reports_of
 
-        arguments = self._arguments
+        arguments, terms = self._arguments, self._arguments.terms
         journal = Journal(self._directory / JOURNAL)
         study = self._study = open_study(
             journal,
@@ -184,7 +177,8 @@ class _Search:
         sampler_thread.start()
         try:
             with recording.watching():
-                request = self._request()
+                request = prepare_request(self._active, arguments.function, arguments.python_env)
+                request = request.of_executors(terms.count_executors(terms.max_running))
                 loop = SearchLoop(
                     arguments, self._active, sampler_thread, journal, ended, request.python_env
                 )
@@ -193,22 +187,6 @@ class _Search:
                     loop.run(allocator)
         finally:
             self._conclude(sampler_thread, journal)
-
-    def _request(self) -> Request:
-        arguments, board, plan = self._arguments, self._board, self._active.plan
-        cancelled = self._active.cancelled
-        python_env = python_of(arguments.python_env, plan.paths["root"], board, cancelled)
-        imports = modules_to_check(arguments.function.needs, python_env, arguments.application)
-        request = Request(
-            board.run_id,
-            plan,
-            cancelled,
-            board,
-            frameworks=arguments.function.foreseen.imports,
-            python_env=python_env,
-            imports=imports,
-        )
-        return request.of_executors(arguments.terms.count_executors(arguments.terms.max_running))
 
     def _conclude(self, sampler_thread: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
@@ -225,7 +203,7 @@ class _Search:
         except StoreError as problem:
             self._board.warn(f"the search's journal on the lake is incomplete: {problem}")
 
-    def put_rest(self) -> None:
+    def queue_final_work(self) -> None:
         if self._study is not None:
             self._active.background.put(f"{PAGE} of {self._board.run_id}", self._write_page)
 

@@ -58,7 +58,7 @@ class Fit:
     def details(self) -> RunDetails:
         return RunDetails(data={"data": {"rows": 7}})
 
-    def put_rest(self) -> None:
+    def queue_final_work(self) -> None:
         self.order.append(f"rest of a run that is {self.active.board.status().state}")
         self.active.background.put_after_all("rest", self._rest)
 
@@ -103,7 +103,7 @@ def test_who_does_not_wait_leaves_problems_to_the_owner_of_the_background_work(
     tmp_path: Path,
 ) -> None:
     run = Fit(tmp_path / "fit-1", lambda: None)
-    assert run_to_end(run, run.active, waits=False).warnings == ()
+    assert run_to_end(run, run.active, waits_for_lake=False).warnings == ()
     run.active.background.flush(30)
     assert run.active.background.problems() == ("MLflow is away",)
     assert run.record["state"] == "succeeded"
@@ -122,7 +122,7 @@ def test_a_run_that_fails_has_its_record_too_and_its_result_so_far(
 ) -> None:
     run = Fit(tmp_path / "fit-1", raising(error))
     with pytest.raises(type(error)) as caught:
-        run_to_end(run, run.active, waits=False)
+        run_to_end(run, run.active, waits_for_lake=False)
     assert caught.value.__notes__ == ["MLflow is away"]
     assert caught.value.result.timeline.released is not None
     assert (run.record["state"], run.record["error"]) == (state, str(error))

@@ -1,0 +1,124 @@
+"""The retries of a launch: whether another attempt follows, and what it excludes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.retry_policy import avoid_next, may_retry
+from hopsgpu.core.gang import Exclusions
+from hopsgpu.display.progress import Progress
+from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed
+from hopsgpu.runs.active_run import ActiveRun
+from hopsgpu.runs.status_board import Board
+
+log = logging.getLogger(__name__)
+
+
+class Retries:
+    """Decides whether a launch makes another attempt, without what caused the failures.
+
+    Args:
+        active: the launch's run.
+        progress: displays that the gang starts again.
+
+    Attributes:
+        exclusions: the nodes and GPUs that get no rank in the next attempt.
+    """
+
+    def __init__(self, active: ActiveRun[Board], progress: Progress) -> None:
+        self.exclusions = Exclusions()
+        self._active = active
+        self._board = active.board
+        self._progress = progress
+        self._suspects: list[str] = []
+        self._retried_count = 0
+
+    def should_retry(self, conclusion: Conclusion) -> bool:
+        """Return whether another attempt follows a failed one; if so, tell people.
+
+        If the gang does not fit without what caused the failure, the failure gets a note.
+        """
+        attempt, retries = self._board.attempt, self._active.plan.spec.retries
+        failure, fault = conclusion.failure, conclusion.fault
+        if self._active.cancelled.is_set() or not may_retry(
+            fault,
+            retried=self._retried_count,
+            retries=retries,
+            code_too=self._active.application.should_retry_user_errors,
+        ):
+            log.info(
+                "%s: attempt %d is not retried: fault: %s; %d of %d retries used",
+                self._active.run_id,
+                attempt,
+                fault.value,
+                self._retried_count,
+                retries,
+            )
+            return False
+        self.exclude_causes(conclusion)
+        if not self.still_fits(failure):
+            return False
+        self._retried_count += 1
+        log.info(
+            "%s: retries after attempt %d: fault: %s, rank %s on %s; excludes: %s",
+            self._active.run_id,
+            attempt,
+            fault.value,
+            failure.rank,
+            failure.host,
+            self.exclusions if self.exclusions.is_any else "nothing",
+        )
+        problem = f"attempt {attempt} failed ({fault.value}): {str(failure).splitlines()[0]}"
+        self._board.warn(problem)
+        line = f"hopsgpu: {problem}; the gang starts again"
+        self._progress.line(failure.rank or 0, failure.host or "?", line)
+        return True
+
+    def exclude_causes(self, conclusion: Conclusion) -> None:
+        """Exclude what caused a failure from later attempts."""
+        if conclusion.suspect is not None:
+            self._suspects.append(conclusion.suspect)
+        self.exclusions = avoid_next(self.exclusions | conclusion.avoid, self._suspects)
+
+    def clear_suspects(self) -> None:
+        """Forget which nodes are suspects, because an attempt made progress since."""
+        self._suspects.clear()
+
+    def still_fits(self, failure: RankFailed) -> bool:
+        """Return whether the gang fits without what is excluded; if not, add a note to the failure.
+
+        An elastic gang uses suspect nodes again rather than end the run: the bound on its losses in
+        a row bounds those on such a node.
+        """
+        problem = self._find_misfit()
+        if problem is not None and self._active.plan.spec.is_elastic and self.exclusions.hosts:
+            log.info("%s: does not exclude %s: %s", self._active.run_id, self.exclusions, problem)
+            self.exclusions = Exclusions(gpus=self.exclusions.gpus)
+            self._suspects.clear()
+            problem = self._find_misfit()
+        if problem is None:
+            return True
+        log.info(
+            "%s: not retried: the gang does not fit without %s",
+            self._active.run_id,
+            self.exclusions,
+        )
+        failure.add_note(
+            f"not retried without {self.exclusions}, which caused the failure: {problem}"
+        )
+        return False
+
+    def _find_misfit(self) -> CapacityError | None:
+        """Return why the gang can never be granted without what is excluded, or None."""
+        plan = self._active.plan
+        try:
+            if self.exclusions.is_any:
+                least = replace(plan, executors=plan.least_executors)
+                self._active.application.check_again(least, self.exclusions)
+        except CapacityError as error:
+            return error
+        except HopsGpuError as error:
+            self._board.warn(f"cannot determine whether the gang still fits: {error}")
+        return None
