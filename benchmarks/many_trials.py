@@ -87,7 +87,7 @@ def _drive(results: Connection, executors: int, trials: int) -> None:
         try:
             driver = DriverEndpoint("127.0.0.1", server.port, secret, None, heartbeat=_HEARTBEAT)
             figures = _search(server, Path(directory), executors, trials, lambda: ours.send(driver))
-            server.end_all()
+            server.disconnect_all()
             gaps = sorted(ours.recv())
         finally:
             simulating.kill()

@@ -271,13 +271,13 @@ class Agent:
     async def _reserve(self, message: Message, slot: AttemptSlot) -> None:
         slot.rendezvous.close()
         run_id, began = message["run_id"], time.monotonic()
-        tell = functools.partial(self._channel.tell, run_id=run_id)
-        report = functools.partial(tell, "reserved")
+        notify = functools.partial(self._channel.notify, run_id=run_id)
+        report = functools.partial(notify, "reserved")
         lake_check = self._check_lake_writable(message["run_url"])
         try:
             if closed := await asyncio.shield(self._gpu_check):
                 log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
-                await send_log(tell, self._daemon_pid)
+                await send_log(notify, self._daemon_pid)
                 await report(unopened=closed)
                 return
             slot.rank_python = await self._prepare_python_env(message)
@@ -295,7 +295,7 @@ class Agent:
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             log.info("%s: nothing reserved: %s", run_id, type(error).__name__)
-            await send_log(tell, self._daemon_pid)
+            await send_log(notify, self._daemon_pid)
             await report(problem=str(error) or repr(error), configured=configured)
             return
         log.info(
@@ -343,7 +343,7 @@ class Agent:
         try:
             while not (await asyncio.wait([preparing], timeout=_PREPARING_SECONDS))[0]:
                 log.debug("%s: waits for its Python environment", message["run_id"])
-                await self._channel.tell("preparing", run_id=message["run_id"])
+                await self._channel.notify("preparing", run_id=message["run_id"])
             return preparing.result()
         finally:
             preparing.cancel()
@@ -372,7 +372,7 @@ class Agent:
         except (ConfigError, OSError) as error:
             # The launch will meet the same error, and report it to its user.
             log.warning("ranks will start without a warm fork server or modules: %s", error)
-        await self._channel.tell("warmed")
+        await self._channel.notify("warmed")
 
     async def _warm_for(self, message: Message) -> None:
         """Start a fork server with the Python environment of a message.
@@ -453,19 +453,19 @@ class Agent:
             container = os.environ.get("CONTAINER_ID", "a container")
             text = f"renewed HDFS tokens could not be stored in {container}: {error}"
             log.info("renewed HDFS tokens could not be stored: %s", type(error).__name__)
-            await self._channel.tell("warning", run_id=message["run_id"], text=text)
+            await self._channel.notify("warning", run_id=message["run_id"], text=text)
             return
         log.info("stored renewed HDFS tokens")
         digest = hashlib.sha256(message.payload).hexdigest()
-        await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
+        await self._channel.notify("kept-tokens", run_id=message["run_id"], digest=digest)
 
     async def _report_model_files(self, message: Message) -> None:
         model_files = await asyncio.to_thread(read_model_dirs, self._model_dirs(message))
-        await self._channel.tell("left", dump_model_files(model_files), run_id=message["run_id"])
+        await self._channel.notify("left", dump_model_files(model_files), run_id=message["run_id"])
 
     async def _publish(self, message: Message, cancelled: threading.Event) -> None:
         run_id, began = message["run_id"], time.monotonic()
-        tell = functools.partial(self._channel.tell, run_id=run_id)
+        notify = functools.partial(self._channel.notify, run_id=run_id)
         try:
             directories = self._model_dirs(message)
             parts = await asyncio.to_thread(
@@ -474,12 +474,12 @@ class Agent:
         except Exception as error:  # noqa: BLE001 - any error is reported to the driver
             kind = error.kind if isinstance(error, StoreError) else ""
             log.info("%s: upload failed: %s", run_id, type(error).__name__)
-            await tell("publish-failed", reason=str(error) or repr(error), trouble=kind)
+            await notify("publish-failed", reason=str(error) or repr(error), trouble=kind)
             return
         finally:
             cancelled.set()
         log.info("%s: model files uploaded after %.1f s", run_id, time.monotonic() - began)
-        await tell("uploaded", dump_parts(parts))
+        await notify("uploaded", dump_parts(parts))
 
     def _model_dirs(self, message: Message) -> dict[int, Path]:
         (slot,) = self._slots_of(message)

@@ -182,7 +182,9 @@ class ForkServer:
             self._lines.send(id=number, **error_fields(error))
             return
         if child == 0:
-            exiting.end(functools.partial(self._child, server, prepare, body, [*keep, writing]))
+            exiting.run_and_exit(
+                functools.partial(self._child, server, prepare, body, [*keep, writing])
+            )
         os.close(writing)
         self._reaper.add(child, is_store=is_store)
         try:

@@ -45,7 +45,7 @@ from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.blocked_time import BlockedTime
 from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import DATA, KEPT, Context
-from hopsgpu.rank.entry import PRUNED, WELL, reserve
+from hopsgpu.rank.entry import PRUNED, SUCCESSFUL, reserve_outcome
 from hopsgpu.rank.files import WORK
 from hopsgpu.rank.inbox import InboxWriter
 from hopsgpu.rank.trial import ask_to_end, has_seen_end
@@ -95,7 +95,9 @@ class RankGroup:
 
     def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
         self.run_id = message["run_id"]
-        self._tell = functools.partial(channel.tell, run_id=self.run_id, attempt=message["attempt"])
+        self._notify = functools.partial(
+            channel.notify, run_id=self.run_id, attempt=message["attempt"]
+        )
         self._tasks = tasks
         self._message = message
         self._run_url = LakePath(message["run_url"])
@@ -138,7 +140,7 @@ class RankGroup:
         simulated = read_container_gpus().simulated_addresses
         self._oom_kills_before = oom_kills()
         while daemon.warnings:
-            await self._tell("warning", text=daemon.warnings.pop(0))
+            await self._warn(daemon.warnings.pop(0))
         for described, shard in zip(message["ranks"], shards, strict=True):
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
@@ -222,8 +224,8 @@ class RankGroup:
         """
         ranks = [described["context"]["rank"] for described in self._message["ranks"]]
         shared = {rank: self._proposals.get(rank) for rank in ranks}
-        asked = [[rank, words and words.asked] for rank, words in shared.items()]
-        await self._tell("steps", number=number, asked=asked)
+        asked = [[rank, words and words.last_asked_step] for rank, words in shared.items()]
+        await self._notify("steps", number=number, asked=asked)
 
     def propose(self, step: int) -> None:
         """Propose to the ranks that they save a checkpoint at a step; report their answers."""
@@ -254,7 +256,7 @@ class RankGroup:
             for rank, words in list(pending.items()):
                 if (accepted := words.answer(step)) is not None:
                     kind = "accepted" if accepted else "rejected"
-                    await self._tell(kind, rank=rank, step=step)
+                    await self._notify(kind, rank=rank, step=step)
                     del pending[rank]
             # The rank is another process and sends no signal.
             await asyncio.sleep(_ANSWER_SECONDS)
@@ -264,7 +266,7 @@ class RankGroup:
         while pending := self._running(pending):
             for rank, words in list(pending.items()):
                 if words.has_passed(step):
-                    await self._tell("passed", rank=rank, step=step)
+                    await self._notify("passed", rank=rank, step=step)
                     del pending[rank]
             # The rank is another process and sends no signal.
             await asyncio.sleep(_ANSWER_SECONDS)
@@ -321,7 +323,7 @@ class RankGroup:
         self, daemon: DaemonClient, rank: RankProcess, call: bytes, gpus: list[str]
     ) -> None:
         try:
-            reserve(rank.directory)
+            reserve_outcome(rank.directory)
             self._proposals[rank.rank] = ProposalWords(rank.directory)
             blocked = BlockedTime(rank.directory)
             started = await rank.start(call)
@@ -337,9 +339,11 @@ class RankGroup:
             started.pid,
             "forked" if started.warning is None else "not forked",
         )
-        await self._tell("started", rank=rank.rank, pid=started.pid)
+        await self._notify("started", rank=rank.rank, pid=started.pid)
         if started.warning is not None:
-            await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
+            await self._notify(
+                "warning", text=f"rank {rank.rank} was not forked: {started.warning}"
+            )
         kill = functools.partial(daemon.signal, started.pid, signal.SIGKILL, "tree")
         try:
             async with RankUploads(
@@ -359,7 +363,7 @@ class RankGroup:
     async def _report_not_started(self, rank: int, error: OSError, *, was_stopped: bool) -> None:
         log.info("%s: rank %d not started: %s", self.run_id, rank, error)
         outcome = {"status": "not started", "error": str(error)}
-        await self._tell("started", rank=rank, pid=0)
+        await self._notify("started", rank=rank, pid=0)
         await self._report(rank, _exit_without_status(outcome, was_stopped=was_stopped))
 
     async def _watch(
@@ -419,13 +423,13 @@ class RankGroup:
             unsaved = [f"the working directory of rank {rank.rank} could not be read: {error}"]
         for text in unsaved:
             await self._warn(text)
-        has_returned = rank_exit.outcome.get("status") in WELL and not rank_exit.was_stopped
+        has_returned = rank_exit.outcome.get("status") in SUCCESSFUL and not rank_exit.was_stopped
         if uploads.is_behind and not has_returned and not rank_exit.was_stopped:
             # Other ranks may wait for this one. The driver can stop them before the upload ends.
-            await self._tell("failing", rank=rank.rank, raised="traceback" in rank_exit.outcome)
+            await self._notify("failing", rank=rank.rank, raised="traceback" in rank_exit.outcome)
         # The next attempt starts once all exits are reported, and all its ranks must see the same
         # checkpoints.
-        report_saving = functools.partial(self._tell, "saving", rank=rank.rank)
+        report_saving = functools.partial(self._notify, "saving", rank=rank.rank)
         await uploads.finish(report_saving, has_returned=has_returned)
         explained = _with_cause(rank_exit, problems, seen.events if was_killed else ())
         await self._report(rank.rank, explained, seen.events)
@@ -433,7 +437,7 @@ class RankGroup:
     async def _report_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
         """Report that the user's function runs, before the rank's exit is reported."""
         if (entered_at := await rank.wait_entry(ended)) is not None:
-            await self._tell("entered", rank=rank.rank, time=entered_at)
+            await self._notify("entered", rank=rank.rank, time=entered_at)
 
     async def _report_blocked(self, rank: int, blocked: BlockedTime, ended: asyncio.Event) -> None:
         """Report for how long a rank was blocked, whenever that changes, until its exit."""
@@ -446,7 +450,7 @@ class RankGroup:
             is_last, now = ended.is_set(), blocked.read()
             if now != reported:
                 reported = now
-                await self._tell("blocked", rank=rank, data=now.data, checkpoints=now.checkpoints)
+                await self._notify("blocked", rank=rank, data=now.data, checkpoints=now.checkpoints)
 
     async def _report_warnings(self, rank: RankProcess, ended: asyncio.Event) -> None:
         """Report the warnings that the rank's code writes for the run."""
@@ -456,12 +460,12 @@ class RankGroup:
             await self._warn(f"the warnings of rank {rank.rank} could not be read: {error}")
 
     async def _warn(self, text: str) -> None:
-        await self._tell("warning", text=text)
+        await self._notify("warning", text=text)
 
     async def _report_saved(self, rank: int, saved: SaveResult) -> None:
         """Report that a rank's shard of a checkpoint is on the lake."""
         is_complete, agreed = saved.is_complete, saved.agreed
-        await self._tell("saved", rank=rank, step=saved.step, complete=is_complete, agreed=agreed)
+        await self._notify("saved", rank=rank, step=saved.step, complete=is_complete, agreed=agreed)
 
     async def _warn_of_unwatched_gpus(self, problems: Mapping[str, str]) -> None:
         """Warn, once in this container, why events of its GPUs may go unnoticed."""
@@ -487,7 +491,7 @@ class RankGroup:
         return _exit_without_status(outcome, was_stopped=rank.was_stopped)
 
     async def _send_chunk(self, kind: str, rank: int, chunk: bytes) -> None:
-        await self._tell(kind, chunk, rank=rank)
+        await self._notify(kind, chunk, rank=rank)
 
     async def _report(
         self, rank: int, end: RankProcessExit, events: Sequence[GpuEvent] = ()
@@ -511,11 +515,11 @@ class RankGroup:
         self._proposals.pop(rank, None)
         if (inbox := self._inboxes.pop(rank, None)) is not None:
             inbox.close()
-        self._has_failed |= end.was_stopped or outcome.get("status") not in WELL
+        self._has_failed |= end.was_stopped or outcome.get("status") not in SUCCESSFUL
         if self._has_failed and len(self._ended) == len(self._message["ranks"]):
             # Before the last exit: the driver ignores later messages of this attempt.
-            await send_log(self._tell, None if self._daemon is None else self._daemon.pid)
-        await self._tell(
+            await send_log(self._notify, None if self._daemon is None else self._daemon.pid)
+        await self._notify(
             "ended",
             value.inline,
             rank=rank,
@@ -530,7 +534,7 @@ class RankGroup:
             oom_kills=oom_kills() - self._oom_kills_before,
             gpu_events=[event.fields() for event in events],
             pruned=outcome.get("status") == PRUNED
-            or (has_seen_request and outcome.get("status") in WELL),
+            or (has_seen_request and outcome.get("status") in SUCCESSFUL),
         )
         if len(self._ended) == len(self._message["ranks"]):
             self.ended.set()

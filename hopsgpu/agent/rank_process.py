@@ -21,7 +21,7 @@ from hopsgpu.agent.stack_filter import context_of_failure, end_of, last_lines
 from hopsgpu.linux import has_unhandled_signal
 from hopsgpu.rank import files
 from hopsgpu.rank.context import VARIABLE, Context
-from hopsgpu.rank.entry import WELL, entry_time
+from hopsgpu.rank.entry import SUCCESSFUL, entry_time
 from hopsgpu.tracebacks import should_show_all
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class RankProcess:
         outcome = self.directory / files.OUTCOME
         while not outcome.exists():
             await asyncio.sleep(_OUTCOME_POLL_SECONDS)
-        if json.loads(outcome.read_text())["status"] not in WELL:
+        if json.loads(outcome.read_text())["status"] not in SUCCESSFUL:
             await asyncio.sleep(STOP_SECONDS)
             log.info("rank %d has failed, but does not end: kills it", self.rank)
             self._daemon.signal(pid, signal.SIGKILL, "tree")

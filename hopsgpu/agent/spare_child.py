@@ -96,7 +96,7 @@ def fork(begin: Callable[[], None], become: Become) -> SpareChild | None:
         if child == 0:
             # The call does not return, so the sockets are never closed here: a later file may have
             # the number of their descriptors.
-            exiting.end(lambda: _wait(server, theirs.fileno(), begin, become))
+            exiting.run_and_exit(lambda: _wait(server, theirs.fileno(), begin, become))
     return SpareChild(child, ours)
 
 

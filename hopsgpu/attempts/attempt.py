@@ -399,7 +399,7 @@ class AttemptRunner:
         )
         if lost is not None:
             log.info("%s: presumes agent %d lost: its job has ended", self._call.run_id, lost)
-            self._agents.hang_up([lost])
+            self._agents.disconnect([lost])
             return Event(lost, None)
         if event is not None and event.message and event.message.kind == sent_log.KIND:
             index = self._world.of_container(event.peer)[0].node_rank
@@ -445,7 +445,7 @@ class AttemptRunner:
         """Disconnect agents that do not answer."""
         for key in silent:
             log.info("%s: agent %d does not answer: closes its connection", self._call.run_id, key)
-        self._agents.hang_up(silent)
+        self._agents.disconnect(silent)
 
     def _take(self, event: Event) -> None:
         message = event.message

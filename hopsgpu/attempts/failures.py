@@ -18,7 +18,7 @@ from hopsgpu.errors import GpusIdle, RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.node.health import HEALTHY
 from hopsgpu.packaging.sources import add_source_lines
-from hopsgpu.rank.entry import WELL
+from hopsgpu.rank.entry import SUCCESSFUL
 
 # A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
 # may be reported earlier.
@@ -143,7 +143,7 @@ class EndedRank:
     @property
     def has_returned(self) -> bool:
         """Whether the rank returned a value."""
-        return self.status in WELL
+        return self.status in SUCCESSFUL
 
 
 def was_killed(end: EndedRank) -> bool:

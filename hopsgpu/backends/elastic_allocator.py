@@ -136,7 +136,7 @@ class ElasticAllocator(ABC):
         if leaving:
             hosts = sorted(container.host for container in leaving.values())
             log.info("executors released: %s", ", ".join(hosts))
-        self.server.hang_up(leaving)
+        self.server.disconnect(leaving)
         self._start_release(leaving)
 
     def exclude(self, exclusions: Exclusions) -> list[int]:
@@ -193,7 +193,7 @@ class ElasticAllocator(ABC):
             return None
         job = self._job_of(event.message)
         if job is None:
-            self.server.hang_up([event.peer])
+            self.server.disconnect([event.peer])
             return None
         container = register_container(event, event.message, self.request)
         self._jobs[event.peer] = job

@@ -1,9 +1,8 @@
 """The control channel: mutually authenticated frames between the driver and its agents.
 
-Once both ends have proved that they know the run's secret (`hopsgpu.control.handshake`), each
-direction has a key of its own, and every frame carries an HMAC over its number and content, so
-that nothing can be forged, changed, replayed or left out. A frame is a JSON object and some
-bytes:
+Both ends first prove that they know the run's secret (`hopsgpu.control.handshake`). Then each
+direction has its own key, and every frame carries an HMAC over its number and content. So a frame
+cannot be forged, changed, replayed or left out. A frame is a JSON object and some bytes:
 
     4 bytes   length of the JSON, big endian
     8 bytes   length of the payload
@@ -11,7 +10,7 @@ bytes:
     32 bytes  HMAC-SHA256 under the direction's key
 
 A frame without JSON and payload is a heartbeat (`hopsgpu.control.heartbeat`), which the channel
-sends and consumes by itself. The channel hides its content only if TLS is below it
+sends and consumes by itself. The channel hides its content only with TLS
 (`hopsgpu.control.tls`), and it never unpickles anything.
 """
 
@@ -35,8 +34,8 @@ from hopsgpu.control.streams import Inbox
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
-MOST_JSON = 2**20
-MOST_PAYLOAD = 256 * 2**20
+MAX_JSON = 2**20
+MAX_PAYLOAD = 256 * 2**20
 
 DIGEST = 32
 _SURROGATES = "surrogatepass"
@@ -49,7 +48,7 @@ class ChannelError(Exception):
 
 @dataclass(frozen=True)
 class Message:
-    """One frame.
+    """A frame of the channel.
 
     Attributes:
         kind: type of the message.
@@ -81,10 +80,10 @@ def mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class Channel:
-    """One end of an authenticated connection.
+    """An end of an authenticated connection.
 
     Attributes:
-        reason: why the connection ended, in words; empty while it lasts.
+        reason: why the connection ended, for people; empty while it lasts.
         peer: the other end, for the log.
     """
 
@@ -108,8 +107,8 @@ class Channel:
         self._heartbeat = heartbeat
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
-        self._missed = False
-        self._looking = self._loop.call_soon(self._look)
+        self._has_missed = False
+        self._next_check = self._loop.call_soon(self._check_peer)
 
     @property
     def local_address(self) -> str:
@@ -123,19 +122,19 @@ class Channel:
             ChannelError: the frame exceeds the limits; nothing was sent.
             OSError: the connection is lost.
         """
-        # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
+        # A file name that is not UTF-8 is a str with lone surrogates (PEP 383).
         body = json.dumps({"kind": kind, **fields}, ensure_ascii=False).encode(errors=_SURROGATES)
-        if len(body) > MOST_JSON or len(payload) > MOST_PAYLOAD:
+        if len(body) > MAX_JSON or len(payload) > MAX_PAYLOAD:
             raise ChannelError(
                 f"a {kind!r} frame of {len(body)} + {len(payload)} bytes exceeds the limit of"
-                f" {MOST_JSON} + {MOST_PAYLOAD}"
+                f" {MAX_JSON} + {MAX_PAYLOAD}"
             )
         log.debug("to %s: %s, %d bytes", self.peer, kind, len(body) + len(payload))
-        # A transport that has lost its peer accepts more, and complains of it on stderr.
+        # A transport that has lost its peer accepts data, and writes a warning to stderr.
         if not self.reason and not self._writer.transport.is_closing():
             self._write(body, payload)
             await self._writer.drain()
-        # A connection that ends while its transport is full lets drain() return as if it were not.
+        # drain() also returns when the connection ends while the transport is full.
         if self.reason or self._writer.transport.is_closing():
             raise ConnectionResetError(f"the connection has ended: {self.reason or 'closed'}")
 
@@ -145,11 +144,11 @@ class Channel:
         self._sent += 1
         self._sent_at = self._loop.time()
         tag = mac(self._send_key, number, head, body, payload)
-        # One call, so that frames of concurrent senders cannot mix.
+        # Write with a single call, so that frames of concurrent senders cannot mix.
         self._writer.writelines((head, body, payload, tag))
 
-    async def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send one frame if the peer is connected; `receive` reports when it is not.
+    async def notify(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Send one frame if the peer is connected; `receive` reports a disconnection.
 
         Raises:
             ChannelError: the frame exceeds the limits; nothing was sent.
@@ -183,7 +182,7 @@ class Channel:
         """Return the next frame, or None for a heartbeat."""
         head = await self._inbox.readexactly(_LENGTHS.size)
         body_length, payload_length = _LENGTHS.unpack(head)
-        if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
+        if body_length > MAX_JSON or payload_length > MAX_PAYLOAD:
             raise ChannelError(
                 f"the peer announced a frame of {body_length} + {payload_length} bytes"
             )
@@ -196,35 +195,33 @@ class Channel:
             raise ChannelError("a frame has a wrong authentication code")
         return _message(body, payload) if body or payload else None
 
-    def _look(self) -> None:
+    def _check_peer(self) -> None:
         """Send a heartbeat if one is due, and end a connection whose peer sends none."""
         transport = self._writer.transport
         if self.reason or transport.is_closing():
             return
         now = self._loop.time()
-        signs = HeartbeatState(
-            self._sent_at, self._inbox.heard, self._inbox.listening, self._missed
-        )
-        seen = check_heartbeat(signs, heartbeat=self._heartbeat, now=now)
-        if seen.missed and not self._missed:
-            silent = now - self._inbox.heard
-            log.debug("no heartbeat from %s for %.1f s", self.peer, silent)
-        self._missed = seen.missed
-        if seen.lost:
+        received_at = self._inbox.received_at
+        state = HeartbeatState(self._sent_at, received_at, self._inbox.is_reading, self._has_missed)
+        check = check_heartbeat(state, heartbeat=self._heartbeat, now=now)
+        if check.has_missed and not self._has_missed:
+            log.debug("no heartbeat from %s for %.1f s", self.peer, now - received_at)
+        self._has_missed = check.has_missed
+        if check.is_lost:
             self.abort(f"no heartbeat for {self._heartbeat:g} s")
             return
-        if seen.beat:
+        if check.should_send:
+            # Bytes that wait in the buffer serve as a heartbeat when they arrive.
             if transport.get_write_buffer_size() == 0:
                 self._write(b"", b"")
-            # Bytes under way are a sign of life themselves.
             self._sent_at = now
-        self._looking = self._loop.call_at(seen.again, self._look)
+        self._next_check = self._loop.call_at(check.next_check, self._check_peer)
 
     def _end(self, reason: str) -> None:
         if not self.reason:
             log.info("the connection to %s has ended: %s", self.peer, reason)
         self.reason = self.reason or reason
-        self._looking.cancel()
+        self._next_check.cancel()
 
     def abort(self, reason: str = "closed by this side") -> None:
         """Close the connection at once, and discard unsent data."""
@@ -232,8 +229,8 @@ class Channel:
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection once all is sent; ignore a peer that is gone or unresponsive."""
-        self._looking.cancel()
+        """Close the connection once all is sent; after 5 s, discard unsent data."""
+        self._next_check.cancel()
         self._writer.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):

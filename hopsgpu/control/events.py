@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 
 from hopsgpu.control.channel import Message
 
-# Beside it, each connection keeps the one frame that waits for room.
-MOST_QUEUED = 16 * 2**20
-# What an event takes beside its bytes.
+# In addition, each connection keeps one frame that waits for room.
+MAX_QUEUED = 16 * 2**20
+# Memory of an event in addition to its bytes.
 _OVERHEAD = 1024
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a peer did.
+    """A message of a peer, or the end of its connection.
 
     Attributes:
         peer: number of the peer, in the order of arrival.
@@ -42,28 +42,28 @@ class Event:
 @dataclass(frozen=True, eq=False)
 class _Waiting:
     event: Event
-    granted: asyncio.Future[None]
+    admitted: asyncio.Future[None]
 
 
 class EventQueue:
     """Events in order, bounded by their size: a peer that adds more waits until some are taken.
 
-    Tasks of one event loop put events in, and any thread takes them out. A peer that is being sent
-    something does not wait: it may not read until its events are taken, while the thread that sends
-    to it takes none.
+    Tasks of one event loop put events in, and any thread takes them out. A peer to which this end
+    is sending does not wait. Otherwise both could block: the peer reads only after its events are
+    taken, and the thread that sends takes none.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most: int = MOST_QUEUED) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = MAX_QUEUED) -> None:
         self._loop = loop
-        self._most = most
-        # None for whoever takes events, to return at once.
+        self._limit = limit
+        # `None` wakes the consumer without an event.
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        # Guards what follows; the queue has a lock of its own.
+        # Guards the attributes below; the queue has its own lock.
         self._lock = threading.Lock()
         self._queued = 0
         self._waiting: deque[_Waiting] = deque()
-        self._sent_to: list[int] = []
-        self._closed = False
+        self._receiving_peers: list[int] = []
+        self._is_closed = False
 
     async def put(self, event: Event) -> None:
         """Queue an event once there is room for it, after the events that waited before.
@@ -71,16 +71,16 @@ class EventQueue:
         After `close` the event is dropped.
         """
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 return
-            room = self._queued < self._most and not self._waiting
-            if room or event.peer in self._sent_to:
+            has_room = self._queued < self._limit and not self._waiting
+            if has_room or event.peer in self._receiving_peers:
                 self._put(event)
                 return
             waiting = _Waiting(event, self._loop.create_future())
             self._waiting.append(waiting)
         try:
-            await waiting.granted
+            await waiting.admitted
         except asyncio.CancelledError:
             with self._lock:
                 if waiting in self._waiting:
@@ -102,53 +102,53 @@ class EventQueue:
             return None
         with self._lock:
             self._queued -= _size(event)
-            room = bool(self._waiting) and self._queued < self._most
-        if room:
-            # A loop that is closed has nobody who waits.
+            can_admit = bool(self._waiting) and self._queued < self._limit
+        if can_admit:
+            # On a closed loop no task waits.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._grant)
+                self._loop.call_soon_threadsafe(self._admit_waiting)
         return event
 
     def wake(self) -> None:
-        """Have `take` return None after the events so far; callable from any thread."""
+        """Make `take` return None after the events so far; callable from any thread."""
         self._events.put(None)
 
     def close(self) -> None:
-        """Drop the events that wait and all later ones: nobody takes them any more."""
+        """Drop the events that wait and all later events."""
         with self._lock:
-            self._closed = True
-        # A loop that is closed has nobody who waits.
+            self._is_closed = True
+        # On a closed loop no task waits.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._grant)
+            self._loop.call_soon_threadsafe(self._admit_waiting)
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
-        """Let a peer add events while something is sent to it; call it in the loop's thread."""
+        """Let a peer add events while this end sends to it; call it in the loop's thread."""
         with self._lock:
-            self._sent_to.append(peer)
-        self._grant()
+            self._receiving_peers.append(peer)
+        self._admit_waiting()
         try:
             yield
         finally:
             with self._lock:
-                self._sent_to.remove(peer)
+                self._receiving_peers.remove(peer)
 
-    def _grant(self) -> None:
+    def _admit_waiting(self) -> None:
         """Admit waiting events while there is room; once closed, drop them."""
         with self._lock:
-            while self._waiting and (self._closed or self._queued < self._most):
-                self._let_in(self._waiting.popleft())
-            for waiting in [w for w in self._waiting if w.event.peer in self._sent_to]:
+            while self._waiting and (self._is_closed or self._queued < self._limit):
+                self._admit(self._waiting.popleft())
+            for waiting in [w for w in self._waiting if w.event.peer in self._receiving_peers]:
                 self._waiting.remove(waiting)
-                self._let_in(waiting)
+                self._admit(waiting)
 
-    def _let_in(self, waiting: _Waiting) -> None:
-        if not waiting.granted.cancelled():
+    def _admit(self, waiting: _Waiting) -> None:
+        if not waiting.admitted.cancelled():
             self._put(waiting.event)
-            waiting.granted.set_result(None)
+            waiting.admitted.set_result(None)
 
     def _put(self, event: Event) -> None:
-        if not self._closed:
+        if not self._is_closed:
             self._queued += _size(event)
             self._events.put(event)
 

@@ -4,8 +4,8 @@
     agent → driver   "hopsgpu1", nonce of the agent (32 bytes), HMAC(secret, "agent", nonces)
     driver → agent   HMAC(secret, "driver", nonces)
 
-The agent proves it first, so a stranger learns only a random number. Each direction's key is also
-an HMAC of both nonces, so frames of one connection are invalid in another.
+The agent sends its proof first, so a stranger learns only a random number. Each direction's key is
+also an HMAC of both nonces, so frames of one connection are invalid in another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hopsgpu.control.streams import Inbox, open_streams
 from hopsgpu.control.tls import pinning_context
 
 HANDSHAKE_SECONDS = 10.0
-# After a refusal, and a hang-up by a driver that has too many strangers at once.
+# Pauses before a retry, if the driver refused the connection or closed it because of a flood.
 _PAUSES = (0.25, 1.0)
 _MAGIC = b"hopsgpu1"
 _NONCE = 32
@@ -32,7 +32,7 @@ _TO_AGENT, _TO_DRIVER = b"to agent", b"to driver"
 
 
 class UnreachableError(OSError):
-    """An executor cannot connect to the driver; the message has the address and what to open."""
+    """An executor cannot connect to the driver; the message names the address and a remedy."""
 
 
 async def accept(
@@ -44,8 +44,8 @@ async def accept(
     """Authenticate an agent at the driver's end; the caller must bound the time.
 
     Raises:
-        ChannelError: the peer did not prove that it knows the secret; at most 72 bytes were read
-            from it, and none was interpreted.
+        ChannelError: the peer does not know the secret; at most 72 bytes were read, and none was
+            interpreted.
         OSError, asyncio.IncompleteReadError: the peer disconnected.
     """
     ours = secrets.token_bytes(_NONCE)
@@ -74,13 +74,13 @@ async def connect(
 ) -> Channel:
     """Connect to the driver from an agent, and authenticate both ends.
 
-    A refused connection is retried twice, within 2 s; silence ends it after 10 s.
+    A refused connection is retried twice, within 2 s; the timeout of a try is 10 s.
 
     Args:
         host: address at which the driver can be reached.
         port: port of its control channel.
         secret: the run's.
-        certificate: the driver's certificate (DER) if it speaks TLS; no other is accepted.
+        certificate: the only certificate (DER) to accept, if the driver speaks TLS.
         heartbeat: seconds without a heartbeat after which the driver counts as lost.
 
     Raises:
@@ -115,7 +115,7 @@ async def _connect(
     inbox, writer = await open_streams(
         lambda protocol: loop.create_connection(protocol, host, port),
         tls,
-        server_side=False,
+        is_server=False,
     )
     try:
         hello = await inbox.readexactly(len(_MAGIC) + _NONCE)
@@ -139,16 +139,14 @@ async def _connect(
 
 
 def _why(error: OSError) -> str:
-    # asyncio words its own strerror around the address, which is told already.
+    # The strerror of asyncio repeats the address.
     if error.errno is None or isinstance(error, socket.gaierror):
         return " ".join(str(error).split())
     return os.strerror(error.errno)
 
 
 def _unreachable(host: str, port: int, why: str) -> str:
-    """Return one line: Spark's error brings it to the driver, which shows a person its last
-    line.
-    """
+    """Return one line: the driver shows only the last line of Spark's error."""
     return (
         f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}): executors"
         " must be able to connect to it. Set spark.hopsgpu.address (or spark.driver.host) to an"

@@ -1,32 +1,33 @@
-"""Heartbeats between the ends of a connection: when to send one, and when one is missed."""
+"""Heartbeats between the ends of a connection: when to send them, and when the peer is lost."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-# `spark.hopsgpu.heartbeat`: this long without a heartbeat, and the other end is lost.
+# `spark.hopsgpu.heartbeat`: seconds without data after which the other end is lost.
 HEARTBEAT_SECONDS = 30.0
-_BEATS = 3
-_SECOND_LOOK = 0.05
-_LONGEST_SECOND_LOOK = 1.0
+_SENDS_PER_HEARTBEAT = 3
+# The pause before a second check, as a part of the heartbeat.
+_CONFIRM = 0.05
+_MAX_CONFIRM_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class HeartbeatState:
-    """What one end knows at a check; times are readings of its clock, in seconds.
+    """The facts of one end at a check; times are seconds of its clock.
 
     Attributes:
-        sent: when it last sent something.
-        heard: when it last received a byte.
-        listening: whether it reads incoming data. While it does not, silence means nothing.
-        missed: whether the previous check found the other end silent.
+        sent_at: time at which this end last sent data.
+        received_at: time at which this end last received a byte.
+        is_reading: whether this end reads incoming data; if not, silence means nothing.
+        has_missed: whether the previous check found the other end silent.
     """
 
-    sent: float
-    heard: float
-    listening: bool = True
-    missed: bool = False
+    sent_at: float
+    received_at: float
+    is_reading: bool = True
+    has_missed: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,36 +35,37 @@ class HeartbeatCheck:
     """The result of a check.
 
     Attributes:
-        lost: the other end was silent for the whole heartbeat.
-        beat: this end should send a heartbeat.
-        missed: `HeartbeatState.missed` of the next check.
-        again: the clock's reading at which to check again.
+        is_lost: whether the other end was silent for the whole heartbeat.
+        should_send: whether this end should send a heartbeat.
+        has_missed: `HeartbeatState.has_missed` of the next check.
+        next_check: time of the next check.
     """
 
-    lost: bool
-    beat: bool
-    missed: bool
-    again: float
+    is_lost: bool
+    should_send: bool
+    has_missed: bool
+    next_check: float
 
 
-def check_heartbeat(signs: HeartbeatState, *, heartbeat: float, now: float) -> HeartbeatCheck:
-    """Decide whether a heartbeat is due, and whether the other end is lost.
+def check_heartbeat(state: HeartbeatState, *, heartbeat: float, now: float) -> HeartbeatCheck:
+    """Decide whether to send a heartbeat, and whether the other end is lost.
 
-    Each end sends three signs of life in a heartbeat. Two checks must find silence: a process that
-    could not run, because user code held the GIL or the process was stopped, finds its timers due
-    before it has read what arrived meanwhile.
+    Each end sends three times in a heartbeat. Two checks must find silence. A process that could
+    not run, because user code held the GIL or the process was stopped, handles its timers before
+    it reads the data that arrived.
 
     Args:
-        signs: what this end knows.
+        state: the facts of this end.
         heartbeat: seconds of silence after which the other end counts as lost.
-        now: the clock's reading.
+        now: time of the check.
     """
-    between = heartbeat / _BEATS
-    beat = now - signs.sent >= between
-    next_beat = (now if beat else signs.sent) + between
-    missed = signs.listening and now - signs.heard >= heartbeat
-    if missed:
-        judged = now + min(heartbeat * _SECOND_LOOK, _LONGEST_SECOND_LOOK)
+    interval = heartbeat / _SENDS_PER_HEARTBEAT
+    should_send = now - state.sent_at >= interval
+    next_send = (now if should_send else state.sent_at) + interval
+    has_missed = state.is_reading and now - state.received_at >= heartbeat
+    if has_missed:
+        next_decision = now + min(heartbeat * _CONFIRM, _MAX_CONFIRM_SECONDS)
     else:
-        judged = signs.heard + heartbeat if signs.listening else math.inf
-    return HeartbeatCheck(missed and signs.missed, beat, missed, min(next_beat, judged))
+        next_decision = state.received_at + heartbeat if state.is_reading else math.inf
+    is_lost = has_missed and state.has_missed
+    return HeartbeatCheck(is_lost, should_send, has_missed, min(next_send, next_decision))

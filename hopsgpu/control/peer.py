@@ -1,4 +1,4 @@
-"""What an executor's task needs to find, authenticate and greet the driver."""
+"""The connection of an executor's task to the driver, and its hello."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hopsgpu.core.rank_requirements import DATA, LAKE, missing_modules
 from hopsgpu.gpu.container_gpus import read_container_gpus
 from hopsgpu.gpu.node.health import BAD
 
-# The variable by which Python's HTTP clients know private authorities, and the file in a container
-# to which an application that ships one has given the name.
+# Python's HTTP clients read private authorities from the file that this variable names.
 BUNDLE = "REQUESTS_CA_BUNDLE"
+# Name in the container of a file of authorities that the application ships.
 AUTHORITIES = "hopsgpu-authorities.pem"
 
 
@@ -29,15 +29,15 @@ class DriverEndpoint:
     """Where the driver listens, and what authenticates it.
 
     Attributes:
-        address: as the executors reach it.
+        address: host name or IP under which executors reach the driver.
         port: of the control channel.
         secret: the run's; never shown.
-        user: who submitted, for the lake on clusters without Kerberos; None with it.
-        job: names the job whose tasks they are; a late one of an earlier job is known by it.
+        user: the submitting user, for the lake on clusters without Kerberos; None with Kerberos.
+        job: tag of the task's job, by which the driver recognises late tasks of an earlier job.
         heartbeat: seconds without a heartbeat after which either end takes the other as lost.
-        certificate: the driver's (DER), where the channel is encrypted.
-        modules: top-level ones; the driver is told which of them a container's Python lacks.
-        log: level at which the container's processes write their own log.
+        certificate: the driver's (DER), if the channel is encrypted.
+        modules: top-level modules; the hello reports which of them the container's Python lacks.
+        log: level of the own log of the container's processes.
     """
 
     address: str
@@ -52,7 +52,7 @@ class DriverEndpoint:
 
 
 async def connect_to_driver(driver: DriverEndpoint) -> Channel:
-    """Connect to the driver and introduce this container.
+    """Connect to the driver and send the hello of this container.
 
     Raises:
         ChannelError, UnreachableError: as `connect`.
@@ -64,17 +64,17 @@ async def connect_to_driver(driver: DriverEndpoint) -> Channel:
         certificate=driver.certificate,
         heartbeat=driver.heartbeat,
     )
-    await channel.send("hello", job=driver.job, **_introduction(channel.local_address, driver))
+    await channel.send("hello", job=driver.job, **_hello_fields(channel.local_address, driver))
     return channel
 
 
-def _introduction(address: str, driver: DriverEndpoint) -> dict[str, Any]:
-    """Return what the driver learns about this container.
+def _hello_fields(address: str, driver: DriverEndpoint) -> dict[str, Any]:
+    """Return the facts about this container for the driver.
 
     Args:
-        address: address of this end of the connection to the driver: among the node's interfaces,
-            the one that reaches the others.
-        driver: the driver, which says what to report.
+        address: local address of the connection to the driver, on the interface that other nodes
+            reach.
+        driver: names the modules to look for.
     """
     return {
         "container": os.environ.get("CONTAINER_ID", ""),
@@ -83,7 +83,7 @@ def _introduction(address: str, driver: DriverEndpoint) -> dict[str, Any]:
         "devices": device_fields(),
         "python": platform.python_version(),
         "missing": missing_modules(dict.fromkeys((*LAKE, *DATA, *driver.modules))),
-        # Last: the driver compares it with the time at which this arrives.
+        # The time is taken last: the driver compares it with the arrival of the hello.
         "time": time.time(),
     }
 
@@ -91,7 +91,7 @@ def _introduction(address: str, driver: DriverEndpoint) -> dict[str, Any]:
 def device_fields() -> list[dict[str, str]]:
     """Return the fields of a `gang.Device` for each GPU of this container.
 
-    The discovery script left them in the container's directory; there are none if it did not run.
+    The discovery script wrote the GPUs to the container's directory. Without it there are none.
     """
     return [
         {
@@ -107,9 +107,9 @@ def device_fields() -> list[dict[str, str]]:
 def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which HDFS clients of this container act for the submitting user.
 
-    Spark ships the submitter's Hadoop configuration into the container; the node's own, if it has
-    one, may not know the submitter's name services. The certificates of a private authority are
-    shipped too, for nodes that name none.
+    Spark ships the submitter's Hadoop configuration into the container. A configuration of the node
+    may lack the submitter's name services. Shipped certificates of a private authority are used on
+    nodes that configure none.
     """
     added = {}
     if user is not None:

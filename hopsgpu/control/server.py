@@ -28,14 +28,14 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 log = logging.getLogger(__name__)
 
 _SEND_SECONDS = 60.0
-# The kernel takes less where it is set so (net.core.somaxconn).
+# The kernel limits this to net.core.somaxconn.
 _BACKLOG = 4096
-# As asyncio's own servers, where there is no descriptor or memory for a connection.
-_AGAIN_SECONDS = 1.0
+# The pause of asyncio's own servers if there is no descriptor or memory for a connection.
+_RETRY_SECONDS = 1.0
 
 
 class ControlServer:
-    """Accepts the gang's agents and placeholders, routes what they say, and knows who is connected.
+    """Accepts the gang's agents and placeholders, and routes their messages.
 
     Use `serve`, which owns the port and the thread.
     """
@@ -65,7 +65,6 @@ class ControlServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
         return int(self._listener.getsockname()[1])
 
     @property
@@ -76,29 +75,29 @@ class ControlServer:
     def next_event(self, seconds: float) -> Event | None:
         """Return the next event that is about no run, or None if none arrives within `seconds`.
 
-        These are introductions, and the ends of connections. Unread events fill at most 16 MiB;
-        then the peers' connections are not read.
+        Such events are hellos and the ends of connections. Unread events fill at most 16 MiB; then
+        the peers' connections are not read.
         """
         return self._router.next_event(seconds)
 
-    def listening(self, listener: Callable[[Event], None]) -> AbstractContextManager[None]:
+    def listening(self, on_event: Callable[[Event], None]) -> AbstractContextManager[None]:
         """Pass the events of `next_event` to a function instead, within the context.
 
         Args:
-            listener: called in the server's thread as soon as something happens; must return soon.
+            on_event: is called in the server's thread at once; must return soon.
         """
-        return self._router.listening(listener)
+        return self._router.listening(on_event)
 
     def subscribe(
         self, run_id: str, peers: Collection[int], attempt: int | None = None
     ) -> AbstractContextManager[Subscription]:
-        """Provide what some peers say about a run, and the ends of their connections.
+        """Provide the messages of some peers about a run, and the ends of their connections.
 
-        The end of a connection that has ended before is among the first events. What peers say
-        about a run without a subscription is dropped.
+        The end of a connection that has ended before is among the first events. Messages about a
+        run without a subscription are dropped.
 
         Args:
-            run_id: id of the run, as the peers give it.
+            run_id: ID of the run in messages.
             peers: the run's agents.
             attempt: number of the attempt, if messages of other attempts do not count.
         """
@@ -109,50 +108,50 @@ class ControlServer:
         return peer in self._channels and peer not in self._leaving
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; return False if its connection is gone."""
-        return self._done(self._send(peer, kind, payload, fields))
+        """Send to a peer; return False if the peer is not connected."""
+        return self._run_in_loop(self._send(peer, kind, payload, fields))
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
-        """Have a peer keep some bytes for later messages, which refer to them by name.
+        """Send bytes to a peer, which keeps them for later messages that refer to their name.
 
-        A peer keeps only the bytes of the last `keep` message; if these are the same, nothing is
-        sent.
+        A peer keeps only the bytes of the last `keep` message. Nothing is sent if their name is the
+        same.
 
         Args:
-            peer: the peer that keeps them.
+            peer: the peer.
             name: name that differs for different bytes.
             content: the bytes.
 
         Returns:
-            False if its connection is known to be gone, or it reads nothing for a minute.
+            False if the peer is not connected, or reads nothing for a minute.
 
         Raises:
             HopsGpuError: the content is too large for a message.
         """
-        # What it keeps is noted as it is sent: whatever is sent from now on comes behind it.
-        return self._kept.get(peer) == name or self._done(self._keep(peer, name, content))
+        # `_keep` records the name before it sends: later messages follow the bytes.
+        return self._kept.get(peer) == name or self._run_in_loop(self._keep(peer, name, content))
 
-    def _done(self, sending: Coroutine[Any, Any, bool]) -> bool:
-        sent = asyncio.run_coroutine_threadsafe(sending, self._loop)
+    def _run_in_loop(self, sending: Coroutine[Any, Any, bool]) -> bool:
+        future = asyncio.run_coroutine_threadsafe(sending, self._loop)
         try:
-            return sent.result(_SEND_SECONDS)
+            return future.result(_SEND_SECONDS)
         except concurrent.futures.TimeoutError:
-            sent.cancel()
+            future.cancel()
             log.info("an agent did not accept a message within %g s", _SEND_SECONDS)
             return False
 
     async def _keep(self, peer: int, name: str, content: bytes) -> bool:
         if self._kept.get(peer) == name:
             return True
-        # Before anything is awaited: what another thread sends then comes behind it.
+        # Before the first await, so that messages of other threads follow the bytes.
         self._kept[peer] = name
-        sent = False
+        was_sent = False
         try:
-            sent = await self._send(peer, "keep", content, {"name": name})
+            was_sent = await self._send(peer, "keep", content, {"name": name})
         finally:
-            if not sent:
+            if not was_sent:
                 self._kept.pop(peer, None)
-        return sent
+        return was_sent
 
     async def _send(self, peer: int, kind: str, payload: bytes, fields: dict[str, Any]) -> bool:
         channel = self._channels.get(peer)
@@ -167,19 +166,19 @@ class ControlServer:
             raise HopsGpuError(f"{kind!r} cannot be sent to the executors: {error}") from error
         return True
 
-    def end_all(self) -> None:
+    def disconnect_all(self) -> None:
         """Disconnect every peer: agents stop their ranks, and all tasks end."""
-        self.hang_up(tuple(self._channels))
+        self.disconnect(tuple(self._channels))
 
-    def hang_up(self, peers: Iterable[int]) -> None:
-        """Disconnect some peers, even unresponsive ones: their tasks end at once."""
+    def disconnect(self, peers: Iterable[int]) -> None:
+        """Disconnect some peers, even unresponsive ones; an agent then ends with its ranks."""
         for peer in peers:
             if (channel := self._channels.get(peer)) is not None:
                 self._leaving.add(peer)
                 self._loop.call_soon_threadsafe(channel.abort)
 
     def run(self) -> None:
-        """Serve until `stop`; the body of the thread."""
+        """Serve until `stop`; blocks."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
@@ -195,7 +194,7 @@ class ControlServer:
         try:
             await asyncio.wait((accepting, stopping), return_when=asyncio.FIRST_COMPLETED)
             if accepting.done():
-                accepting.result()  # raises: it ends by an error only
+                accepting.result()  # raises: the task ends by an error only
         finally:
             for channel in self._channels.values():
                 channel.abort()
@@ -207,44 +206,43 @@ class ControlServer:
     async def _accept(self) -> None:
         self._listener.setblocking(False)
         while True:
-            await self._admission.room()
+            await self._admission.wait_for_room()
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
             except ConnectionError:
                 continue
             except OSError:
-                await asyncio.sleep(_AGAIN_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            task = self._loop.create_task(self._peer(connection))
+            task = self._loop.create_task(self._serve_peer(connection))
             self._tasks.add(task)
             self._admission.enter(task)
-            task.add_done_callback(functools.partial(self._left, connection))
+            task.add_done_callback(functools.partial(self._on_task_end, connection))
 
-    def _left(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._admission.leave(task)
-        # Also of a task that was cancelled before it began.
+        # A task that was cancelled before its start has not closed the connection.
         connection.close()
 
-    async def _peer(self, connection: socket.socket) -> None:
-        opened = time.time()
+    async def _serve_peer(self, connection: socket.socket) -> None:
+        opened_at = time.time()
         task = asyncio.current_task()
         assert task is not None
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                channel = await self._greeted(connection)
+                channel = await self._authenticate(connection)
         except (ChannelError, OSError, asyncio.IncompleteReadError) as error:
             log.debug("closed a connection in its handshake: %s", type(error).__name__)
-            return  # a stranger
+            return
         self._admission.leave(task)
-        await self._listen_to(channel, opened)
+        await self._receive(channel, opened_at)
 
-    async def _greeted(self, connection: socket.socket) -> Channel:
-        """Return the channel of an authenticated peer; disconnect others."""
+    async def _authenticate(self, connection: socket.socket) -> Channel:
         inbox, writer = await open_streams(
             lambda protocol: self._loop.connect_accepted_socket(protocol, connection),
             None if self._identity is None else self._identity.context,
-            server_side=True,
+            is_server=True,
         )
         try:
             return await accept(inbox, writer, self._secret, self._heartbeat)
@@ -252,16 +250,16 @@ class ControlServer:
             writer.transport.abort()
             raise
 
-    async def _listen_to(self, channel: Channel, opened: float) -> None:
+    async def _receive(self, channel: Channel, opened_at: float) -> None:
         peer = next(self._numbers)
         channel.peer = f"agent {peer}"
         log.info("agent %d has connected", peer)
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
-                await self._router.route(Event(peer, message, opened=opened))
+                await self._router.route(Event(peer, message, opened=opened_at))
         except ChannelError:
-            pass  # the event says it
+            pass  # the event of the connection's end has the reason
         finally:
             del self._channels[peer]
             self._leaving.discard(peer)
@@ -282,15 +280,15 @@ def serve(
     """Run a server on `address`, at a port of `ports` (any free one by default).
 
     Args:
-        secret: secret of the run; peers that do not know it are ignored.
+        secret: secret of the run; other peers are disconnected.
         address: address to listen on.
         ports: ports to choose from, in order.
         heartbeat: seconds without a heartbeat after which a peer counts as lost.
-        encrypted: whether to use TLS, with a certificate made for this server.
+        encrypted: whether to use TLS, with a new certificate.
 
     Raises:
-        ConfigError: the address is not one of this machine, no port of the range is free, or the
-            package that makes certificates is not installed.
+        ConfigError: this machine lacks the address, no port of the range is free, or the package
+            for certificates is not installed.
     """
     identity = new_identity() if encrypted else None
     with _listener(address, ports) as listener:

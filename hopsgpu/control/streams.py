@@ -20,18 +20,18 @@ class Inbox(asyncio.StreamReader):
     """A stream reader that knows when it last received data, and whether it reads.
 
     Attributes:
-        heard: the loop's time at the last byte, or when reading resumed after a pause.
+        received_at: the loop's time of the last byte, or of the end of a pause in reading.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self._time = loop.time
         self._source: asyncio.ReadTransport | None = None
-        self.heard = loop.time()
+        self.received_at = loop.time()
 
     @property
-    def listening(self) -> bool:
-        """Whether incoming data is read: not while the buffer is full and nobody empties it."""
+    def is_reading(self) -> bool:
+        """Whether incoming data is read; False while the buffer is full."""
         return self._source is None or self._source.is_reading()
 
     def set_transport(self, transport: asyncio.BaseTransport) -> None:
@@ -40,13 +40,13 @@ class Inbox(asyncio.StreamReader):
         self._source = transport
 
     def feed_data(self, data: Any) -> None:
-        self.heard = self._time()
+        self.received_at = self._time()
         super().feed_data(data)
 
     async def readexactly(self, n: int) -> bytes:
-        if not self.listening:
-            # What the other end said meanwhile is in the kernel's buffer.
-            self.heard = self._time()
+        if not self.is_reading:
+            # Data that the other end sent during the pause may be in the kernel's buffer.
+            self.received_at = self._time()
         return await super().readexactly(n)
 
 
@@ -57,7 +57,7 @@ class _LightTls(SSLProtocol):
 
 
 async def open_streams(
-    attach: Attach, tls: ssl.SSLContext | None, *, server_side: bool
+    attach: Attach, tls: ssl.SSLContext | None, *, is_server: bool
 ) -> tuple[Inbox, asyncio.StreamWriter]:
     """Open streams over a new connection; the caller must bound the time.
 
@@ -65,7 +65,7 @@ async def open_streams(
         attach: creates the transport for a protocol: `loop.create_connection` with its address, or
             `loop.connect_accepted_socket` with its socket.
         tls: TLS context, or None for no TLS.
-        server_side: whether this is the server's end of TLS.
+        is_server: whether this is the server's end of TLS.
 
     Raises:
         ssl.SSLError: the other end does not speak TLS, or its certificate is not trusted.
@@ -84,7 +84,7 @@ async def open_streams(
         plain,
         tls,
         secured,
-        server_side=server_side,
+        server_side=is_server,
         ssl_shutdown_timeout=_TLS_CLOSE_SECONDS,
     )
     transport, _ = await attach(lambda: secure)

@@ -1,4 +1,4 @@
-"""Routing of what agents say to whoever subscribed to the run that they say it about."""
+"""Routing of agents' messages to the subscriptions of their runs."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Peers(Protocol):
     """The sending end of a control server."""
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; return False if its connection is gone."""
+        """Implement `ControlServer.send`."""
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
-        """Have a peer keep some bytes for later messages."""
+        """Implement `ControlServer.keep`."""
 
-    def hang_up(self, peers: Collection[int]) -> None:
-        """Disconnect some peers."""
+    def disconnect(self, peers: Collection[int]) -> None:
+        """Implement `ControlServer.disconnect`."""
 
 
 class Subscription:
-    """What some agents say about a run, and the ends of their connections, in order.
+    """The messages of some agents about a run, and the ends of their connections, in order.
 
-    `ControlServer.subscribe` makes one. Only one thread may use it, but for `wake`.
+    `ControlServer.subscribe` creates it. Except for `wake`, only one thread may use it.
 
     Attributes:
-        connected: the agents whose end `next_event` has not yet returned, nor `hang_up` caused.
+        connected: the agents that are connected, as far as `next_event` has returned.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class Subscription:
         return event
 
     def wake(self) -> None:
-        """Have `next_event` return at once; callable from any thread."""
+        """Make `next_event` return at once; callable from any thread."""
         self._events.wake()
 
     def send(self, agent: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send an agent a message about the run; return False if its connection is gone."""
+        """Send an agent a message about the run; return False if it is not connected."""
         return self._peers.send(agent, kind, payload, run_id=self._run_id, **fields)
 
     def keep(self, agent: int, name: str, content: bytes) -> bool:
-        """Have an agent keep some bytes, as `ControlServer.keep` does."""
+        """Send bytes to keep, as `ControlServer.keep` does."""
         return self._peers.keep(agent, name, content)
 
-    def hang_up(self, agents: Collection[int]) -> None:
-        """Disconnect some of the agents, and ignore what they said last."""
-        self._peers.hang_up(agents)
+    def disconnect(self, agents: Collection[int]) -> None:
+        """Disconnect some of the agents, and ignore their unread events."""
+        self._peers.disconnect(agents)
         self.connected.difference_update(agents)
 
     def is_about(self, message: Message) -> bool:
         """Return whether a message of one of the agents is about this attempt of the run."""
-        told = message.fields
-        is_attempt = self._attempt in (None, told.get("attempt", self._attempt))
-        return is_attempt and told["run_id"] == self._run_id
+        fields = message.fields
+        is_attempt = self._attempt in (None, fields.get("attempt", self._attempt))
+        return is_attempt and fields["run_id"] == self._run_id
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,20 +95,19 @@ class _Mailbox:
 class Router:
     """Distributes the events of one server's peers.
 
-    A message about a run goes to the subscription of that run; without one it is dropped, because
-    it is a late message about something that is over. Any other message goes to whoever acquires
-    the executors, as does the end of each connection, which also goes to the subscriptions of the
-    agent.
+    A message about a run goes to the subscriptions of that run. Without a subscription the run is
+    over, and its late message is dropped. Other messages go to the caller of `next_event`, who
+    acquires the executors. The end of a connection goes to both.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._rest = EventQueue(loop)
-        # Guards what follows.
+        # Guards the attributes below.
         self._lock = threading.Lock()
         self._boxes: dict[int, list[_Mailbox]] = defaultdict(list)
         self._ends: dict[int, Event] = {}
-        self._listener: Callable[[Event], None] | None = None
+        self._on_event: Callable[[Event], None] | None = None
 
     def next_event(self, seconds: float) -> Event | None:
         """Return the next event that is about no run, or None if none arrives in time."""
@@ -130,36 +129,36 @@ class Router:
             yield box.subscription
         finally:
             with self._lock:
-                for agent in agents:
-                    self._boxes[agent] = [one for one in self._boxes[agent] if one is not box]
+                for agent in set(agents):
+                    self._boxes[agent].remove(box)
             events.close()
 
     @contextlib.contextmanager
-    def listening(self, listener: Callable[[Event], None]) -> Iterator[None]:
+    def listening(self, on_event: Callable[[Event], None]) -> Iterator[None]:
         """Implement `ControlServer.listening`."""
         with self._lock:
-            self._listener = listener
-            self._tell_listener()
+            self._on_event = on_event
+            self._notify_listener()
         try:
             yield
         finally:
             with self._lock:
-                self._listener = None
+                self._on_event = None
 
     async def route(self, event: Event) -> None:
         """Pass a message on; wait until there is room for it."""
         message = event.message
-        assert message is not None, "it is no end of a connection"
+        assert message is not None, "call route_end for the end of a connection"
         if "run_id" in message.fields:
             with self._lock:
                 boxes = self._boxes[event.peer]
-                found = [box.events for box in boxes if box.subscription.is_about(message)]
-            for events in found:
+                queues = [box.events for box in boxes if box.subscription.is_about(message)]
+            for events in queues:
                 await events.put(event)
             return
         await self._rest.put(event)
         with self._lock:
-            self._tell_listener()
+            self._notify_listener()
 
     def route_end(self, event: Event) -> None:
         """Pass on the end of a connection."""
@@ -168,17 +167,17 @@ class Router:
             for box in self._boxes[event.peer]:
                 box.events.put_end(event)
             self._rest.put_end(event)
-            self._tell_listener()
+            self._notify_listener()
 
-    def _tell_listener(self) -> None:
-        """Pass what nobody has taken to the listener, if there is one; call it under the lock."""
-        if self._listener is not None:
+    def _notify_listener(self) -> None:
+        """Pass events that are not taken to the listener; call it under the lock."""
+        if self._on_event is not None:
             while (event := self._rest.take(0.0)) is not None:
-                self._listener(event)
+                self._on_event(event)
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
-        """Let a peer's messages in while something is sent to it; call it in the loop's thread."""
+        """Admit a peer's messages while this end sends to it; call it in the loop's thread."""
         with self._lock:
             queues = (self._rest, *(box.events for box in self._boxes[peer]))
         with contextlib.ExitStack() as stack:

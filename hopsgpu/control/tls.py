@@ -11,18 +11,18 @@ from datetime import UTC, datetime, timedelta
 
 from hopsgpu.errors import ConfigError
 
-# Spark's security page. RPC is the one that does not inherit from spark.ssl.enabled
-# (SSLOptions.parse); spark.io.encryption is about files.
+# From Spark's security page. RPC does not inherit spark.ssl.enabled (SSLOptions.parse), and
+# spark.io.encryption only covers files.
 _ENCRYPTING = (
     "spark.network.crypto.enabled",
     "spark.authenticate.enableSaslEncryption",
     "spark.ssl.rpc.enabled",
 )
-# The key ends with the run; executors whose clocks are wrong shall not refuse it.
+# Long, so that executors with wrong clocks accept the certificate. The key ends with the run.
 _VALID = timedelta(days=3650)
 
 
-def network_is_encrypted(setting: Callable[[str], str | None]) -> bool:
+def is_network_encrypted(setting: Callable[[str], str | None]) -> bool:
     """Return whether Spark encrypts the traffic of its driver and executors.
 
     Then the run's secret and certificate reach the executors encrypted, and the control channel is
@@ -83,7 +83,7 @@ def new_identity() -> Identity:
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Nobody resumes: an agent connects once.
+    # An agent connects once, so it never resumes a session.
     context.num_tickets = 0
     with _in_memory(pem) as path:
         context.load_cert_chain(path)

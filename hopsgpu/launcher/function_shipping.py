@@ -12,7 +12,7 @@ from typing import Any
 
 from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.gang_application import GangApplication
-from hopsgpu.control.channel import MOST_PAYLOAD
+from hopsgpu.control.channel import MAX_PAYLOAD
 from hopsgpu.data.rank_shards import MAX_SHARD_BYTES
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.interrupts import interruption
@@ -24,7 +24,7 @@ from hopsgpu.packaging.pickling import name_of, pickle_call, unloadable_call_err
 from hopsgpu.packaging.preload import scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
-_MOST_CALL = MOST_PAYLOAD - MAX_SHARD_BYTES
+_MOST_CALL = MAX_PAYLOAD - MAX_SHARD_BYTES
 
 
 def check_callable(function: object, label: str = "train_fn") -> None:

@@ -1,8 +1,8 @@
 """The time that a rank's main thread is blocked by hopsgpu, counted in a file that its agent reads.
 
-For each of several purposes the file has two floats: the seconds of all blocks that are over, and
-since when the present one lasts (by the clock that the machine's processes share), or 0. So a
-count costs two stores, is known while a block lasts, and outlives a killed rank.
+For each purpose the file has two floats: the seconds of all finished blocks, and the start of the
+current block (by the clock that the machine's processes share), or 0. A count thus costs two
+stores, includes the current block, and outlives a killed rank.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hopsgpu.core.gpu_losses import RankLosses
-from hopsgpu.rank.shared_words import created, mapped
+from hopsgpu.rank.shared_words import create_file, map_file
 
 _FILE = "blocked-time"
-# The first word of each purpose; the next one is since when the present block lasts.
+# The first word of each purpose; the next word is the start of the current block.
 _DATA = 0
 _CHECKPOINTS = 2
 _WORDS = 4
 
 
 class BlockedTime:
-    """The agent's end: how long a rank has been blocked.
+    """The agent's side of the file.
 
     Args:
         directory: the rank's.
 
     Raises:
-        OSError: the file cannot be created, for example because the disk is full.
+        OSError: the file cannot be create_file, for example because the disk is full.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._words = mapped(created(directory / _FILE, _WORDS), _WORDS).cast("d")
+        self._words = map_file(create_file(directory / _FILE, _WORDS), _WORDS).cast("d")
         self._clock = clock
 
     def read(self) -> RankLosses:
-        """Return the seconds until now, with those of blocks that last."""
+        """Return the blocked seconds until now, including current blocks."""
         now = self._clock()
         return RankLosses(self._total(_DATA, now), self._total(_CHECKPOINTS, now))
 
@@ -48,10 +48,10 @@ class BlockedTime:
 
 
 class Stopwatch:
-    """Counts the time within its context, any number of times, but not within itself.
+    """A reusable context that counts the time within it; not reentrant.
 
     Only the main thread of the rank's own process counts: a thread or a child that waits does not
-    keep the training waiting.
+    delay the training.
     """
 
     def __init__(self, words: memoryview[float], purpose: int, clock: Callable[[], float]) -> None:
@@ -60,32 +60,32 @@ class Stopwatch:
         self._clock = clock
 
     def __enter__(self) -> None:
-        if _is_main():
+        if _is_main_thread():
             self._words[self._purpose + 1] = self._clock()
 
     def __exit__(self, *problem: object) -> None:
-        if not _is_main():
+        if not _is_main_thread():
             return
         words, purpose = self._words, self._purpose
         if not words[purpose + 1]:
             return  # a signal handler has counted this block until its own end
-        passed = self._clock() - words[purpose + 1]
-        # In this order, so that the agent never counts a block twice.
+        seconds = self._clock() - words[purpose + 1]
+        # Clear the start first, so that the agent never counts a block twice.
         words[purpose + 1] = 0.0
-        words[purpose] += passed
+        words[purpose] += seconds
 
 
-def _is_main() -> bool:
-    # A rank leads its session.
+def _is_main_thread() -> bool:
+    # A rank leads its session, which distinguishes it from its children.
     is_thread = threading.current_thread() is threading.main_thread()
     return is_thread and os.getsid(0) == os.getpid()
 
 
 class RankBlockedTime:
-    """The rank's end.
+    """The rank's side of the file.
 
     Args:
-        directory: the rank's, in which its agent has created the file.
+        directory: the rank's, in which the agent has created the file.
         clock: seconds, the same for all processes of the machine.
 
     Attributes:
@@ -94,6 +94,6 @@ class RankBlockedTime:
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        words = mapped(directory / _FILE, _WORDS).cast("d")
+        words = map_file(directory / _FILE, _WORDS).cast("d")
         self.data = Stopwatch(words, _DATA, clock)
         self.checkpoints = Stopwatch(words, _CHECKPOINTS, clock)

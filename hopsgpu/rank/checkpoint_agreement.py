@@ -1,18 +1,18 @@
 """How the ranks of a gang agree on a step at which all of them save a checkpoint.
 
 The driver proposes a step that is ahead of all ranks (`attempts.checkpoint_request`). A rank sees
-the proposal when it next asks about a step. It accepts unless it has asked about the proposed step,
-or a later one, before. A rank that has accepted, and then asks about the proposed step or the first
-one after it, waits for the driver's decision. The driver commits only if all ranks have accepted,
-and otherwise aborts. So all ranks get the same answer at the same step, even if they are at
-different steps and messages are late. The wait has no bound of its own: the driver decides within
-seconds, and a rank whose agent has lost the driver is killed.
+the proposal when it next asks about a step. The rank accepts unless it has already asked about the
+proposed or a later step. A rank that has accepted, and then asks about the proposed or a later
+step, waits for the driver's decision. The driver commits only if all ranks have accepted, and
+otherwise aborts. Thus all ranks get the same answer at the same step, even if they are at different
+steps and messages are late. The wait has no timeout: the driver decides within seconds, and a rank
+whose agent has lost the driver is killed.
 
 A rank and its agent share a file of 64-bit words in the rank's directory. Each word has one writer
-and holds a step + 1, or 0. A rank announces an acceptance before the step that it asks about. So a
-rank that has come to the proposed step without accepting has passed it, and the agent rejects the
-proposal for it. Steps of successive proposals increase, so a step identifies its proposal. A rank
-that asks about another step after an agreed one has handed over what it saves there.
+and holds a step + 1, or 0. A rank writes an acceptance before the step that it asks about. If the
+rank reaches the proposed step without accepting, the agent therefore rejects the proposal for it.
+Steps of successive proposals increase, so a step identifies its proposal. A rank that asks about
+another step after an agreed one has handed over its checkpoint of the agreed step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 import time
 from pathlib import Path
 
-from hopsgpu.rank.shared_words import created, mapped
+from hopsgpu.rank.shared_words import create_file, map_file
 
 log = logging.getLogger(__name__)
 
@@ -36,37 +36,37 @@ _PROPOSED = 3
 _COMMITTED = 4
 _ABORTED = 5
 _WORDS = 6
-_LOOK_SECONDS = 0.001
+_POLL_SECONDS = 0.001
 
 
 class ProposalWords:
-    """The agent's end of the file that it shares with a rank.
+    """The agent's side of the file that it shares with a rank.
 
     Args:
         directory: the rank's.
 
     Raises:
-        OSError: the file cannot be created, for example because the disk is full.
+        OSError: the file cannot be create_file, for example because the disk is full.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._words = mapped(created(directory / _FILE, _WORDS), _WORDS).cast("Q")
+        self._words = map_file(create_file(directory / _FILE, _WORDS), _WORDS).cast("Q")
 
     @property
-    def asked(self) -> int | None:
+    def last_asked_step(self) -> int | None:
         """The last step that the rank has asked about, or None."""
         return _step(self._words[_ASKED])
 
     def answer(self, step: int) -> bool | None:
         """Return whether the rank accepts a proposal; None if it has not decided."""
-        # In this order: the rank writes an acceptance before the step.
+        # Read both words, then compare: the rank writes an acceptance before the step.
         asked, accepted = self._words[_ASKED], self._words[_ACCEPTED]
         if accepted == step + 1:
             return True
         return False if asked > step else None
 
     def has_passed(self, step: int) -> bool:
-        """Return whether the rank has asked about another step since it came to an agreed one."""
+        """Return whether the rank has asked about a step after it reached an agreed one."""
         due = self._words[_DUE]
         return due > step and self._words[_ASKED] > due
 
@@ -84,20 +84,20 @@ class ProposalWords:
 
 
 class RankAgreement:
-    """The rank's end; only one thread may use it.
+    """The rank's side of the shared file. Not thread-safe.
 
     Args:
-        directory: the rank's, in which its agent has created the file.
+        directory: the rank's, in which the agent has created the file.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._words = mapped(directory / _FILE, _WORDS).cast("Q")
+        self._words = map_file(directory / _FILE, _WORDS).cast("Q")
         self._asked = -1
         # The proposal that was handled last, as in its word.
         self._seen = 0
-        # The accepted step that is not decided yet, as far as this rank knows.
+        # The accepted step without a known decision.
         self._accepted: int | None = None
-        # Agreed steps that this rank has not come to.
+        # Agreed steps that this rank has not reached.
         self._agreed: list[int] = []
 
     @property
@@ -106,13 +106,13 @@ class RankAgreement:
         return _step(self._words[_DUE])
 
     def is_agreed(self, step: int) -> bool:
-        """Return whether all ranks agreed on a step; the first one asked about at or after it.
+        """Return whether this is the first step asked about at or after an agreed step.
 
-        Wait for the driver's decision only if this rank has accepted a proposal of this step, or of
-        one that it has passed since it last asked.
+        The call waits for the driver's decision only if this rank has accepted a proposal of this
+        step, or of a step between the last call and this one.
 
         Args:
-            step: 0 ≤ step < 2**63. One that is not larger than all before is answered False.
+            step: 0 ≤ step < 2**63. A step that is not larger than all before gives False.
         """
         if step <= self._asked:
             return False
@@ -131,8 +131,9 @@ class RankAgreement:
     def _consider(self, proposed: int) -> None:
         """Accept a new proposal unless this rank has passed it."""
         if self._accepted is not None:
-            # It is decided, because another proposal follows.
-            self._decided(self._accepted, committed=self._words[_COMMITTED] == self._accepted + 1)
+            # The driver has decided on this step, because it made another proposal.
+            was_committed = self._words[_COMMITTED] == self._accepted + 1
+            self._record_decision(self._accepted, is_committed=was_committed)
         self._seen = proposed
         if (step := proposed - 1) > self._asked:
             self._accepted = step
@@ -143,14 +144,14 @@ class RankAgreement:
         while self._accepted is not None:
             accepted = self._accepted + 1
             if self._words[_COMMITTED] == accepted:
-                self._decided(self._accepted, committed=True)
+                self._record_decision(self._accepted, is_committed=True)
             elif self._words[_ABORTED] == accepted:
-                self._decided(self._accepted, committed=False)
+                self._record_decision(self._accepted, is_committed=False)
             elif self._accepted > step:
                 break
             else:
                 # The decision comes from another process, which sends no signal.
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         due = [agreed for agreed in self._agreed if agreed <= step]
         self._agreed = [agreed for agreed in self._agreed if agreed > step]
         if due:
@@ -158,10 +159,10 @@ class RankAgreement:
             log.info("all ranks save a checkpoint at step %d", step)
         return bool(due)
 
-    def _decided(self, step: int, *, committed: bool) -> None:
-        log.debug("the checkpoint at step %d is %s", step, "agreed" if committed else "given up")
+    def _record_decision(self, step: int, *, is_committed: bool) -> None:
+        log.debug("the checkpoint at step %d is %s", step, "agreed" if is_committed else "given up")
         self._accepted = None
-        if committed:
+        if is_committed:
             self._agreed.append(step)
 
 

@@ -1,4 +1,4 @@
-"""What the user's function knows about its gang: `hopsgpu.context()`."""
+"""The view of the gang for the user's function: `hopsgpu.context()`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 VARIABLE = CONTEXT_VARIABLE
-# In the same directory: the rank's shards, and a directory for rows that are kept on disk.
+# Files in the directory of the context's file: the rank's shards, and rows that are kept on disk.
 DATA = "data.shards"
 KEPT = "data"
 
@@ -93,20 +93,21 @@ class Context:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
-        """Return the context from a rank's fields, as the driver sends or `dump` writes them."""
+        """Read the fields that the driver sends or `dump` writes."""
         trial = fields.get("trial")
-        own = {
+        values = {
+            "gpus": tuple(fields["gpus"]),
             "model_dir": model_dir,
             "trial": None if trial is None else Trial.from_fields(trial),
         }
-        return cls(**{**fields, "gpus": tuple(fields["gpus"]), **own})
+        return cls(**{**fields, **values})
 
     @property
     def generation(self) -> int:
         """The number of the gang's world, from 0: how often its ranks were started before.
 
-        A world is the ranks of one attempt, so this equals `attempt`. In a gang whose number of
-        ranks changes, each change begins a new world, and all ranks continue from the latest
+        A world is the ranks of one attempt, so this equals `attempt`. In an elastic gang, each
+        change of the number of ranks starts a new world, which continues from the latest
         checkpoint.
         """
         return self.attempt
@@ -116,17 +117,17 @@ class Context:
     def data(self) -> RankData | dict[str, RankData] | None:
         """This rank's rows of the launch's data: a RankData, or a dict of them by name.
 
-        Each access returns the same object. Files that it keeps on the node's disk are deleted with
-        the rank's process. The value is None where the launch has no data, in a parameter server,
-        and outside a gang.
+        Each access returns the same object. Its files on the node's disk are deleted after the
+        rank's exit. The value is None if the launch has no data, in a parameter server, and outside
+        a gang.
 
         Raises:
             ConfigError: this Python has no pyarrow.
             StoreError: the driver has another version of hopsgpu.
         """
         file = os.environ.get(VARIABLE)
-        opened = None if file is None else _opened(file, self.disk_sharers)
-        return None if opened is None else opened.view
+        datasets = None if file is None else _open_data(file, self.disk_sharers)
+        return None if datasets is None else datasets.view
 
     @public
     def report(self, step: int, /, **metrics: SupportsFloat) -> None:
@@ -153,18 +154,18 @@ class Context:
 
     @public
     def signature(self, inputs: Any, outputs: Any) -> dict[str, Any]:
-        """Infer the model's signature from samples, and leave it in `model_dir` for the manifest.
+        """Infer the model's signature from samples, and write it to `model_dir` for the manifest.
 
-        It is written to `signature.json`: the names, types and shapes of inputs and outputs, in the
+        The file `signature.json` has the names, types and shapes of inputs and outputs, in the
         words of the Open Inference Protocol. The first dimension of all samples is the batch; it
-        varies, and the other dimensions do not. An array alone is named "input" or "output", and
-        those of a list "input_0", "input_1", ... One rank may call this, or several with samples of
-        the same types and shapes.
+        varies, and the other dimensions do not. A single array is named "input" or "output", and
+        the arrays of a list "input_0", "input_1", ... One rank may call this, or several with
+        samples of the same types and shapes.
 
         Args:
-            inputs: a batch of inputs: an array (of NumPy, torch, TensorFlow or JAX), a mapping of
-                names to arrays, a list of arrays, or a pandas DataFrame.
-            outputs: what the model returns for it, likewise.
+            inputs: a batch of inputs: an array (NumPy, torch, TensorFlow, JAX), a mapping of names
+                to arrays, a list of arrays, or a pandas DataFrame.
+            outputs: the model's result for the batch, in the same forms.
 
         Returns:
             The signature, as JSON values.
@@ -181,11 +182,11 @@ class Context:
         """Return whether this trial should end early, as the search's pruner decided.
 
         The call takes some microseconds and never blocks. A rank that received True and then
-        returns, or raises optuna.TrialPruned, ends its trial as pruned. Outside a trial the answer
+        returns, or raises optuna.TrialPruned, ends its trial as pruned. Outside a trial the result
         is False.
 
-        The ranks of a trial with several workers may see True at different steps, and a rank that
-        ends alone leaves the others waiting: call this in rank 0, and broadcast the answer.
+        The ranks of a trial with several workers may see True at different steps, and the others
+        would wait for a rank that ends alone. Call this in rank 0, and broadcast the result.
         """
         file = os.environ.get(VARIABLE)
         return file is not None and self.trial is not None and is_to_end(_directory(file))
@@ -194,14 +195,14 @@ class Context:
     def should_checkpoint(self, /, step: int) -> bool:
         """Return whether to save a checkpoint at this step because the number of ranks will change.
 
-        Code that saves rarely saves then as well, so that little work is lost:
-        `if step % 1000 == 0 or context.should_checkpoint(step): save(step)`. The answer is true in
+        Use it in code that saves rarely, so that little work is lost:
+        `if step % 1000 == 0 or context.should_checkpoint(step): save(step)`. The result is True in
         all ranks at the same step, once per request. All ranks must call this with the same
-        increasing steps, which may have gaps, in one thread. Steps that are not larger than all
-        before are answered False, as are all steps outside a gang.
+        increasing steps, which may have gaps, in one thread. The result is False for a step that is
+        not larger than all before, and outside a gang.
 
-        The call takes about a microsecond. It waits only while the ranks are agreeing on a step
-        and this rank has come to that step: as a rule some milliseconds, at most some seconds.
+        The call takes one or two microseconds. A rank that reaches a proposed step before the
+        others have accepted it waits: usually milliseconds, at most about ten seconds.
 
         Args:
             step: an integer, 0 ≤ step < 2**63.
@@ -224,34 +225,34 @@ class Context:
         metric: SupportsFloat | None = None,
         best: Literal["min", "max"] = "min",
     ) -> None:
-        """Save a file or directory to the lake, as this rank's part of the checkpoint at a step.
+        """Save a file or directory to the lake, as this rank's shard of the checkpoint at a step.
 
-        The checkpoint has the position in `context().data` too: a gang that continues from it gets
+        The checkpoint includes the position in `context().data`. A gang that continues from it gets
         the rest of the epoch, whatever its number of ranks, if the ranks read in step. All batches
         that this rank has received before the call count as trained.
 
         The call returns once the data is copied on the node's own disk. The container's agent
-        uploads the copy to the lake, completely or not at all, even if the rank is killed
-        meanwhile. Two copies of a rank may be in transit; the next save waits for the first of
-        them. A rank that returns ends when all its copies are uploaded. The checkpoint is complete
-        once the parts of all ranks that save are on the lake. Outside a gang, the checkpoint is in
-        a local directory when the call returns.
+        uploads the copy to the lake, completely or not at all, even if the rank is killed. Two
+        copies of a rank may be in transit; the next save waits for the first of them. A rank that
+        returns exits when all its copies are uploaded. The checkpoint is complete once the shards
+        of all ranks that save are on the lake. Outside a gang, the checkpoint is in a local
+        directory when the call returns.
 
         Args:
-            path: path of the file or directory. It is not changed, and may be overwritten after the
-                call. Links in it are saved as their targets.
+            path: path of the file or directory, which may be overwritten after the call. Links in
+                a directory are saved as their targets.
             step: an integer, 0 ≤ step < 2**63.
             keep: number of latest steps to keep on the lake.
             metric: metric of the checkpoint. The best checkpoint also stays on the lake, for
-                `best_checkpoint`. If ranks give different values, that of the lowest rank counts.
+                `best_checkpoint`. If ranks give different values, the lowest rank's value counts.
                 NaN and the infinities are never the best.
             best: "min" if the smallest metric is the best, "max" if the largest is.
 
         Raises:
             ConfigError: the path does not exist, it contains something other than files and
                 directories, or an argument is invalid; nothing is saved.
-            StoreError: an earlier checkpoint of this rank did not reach the lake. This one is not
-                saved; the call may be repeated.
+            StoreError: an earlier checkpoint of this rank did not reach the lake. The present
+                checkpoint is not saved; the call may be repeated.
             OSError: the node's disk is full; nothing is saved.
         """
         saving = check_options(step, keep, metric, best)
@@ -272,19 +273,19 @@ class Context:
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
         """Return a local copy of this run's latest checkpoint, else of the run that it resumes.
 
-        The latest checkpoint is the latest step, of earlier attempts too, for which all ranks that
-        save in its attempt have saved their parts. A rank counts this attempt's steps only after it
-        has saved in this attempt itself, so all ranks start from the same step, however late one of
-        them is. The attempt that saved the step may have had another number of ranks.
+        The latest checkpoint is the latest step for which all saving ranks of its attempt have
+        saved their shards; earlier attempts count. A rank counts steps of its own attempt only
+        after its first save, so that all ranks start from the same step, however late a rank is.
+        The attempt that saved the step may have had another number of ranks.
 
         Args:
-            all_ranks: whether to return the parts of all ranks that the attempt had, in one
-                directory: the files that they saved, and the contents of the directories that they
-                saved. To load a sharded state into another number of ranks, this is needed.
+            all_ranks: whether to return the shards of all ranks of the attempt in one directory:
+                the saved files, and the contents of the saved directories. Needed to load a sharded
+                state into another number of ranks.
 
         Returns:
-            The part that this rank saved, or that of the lowest rank that saves if this one does
-            not; with `all_ranks` the directory. None if no step is complete.
+            The shard of this rank, or of the lowest saving rank if this rank does not save; with
+            `all_ranks` the directory. None if no step is complete.
 
         Raises:
             ConfigError: with `all_ranks`, two ranks saved different files of the same name.
@@ -294,7 +295,7 @@ class Context:
         with _in_checkpoint_call():
             return checkpoint_restore.download_latest(
                 self._places,
-                _copies(),
+                _copies_directory(),
                 all_ranks=all_ranks,
                 world_size=self.world_size,
                 has_saved=file is None or PendingCheckpoints(Path(file).parent).has_saved,
@@ -304,7 +305,7 @@ class Context:
     def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
         """Return a local copy of the checkpoint with the best metric.
 
-        The checkpoints of this run and of the run that it resumes count. Of equal metrics, the
+        The checkpoints of this run and of the run that it resumes count. If metrics are equal, the
         newest checkpoint is the best.
 
         Args:
@@ -317,15 +318,17 @@ class Context:
             ConfigError, StoreError: as `latest_checkpoint`.
         """
         with _in_checkpoint_call():
-            return checkpoint_restore.download_best(self._places, _copies(), all_ranks=all_ranks)
+            return checkpoint_restore.download_best(
+                self._places, _copies_directory(), all_ranks=all_ranks
+            )
 
     @property
     @public
     def log_dir(self) -> Path:
         """A local directory for TensorBoard's summary writers, created on first access.
 
-        Files written there are uploaded to `tensorboard/rank-<rank>` in the run's directory every
-        few seconds and when the rank ends. Outside a gang they stay local.
+        Its files are uploaded to `tensorboard/rank-<rank>` in the run's directory every few seconds
+        and when the rank exits. Outside a gang they stay local.
         """
         file = os.environ.get(VARIABLE)
         if file is None:
@@ -349,13 +352,13 @@ class Context:
 def context() -> Context:
     """Return the rank's context inside a gang, and a local world of one rank outside.
 
-    Outside a gang (and not under torchrun or similar launchers, which set `RANK`), the call sets
-    the environment variables of a world of one rank, so that `init_process_group()` works and the
-    same function runs directly.
+    Outside a gang, the call sets the environment variables of a world of one rank, so that
+    `init_process_group()` works and the same function runs directly. Under torchrun and similar
+    launchers, which set `RANK`, it sets nothing.
     """
     file = os.environ.get(VARIABLE)
     if file is not None:
-        return _described(file)
+        return _read_context(file)
     if "RANK" not in os.environ:
         os.environ.update(_world_of_one())
     return Context(
@@ -374,15 +377,15 @@ def context() -> Context:
 
 
 @functools.cache
-def _described(file: str) -> Context:
+def _read_context(file: str) -> Context:
     # Cached, so that a function that calls context() at each step reads the file only once.
     fields = json.loads(Path(file).read_text())
     return Context.from_fields(fields, Path(fields["model_dir"]))
 
 
 @functools.cache
-def _opened(described: str, sharers: int) -> RankDatasets | None:
-    shards = Path(described).with_name(DATA)
+def _open_data(context_file: str, sharers: int) -> RankDatasets | None:
+    shards = Path(context_file).with_name(DATA)
     if not shards.exists():
         return None
     if lacks := missing_modules(NEEDED):
@@ -394,65 +397,67 @@ def _opened(described: str, sharers: int) -> RankDatasets | None:
     # Imported here because ranks without data do not need it.
     from hopsgpu.data.rank_shards import RankShards, open_datasets
 
-    dealt = RankShards.load(shards.read_bytes())
-    return open_datasets(dealt, shards.with_name(KEPT), sharers, _blocked(described).data)
+    rank_shards = RankShards.load(shards.read_bytes())
+    return open_datasets(
+        rank_shards, shards.with_name(KEPT), sharers, _blocked_time(context_file).data
+    )
 
 
-def _position(described: str, sharers: int) -> Mapping[str, Any] | None:
+def _position(context_file: str, sharers: int) -> Mapping[str, Any] | None:
     """Return the position in the launch's data; None without data that this rank can read."""
-    if not Path(described).with_name(DATA).exists() or missing_modules(NEEDED):
+    if not Path(context_file).with_name(DATA).exists() or missing_modules(NEEDED):
         return None
-    opened = _opened(described, sharers)
-    return None if opened is None else opened.position().as_fields()
+    datasets = _open_data(context_file, sharers)
+    return None if datasets is None else datasets.position().as_fields()
 
 
 @functools.cache
-def _check_restored(described: str, sharers: int) -> None:
-    """Warn, once, if the data continues at a checkpoint that the rank has not asked for."""
-    opened = _opened(described, sharers) if Path(described).with_name(DATA).exists() else None
-    if opened is not None and opened.continued_epochs and not _copies().exists():
+def _check_restored(context_file: str, sharers: int) -> None:
+    """Warn, once, if the data continues at a checkpoint that the rank has not loaded."""
+    has_data = Path(context_file).with_name(DATA).exists()
+    datasets = _open_data(context_file, sharers) if has_data else None
+    epochs = None if datasets is None else datasets.continued_epochs
+    if epochs and not _copies_directory().exists():
         log.warning(
             "context().data continues at the latest checkpoint (%s), but rank 0 has not called"
-            " latest_checkpoint(): if the model begins anew, it is not trained with the rows before"
-            " it. Load the latest checkpoint, if there is one, before the first batch",
-            ", ".join(
-                f"{name!r} at epoch {epoch}" for name, epoch in opened.continued_epochs.items()
-            ),
+            " latest_checkpoint(): a model that starts from scratch is not trained with the rows"
+            " before it. Load the latest checkpoint, if there is one, before the first batch",
+            ", ".join(f"{name!r} at epoch {epoch}" for name, epoch in epochs.items()),
         )
 
 
-def _copies() -> Path:
-    # A private directory, because files in it are taken for ones that were downloaded before.
+def _copies_directory() -> Path:
+    # A private directory, because its files count as copies that were downloaded before.
     file = os.environ.get(VARIABLE)
     return _local_directory("copies") if file is None else Path(file).with_name("copies")
 
 
 @functools.cache
-def _directory(described: str) -> str:
-    return str(Path(described).parent)
+def _directory(context_file: str) -> str:
+    return str(Path(context_file).parent)
 
 
 @functools.cache
-def _agreement(described: str) -> RankAgreement:
-    # Cached, because it remembers what this process has answered.
-    return RankAgreement(Path(described).parent)
+def _agreement(context_file: str) -> RankAgreement:
+    # Cached, because the object remembers the answers of this process.
+    return RankAgreement(Path(context_file).parent)
 
 
 @functools.cache
-def _blocked(described: str) -> RankBlockedTime:
-    return RankBlockedTime(Path(described).parent)
+def _blocked_time(context_file: str) -> RankBlockedTime:
+    return RankBlockedTime(Path(context_file).parent)
 
 
 def _in_checkpoint_call() -> AbstractContextManager[None]:
-    """Return a context whose time counts as that of checkpoint calls, if this is a rank."""
+    """Return a context manager that counts the time of a checkpoint call in a rank."""
     file = os.environ.get(VARIABLE)
-    return contextlib.nullcontext() if file is None else _blocked(file).checkpoints
+    return contextlib.nullcontext() if file is None else _blocked_time(file).checkpoints
 
 
 @functools.cache
-def _reports_file(described: str) -> str:
+def _reports_file(context_file: str) -> str:
     # Cached, because creating a Path takes longer than writing a report.
-    return str(Path(described).with_name(measures.FILE))
+    return str(Path(context_file).with_name(measures.FILE))
 
 
 def _world_of_one() -> dict[str, str]:

@@ -1,9 +1,9 @@
 """A rank: the process that runs the user's function.
 
-A fork server forks it, or the process daemon starts it as `python -m hopsgpu.rank.entry DIRECTORY
-DAEMON_PID`, with the rank's environment, in the rank's own session. It makes the file of its call
-read-only when the function starts to run. It leaves `outcome.json`, and `value.pickle` if the
-function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h) if it cannot write them.
+A fork server forks the process, or the process daemon starts it as `python -m hopsgpu.rank.entry
+DIRECTORY DAEMON_PID`. It has the rank's environment and its own session. The start of the function
+makes the file of the call read-only. At the end, DIRECTORY has `outcome.json`, and `value.pickle`
+if the function returned. The exit code is EX_IOERR (74, sysexits.h) if these cannot be written.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hopsgpu import tracebacks
 from hopsgpu.linux import die_with
 from hopsgpu.packaging import main_module
 from hopsgpu.rank import exit as exiting
 
-# At module level, so that a fork server imports it once: in a rank, that would take longer than
-# the fork.
+# Imported at module level, so that a fork server imports these modules once. In a rank, the import
+# would take longer than the fork.
 from hopsgpu.rank.context import VARIABLE, context
 from hopsgpu.rank.files import CALL, OUTCOME, TAKEN, VALUE
 from hopsgpu.rank.gang_world import check_world
@@ -42,15 +40,15 @@ _NONE = pickle.dumps(None)
 # Status of a trial's rank whose function raised optuna.TrialPruned, which is not a failure.
 PRUNED = "pruned"
 # The statuses of a rank that has a value.
-WELL = ("returned", "exited normally", PRUNED)
+SUCCESSFUL = ("returned", "exited normally", PRUNED)
 
 _IOLBF = 1
 _HALF = 16 * 1024
-# Bytes for an outcome's two texts, and as much again for characters that need several in JSON.
-_ROOM = 8 * _HALF
+# Bytes for an outcome's two texts, doubled for characters that need several bytes in JSON.
+_OUTCOME_BYTES = 8 * _HALF
 
 
-def reserve(directory: Path) -> None:
+def reserve_outcome(directory: Path) -> None:
     """Reserve disk space for the outcome, so that a rank can report that the disk is full.
 
     Raises:
@@ -58,7 +56,7 @@ def reserve(directory: Path) -> None:
     """
     descriptor = _open_draft(directory)
     try:
-        os.posix_fallocate(descriptor, 0, _ROOM)
+        os.posix_fallocate(descriptor, 0, _OUTCOME_BYTES)
     finally:
         os.close(descriptor)
 
@@ -67,30 +65,30 @@ def run(directory: Path) -> int:
     """Run the call in a directory, once, and return the exit code.
 
     Raises:
-        SystemExit: as the function raised it, unless it means success; EX_IOERR if the outcome
-            cannot be written.
+        SystemExit: the function's, unless that means success; EX_IOERR if the outcome cannot be
+            written.
     """
     try:
         (directory / CALL).rename(directory / TAKEN)
     except FileNotFoundError:
         if not (directory / OUTCOME).exists():
             problem = "the rank was killed together with its fork server, which hung or crashed"
-            _leave(directory, {"status": "not started", "error": problem})
+            _record_outcome(directory, {"status": "not started", "error": problem})
         return 1
     except OSError as error:
-        _leave(directory, {"status": "not started", "error": str(error)})
+        _record_outcome(directory, {"status": "not started", "error": str(error)})
         return 1
     sys.argv[:] = [_script()]
     return _run(directory)
 
 
 def _script() -> str:
-    """Return the driver's `sys.argv[0]`; its other arguments are not meant for the function."""
+    """Return the driver's `sys.argv[0]`; the other arguments are not meant for the function."""
     return context().script if VARIABLE in os.environ else ""
 
 
 def _run(directory: Path) -> int:
-    own = os.getpid()
+    pid = os.getpid()
     try:
         share_gpu()
         check_world()
@@ -98,58 +96,61 @@ def _run(directory: Path) -> int:
         _enter(directory)
         value = loaded.function(*loaded.args, **loaded.kwargs)
     except SystemExit as error:
-        if os.getpid() != own:
+        if os.getpid() != pid:
             raise
         if error.code not in (None, 0):
             message = {} if isinstance(error.code, int) else {"error": _message(error)}
-            shown = _users_traceback(error)
-            _leave(directory, {"status": "exited", "traceback": shown, **message})
+            text = tracebacks.text_of(error)
+            _record_outcome(directory, {"status": "exited", "traceback": text, **message})
             raise
-        _leave(directory, {"status": "exited normally"}, _NONE)
+        _record_outcome(directory, {"status": "exited normally"}, _NONE)
         return 0
     except BaseException as error:  # noqa: BLE001 - every exception is reported to the agent
-        if os.getpid() == own and is_pruning(error) and context().trial is not None:
-            _leave(directory, {"status": PRUNED}, _NONE)
+        if os.getpid() == pid and is_pruning(error) and context().trial is not None:
+            _record_outcome(directory, {"status": PRUNED}, _NONE)
             return 0
-        text = _users_traceback(error)
-        _say(text)
-        if os.getpid() != own:
+        text = tracebacks.text_of(error)
+        _print_error(text)
+        if os.getpid() != pid:
             return 1
         kind = f"{type(error).__name__}: {_message(error)}"
-        _leave(directory, {"status": "raised", "error": kind, "traceback": text})
+        _record_outcome(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
-    if os.getpid() != own:
+    if os.getpid() != pid:
         # This is a child that the function forked: only the rank itself records the outcome.
         return 0
     try:
-        pickled = _pickled(value, loaded.names)
+        # Imported late: a rank without a value does not need it.
+        from hopsgpu.packaging.pickling import pickle_value
+
+        pickled = pickle_value(value, loaded.names)
     except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises is reported
         reason = f"a {type(value).__qualname__} that cannot be pickled ({error})"
-        _leave(directory, {"status": "unpicklable", "error": reason})
+        _record_outcome(directory, {"status": "unpicklable", "error": reason})
         return 1
-    _leave(directory, {"status": "returned"}, pickled)
+    _record_outcome(directory, {"status": "returned"}, pickled)
     return 0
 
 
 def _enter(directory: Path) -> None:
     """Record that the function starts to run, now that its modules are imported."""
-    taken = directory / TAKEN
-    # Neither call needs space on the disk, which may be full.
-    os.utime(taken)
-    taken.chmod(stat.S_IRUSR)
+    file = directory / TAKEN
+    # Both calls work on a full disk.
+    os.utime(file)
+    file.chmod(stat.S_IRUSR)
 
 
 def entry_time(directory: Path) -> float | None:
     """Return when the function started in a rank, in seconds since the epoch, or None."""
     try:
-        found = (directory / TAKEN).stat()
+        status = (directory / TAKEN).stat()
     except FileNotFoundError:
         return None
-    return None if found.st_mode & stat.S_IWUSR else found.st_mtime
+    return None if status.st_mode & stat.S_IWUSR else status.st_mtime
 
 
 def prepare_output() -> None:
-    """Flush each line as it ends, C's stdout included, so that a kill loses no whole line.
+    """Flush at each end of a line, also in C, so that a kill loses no complete line.
 
     A crash (such as SIGSEGV) and SIGUSR1 write the stacks of all threads to stderr.
     """
@@ -162,11 +163,6 @@ def prepare_output() -> None:
     faulthandler.register(signal.SIGUSR1, file=2)
 
 
-def _users_traceback(error: BaseException) -> str:
-    """Return the traceback without hopsgpu's frames."""
-    return tracebacks.text_of(error)
-
-
 def _message(error: BaseException) -> str:
     """Return the message of an exception, if its __str__ works."""
     try:
@@ -175,28 +171,22 @@ def _message(error: BaseException) -> str:
         return f"(its __str__ raised {type(problem).__name__})"
 
 
-def _say(text: str) -> None:
-    # Stderr is a file on the disk that may be full, and the function may have closed it.
+def _print_error(text: str) -> None:
+    # The file behind stderr is on a disk that may be full, and the function may have closed it.
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr, end="", flush=True)
 
 
 def _fit(text: str) -> str:
-    """Return a printable text, reduced to its beginning and end if too long for a message."""
-    # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
+    """Return a printable text; cut the middle of a text that is too long for a message."""
+    # A file name that is not UTF-8 is a str with lone surrogates (PEP 383).
     text = text.encode(errors="backslashreplace").decode()
     if len(text) <= 2 * _HALF:
         return text
     return f"{text[:_HALF]}\n... ({len(text)} characters in all) ...\n{text[-_HALF:]}"
 
 
-def _pickled(value: Any, names: Mapping[str, Any]) -> bytes:
-    from hopsgpu.packaging.pickling import pickle_value
-
-    return pickle_value(value, names)
-
-
-def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:
+def _record_outcome(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:
     # The outcome is written last, by an atomic rename: if it exists, the value is complete.
     if value is not None:
         try:
@@ -204,15 +194,15 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
         except OSError as error:
             (directory / VALUE).unlink(missing_ok=True)
             outcome = {"status": "value lost", "error": str(error)}
-    left = {name: _fit(text) for name, text in outcome.items()}
+    texts = {name: _fit(text) for name, text in outcome.items()}
     try:
-        # Not truncated before the write: a full disk has only the draft's reserved space for it.
+        # Truncate after the write: a full disk has only the draft's reserved space.
         with os.fdopen(_open_draft(directory), "wb") as draft:
-            draft.write(json.dumps({**left, "time": time.time()}).encode())
+            draft.write(json.dumps({**texts, "time": time.time()}).encode())
             draft.truncate()
         (directory / _DRAFT).rename(directory / OUTCOME)
     except OSError as error:
-        _say(f"hopsgpu: cannot record how this rank ended ({left['status']}): {error}\n")
+        _print_error(f"hopsgpu: cannot record how this rank ended ({texts['status']}): {error}\n")
         raise SystemExit(os.EX_IOERR) from error
 
 
@@ -223,4 +213,4 @@ def _open_draft(directory: Path) -> int:
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))
     prepare_output()
-    exiting.end(lambda: run(Path(sys.argv[1])))
+    exiting.run_and_exit(lambda: run(Path(sys.argv[1])))

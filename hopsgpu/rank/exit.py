@@ -1,4 +1,4 @@
-"""How a rank's process ends."""
+"""The exit of a rank's process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import NoReturn
 from hopsgpu import linux
 
 
-def end(body: Callable[[], int]) -> NoReturn:
-    """Run the body, and end this process in the order in which the interpreter ends.
+def run_and_exit(body: Callable[[], int]) -> NoReturn:
+    """Run the body, and exit this process like the interpreter, with the body's exit code.
 
-    The function waits for threads, runs exit functions and flushes files. It does not tear modules
-    down: in a forked process that would run destructors of the fork server's objects, and the
-    threads of a framework whose objects are still alive can crash (torch's "terminate called
-    without an active exception").
+    The function waits for threads, runs exit functions and flushes files, but does not tear modules
+    down. In a forked process the teardown would run destructors of the fork server's objects. The
+    threads of a framework whose objects are still alive can also crash then (torch's "terminate
+    called without an active exception").
 
-    A child that the body has forked does not run the exit functions when it ends, because they
-    clean up for this process.
+    A child that the body has forked does not run the exit functions, because these clean up for
+    this process.
     """
-    own, code = os.getpid(), 1
+    pid, code = os.getpid(), 1
     try:
         try:
             code = body()
@@ -32,7 +32,7 @@ def end(body: Callable[[], int]) -> NoReturn:
         except BaseException:  # noqa: BLE001 - as the interpreter shows it
             sys.excepthook(*sys.exc_info())
         threading._shutdown()  # type: ignore[attr-defined]
-        if os.getpid() == own:
+        if os.getpid() == pid:
             atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

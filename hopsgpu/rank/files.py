@@ -1,7 +1,7 @@
 """The names of a rank's program, and of the files in its directory.
 
-They have a module of their own for processes that start ranks and never become one: the program's
-module imports what a rank needs, which takes longer than such a process takes to start.
+This module is separate for processes that start ranks and never become one. The imports of the
+program's module would take longer than the rest of such a process's start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 ENTRY = "hopsgpu.rank.entry"
 
 CALL = "call.pickle"
-# Once the function runs, this file is read-only, and its modification time is the start.
+# The function's start makes this file read-only, and sets its modification time.
 TAKEN = "call.taken"
 VALUE = "value.pickle"
 OUTCOME = "outcome.json"

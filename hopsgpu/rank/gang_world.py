@@ -1,4 +1,4 @@
-"""Whether the frameworks of a rank must train with all ranks of the gang."""
+"""A check that the frameworks of a rank train with all ranks of the gang."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hopsgpu.rank.import_hook import call_when_imported
 
 
 def check_world() -> None:
-    """Have frameworks refuse to train with other ranks than all of the gang.
+    """Make frameworks refuse to train with fewer ranks than all of the gang.
 
-    The call does nothing in a rank that is alone or independent, in a gang with parameter servers,
-    of which only the chief trains, and outside a gang.
+    The call does nothing in a single or independent rank, and outside a gang. It also does nothing
+    in a gang with parameter servers, where only the chief trains.
     """
     if VARIABLE not in os.environ:
         return

@@ -5,9 +5,9 @@ comes on top, as does memory that they use outside their allocators. Tested on a
 PyTorch and JAX, not with TensorFlow.
 Sources:
 
-- PyTorch's reference, "torch.cuda.set_per_process_memory_fraction". It initialises CUDA, so it is
-  called when torch does that itself (`torch.cuda._lazy_call`, as `torch.manual_seed` does).
-  The variable PYTORCH_CUDA_ALLOC_CONF also accepts a fraction, but older torch rejects it.
+- PyTorch's reference, "torch.cuda.set_per_process_memory_fraction". The function initialises CUDA,
+  so the call waits until torch initialises it (`torch.cuda._lazy_call`, as for
+  `torch.manual_seed`). PYTORCH_CUDA_ALLOC_CONF also accepts a fraction, but not in older versions.
 - TensorFlow's guide "Use a GPU", "Limiting GPU memory growth": a logical device of so many MB. It
   is set before GPUs are initialised, and with it TensorFlow refuses `set_memory_growth`. Before
   that, only NVML can tell how much memory a GPU has.
@@ -29,8 +29,8 @@ from hopsgpu.rank.import_hook import call_when_imported
 from hopsgpu.units import MIB
 
 _JAX = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-_JAX_TOO = "XLA_CLIENT_MEM_FRACTION"
-_OWN = "JAX_LOCAL_DEVICE_IDS"
+_NEW_JAX = "XLA_CLIENT_MEM_FRACTION"
+_LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -42,36 +42,36 @@ def share_gpu() -> None:
     if SHARE not in os.environ:
         return
     share = float(os.environ[SHARE])
-    if _JAX_TOO not in os.environ:
+    if _NEW_JAX not in os.environ:
         os.environ.setdefault(_JAX, str(share))
-    tell = {
-        "torch.cuda": functools.partial(_tell_torch, share=share),
-        "tensorflow": functools.partial(_tell_tensorflow, share=share),
+    limits = {
+        "torch.cuda": functools.partial(_limit_torch, share=share),
+        "tensorflow": functools.partial(_limit_tensorflow, share=share),
     }
-    call_when_imported(tell)
+    call_when_imported(limits)
 
 
 def own_devices(environment: Mapping[str, str]) -> list[int]:
-    """Return the numbers of the rank's own GPUs among those that it sees."""
-    return [int(number) for number in environment.get(_OWN, "").split(",") if number]
+    """Return the indices of the rank's own GPUs among its visible GPUs."""
+    return [int(number) for number in environment.get(_LOCAL_DEVICES, "").split(",") if number]
 
 
-def _tell_torch(cuda: Any, share: float) -> None:
-    def tell() -> None:
-        # For any other GPU that the rank sees, the call would allocate memory there.
+def _limit_torch(cuda: Any, share: float) -> None:
+    def limit() -> None:
+        # Only for own GPUs: for any other visible GPU, the call would allocate memory there.
         for device in own_devices(os.environ):
             cuda.set_per_process_memory_fraction(share, device)
 
-    cuda._lazy_call(tell)
+    cuda._lazy_call(limit)
 
 
-def _tell_tensorflow(tensorflow: Any, share: float) -> None:
+def _limit_tensorflow(tensorflow: Any, share: float) -> None:
     config = tensorflow.config
     devices = config.list_physical_devices("GPU")
     if not devices:
         return
     try:
-        memory = _memory(os.environ.get(_VISIBLE, "").split(","))
+        memory = _memory_sizes(os.environ.get(_VISIBLE, "").split(","))
         for number in own_devices(os.environ):
             limit = config.LogicalDeviceConfiguration(int(memory[number] * share) // MIB)
             config.set_logical_device_configuration(devices[number], [limit])
@@ -80,7 +80,7 @@ def _tell_tensorflow(tensorflow: Any, share: float) -> None:
         print(f"hopsgpu: {problem}", file=sys.stderr)
 
 
-def _memory(gpus: Sequence[str]) -> list[int]:
+def _memory_sizes(gpus: Sequence[str]) -> list[int]:
     """Return the bytes of each GPU's memory.
 
     Raises:

@@ -1,7 +1,8 @@
-"""Lines that the driver hands to a rank while its function runs, through a named pipe.
+"""Lines that the driver sends to a rank while its function runs, through a named pipe.
 
-The pipe is in the rank's directory, and whoever comes first creates it. It takes no room on the
-node's disk, which may be full. A line is written at once, so it must fit into the pipe's buffer.
+The pipe is in the rank's directory; the first user creates it. A pipe takes no room on the node's
+disk, which may be full. A line is written with a single call, so it must fit into the pipe's
+buffer.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from pathlib import Path
 from hopsgpu.rank.context import VARIABLE
 
 _FILE = "inbox"
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class InboxWriter:
-    """The agent's end, which never waits for the rank.
+    """The agent's side, which never waits for the rank.
 
     Args:
         directory: the rank's.
@@ -30,12 +31,12 @@ class InboxWriter:
     """
 
     def __init__(self, directory: Path) -> None:
-        # Also open for reading, so that neither the opening nor a write depends on a reader.
+        # Open for reading too, so that neither the open nor a write depends on a reader.
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        self._descriptor = os.open(_created(directory), flags)
+        self._descriptor = os.open(_create_pipe(directory), flags)
 
     def write(self, line: str) -> None:
-        """Hand over a line, without its end.
+        """Write a line; the newline is added.
 
         Raises:
             BlockingIOError: the rank has not read earlier lines, and the buffer is full.
@@ -43,34 +44,34 @@ class InboxWriter:
         os.write(self._descriptor, f"{line}\n".encode())
 
     def close(self) -> None:
-        """Close the pipe; lines that were not read are lost."""
+        """Close the pipe; unread lines are lost."""
         os.close(self._descriptor)
 
 
-def lines(unwanted: threading.Event | None = None) -> Iterator[str]:
-    """Yield the lines that the driver hands to this rank; wait for each as long as it takes.
+def lines(cancelled: threading.Event | None = None) -> Iterator[str]:
+    """Yield the lines that the driver sends to this rank, without a timeout.
 
-    For one thread of the rank: another one would get other lines.
+    Only one thread of the rank may call this: several threads would each get some of the lines.
 
     Args:
-        unwanted: event that ends the wait soon, and the lines with it.
+        cancelled: event that ends the iterator within 0.2 s.
     """
-    pipe = _created(Path(os.environ[VARIABLE]).parent)
-    # Without blocking: an opening that waits for the agent could not be interrupted.
+    pipe = _create_pipe(Path(os.environ[VARIABLE]).parent)
+    # Do not block: an open that waits for the agent could not be interrupted.
     with os.fdopen(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", 0) as file:
         rest = b""
-        while unwanted is None or not unwanted.is_set():
-            # Until the agent has opened it, the pipe has no writer; then it always has one.
-            if not select.select([file], [], [], _LOOK_SECONDS)[0]:
+        while cancelled is None or not cancelled.is_set():
+            # The pipe has no writer until the agent opens it. The agent then stays its writer.
+            if not select.select([file], [], [], _POLL_SECONDS)[0]:
                 continue
-            got = file.read(select.PIPE_BUF)
-            if got == b"":  # the agent is gone, and this rank will be killed
+            chunk = file.read(select.PIPE_BUF)
+            if chunk == b"":  # the agent has exited, and this rank will be killed
                 return
-            *whole, rest = (rest + (got or b"")).split(b"\n")
-            yield from (line.decode() for line in whole)
+            *complete, rest = (rest + (chunk or b"")).split(b"\n")
+            yield from (line.decode() for line in complete)
 
 
-def _created(directory: Path) -> Path:
+def _create_pipe(directory: Path) -> Path:
     pipe = directory / _FILE
     with contextlib.suppress(FileExistsError):
         os.mkfifo(pipe, 0o600)

@@ -8,18 +8,18 @@ from pathlib import Path
 _WORD_BYTES = 8
 
 
-def created(file: Path, words: int) -> Path:
+def create_file(file: Path, words: int) -> Path:
     """Create a file of words that are 0, and return its path.
 
     Raises:
         OSError: the file cannot be created, for example because the disk is full.
     """
-    # Written, so that a full disk is noticed here and not when a word is written.
+    # Write the bytes, so that a full disk is noticed here and not at a store.
     file.write_bytes(bytes(words * _WORD_BYTES))
     return file
 
 
-def mapped(file: Path, words: int) -> memoryview:
+def map_file(file: Path, words: int) -> memoryview:
     """Return the bytes of a file's words, to be cast to their type.
 
     An access to a word is then a single load or store of 8 aligned bytes.

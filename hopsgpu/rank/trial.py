@@ -1,6 +1,6 @@
-"""A trial of a search, as its ranks see it, and how they learn that it should be pruned.
+"""A trial of a search in its ranks, and the request to end it early.
 
-The agent creates a file in the rank's directory. A rank that asks renames the file, which needs no
+The agent creates a file in the rank's directory. A rank that polls renames the file, which needs no
 free disk space and records that the rank received the request.
 """
 
@@ -27,8 +27,8 @@ class Trial:
 
     Attributes:
         number: Optuna's trial number, from 0.
-        params: parameters by name. They are sent as JSON: a tuple arrives as a list, and a value
-            that JSON cannot express as its repr().
+        params: parameters by name, sent as JSON: a tuple arrives as a list, and a value that JSON
+            cannot express as its repr().
     """
 
     __module__ = "hopsgpu"
@@ -37,7 +37,7 @@ class Trial:
     params: Mapping[str, Any] = field(hash=False)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the fields for a message, which `from_fields` reads."""
+        """Return JSON fields, which `from_fields` reads."""
         params = {name: _plain(value) for name, value in self.params.items()}
         return {"number": self.number, "params": params}
 
@@ -54,7 +54,7 @@ def _plain(value: object) -> Any:
 
 
 def ask_to_end(directory: Path) -> None:
-    """Ask a rank to end its trial, so that `is_to_end` returns True there.
+    """Request that a rank ends its trial: `is_to_end` then returns True in the rank.
 
     Args:
         directory: the rank's.
@@ -69,7 +69,7 @@ def is_to_end(directory: str) -> bool:
     """Return whether a rank should end its trial; record that the rank has seen the request.
 
     Args:
-        directory: the rank's; a str, since creating a Path would take longer than the check.
+        directory: the rank's; a str, because creating a Path would take longer than the check.
     """
     seen = f"{directory}/{_SEEN}"
     try:

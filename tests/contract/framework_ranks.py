@@ -25,7 +25,7 @@ from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.rank.context import VARIABLE, Context
-from hopsgpu.rank.exit import end
+from hopsgpu.rank.exit import run_and_exit
 from hopsgpu.rank.gang_world import check_world
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,4 +174,4 @@ def main(file: str, function: str, kwargs: str) -> int:
 
 if __name__ == "__main__":
     # As a rank does: an interpreter that takes torch's modules apart can crash in its threads.
-    end(lambda: main(*sys.argv[1:]))
+    run_and_exit(lambda: main(*sys.argv[1:]))

@@ -94,9 +94,9 @@ class Containers:
             job.close()
         for job in self._jobs:
             # Repeated, because a container may connect only now.
-            self.server.end_all()
+            self.server.disconnect_all()
             while not job.ended.wait(EVENT_SECONDS) and time.monotonic() < began + _END_SECONDS:
-                self.server.end_all()
+                self.server.disconnect_all()
         for job in self._jobs:
             if not job.ended.is_set():
                 watcher.warn(

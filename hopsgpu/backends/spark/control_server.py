@@ -9,7 +9,7 @@ from hopsgpu.backends.spark.application import Application
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
-from hopsgpu.control.tls import network_is_encrypted
+from hopsgpu.control.tls import is_network_encrypted
 from hopsgpu.core.own_log import level
 from hopsgpu.linux import allow_descriptors
 
@@ -33,7 +33,7 @@ def control_channel(
     bind = application.setting("spark.driver.bindAddress") or address
     user = None if jvm.is_kerberized() else jvm.user()
     heartbeat = application.heartbeat
-    encrypted = network_is_encrypted(application.setting)
+    encrypted = is_network_encrypted(application.setting)
     with serve(secret, bind, application.ports, heartbeat=heartbeat, encrypted=encrypted) as server:
         certificate = server.certificate
         yield (

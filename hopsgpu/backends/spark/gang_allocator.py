@@ -161,12 +161,12 @@ class YarnGangAllocator(GangAllocator):
         """End the tasks of an incomplete gang; its executors stay until Spark's idle timeout."""
         if not self._jobs:
             return
-        self._executors.server.end_all()
+        self._executors.server.disconnect_all()
         deadline = time.monotonic() + RELEASE_SECONDS
         for job in self._jobs:
             while not job.ended.wait(EVENT_SECONDS) and time.monotonic() < deadline:
                 self._application.jvm.cancel(job.tag)
-                self._executors.server.end_all()
+                self._executors.server.disconnect_all()
         self._jobs = [job for job in self._jobs if not job.ended.is_set()]
         self._kill_stuck()
 
@@ -214,7 +214,7 @@ class YarnGangAllocator(GangAllocator):
 
         The parked placeholders keep their executors until the agents have arrived.
         """
-        self._executors.server.hang_up(placeholders)
+        self._executors.server.disconnect(placeholders)
         cancelled = self.request.cancelled
         jvm = self._application.jvm
         if not parked and sum(job.tasks for job in placeholder_jobs) > len(placeholders):
@@ -241,7 +241,7 @@ class YarnGangAllocator(GangAllocator):
             log.debug("%s: agents: %s", self.request.run_id, count)
             if agents is None or any(map(self.request.exclusion_reason, agents.values())):
                 # End the parked placeholders too: the next attempt parks these executors again.
-                self._executors.server.end_all()
+                self._executors.server.disconnect_all()
                 for ending in (job, *placeholder_jobs):
                     jvm.cancel(ending.tag)
                     wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
@@ -310,7 +310,7 @@ class YarnGangAllocator(GangAllocator):
         """Release the parked executors, because the gang is whole."""
         if not parked:
             return
-        self._executors.server.hang_up(parked)
+        self._executors.server.disconnect(parked)
         cancelled = self.request.cancelled
         if wait_until(
             lambda: all(j.ended.is_set() for j in placeholder_jobs), cancelled, RELEASE_SECONDS

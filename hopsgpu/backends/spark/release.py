@@ -106,7 +106,7 @@ def release_part(
         cancelled: event that ends the wait for the confirmation.
     """
     containers = {container.container_id for container in leaving}
-    executors.server.hang_up([container.key for container in leaving])
+    executors.server.disconnect([container.key for container in leaving])
 
     def are_gone() -> bool:
         busy = executors.busy_ids()
@@ -141,13 +141,13 @@ class _ReleaseWatch:
 
     def run(self) -> Release:
         log.debug("ends %d Spark jobs within %g s", len(self._jobs), RELEASE_SECONDS)
-        self._executors.server.end_all()
+        self._executors.server.disconnect_all()
         for job in self._jobs:
             # Repeat both: a job that is not submitted yet cannot be cancelled, and a task that
             # starts late connects late.
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
-                self._executors.server.end_all()
+                self._executors.server.disconnect_all()
         log.debug("jobs ended; waits until the ResourceManager shows no executor")
         self._ended = time.monotonic()
         if not self._wait_until(self._is_confirmed):

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.channel import Message
-from hopsgpu.control.tls import network_is_encrypted
+from hopsgpu.control.tls import is_network_encrypted
 from hopsgpu.storage.hadoop_tokens import TOKEN_FILE_VARIABLE, Lifetime, keep_tokens, lifetime
 from hopsgpu.storage.kerberos import has_keytab
 
@@ -86,7 +86,7 @@ def expiry_warnings(jvm: Jvm, setting: Callable[[str], str | None]) -> tuple[str
             f"{loses}: they can be replaced only with a keytab (spark.kerberos.keytab and"
             " spark.kerberos.principal)",
         )
-    if not network_is_encrypted(setting):
+    if not is_network_encrypted(setting):
         return (
             f"{loses}: new ones are not sent to the ranks, because they would be sent unencrypted;"
             " spark.network.crypto.enabled=true encrypts Spark's connections and hopsgpu's",

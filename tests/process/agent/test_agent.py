@@ -389,7 +389,7 @@ def test_modules_are_unpacked_before_ranks_want_them_and_once(gang: Gang, tmp_pa
     gang.server.keep(0, other.digest, other.archive)
     reserve(gang)
     assert unpacked_in(container) == before
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(SECONDS) == 0
     assert not unpacked_in(container)
 
@@ -521,7 +521,7 @@ def test_what_a_rank_has_left_in_tmpdir_is_reached_until_its_directory_is_remove
         third = Path(pickle.loads(gang.wait_for("ended").payload))
         assert until(lambda link=second.parent: not os.path.lexists(link), SECONDS)
         second = third
-    gang.server.end_all()
+    gang.server.disconnect_all()
     gang.process.wait(SECONDS)
     assert until(lambda: not third.parent.parent.exists(), SECONDS)
 
@@ -591,7 +591,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(gang: Gang) -> None:
 def test_an_agent_without_its_driver_ends_its_ranks_and_itself(
     gang: Gang, waiting: list[int]
 ) -> None:
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(SECONDS) == 0
     assert until(lambda: all(map(gone, waiting)), SECONDS)
 
@@ -732,7 +732,7 @@ def test_a_rank_that_is_stopped_before_it_has_started(
     gang.stop()
     ended = gang.wait_for("ended")
     assert (ended["outcome"]["status"], ended["stopped"]) == ("not started", True)
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(SECONDS) == 0
 
 
@@ -746,7 +746,7 @@ def test_an_agent_without_its_driver_does_not_wait_for_an_import(
     else:
         gang.run(os.getpid, frameworks=(hanging,))
     assert until((tmp_path / "path" / "began").exists, SECONDS)
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(SECONDS) == 0
 
 
@@ -878,7 +878,7 @@ def test_models_are_uploaded_from_the_container(gang: Gang) -> None:
         (file,) = (gang.lake / "models/net/_staging/id").rglob(f"w{rank}")
         assert file.read_text() == "weights"
         assert next(iter(part.values())).bytes == 7
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(SECONDS) == 0
 
 
@@ -920,7 +920,7 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
         return {}
 
     class Silent:
-        async def tell(self, *_: object, **__: object) -> None:
+        async def notify(self, *_: object, **__: object) -> None:
             """Nobody is there."""
 
     class Ended:

@@ -79,7 +79,7 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
     assert "r: rank 0 ended: exit code 1, raised" in sent
     assert "hopsgpu: the log of its process daemon:\n" in sent and "process daemon of" in sent
     secret = gang.server._secret
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(60) == 0
     logs = files(tmp_path)
     agent = logs.pop(own_log.AGENT_FILE)

@@ -92,7 +92,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
     imported = tmp_path / "path" / "imported"
     try:
         assert until(imported.exists, SECONDS)
-        server.end_all()
+        server.disconnect_all()
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
         asyncio.run(warmed(warm, tmp_path, holding.jvm.pid))
@@ -109,7 +109,7 @@ def test_what_a_holder_has_begun_goes_on_for_the_next_task(
     warm = user_module(tmp_path)
     holding = Holding(server, warm, tmp_path)
     # It was the last of its gang, and ends before the daemon answers.
-    server.end_all()
+    server.disconnect_all()
     try:
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
@@ -168,7 +168,7 @@ def test_a_holder_ends_at_once_though_its_warming_hangs(
     holding = Holding(server, WarmUp(("hanging",)), tmp_path)
     try:
         assert until((tmp_path / "path" / "began").exists, SECONDS)
-        server.end_all()
+        server.disconnect_all()
         # Long before the import is given up.
         assert holding.ended()
     finally:

@@ -68,7 +68,7 @@ def test_a_lost_connection_ends_all_slots(gang: Gang, tmp_path: Path) -> None:
         gang.run(waits_for, str(tmp_path / "go"), run_id=str(slot), slot=slot)
         gang.wait_for("output")
     pids = [message["pid"] for message in gang.seen if message.kind == "started"]
-    gang.server.end_all()
+    gang.server.disconnect_all()
     assert gang.process.wait(SECONDS) == 0
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
@@ -232,7 +232,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
             return is_free
 
     class Silent:
-        async def tell(self, *_: object, **__: object) -> None:
+        async def notify(self, *_: object, **__: object) -> None:
             """Nobody is there."""
 
     monkeypatch.chdir(tmp_path)
@@ -242,9 +242,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
 
 
 @pytest.mark.parametrize("frameworks", [("torch",), pytest.param((), marks=pytest.mark.soak)])
-def test_a_rank_with_a_share_has_torch_told_however_it_came(
-    gang: Gang, frameworks: tuple[str, ...]
-) -> None:
+def test_torch_in_a_rank_with_a_share_is_limited(gang: Gang, frameworks: tuple[str, ...]) -> None:
     def queued() -> list[str]:
         import torch
 
@@ -252,7 +250,7 @@ def test_a_rank_with_a_share_has_torch_told_however_it_came(
         return [call.__qualname__ for call, _ in torch.cuda._queued_calls]
 
     gang.run(queued, frameworks=frameworks, HOPSGPU_MEMORY_SHARE="0.5")
-    assert pickle.loads(gang.wait_for("ended").payload)[-1] == "_tell_torch.<locals>.tell"
+    assert pickle.loads(gang.wait_for("ended").payload)[-1] == "_limit_torch.<locals>.limit"
 
 
 def collects() -> list[str]:

@@ -323,19 +323,19 @@ def test_a_checkpoint_is_requested_of_all_ranks(server: Server) -> None:
         """Has come to step 5, passes the first proposal, accepts the second, and returns."""
         launched.training.request_checkpoint()
         while (message := await channel.receive()) is not None:
-            tell = functools.partial(channel.send, run_id="run-1", attempt=0)
+            notify = functools.partial(channel.send, run_id="run-1", attempt=0)
             if message.kind != "steps":
                 heard.append((message.kind, message["step"]))
             match message.kind:
                 case "steps":
-                    await tell("steps", number=message["number"], asked=[[0, 5]])
+                    await notify("steps", number=message["number"], asked=[[0, 5]])
                 case "propose":
                     accepts = heard.count(("abort", 6)) == 1
                     kind = "accepted" if accepts else "rejected"
-                    await tell(kind, rank=0, step=message["step"])
+                    await notify(kind, rank=0, step=message["step"])
                 case "commit":
-                    await tell("passed", rank=0, step=6)
-                    await tell("passed", rank=0, step=7)
+                    await notify("passed", rank=0, step=6)
+                    await notify("passed", rank=0, step=7)
                     # Its rank has ended before the next one.
                     launched.training.request_checkpoint()
                     await return_a_value(channel)
@@ -351,12 +351,12 @@ def test_a_rank_that_ends_has_passed_an_agreed_step(server: Server) -> None:
     async def answer(channel: Channel) -> None:
         launched.training.request_checkpoint()
         while (message := await channel.receive()) is not None:
-            tell = functools.partial(channel.send, run_id="run-1", attempt=0)
+            notify = functools.partial(channel.send, run_id="run-1", attempt=0)
             match message.kind:
                 case "steps":
-                    await tell("steps", number=message["number"], asked=[[0, 5]])
+                    await notify("steps", number=message["number"], asked=[[0, 5]])
                 case "propose":
-                    await tell("accepted", rank=0, step=message["step"])
+                    await notify("accepted", rank=0, step=message["step"])
                 case "commit":
                     await return_a_value(channel)
 
@@ -715,7 +715,7 @@ def test_ranks_that_only_save_are_not_too_late(server: Server) -> None:
     async def save(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)
         for _ in range(9):
-            await channel.tell("saving", run_id="run-1", rank=0)
+            await channel.notify("saving", run_id="run-1", rank=0)
             await asyncio.sleep(0.5)
         await end(channel, exit_code=0, outcome={"status": "returned"})
 
@@ -730,7 +730,7 @@ def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: Server) -
 
     async def fail(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)
-        await channel.tell("failing", run_id="run-1", rank=0, raised=False)
+        await channel.notify("failing", run_id="run-1", rank=0, raised=False)
 
     async def stop(channel: Channel) -> None:
         stopped.set()
@@ -773,7 +773,7 @@ def test_what_follows_from_the_chiefs_return_is_no_failure(server: Server) -> No
 
 def test_an_executor_lost_before_the_start(server: Server) -> None:
     launched = launch(server, say_nothing)
-    server.control.end_all()
+    server.control.disconnect_all()
     launched.agent.join(SECONDS)
     conclusion = launched.training.run().conclusion
     assert conclusion is not None
@@ -850,7 +850,7 @@ def test_a_python_that_cannot_read_data_is_said_in_the_rank(
     (tmp_path / context_module.DATA).touch()
     monkeypatch.setattr(context_module, "missing_modules", lambda names: ["numpy", "pyarrow"])
     with pytest.raises(ConfigError, match="needs numpy and pyarrow, which .*python_env="):
-        context_module._opened(str(tmp_path / "context.json"), 1)
+        context_module._open_data(str(tmp_path / "context.json"), 1)
 
 
 def sampled(*utilisations: float | None) -> bytes:

@@ -309,7 +309,7 @@ def test_an_agent_tells_why_its_driver_is_gone() -> None:
         async with connected(server) as channel:
             await channel.send("hello")
             event = await asyncio.to_thread(next_event, server)
-            await asyncio.to_thread(server.hang_up, [event.peer])
+            await asyncio.to_thread(server.disconnect, [event.peer])
             message = await channel.receive()
             with pytest.raises(ConnectionError, match="the connection has ended: c"):
                 await channel.send("value")
@@ -328,14 +328,14 @@ def test_nothing_is_written_for_a_driver_that_is_gone(caplog: pytest.LogCaptureF
         async with connected(server) as channel:
             await channel.send("hello")
             event = await asyncio.to_thread(next_event, server)
-            await asyncio.to_thread(server.hang_up, [event.peer])
+            await asyncio.to_thread(server.disconnect, [event.peer])
             ends = []
             while len(ends) < 20:  # nobody receives: the first few may still reach the kernel
                 try:
                     await channel.send("output", b"x" * 100_000)
                 except ConnectionError as error:
                     ends.append(str(error))
-            await channel.tell("output")
+            await channel.notify("output")
             return ends
 
     with serve(SECRET, "127.0.0.1") as server:
@@ -360,7 +360,7 @@ def test_too_large_a_frame_is_refused_before_it_is_sent(
 ) -> None:
     async def send() -> None:
         async with connected(server) as channel:
-            monkeypatch.setattr(channel_module, "MOST_PAYLOAD", 10)
+            monkeypatch.setattr(channel_module, "MAX_PAYLOAD", 10)
             with pytest.raises(ChannelError, match="exceeds the limit"):
                 await channel.send("value", bytes(11))
             monkeypatch.undo()

@@ -23,50 +23,58 @@ SECRET = new_secret()
 
 
 @pytest.mark.parametrize(
-    ("signs", "now", "seen"),
+    "state, now, check",
     [
-        # Nothing is due: look again when the next sign is.
-        (HeartbeatState(sent=100, heard=100), 105, HeartbeatCheck(False, False, False, 110)),
-        # The other end is the next to be due.
-        (HeartbeatState(sent=100, heard=75), 102, HeartbeatCheck(False, False, False, 105)),
-        (HeartbeatState(sent=90, heard=99), 101, HeartbeatCheck(False, True, False, 111)),
-        # Silence, seen once, then twice, then not any more.
-        (HeartbeatState(sent=100, heard=70), 100, HeartbeatCheck(False, False, True, 101)),
+        # Nothing is due: check again when the next heartbeat is.
         (
-            HeartbeatState(sent=100, heard=70, missed=True),
+            HeartbeatState(sent_at=100, received_at=100),
+            105,
+            HeartbeatCheck(False, False, False, 110),
+        ),
+        # The other end is the next to be due.
+        (
+            HeartbeatState(sent_at=100, received_at=75),
+            102,
+            HeartbeatCheck(False, False, False, 105),
+        ),
+        (HeartbeatState(sent_at=90, received_at=99), 101, HeartbeatCheck(False, True, False, 111)),
+        # Silence, seen once, then twice, then not any more.
+        (HeartbeatState(sent_at=100, received_at=70), 100, HeartbeatCheck(False, False, True, 101)),
+        (
+            HeartbeatState(sent_at=100, received_at=70, has_missed=True),
             101,
             HeartbeatCheck(True, False, True, 102),
         ),
         (
-            HeartbeatState(sent=100, heard=101, missed=True),
+            HeartbeatState(sent_at=100, received_at=101, has_missed=True),
             101,
             HeartbeatCheck(False, False, False, 110),
         ),
         # Whoever does not listen judges nobody.
         (
-            HeartbeatState(sent=100, heard=0, listening=False),
+            HeartbeatState(sent_at=100, received_at=0, is_reading=False),
             101,
             HeartbeatCheck(False, False, False, 110),
         ),
         (
-            HeartbeatState(sent=0, heard=0, listening=False, missed=True),
+            HeartbeatState(sent_at=0, received_at=0, is_reading=False, has_missed=True),
             101,
             HeartbeatCheck(False, True, False, 111),
         ),
     ],
 )
-def test_what_a_look_sees(signs: HeartbeatState, now: float, seen: HeartbeatCheck) -> None:
-    assert check_heartbeat(signs, heartbeat=30, now=now) == seen
+def test_a_check(state: HeartbeatState, now: float, check: HeartbeatCheck) -> None:
+    assert check_heartbeat(state, heartbeat=30, now=now) == check
 
 
 def test_a_look_is_never_in_the_past() -> None:
-    for heard in (0.0, 70.0, 71.0, 100.0):
-        for sent in (0.0, 95.0, 100.0):
-            for listening in (True, False):
-                seen = check_heartbeat(
-                    HeartbeatState(sent, heard, listening), heartbeat=30, now=100
+    for received_at in (0.0, 70.0, 71.0, 100.0):
+        for sent_at in (0.0, 95.0, 100.0):
+            for is_reading in (True, False):
+                check = check_heartbeat(
+                    HeartbeatState(sent_at, received_at, is_reading), heartbeat=30, now=100
                 )
-                assert 100 < seen.again < math.inf
+                assert 100 < check.next_check < math.inf
 
 
 class Source(asyncio.Transport):
@@ -93,18 +101,18 @@ def test_what_was_not_read_is_no_silence() -> None:
     inbox.set_transport(Source())
     inbox._time = lambda: 100.0
     inbox.feed_data(b"some")
-    assert (inbox.heard, inbox.listening) == (100, True)
+    assert (inbox.received_at, inbox.is_reading) == (100, True)
     inbox._time = lambda: 150.0
     assert loop.run_until_complete(inbox.readexactly(4)) == b"some"
-    assert (inbox.heard, inbox.listening) == (100, True)
+    assert (inbox.received_at, inbox.is_reading) == (100, True)
     inbox.feed_data(bytes(200_000))
-    assert (inbox.heard, inbox.listening) == (150, False)
+    assert (inbox.received_at, inbox.is_reading) == (150, False)
     inbox._time = lambda: 200.0
     loop.run_until_complete(inbox.readexactly(1))
-    assert (inbox.heard, inbox.listening) == (200, False)
+    assert (inbox.received_at, inbox.is_reading) == (200, False)
     inbox._time = lambda: 250.0
     loop.run_until_complete(inbox.readexactly(199_000))
-    assert (inbox.heard, inbox.listening) == (250, True)
+    assert (inbox.received_at, inbox.is_reading) == (250, True)
     loop.close()
 
 
@@ -213,7 +221,7 @@ def test_a_driver_that_held_the_gil_loses_nobody() -> None:
     hold = ctypes.PyDLL(None).usleep
     with (
         serve(SECRET, "127.0.0.1", heartbeat=6) as server,
-        # Their own bound is longer, but they give a sign each 3.7 s.
+        # Their own bound is longer, but they send a heartbeat each 3.7 s.
         process("agents", server.port, SECRET, 20, {"heartbeat": 11}),
     ):
         peers = [hello(server) for _ in range(20)]

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from hopsgpu.control import server as server_module
-from hopsgpu.control.admission import GRACE_SECONDS, displaced, max_unproven
-from hopsgpu.control.channel import MOST_PAYLOAD, Message, new_secret
-from hopsgpu.control.events import MOST_QUEUED, Event, EventQueue
+from hopsgpu.control.admission import GRACE_SECONDS, max_unproven, seconds_until_room
+from hopsgpu.control.channel import MAX_PAYLOAD, Message, new_secret
+from hopsgpu.control.events import MAX_QUEUED, Event, EventQueue
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.errors import ConfigError, HopsGpuError
@@ -146,7 +146,7 @@ def test_output_that_nobody_takes_stays_with_its_rank() -> None:
         assert first is not None and first.message is not None
         # More than the heartbeat in which nothing of it is read: it is not lost for that.
         assert not threading.Event().wait(7.5)
-        assert server._router._rest._queued <= MOST_QUEUED + 2 * FRAME
+        assert server._router._rest._queued <= MAX_QUEUED + 2 * FRAME
         assert resident() - before < 60
         with process("agents", server.port, SECRET, 1, {"heartbeat": 5}):
             numbers = [first.message["number"]]
@@ -163,7 +163,7 @@ def test_output_that_nobody_takes_stays_with_its_rank() -> None:
 
 def test_a_peer_that_says_much_can_be_told_something(server: ControlServer) -> None:
     """Neither end reads until the other has: the driver then reads beyond its bound."""
-    number = 3 * MOST_QUEUED // FRAME
+    number = 3 * MAX_QUEUED // FRAME
 
     async def talk() -> int:
         channel = await connect("127.0.0.1", server.port, SECRET)
@@ -220,7 +220,7 @@ def test_a_peer_keeps_what_it_was_sent_until_it_is_sent_others(server: ControlSe
     first = server.next_event(SECONDS)
     assert first is not None
     with pytest.raises(HopsGpuError, match="cannot be sent"):
-        server.keep(first.peer, "large", bytes(MOST_PAYLOAD + 1))
+        server.keep(first.peer, "large", bytes(MAX_PAYLOAD + 1))
     for name in ("large", "large", "b", "b", "large"):
         assert server.keep(first.peer, name, name.encode())
         assert server.send(first.peer, "run")
@@ -241,7 +241,7 @@ def test_a_peer_keeps_what_it_was_sent_until_it_is_sent_others(server: ControlSe
 )
 def test_the_oldest_stranger_makes_way(since: dict[int, float], wait: float | None) -> None:
     assert GRACE_SECONDS == 2
-    assert displaced(since, most=2, now=10.0) == wait
+    assert seconds_until_room(since, limit=2, now=10.0) == wait
 
 
 def test_strangers_leave_descriptors_to_others() -> None:
@@ -321,7 +321,7 @@ def test_hang_up_and_the_end_of_the_server_close_connections() -> None:
         talking = asyncio.create_task(ended(server.port))
         event = await asyncio.to_thread(server.next_event, SECONDS)
         assert event is not None
-        await asyncio.to_thread(server.hang_up, [event.peer])
+        await asyncio.to_thread(server.disconnect, [event.peer])
         return await talking
 
     with serve(SECRET, "127.0.0.1") as server:
@@ -346,7 +346,7 @@ def test_a_peer_that_reads_nothing_delays_nobody() -> None:
         threading.Thread(
             target=server.send, args=(event.peer, "run", bytes(50 * 2**20)), daemon=True
         ).start()
-        server.end_all()
+        server.disconnect_all()
     assert time.monotonic() - began < 20
     loop.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.control.channel import Channel, new_secret
-from hopsgpu.control.events import MOST_QUEUED, Event
+from hopsgpu.control.events import MAX_QUEUED, Event
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.subscriptions import Subscription
@@ -149,7 +149,7 @@ def test_who_is_hung_up_on_is_lost_at_once(
     one, other = agent(), agent()
     with server.subscribe("run-1", [one.key, other.key]) as run:
         one.say("started", run_id="run-1")
-        run.hang_up([one.key])
+        run.disconnect([one.key])
         assert not server.is_connected(one.key) and run.connected == {other.key}
         other.say("started", run_id="run-1")
         seen = []
@@ -174,7 +174,7 @@ def test_words_about_a_run_that_is_over_hold_nobody_up(
     one = agent()
     thread = threading.Thread(
         target=lambda: [
-            one.say("output", bytes(2**20), run_id="run-1") for _ in range(2 * MOST_QUEUED // 2**20)
+            one.say("output", bytes(2**20), run_id="run-1") for _ in range(2 * MAX_QUEUED // 2**20)
         ],
         daemon=True,
     )

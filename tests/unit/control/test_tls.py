@@ -16,7 +16,7 @@ from hopsgpu.control.channel import ChannelError, new_secret
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
-from hopsgpu.control.tls import network_is_encrypted, new_identity
+from hopsgpu.control.tls import is_network_encrypted, new_identity
 from hopsgpu.errors import ConfigError
 from tests.unit.peers import process
 
@@ -48,7 +48,7 @@ def server() -> Iterator[ControlServer]:
     ],
 )
 def test_sparks_network_encryption_is_known(settings: dict[str, str], encrypted: bool) -> None:
-    assert network_is_encrypted(settings.get) is encrypted
+    assert is_network_encrypted(settings.get) is encrypted
 
 
 def on_the_wire(server: ControlServer, certificate: bytes | None) -> bytes:

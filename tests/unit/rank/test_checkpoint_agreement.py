@@ -39,12 +39,12 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_the_agent_sees_the_last_step(agent: ProposalWords, rank: RankAgreement) -> None:
-    assert agent.asked is None
+    assert agent.last_asked_step is None
     for step in (0, 5, 2**63 - 1):
         assert not rank.is_agreed(step)
-        assert agent.asked == step
+        assert agent.last_asked_step == step
     # One that is not larger than all before.
-    assert not rank.is_agreed(4) and agent.asked == 2**63 - 1
+    assert not rank.is_agreed(4) and agent.last_asked_step == 2**63 - 1
 
 
 def test_a_committed_step_is_due_once(agent: ProposalWords, rank: RankAgreement) -> None:
@@ -148,7 +148,7 @@ class SimulatedDriver:
     def _send(self, request: CheckpointRequest, orders: Sequence[Order]) -> None:
         for order in orders:
             if order.kind == "steps":
-                asked = {number: agent.asked for number, agent in enumerate(self._agents)}
+                asked = {number: agent.last_asked_step for number, agent in enumerate(self._agents)}
                 self._travel()
                 number = order.fields["number"]
                 self._send(request, request.steps(number, asked, time.monotonic()))
@@ -187,7 +187,7 @@ def test_ranks_that_are_not_in_step_answer_alike(tmp_path: Path, pool: ThreadPoo
         driver = SimulatedDriver(agents)
         agreed = [driver.request() for _ in range(4)]
         for agent in agents:
-            assert until(lambda agent=agent: (agent.asked or 0) > agreed[-1] + 3, SECONDS)
+            assert until(lambda agent=agent: (agent.last_asked_step or 0) > agreed[-1] + 3, SECONDS)
     finally:
         over.set()
     first_asked = [-(-step // 3) * 3 for step in agreed]
