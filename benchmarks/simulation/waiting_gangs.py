@@ -165,8 +165,8 @@ class _Simulation:
         if turn.may_take:
             self._take(gang, probe)
             return
-        spread = self._random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)
-        pause = poll_seconds(gang.place.rank) * spread
+        is_spread = self._random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)
+        pause = poll_seconds(gang.place.rank) * is_spread
         self._clock.after(pause, lambda: self._look(gang))
 
     def _take(self, gang: _Gang, probe: bool) -> None:

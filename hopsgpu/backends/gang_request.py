@@ -107,7 +107,7 @@ class Request:
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
     """Return what a gang requests from YARN."""
-    return Demand(container_of(shape), executors, spread=placement == "spread")
+    return Demand(container_of(shape), executors, is_spread=placement == "spread")
 
 
 class AcquisitionClock:

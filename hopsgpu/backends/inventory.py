@@ -156,14 +156,14 @@ def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float
         now: seconds since the epoch.
     """
     nodes = sorted(_present(overview.nodes), key=lambda node: _natural(node.host))
-    with_gpus = [node for node in nodes if node.total.gpus]
-    used = total(node.used for node in with_gpus)
+    has_gpus = [node for node in nodes if node.total.gpus]
+    used = total(node.used for node in has_gpus)
     shown = total(app.used for app in overview.applications)
     executor = container_of(shape_of(GangSpec(name="gpus"), cores_per_gpu(overview.nodes)))
     return ClusterGpus(
         time=now,
         user=user,
-        nodes=tuple(_node(node, answers) for node in with_gpus),
+        nodes=tuple(_node(node, answers) for node in has_gpus),
         nodes_without=sum(node.state == "RUNNING" and not node.total.gpus for node in nodes),
         users=_users(overview),
         queues=tuple(
@@ -172,7 +172,7 @@ def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float
         unexplained=max((used - shown).gpus, 0),
         acls=overview.acls,
         executor=str(executor),
-        problems=(*overview.problems, *_problems(with_gpus, answers)),
+        problems=(*overview.problems, *_problems(has_gpus, answers)),
     )
 
 
@@ -225,9 +225,9 @@ def _users(overview: Overview) -> tuple[GpuUser, ...]:
 
 
 def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> GpuUser:
-    with_gpus = [container for container in containers if container.size.gpus]
+    has_gpus = [container for container in containers if container.size.gpus]
     on: Counter[str] = Counter()
-    for container in with_gpus:
+    for container in has_gpus:
         if container.node:  # else YARN does not name the node
             on[hosts.get(container.node, container.node)] += container.size.gpus
     return GpuUser(
@@ -236,7 +236,7 @@ def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> G
         user=app.user,
         queue=app.queue,
         gpus=app.used.gpus,
-        since=min((c.granted for c in with_gpus if c.granted), default=None),
+        since=min((c.granted for c in has_gpus if c.granted), default=None),
         started=app.started,
         hosts=dict(sorted(on.items(), key=lambda item: _natural(item[0]))),
     )
@@ -246,19 +246,21 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
     queues = overview.queues[label]
     inside = total(n.total for n in overview.nodes if n.state == "RUNNING" and n.partition == label)
     states = {queue.path: queue.state for queue in queues}
-    standings = {standing.queues[0].path: standing for standing in overview.standings[label]}
-    rooms = _QueueCapacity(overview.standings[label], executor)
+    user_snapshots = {
+        standing.queues[0].path: standing for standing in overview.user_snapshots[label]
+    }
+    rooms = _QueueCapacity(overview.user_snapshots[label], executor)
     for queue in queues:
         asked = queue.pending.gpus if queue.pending is not None else None
         if not (queue.maximum.gpus or queue.used.gpus or asked):
             continue
         state = _state(queue, states)
-        gpus, bound, whose = rooms.obtainable(standings.get(queue.path), state)
+        gpus, bound, whose = rooms.obtainable(user_snapshots.get(queue.path), state)
         yield GpuQueue(
             path=queue.path,
             label=label,
             state=state,
-            leaf=queue.leaf,
+            leaf=queue.is_leaf,
             guaranteed=queue.guaranteed.gpus,
             # For a queue without a limit of its own, YARN reports 2^63 - 1.
             maximum=min(queue.maximum.gpus, inside.gpus),
@@ -284,13 +286,13 @@ class _QueueCapacity:
     because a cluster can have hundreds of queues and thousands of nodes.
 
     Args:
-        standings: the user's standing in each leaf queue.
+        user_snapshots: the user's standing in each leaf queue.
         executor: the requested executor.
     """
 
-    def __init__(self, standings: Sequence[Snapshot], executor: Amount) -> None:
+    def __init__(self, user_snapshots: Sequence[Snapshot], executor: Amount) -> None:
         self._executor = executor
-        running = standings[0].running if standings else ()
+        running = user_snapshots[0].running if user_snapshots else ()
         self._free = total(node.total - node.used for node in running).gpus
         self._sums: dict[Amount, tuple[Node, ...]] = {}
 
@@ -303,9 +305,9 @@ class _QueueCapacity:
             return None, "", ""
         if state != "RUNNING":
             return 0, "state", ""
-        if not self._executor.within(standing.largest):
+        if not self._executor.is_within(standing.largest):
             return 0, "container", ""
-        container = standing.granted(self._executor)
+        container = standing.granted_size(self._executor)
         if container not in self._sums:
             self._sums[container] = _summed(standing.nodes, container)
         executors, tightest = obtainable(
@@ -323,8 +325,8 @@ def _summed(nodes: Iterable[Node], container: Amount) -> tuple[Node, ...]:
     for node in nodes:
         if node.state == "RUNNING":
             whole, room = sums.get(node.partition, (NOTHING, 0))
-            node_room = (node.total - node.used).room_for(container)
-            sums[node.partition] = whole + node.total, room + node_room
+            free_capacity = (node.total - node.used).capacity_for(container)
+            sums[node.partition] = whole + node.total, room + free_capacity
     return tuple(
         Node(label, label, "RUNNING", whole, whole - container * room, label)
         for label, (whole, room) in sums.items()

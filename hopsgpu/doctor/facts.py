@@ -29,7 +29,7 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import choose_root
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
-from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, requires_kerberos
+from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, is_kerberos_required
 
 Setting = Callable[[str], str | None]
 _WEB_SECONDS = (3.0, 5.0)
@@ -117,7 +117,7 @@ def yarn_facts(setting: Setting) -> YarnFacts:
         HopsGpuError: the ResourceManager does not answer, or rejects the requests.
     """
     manager = ResourceManager(web_addresses(setting))
-    with manager.checked_form():
+    with manager.check_form():
         return _yarn(manager, setting)
 
 
@@ -171,7 +171,7 @@ def credentials(
     spnego: dict[str, bool | None] = {}
     for address in managers:
         try:
-            spnego[address] = requires_kerberos(address + RESOURCE_MANAGER.info, _WEB_SECONDS)
+            spnego[address] = is_kerberos_required(address + RESOURCE_MANAGER.info, _WEB_SECONDS)
         except NoAnswer:
             spnego[address] = None
     has_client = importlib.util.find_spec("requests_gssapi") is not None

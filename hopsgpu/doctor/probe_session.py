@@ -85,7 +85,7 @@ def _given_up(
     """Kill an application that does not start; return a message with YARN's reason."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
-        app = manager.tagged(tag)
+        app = manager.find_by_tag(tag)
         if app is None:
             return f"{waited}: it has not reached the ResourceManager"
         remains = _kill(manager, app, starting)

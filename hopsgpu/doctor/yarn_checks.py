@@ -172,7 +172,7 @@ def nodes_to_inspect(yarn: YarnFacts, label: str) -> tuple[tuple[str, ...], dict
             )
         elif not gpus.free:
             why[gpus.host] = f"{_gpus_in_use_text(gpus.total)} in use{_users_text(yarn.gpus, gpus)}"
-        elif not (node.total - node.used).room_for(CONTAINER):
+        elif not (node.total - node.used).capacity_for(CONTAINER):
             why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are needed"
         else:
             free.append(gpus.host)

@@ -1,9 +1,8 @@
-"""The form of Hadoop's REST answers: lists, whatever version wrote them, and named fields. Pure.
+"""The form of Hadoop's REST answers: lists of every Hadoop version, and named fields. Pure.
 
-A daemon of Hadoop 3.3 writes some lists (of the classes that JAXBContextResolver, in the web
-applications of the ResourceManager and the NodeManager, does not name) in three forms: one element
-as the element alone, several as a field that an object has several times, none as null, "" or an
-object without fields. Hadoop 3.5 writes lists.
+Hadoop 3.5 writes lists. A daemon of Hadoop 3.3 does not for classes that JAXBContextResolver of its
+web application does not name. One element is written as the element alone, several as a repeated
+field, and none as null, "" or an object without fields.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-# Fields that are lists wherever they are.
+# Fields that are always lists.
 _LISTS = frozenset(
     {
         "entry",
@@ -27,7 +26,7 @@ _LISTS = frozenset(
         "totalGpuDevices",
     }
 )
-# Fields that are lists within another one; elsewhere a field of this name is a value.
+# Pairs of outer and inner field: the inner one is a list there, and a value elsewhere.
 _LISTS_IN = frozenset(
     {
         ("nodes", "node"),
@@ -42,10 +41,10 @@ _LISTS_IN = frozenset(
 
 
 class FieldTrail(threading.local):
-    """The field that this thread has read last, by which an error in reading can be explained.
+    """The field that this thread has read last, for the explanation of an error.
 
     Attributes:
-        url: the URL that was asked.
+        url: the requested URL.
         field: path of the field in its answer, such as "apps.app[3].id"; "" for the whole answer.
     """
 
@@ -53,7 +52,7 @@ class FieldTrail(threading.local):
     field: str = ""
 
     def explain(self, error: Exception) -> str:
-        """Return in words what is wrong with the field at which an error arose."""
+        """Return in words what is wrong with the last field."""
         if not self.field:
             return f"it is not an object with fields ({error})"
         if isinstance(error, KeyError) and self.field.endswith(str(error.args[0])):
@@ -62,7 +61,7 @@ class FieldTrail(threading.local):
 
 
 class Fields(dict[str, Any]):
-    """A JSON object of an answer; it notes in a trail which of its fields is read."""
+    """A JSON object of an answer, which records in a trail the field that is read."""
 
     def __init__(self, fields: dict[str, Any], url: str, path: str, trail: FieldTrail) -> None:
         super().__init__(fields)
@@ -70,16 +69,16 @@ class Fields(dict[str, Any]):
         self._path = path
         self._trail = trail
 
-    def _note(self, field: str) -> None:
+    def _record(self, field: str) -> None:
         self._trail.url = self._url
-        self._trail.field = _below(self._path, field)
+        self._trail.field = _join_path(self._path, field)
 
     def __getitem__(self, field: str) -> Any:
-        self._note(field)
+        self._record(field)
         return super().__getitem__(field)
 
     def get(self, field: str, default: Any = None) -> Any:
-        self._note(field)
+        self._record(field)
         return super().get(field, default)
 
 
@@ -92,12 +91,12 @@ def join_repeated(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def with_lists(answer: Any, url: str = "", trail: FieldTrail | None = None) -> Any:
-    """Return an answer in the form of Hadoop 3.5, in which every list is a list.
+    """Return an answer in the form of Hadoop 3.5.
 
     Args:
         answer: a JSON value.
-        url: the URL that was asked.
-        trail: where objects of the answer note the field that is read; None for nowhere.
+        url: the requested URL.
+        trail: records the field that is read; None for no record.
     """
     return _Form(url, trail or FieldTrail()).of(answer, "", "")
 
@@ -114,8 +113,8 @@ class _Form:
 
         Args:
             value: a JSON value.
-            name: name of the field that has it; "" for the whole answer and in a list.
-            path: path of that field.
+            name: name of the value's field; "" for the whole answer and in a list.
+            path: path of the field.
         """
         if isinstance(value, list):
             return self._elements(value, path)
@@ -123,9 +122,11 @@ class _Form:
             return value
         fields = {}
         for field, inner in value.items():
-            below = _below(path, field)
+            inner_path = _join_path(path, field)
             is_list = field in _LISTS or (name, field) in _LISTS_IN
-            fields[field] = self._list(inner, below) if is_list else self.of(inner, field, below)
+            fields[field] = (
+                self._list(inner, inner_path) if is_list else self.of(inner, field, inner_path)
+            )
         return Fields(fields, self._url, path, self._trail)
 
     def _list(self, value: Any, path: str) -> list[Any]:
@@ -137,5 +138,5 @@ class _Form:
         return [self.of(value, "", f"{path}[{number}]") for number, value in enumerate(values)]
 
 
-def _below(path: str, field: str) -> str:
+def _join_path(path: str, field: str) -> str:
     return f"{path}.{field}" if path else field

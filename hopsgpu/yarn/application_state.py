@@ -10,8 +10,8 @@ from typing import Any
 from hopsgpu.yarn.resources import amount_of, total
 
 ENDED = ("FINISHED", "FAILED", "KILLED")
-# Characters of a diagnostics text that are for people; what YARN adds is the container's log.
-_MOST_SAID = 400
+# Length of the part of a diagnostics text that people need; YARN appends the container's log.
+_MAX_TEXT = 400
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class ApplicationState:
 
     Attributes:
         id: YARN's application id.
-        name: the name that it was submitted under.
+        name: its name at submission.
         user: its owner.
-        queue: the queue that it is in.
+        queue: its queue.
         state: NEW, SUBMITTED, ACCEPTED, RUNNING, FINISHED, FAILED or KILLED.
-        final: UNDEFINED until it has ended; then SUCCEEDED, FAILED or KILLED.
-        diagnostics: why it waits, or why it ended so; on one line.
-        gpus: GPUs that it has now.
+        final: UNDEFINED until its end; then SUCCEEDED, FAILED or KILLED.
+        diagnostics: why it waits, or the reason of its end; on one line.
+        gpus: number of its GPUs now.
         web: host:port of the NodeManager of its application master; "" before there is one.
         log: URL of the log of its application master; "" before there is one.
     """
@@ -68,7 +68,7 @@ def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
         queue=app.get("queue") or "",
         state=app["state"],
         final=app.get("finalStatus") or "UNDEFINED",
-        diagnostics=diagnostics[:_MOST_SAID] + ("..." if len(diagnostics) > _MOST_SAID else ""),
+        diagnostics=diagnostics[:_MAX_TEXT] + ("..." if len(diagnostics) > _MAX_TEXT else ""),
         gpus=total(amount_of(usage.get("used")) for usage in usages).gpus,
         web=app.get("amHostHttpAddress") or "",
         log=app.get("amContainerLogs") or "",

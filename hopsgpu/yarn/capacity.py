@@ -1,21 +1,21 @@
 """The check whether a gang can ever be granted. Pure.
 
-It follows YARN: the maximum of a queue and of each of its parents holds strictly, for each
-resource. YARN compares a user's limit before it adds a container, by dominant share: it still
-grants the container that exceeds the limit.
+The check follows YARN: the maximum of a queue and of each parent holds strictly, for each resource.
+YARN compares a user's limit before it adds a container, by dominant share, and still grants the
+container that exceeds the limit.
 """
 
 from __future__ import annotations
 
 from hopsgpu.errors import CapacityError
 from hopsgpu.units import count_of
-from hopsgpu.yarn.demand import Demand, places_on, user_room
+from hopsgpu.yarn.demand import Demand, node_capacity, user_capacity
 from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
 _LOWER = "Lower memory_per_worker, cores_per_worker or gpus_per_worker"
 _ELSEWHERE = "use another queue (spark.yarn.queue)"
-_SHOWN = 8
+_MAX_SHOWN = 8
 
 
 def check_possible(demand: Demand, snapshot: Snapshot) -> None:
@@ -26,25 +26,29 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
             numbers, and what to ask for.
     """
     for queue in snapshot.queues:
-        # A DRAINING queue takes no new applications, but still serves those that it has.
+        # A DRAINING queue takes no new applications, but still serves its present ones.
         if queue.state == "STOPPED":
             raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or {_ELSEWHERE}")
     check_container(demand.container, snapshot.largest, snapshot.running)
-    container, wanted = snapshot.granted(demand.container), demand.executors
-    places = {
-        node: places_on(node.total - snapshot.master_on(node), container, demand.spread)
+    container, wanted = snapshot.granted_size(demand.container), demand.executors
+    capacities = {
+        node: node_capacity(node.total - snapshot.master_on(node), container, demand.is_spread)
         for node in snapshot.running
     }
-    # YARN grants idle nodes of a shared partition beside the limits of queue and user.
-    shared_room = sum(room for node, room in places.items() if node.partition != snapshot.partition)
+    # The limits of queue and user do not hold for idle nodes of a shared partition.
+    shared_capacity = sum(
+        room for node, room in capacities.items() if node.partition != snapshot.partition
+    )
     master = snapshot.master_in_queue
-    shared = f", plus {shared_room} on idle nodes of other labels" if shared_room else ""
-    nodes = f"the cluster's nodes have room for {_listed(places)}{_beside(snapshot)}"
-    bounds = [(sum(places.values()), nodes, _LOWER)]
+    shared = f", plus {shared_capacity} on idle nodes of other labels" if shared_capacity else ""
+    nodes = (
+        f"the cluster's nodes have room for {_capacity_text(capacities)}{_master_note(snapshot)}"
+    )
+    bounds = [(sum(capacities.values()), nodes, _LOWER)]
     for queue in snapshot.queues:
-        room = shared_room + (queue.maximum - master).room_for(container)
+        room = shared_capacity + (queue.maximum - master).capacity_for(container)
         bounds.append((room, _queue_bound(queue, master) + shared, f"{_LOWER}, or {_ELSEWHERE}"))
-    room = shared_room + user_room(snapshot, master, container, wanted)
+    room = shared_capacity + user_capacity(snapshot, master, container, wanted)
     bounds.append(
         (
             room,
@@ -62,7 +66,7 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
 
 
 def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) -> None:
-    """Check that a container can ever be granted; else asking for it ends the application.
+    """Check that a container can ever be granted; otherwise a request for it ends the application.
 
     Raises:
         CapacityError: the container exceeds the scheduler's largest container, or every node's
@@ -70,7 +74,7 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
     """
     bounds = {"the scheduler's largest container": largest}
     bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
-    fits = [name for name, bound in bounds.items() if wanted.within(bound)]
+    fits = [name for name, bound in bounds.items() if wanted.is_within(bound)]
     if "the scheduler's largest container" in fits and len(fits) > 1:
         return
     raise CapacityError(
@@ -80,13 +84,13 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
     )
 
 
-def _listed(places: dict[Node, int]) -> str:
-    rooms = [f"{node.host} {room}" for node, room in places.items() if room]
-    more = [f"and {len(rooms) - _SHOWN} more"] if len(rooms) > _SHOWN else []
-    return f"{sum(places.values())} ({', '.join(rooms[:_SHOWN] + more) or 'on no node'})"
+def _capacity_text(capacities: dict[Node, int]) -> str:
+    texts = [f"{node.host} {count}" for node, count in capacities.items() if count]
+    more = [f"and {len(texts) - _MAX_SHOWN} more"] if len(texts) > _MAX_SHOWN else []
+    return f"{sum(capacities.values())} ({', '.join(texts[:_MAX_SHOWN] + more) or 'on no node'})"
 
 
-def _beside(snapshot: Snapshot) -> str:
+def _master_note(snapshot: Snapshot) -> str:
     master = snapshot.master
     hosts = [node.host for node in snapshot.running if master and node.id == master.node]
     return f" beside this application's master on {hosts[0]}" if hosts else ""
@@ -108,7 +112,7 @@ def _user_bound(snapshot: Snapshot) -> str:
 def cores_per_gpu(nodes: tuple[Node, ...]) -> int:
     """Return the smallest share of cores per GPU among running GPU nodes, less one; at least 1.
 
-    What is left of each share is for application masters and ETL.
+    The remaining core of each share is for application masters and ETL.
     """
     shares = [
         node.total.cores // node.total.gpus - 1

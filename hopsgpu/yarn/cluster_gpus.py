@@ -29,7 +29,7 @@ class GpuType:
 
 
 def types_of(gpus: Iterable[tuple[str, int | None, int]]) -> tuple[GpuType, ...]:
-    """Return types from (name, MiB, number of GPUs), in the order in which they first come."""
+    """Return types from (name, MiB, number of GPUs), in the order of first occurrence."""
     counts: Counter[tuple[str, int | None]] = Counter()
     for name, memory_mib, count in gpus:
         counts[name, memory_mib] += count
@@ -49,8 +49,8 @@ class GpuNode:
         total: number of GPUs that YARN has there.
         used: number of GPUs that containers have.
         free: number of GPUs that containers may get; 0 unless the node is running.
-        unhealthy: number of GPUs that nobody gets, because the node is UNHEALTHY, LOST, REBOOTED or
-            SHUTDOWN; on a machine without YARN, of those that are bad themselves.
+        unhealthy: number of unused GPUs of an UNHEALTHY, LOST, REBOOTED or SHUTDOWN node; on a
+            machine without YARN, of bad GPUs.
         health: what its health check reports if it is not well.
     """
 
@@ -78,10 +78,10 @@ class GpuUser:
         user: the user who runs it.
         queue: path of its queue.
         gpus: number of GPUs that it has.
-        since: when the first of the containers with GPUs that it has now was granted, in seconds
-            since the epoch; None if YARN does not tell the caller.
+        since: when the oldest of its containers with GPUs was granted, in seconds since the epoch;
+            None if YARN does not show it.
         started: when the application was submitted, in seconds since the epoch.
-        hosts: number of GPUs by host; empty if YARN does not tell the caller.
+        hosts: number of GPUs by host; empty if YARN does not show it.
     """
 
     __module__ = "hopsgpu.types"
@@ -109,7 +109,7 @@ class GpuQueue:
         guaranteed: number of GPUs that it is guaranteed.
         maximum: number of GPUs that it may have.
         used: number of GPUs that its applications have.
-        pending: number of GPUs that they ask for and do not have; None if YARN does not report it.
+        pending: number of GPUs that its applications request and lack; None if not reported.
         obtainable: number of GPUs that the user would be granted in it now, for launch()'s default
             executors, if nobody else asked and nothing were preempted; None for a parent.
         bound: what limits that number: "nodes" (the room there), "queue", "user" (the user's
@@ -149,7 +149,7 @@ class ClusterGpus:
             `obtainable` does not say whether the user may submit there. None if YARN does not
             report it.
         executor: what an executor of `obtainable` asks of YARN, in words; "" without YARN.
-        problems: what could not be found out, one line each.
+        problems: facts that could not be determined, one line each.
     """
 
     __module__ = "hopsgpu.types"
@@ -193,19 +193,19 @@ class ClusterGpus:
     def types(self) -> tuple[GpuType, ...]:
         """Return the products of all nodes."""
         return types_of(
-            (each.name, each.memory_mib, each.count) for node in self.nodes for each in node.types
+            (kind.name, kind.memory_mib, kind.count) for node in self.nodes for kind in node.types
         )
 
     @property
     def obtainable(self) -> int | None:
         """Return the most GPUs that the user would get in one queue now; None without queues."""
-        found = [queue.obtainable for queue in self.queues if queue.obtainable is not None]
-        return max(found, default=None)
+        counts = (q.obtainable for q in self.queues if q.obtainable is not None)
+        return max(counts, default=None)
 
     def __repr__(self) -> str:
         obtainable = self.obtainable
         could = "" if obtainable is None else f", {self.user} could get {obtainable} now"
-        kinds = ", ".join(f"{each.count} × {each.name}" for each in self.types)
+        kinds = ", ".join(f"{kind.count} × {kind.name}" for kind in self.types)
         nodes = count_of(len(self.nodes), "node") + (f" ({kinds})" if kinds else "")
         return (
             f"ClusterGpus({self.free} of {count_of(self.total, 'GPU')} free, {self.used} used,"
@@ -230,8 +230,8 @@ class ClusterGpus:
             name: getattr(self, name)
             for name in ("total", "used", "free", "unhealthy", "unexplained", "obtainable")
         }
-        return {"gpus": gpus, "types": [asdict(each) for each in self.types], **asdict(self)}
+        return {"gpus": gpus, "types": [asdict(kind) for kind in self.types], **asdict(self)}
 
 
 def _kinds(node: GpuNode) -> str:
-    return ", ".join(f"{each.count} × {each.name}" for each in node.types)
+    return ", ".join(f"{kind.count} × {kind.name}" for kind in node.types)

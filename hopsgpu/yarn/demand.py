@@ -1,4 +1,4 @@
-"""What a gang asks of YARN, and how much of it fits into one bound. Pure."""
+"""The executors that a gang requests from YARN, and how many of them fit into a bound. Pure."""
 
 from __future__ import annotations
 
@@ -6,42 +6,44 @@ import bisect
 from dataclasses import dataclass
 
 from hopsgpu.core.spec import ExecutorShape
-from hopsgpu.yarn.resources import Amount, dominates
+from hopsgpu.yarn.resources import Amount, exceeds_share
 from hopsgpu.yarn.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The executors that a gang asks for.
+    """The executors that a gang requests.
 
     Attributes:
-        container: what each executor asks of YARN.
+        container: the resources of each executor.
         executors: number of executors.
-        spread: whether each node may have at most one.
+        is_spread: whether each node may have at most one.
     """
 
     container: Amount
     executors: int
-    spread: bool = False
+    is_spread: bool = False
 
 
 def container_of(shape: ExecutorShape) -> Amount:
-    """Return what an executor asks of YARN."""
+    """Return the resources that an executor requests from YARN."""
     return Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
 
 
-def places_on(free: Amount, container: Amount, spread: bool) -> int:
-    """Return how many containers fit into what is free on a node."""
-    room = free.room_for(container)
-    return min(room, 1) if spread else room
+def node_capacity(free: Amount, container: Amount, is_spread: bool) -> int:
+    """Return how many containers fit into the free resources of a node."""
+    capacity = free.capacity_for(container)
+    return min(capacity, 1) if is_spread else capacity
 
 
-def user_room(snapshot: Snapshot, used: Amount, container: Amount, wanted: int) -> int:
-    """Return how many containers, at most `wanted`, a user who has `used` gets before the limit."""
+def user_capacity(snapshot: Snapshot, used: Amount, container: Amount, wanted: int) -> int:
+    """Return how many containers, at most `wanted`, a user who has `used` may still get."""
     limit, cluster = snapshot.user.limit, snapshot.cluster
     if limit is None:
         return wanted
-    # More containers only bring the user closer to the limit, so that a bisection finds it.
+    # Each container brings the user closer to the limit, so a bisection finds it.
     return bisect.bisect_left(
-        range(wanted), True, key=lambda count: dominates(used + container * count, limit, cluster)
+        range(wanted),
+        True,
+        key=lambda count: exceeds_share(used + container * count, limit, cluster),
     )

@@ -211,8 +211,8 @@ class QueueMember:
     def _read_with_own_ticket(self) -> QueueSnapshot:
         """Return the queue with the gang's own ticket in it.
 
-        Renew the ticket before if that is due. Write it again if it is missing: if many gangs ahead
-        leave at once, the ticket expires early, and another gang of the same user may remove it.
+        Renew the ticket if that is due or the ticket is missing. It expires early if many gangs
+        ahead leave at once; another gang of the same user may then remove it.
         """
         if self._is_due(self._rank):
             self._renew()
@@ -245,9 +245,8 @@ class QueueMember:
     def _now(self) -> int:
         """Return the NameNode's time in milliseconds since the epoch.
 
-        It is the time of the last renewal of the gang's own file, plus our clock's progress since.
-        The result may be late by the duration of that renewal, but never early: a slow lake does
-        not let other gangs expire.
+        The basis is the last renewal of the gang's own file. The result may be late by the duration
+        of that renewal, but never early: a slow lake does not let other gangs expire.
         """
         return int(self._clock() * 1000 + self._clock_offset)
 
@@ -322,9 +321,9 @@ class StandingOffer:
 class GangQueueReader:
     """Reads the queues of gangs of a cluster, without taking part in them.
 
-    A reader touches no file, so it learns the NameNode's clock only from others: whenever a file of
-    a queue is renewed, the NameNode dates the queue's directory. The clock is at least at the
-    newest such time that was seen in the last minutes, and runs on since. A dead gang may therefore
+    A reader touches no file, so it learns the NameNode's clock only from others. Each renewal of a
+    file sets the time of the queue's directory. The clock is at least at the newest such time of
+    the last minutes, plus our clock's progress since. A dead gang may therefore
     be listed for longer by a new reader. The files' own times say nothing about the clock, because
     their owners may set them.
 

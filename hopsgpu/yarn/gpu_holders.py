@@ -1,4 +1,4 @@
-"""What is free, and who holds the rest. Pure."""
+"""Free resources, and who holds the others. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ _CPU_EXECUTORS = "Spark ends its CPU executors once they are idle and keep no sh
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """Who holds what a gang waits for, and what is free.
+    """The holders of the resources that a gang waits for, and the free resources, in words.
 
     Attributes:
-        holders: who holds it; "" if nobody does.
-        free: what is free in the cluster, and in the queues whose limits are below the whole
-            cluster.
-        short: the resource of which there is too little, in words; "" if there is enough, or if the
-            caller says it.
+        holders: who holds the resources; "" if nobody does.
+        free: what is free in the cluster, and in queues whose limits are below the whole cluster.
+        short: the scarce resource; "" if there is enough, or if the caller names it.
     """
 
     holders: str
@@ -30,7 +28,7 @@ class GpuFacts:
     short: str = ""
 
     def around(self, *why: str) -> str:
-        """Return one line: who holds the rest, why that is too much, what is free."""
+        """Return one line: the holders, the given reasons, the scarce resource, what is free."""
         return "; ".join(part for part in (self.holders, *why, self.short, self.free) if part)
 
 
@@ -40,50 +38,51 @@ def waiting_facts(
     held: int = 0,
     named_queue: str = "",
     *,
-    by_gpus: bool = True,
+    is_gpu_shortage: bool = True,
 ) -> GpuFacts:
-    """Return what is free, and who holds the rest.
-
-    These are GPUs if the gang wants some, else cores and memory.
+    """Return the holders and what is free: GPUs if the gang wants some, else cores and memory.
 
     Args:
         snapshot: a snapshot of the ResourceManager.
         demand: the whole gang.
-        held: number of its executors that the gang has.
+        held: number of executors that the gang has.
         named_queue: path of a queue whose limit the message names already.
-        by_gpus: False if a gang with GPUs lacks only cores or memory, whose holders are then named.
+        is_gpu_shortage: False if a gang with GPUs lacks only cores or memory; then the holders of
+            these are named.
     """
-    with_gpus = demand.container.gpus > 0
+    has_gpus = demand.container.gpus > 0
     nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
     used = total(node.used for node in nodes)
     # For example "4 of 8 GPUs free, 0 of 4 in queue root.a".
-    what = "GPUs free" if with_gpus else "free"
-    free = [f"{_of(whole - used, whole, with_gpus)} {what}"]
-    if any(queue.path == named_queue and whole.within(queue.maximum) for queue in snapshot.queues):
-        # If that queue may have the whole cluster, what it has left is what is free.
+    what = "GPUs free" if has_gpus else "free"
+    free = [f"{_of(whole - used, whole, has_gpus)} {what}"]
+    if any(
+        queue.path == named_queue and whole.is_within(queue.maximum) for queue in snapshot.queues
+    ):
+        # For a queue that may have the whole cluster, its rest equals what is free.
         free = []
     for queue in snapshot.queues[:-1]:
-        # If a queue may have the whole cluster, what it lacks does not tell what it can get.
-        if queue.path != named_queue and not whole.within(queue.maximum):
-            left = queue.maximum - queue.used
-            free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
-    own = snapshot.granted(demand.container) * held
-    holders = _holders(snapshot, used, own, held, with_gpus and by_gpus)
+        # The rest of a queue that may have the whole cluster does not limit anything.
+        if queue.path != named_queue and not whole.is_within(queue.maximum):
+            remaining = queue.maximum - queue.used
+            free.append(f"{_of(remaining, queue.maximum, has_gpus)} in queue {queue.path}")
+    own = snapshot.granted_size(demand.container) * held
+    holders = _holders(snapshot, used, own, held, has_gpus and is_gpu_shortage)
     return GpuFacts(holders, ", ".join(free))
 
 
-def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
-    if with_gpus:
+def _of(free: Amount, whole: Amount, has_gpus: bool) -> str:
+    if has_gpus:
         return f"{max(free.gpus, 0)} of {whole.gpus}"
     cores = f"{max(free.cores, 0)} of {count_of(whole.cores, 'core')}"
     return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
 
 
-def _holders(snapshot: Snapshot, used: Amount, own: Amount, held: int, with_gpus: bool) -> str:
+def _holders(snapshot: Snapshot, used: Amount, own: Amount, held: int, has_gpus: bool) -> str:
     def key(amount: Amount) -> tuple[int, ...]:
-        return amount.parts[:1] if with_gpus else amount.parts[1:]
+        return amount.parts[:1] if has_gpus else amount.parts[1:]
 
-    # What the gang itself has is not what it waits for.
+    # Do not count the gang's own containers as holders.
     apps = [
         replace(app, used=app.used - own, containers=app.containers - held)
         if app.id == snapshot.application_id
@@ -92,34 +91,34 @@ def _holders(snapshot: Snapshot, used: Amount, own: Amount, held: int, with_gpus
     ]
     holding = [app for app in apps if any(part > 0 for part in key(app.used))]
     holding.sort(key=lambda app: key(app.used), reverse=True)
-    texts = [_holder(app, snapshot.application_id, with_gpus) for app in holding]
+    texts = [_holder(app, snapshot.application_id, has_gpus) for app in holding]
     shown = texts[:_HOLDERS_SHOWN]
     if len(texts) > _HOLDERS_SHOWN:
         shown.append(f"{len(texts) - _HOLDERS_SHOWN} more")
     hidden = used - total(app.used for app in snapshot.applications)
     if key(hidden)[0] > 0:
-        # A node's share counts as used until the node has reported the container's end.
-        size = _size(hidden, with_gpus)
+        # Resources count as used until the node has reported the end of the container.
+        size = _size(hidden, has_gpus)
         shown.append(f"applications that are not shown or just ended ({size})")
     return f"held by {', '.join(shown)}" if shown else ""
 
 
-def _holder(app: App, own_id: str, with_gpus: bool) -> str:
-    size = _size(app.used, with_gpus)
-    if app.id == own_id and not with_gpus and app.containers > 1:
-        # Besides the application master.
+def _holder(app: App, own_id: str, has_gpus: bool) -> str:
+    size = _size(app.used, has_gpus)
+    if app.id == own_id and not has_gpus and app.containers > 1:
+        # More containers than the application master.
         return f"this application ({size}; {_CPU_EXECUTORS})"
     if app.id == own_id:
         return f"this application ({size})"
-    # Its name tells a person more; its id is what `yarn application -kill` takes.
+    # People know the application's name; `yarn application -kill` takes its ID.
     if app.name:
         return f"'{app.name}' of {app.user} ({size}, {app.id})"
     return f"{app.id} of {app.user} ({size})"
 
 
-def _size(amount: Amount, with_gpus: bool) -> str:
+def _size(amount: Amount, has_gpus: bool) -> str:
     return (
         count_of(amount.gpus, "GPU")
-        if with_gpus
+        if has_gpus
         else f"{count_of(amount.cores, 'core')}, {amount.memory_mib} MiB"
     )

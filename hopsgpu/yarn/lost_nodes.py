@@ -1,4 +1,4 @@
-"""The reason why a node's executors were lost, if the ResourceManager gave up the node itself."""
+"""Why a node's executors were lost, if the ResourceManager gave up the node itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.snapshot import Node
 
-# Hadoop's words for a container of a node that it gave up (SchedulerUtils.LOST_CONTAINER).
+# Hadoop's text for a container of a lost node (SchedulerUtils.LOST_CONTAINER).
 _GIVEN_UP = "released on a *lost* node"
 # Source: Hadoop's NodeState, and RMNodeImpl's transitions into it.
 _STATES = {
@@ -31,16 +31,16 @@ _BACK = (
 def why_lost(
     reason: str, host: str, nodes: Callable[[], Sequence[Node]], why_ended: Callable[[], str]
 ) -> str:
-    """Return why an executor was lost, with what the ResourceManager says of its node.
+    """Return why an executor was lost, with the ResourceManager's state of its node.
 
     Args:
         reason: Spark's reason, or "" if Spark knows none.
         host: the executor's host.
-        nodes: asks the ResourceManager for its nodes.
-        why_ended: asks it why the application has ended; returns "" while the application runs.
+        nodes: requests the ResourceManager's nodes.
+        why_ended: requests why the application has ended; returns "" while it runs.
 
     Returns:
-        The reason alone, if neither the node nor the application's end is to blame.
+        Only Spark's reason, if neither the node nor the application's end is the cause.
     """
     try:
         # All executors end with the application, whose master may have been on a lost node.
@@ -55,7 +55,7 @@ def why_lost(
 def _of_node(reason: str, nodes: Sequence[Node], host: str) -> str:
     states = {node.state: node for node in nodes}
     for state, words in _STATES.items():
-        # A NodeManager that came back at another port has an entry of its own.
+        # A NodeManager that restarted on another port has a second entry.
         if state in states and "RUNNING" not in states:
             health = states[state].health or "(nothing)"
             return words.format(host=host, health=health)

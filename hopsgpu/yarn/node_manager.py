@@ -21,14 +21,15 @@ from hopsgpu.yarn.answer_lists import FieldTrail
 from hopsgpu.yarn.rest_client import NODE_MANAGER, get_json, get_text, scheme_of
 from hopsgpu.yarn.snapshot import Node
 
-# Limits to connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some
+# Timeouts of connection and answer. A NodeManager runs nvidia-smi before it answers, which takes
 # seconds on eight GPUs without persistence mode.
 _SECONDS = (2.0, 5.0)
-_AT_ONCE = 64
-# Neither a driver nor a GPU changes while its NodeManager runs, and each request costs the node a
-# run of nvidia-smi. A NodeManager that did not answer would delay each overview.
+_MAX_THREADS = 64
+# Answers are kept, because each request costs the node a run of nvidia-smi, and a driver or GPU
+# does not change while its NodeManager runs. Failures are kept for less time, because a NodeManager
+# that does not answer delays each overview.
 _REMEMBERED_SECONDS = 300.0
-_AGAIN_SECONDS = 30.0
+_RETRY_SECONDS = 30.0
 _PATH = "/ws/v1/node/resources/yarn.io%2Fgpu"
 _HOSTS = "hopsgpu.hosts"
 _Answer = Mapping[str, Any]
@@ -54,7 +55,7 @@ class Devices:
     """The GPUs of a node.
 
     Attributes:
-        gpus: those that YARN gives out.
+        gpus: the GPUs that YARN assigns.
         driver: version of NVIDIA's driver, such as "550.54.15"; "" if it is not reported.
     """
 
@@ -64,11 +65,11 @@ class Devices:
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """What NodeManagers answered.
+    """The answers of NodeManagers.
 
     Attributes:
         devices: the GPUs by node id, of the NodeManagers that reported them.
-        problems: by node id, why the others did not.
+        problems: why other NodeManagers did not, by node id.
     """
 
     devices: Mapping[str, Devices]
@@ -76,12 +77,12 @@ class NodeAnswers:
 
 
 class NodeManagers:
-    """A client that asks NodeManagers for their GPUs, and remembers answers longer than failures.
+    """A client of NodeManagers, which caches answers and, for less time, failures.
 
     Args:
         setting: returns a property of Hadoop's configuration, or None. `yarn.http.policy` says
-            whether they speak HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts, for
-            nodes whose names only YARN's own JVMs know, such as those of the development cluster.
+            whether NodeManagers use HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts,
+            for nodes whose names only YARN's JVMs know, as on the development cluster.
         clock: returns the time in seconds.
 
     Raises:
@@ -96,26 +97,32 @@ class NodeManagers:
         self._scheme = scheme_of(setting)
         self._addresses = _addresses(setting(_HOSTS))
         self._clock = clock
-        # Answers by node id, each with the time from which the node is asked again.
-        self._known: dict[str, tuple[float, Devices | str]] = {}
+        # Answers or problems by node id, each with the time at which it expires.
+        self._cache: dict[str, tuple[float, Devices | str]] = {}
 
     def devices(self, nodes: Sequence[Node]) -> NodeAnswers:
-        """Return the GPUs of nodes; ask all nodes at once, each for some seconds at most."""
+        """Return the GPUs of nodes, requested from all nodes in parallel with a timeout."""
         now = self._clock()
-        self._known = {name: known for name, known in self._known.items() if known[0] > now}
-        # A node without an address is gone.
-        asked = [node for node in nodes if node.web and node.id not in self._known]
+        self._cache = {name: entry for name, entry in self._cache.items() if entry[0] > now}
+        # A node that has left the cluster has no address.
+        asked = [node for node in nodes if node.web and node.id not in self._cache]
         if asked:
-            with ThreadPoolExecutor(min(len(asked), _AT_ONCE), "hopsgpu-nodes") as pool:
+            with ThreadPoolExecutor(min(len(asked), _MAX_THREADS), "hopsgpu-nodes") as pool:
                 answers = list(pool.map(self._ask, asked))
             now = self._clock()
             for node, answer in zip(asked, answers, strict=True):
-                lifetime = _AGAIN_SECONDS if isinstance(answer, str) else _REMEMBERED_SECONDS
-                self._known[node.id] = (now + lifetime, answer)
-        known = {node.id: self._known[node.id][1] for node in nodes if node.id in self._known}
+                lifetime = _RETRY_SECONDS if isinstance(answer, str) else _REMEMBERED_SECONDS
+                self._cache[node.id] = (now + lifetime, answer)
+        answers_by_node = {n.id: self._cache[n.id][1] for n in nodes if n.id in self._cache}
         return NodeAnswers(
-            devices={name: answer for name, answer in known.items() if isinstance(answer, Devices)},
-            problems={name: answer for name, answer in known.items() if isinstance(answer, str)},
+            devices={
+                name: answer
+                for name, answer in answers_by_node.items()
+                if isinstance(answer, Devices)
+            },
+            problems={
+                name: answer for name, answer in answers_by_node.items() if isinstance(answer, str)
+            },
         )
 
     def address(self, node: Node) -> str:
@@ -123,23 +130,23 @@ class NodeManagers:
         return self.base(node.web)
 
     def base(self, web: str) -> str:
-        """Return the URL of what YARN calls host:port, without a path."""
+        """Return the URL of host:port in YARN's answers, without a path."""
         host, _, port = web.rpartition(":")
         return f"{self._scheme}://{self._addresses.get(host, host)}:{port}"
 
-    def log(self, web: str, container: str, name: str, most_bytes: int) -> str:
+    def log(self, web: str, container: str, name: str, max_bytes: int) -> str:
         """Return the end of a file of a container's log.
 
         Args:
             web: host:port of the NodeManager.
             container: the container's id.
             name: name of the file, such as "stderr".
-            most_bytes: how many bytes of it at most.
+            max_bytes: largest number of bytes.
 
         Raises:
-            HopsGpuError: the NodeManager does not answer, or has no such log (any more).
+            HopsGpuError: the NodeManager does not answer, or has no such log.
         """
-        path = f"/ws/v1/node/containers/{container}/logs/{name}?size=-{most_bytes}"
+        path = f"/ws/v1/node/containers/{container}/logs/{name}?size=-{max_bytes}"
         text = get_text(self.base(web) + path, _SECONDS)
         # The answer has lines about the file before and after the content.
         _, header, rest = text.partition("\nLogContents:\n")
@@ -155,7 +162,7 @@ class NodeManagers:
         except HopsGpuError as error:
             return f"the NodeManager does not describe its GPUs: {error}"
         except (AttributeError, TypeError, ValueError) as error:
-            return NODE_MANAGER.misread(error, trail, _SECONDS, with_address=False)
+            return NODE_MANAGER.misread(error, trail, _SECONDS, should_name_address=False)
         if not devices.gpus:
             return (
                 "the NodeManager describes no GPU (does nvidia-smi fail there, or does"
@@ -168,11 +175,11 @@ def devices_of(answer: object) -> Devices:
     """Return the GPUs in a NodeManager's answer; none if the answer does not describe them.
 
     Args:
-        answer: as `rest_client.get_json` returns it: its lists are lists.
+        answer: a result of `rest_client.get_json`.
     """
-    whole = answer if isinstance(answer, Mapping) else {}
-    information = whole.get("gpuDeviceInformation") or {}
-    allowed = {_minor(device) for device in whole.get("totalGpuDevices") or []}
+    fields = answer if isinstance(answer, Mapping) else {}
+    information = fields.get("gpuDeviceInformation") or {}
+    allowed = {_minor(device) for device in fields.get("totalGpuDevices") or []}
     listed = _field(information, "gpu", "gpus") or []
     gpus = tuple(
         NodeGpu(
@@ -181,7 +188,7 @@ def devices_of(answer: object) -> Devices:
             uuid=_text(gpu.get("uuid")),
         )
         for gpu in listed
-        # nvidia-smi also lists the GPUs that the administrator keeps from YARN.
+        # nvidia-smi also lists GPUs that the administrator has excluded from YARN.
         if not allowed or _minor(gpu) in (None, *allowed)
     )
     return Devices(gpus, _text(_field(information, "driver_version", "driverVersion")))
@@ -202,16 +209,16 @@ def _minor(device: _Answer) -> int | None:
 def _memory(gpu: _Answer) -> int | None:
     # Old Hadoop reports "bar1_memory_usage" instead, which is not the GPU's memory.
     usage = _field(gpu, "fb_memory_usage", "gpuMemoryUsage") or {}
-    whole = _mib(_field(usage, "total", "totalMemoryMiB"))
-    if whole is not None:
-        return whole
+    all_ = _mib(_field(usage, "total", "totalMemoryMiB"))
+    if all_ is not None:
+        return all_
     used = _mib(_field(usage, "used", "usedMemoryMiB"))
     free = _mib(_field(usage, "free", "availMemoryMiB"))
     return None if used is None or free is None else used + free
 
 
 def _mib(value: Any) -> int | None:
-    """Return the MiB of 40960 or "40960 MiB"; None for Hadoop's -1, which means not known."""
+    """Return the MiB of 40960 or "40960 MiB"; None for -1, Hadoop's unknown value."""
     return read_mib(str(value))
 
 

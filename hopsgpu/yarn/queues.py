@@ -1,4 +1,4 @@
-"""YARN's queues by name: the one that an application is in, and whether one takes applications."""
+"""YARN's queues by name: a queue with its parents, and whether a queue takes applications."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
     Raises:
         HopsGpuError: no queue has the name, or several have it.
     """
-    matches = _named(queues, name)
+    matches = _find_queues(queues, name)
     if len(matches) != 1:
         raise HopsGpuError(
             f"the ResourceManager has {'several queues' if matches else 'no queue'} {name}; it has:"
@@ -30,7 +30,7 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
     return tuple(by_path[path] for path in paths if path in by_path)
 
 
-def _named(queues: Sequence[Queue], name: str) -> list[Queue]:
+def _find_queues(queues: Sequence[Queue], name: str) -> list[Queue]:
     # The CapacityScheduler accepts "x" for "root.p.x", but does not know "p.x".
     exact = [queue for queue in queues if queue.path == name]
     return exact or [queue for queue in queues if queue.path.rpartition(".")[2] == name]
@@ -39,37 +39,37 @@ def _named(queues: Sequence[Queue], name: str) -> list[Queue]:
 def check_queue(name: str, queues: Sequence[Queue]) -> None:
     """Check that an application can be submitted to a queue.
 
-    A queue that does not exist passes if the scheduler would make it, or if it is "default", which
-    the CapacityScheduler's mappings may turn into another.
+    A missing queue passes if the scheduler can create it, or if its name is "default", because the
+    CapacityScheduler may map that name to another queue.
 
     Raises:
-        CapacityError: the queue is unknown, ambiguous or a parent, or it or a parent of it does not
-            run.
+        CapacityError: the queue is unknown, ambiguous or a parent, or does not run, or one of its
+            parents does not run.
     """
-    matches = _named(queues, name)
+    matches = _find_queues(queues, name)
     if not matches:
-        if name == "default" or _made(queues, name):
+        if name == "default" or _can_be_created(queues, name):
             return
-        raise _refused(f"there is no queue {name}", queues)
+        raise _refusal(f"there is no queue {name}", queues)
     if len(matches) > 1:
-        raise _refused(f"queue {name} is ambiguous: {', '.join(q.path for q in matches)}", queues)
+        raise _refusal(f"queue {name} is ambiguous: {', '.join(q.path for q in matches)}", queues)
     queue = matches[0]
-    if not queue.leaf:
-        raise _refused(f"queue {queue.path} is a parent and takes no applications", queues)
+    if not queue.is_leaf:
+        raise _refusal(f"queue {queue.path} is a parent and takes no applications", queues)
     for ancestor in chain_of(queues, queue.path):
         if ancestor.state != "RUNNING":
-            raise _refused(
+            raise _refusal(
                 f"queue {ancestor.path} is {ancestor.state} and takes no new applications", queues
             )
 
 
-def _made(queues: Sequence[Queue], name: str) -> bool:
+def _can_be_created(queues: Sequence[Queue], name: str) -> bool:
     full = name if name.partition(".")[0] == "root" else f"root.{name}"
-    return any(queue.children and full.startswith(f"{queue.path}.") for queue in queues)
+    return any(queue.can_create_children and full.startswith(f"{queue.path}.") for queue in queues)
 
 
-def _refused(problem: str, queues: Sequence[Queue]) -> CapacityError:
-    leaves = (chain_of(queues, queue.path) for queue in queues if queue.leaf)
+def _refusal(problem: str, queues: Sequence[Queue]) -> CapacityError:
+    leaves = (chain_of(queues, queue.path) for queue in queues if queue.is_leaf)
     run = [chain[0].path for chain in leaves if all(queue.state == "RUNNING" for queue in chain)]
     return CapacityError(
         f"{problem}. Running queues: {', '.join(run) or 'none'}; name one in spark.yarn.queue"

@@ -42,8 +42,8 @@ from hopsgpu.yarn.rest_client import (
     NoAnswer,
     NotUnderstood,
     get_json,
+    is_kerberos_required,
     put_json,
-    requires_kerberos,
     scheme_of,
 )
 from hopsgpu.yarn.snapshot import App, Node, Overview, Queue, Rounding, Snapshot, User
@@ -53,26 +53,26 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Limits to connect, and to be answered.
+# Timeouts of connection and answer.
 _SECONDS = (3.0, 10.0)
 _KILL_SECONDS = (3.0, 5.0)
-# At most so many applications are asked for their containers, because only these show their GPUs.
-_MOST_ASKED = 8
-# The same for the overview, for applications with GPUs.
-_MOST_DETAILED = 64
-_AT_ONCE = 8
+# Largest number of applications whose containers are requested, because only these show GPUs.
+_MAX_ASKED = 8
+# The same limit for applications with GPUs in the overview.
+_MAX_DETAILED = 64
+_MAX_THREADS = 8
 _APPS = "/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts"
 _SCHEDULER = "/ws/v1/cluster/scheduler"
 
 
 @dataclass(frozen=True)
 class PriorityContainers:
-    """Containers that an application has, and asks for, under one priority.
+    """The containers that an application has and requests under one priority.
 
     Attributes:
-        containers: ids of those that are granted and have not ended.
-        pending: how many more it asks for.
-        hosts: the node of each of these containers.
+        containers: IDs of the granted containers that have not ended.
+        pending: number of further requested containers.
+        hosts: the host of each container, by its ID.
     """
 
     containers: tuple[str, ...]
@@ -100,10 +100,10 @@ def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
 def check_driver_credentials(
     manager: ResourceManager, setting: Callable[[str], str | None]
 ) -> None:
-    """Refuse a driver in YARN that could not ask the ResourceManager.
+    """Refuse a driver in YARN that cannot use the ResourceManager.
 
     Args:
-        manager: the cluster's.
+        manager: the ResourceManager.
         setting: returns a property of the application, or None.
 
     Raises:
@@ -113,7 +113,7 @@ def check_driver_credentials(
         return
     for address in manager.addresses:
         try:
-            required = requires_kerberos(address + RESOURCE_MANAGER.info, _SECONDS)
+            required = is_kerberos_required(address + RESOURCE_MANAGER.info, _SECONDS)
         except NoAnswer:
             continue
         if required:
@@ -135,33 +135,33 @@ def _web_address(
     return f"{host}:{8090 if secure else 8088}" if host else None
 
 
-def _checked(
+def _check_form(
     read: Callable[Concatenate[ResourceManager, P], T],
 ) -> Callable[Concatenate[ResourceManager, P], T]:
     """Make a method raise `NotUnderstood` for an answer in an unknown form."""
 
     @functools.wraps(read)
-    def checked(self: ResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.checked_form():
+    def wrapper(self: ResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.check_form():
             return read(self, *args, **kwargs)
 
-    return checked
+    return wrapper
 
 
 class ResourceManager:
-    """A client of the ResourceManager; of several, the active one answers."""
+    """A client of the ResourceManager, or of the active one of several."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
-        self._rounds: Rounding | None = None
-        # The active one of several, asked first: else each request would wait for a host that is
-        # down.
-        self._answered: str | None = None
+        self._rounding_cache: Rounding | None = None
+        # Address of the active one of several. It is asked first, so that requests do not wait for
+        # a host that is down.
+        self._active_address: str | None = None
         self._trail = FieldTrail()
 
     @contextlib.contextmanager
-    def checked_form(self) -> Iterator[None]:
-        """Turn the failure to read an answer into an error that names field, address and version.
+    def check_form(self) -> Iterator[None]:
+        """Raise an error that names field, address and version if an answer cannot be read.
 
         Raises:
             NotUnderstood: this Hadoop, a proxy or another service answered in an unknown form.
@@ -181,34 +181,34 @@ class ResourceManager:
         )
 
     def _optional(self, problems: list[str], what: str, read: Callable[[], T], default: T) -> T:
-        """Return what an answer says, or a default if the answer is not understood.
+        """Return a value of an answer, or a default if the answer is not understood.
 
         Args:
             problems: gets a warning if the answer is not understood.
-            what: what the launch goes on without.
+            what: what is then missing, in words.
             read: reads the answer.
-            default: the value to go on with.
+            default: the default.
         """
         try:
-            with self.checked_form():
+            with self.check_form():
                 return read()
         except NotUnderstood as error:
             problems.append(f"hopsgpu continues without {what}: {error}")
             log.warning("%s", problems[-1])
             return default
 
-    @_checked
+    @_check_form
     def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, whatever their state."""
         return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
-    @_checked
+    @_check_form
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
-        """Return a snapshot of all that decides what an application can get.
+        """Return a snapshot of what determines the resources of an application.
 
-        It takes three requests to a CapacityScheduler, two more the first time, and one more if
-        nodes have labels. The FairScheduler's applications do not report their GPUs; some of them
-        are asked one by one.
+        A CapacityScheduler gets three requests, two more the first time, and one more if nodes have
+        labels. Under a FairScheduler, applications do not report their GPUs, so the containers of
+        some applications are requested one by one.
 
         Args:
             application_id: our application's id; it must be running.
@@ -216,7 +216,7 @@ class ResourceManager:
             partition: the node label that is asked for; None for the application's own.
 
         Raises:
-            HopsGpuError: there is no answer, or the application is not among the running ones.
+            HopsGpuError: there is no answer, or the application does not run.
         """
         apps = self.ask(_APPS)
         app = app_answer(apps, application_id)
@@ -232,14 +232,14 @@ class ResourceManager:
         shared: frozenset[str] = self._optional(
             problems,
             "the idle nodes of shared labels",
-            lambda: self._shared(nodes, label),
+            lambda: self._shared_partitions(nodes, label),
             frozenset(),
         )
         chain = chain_of(queues_of(scheduler, label, nodes), app["queue"])
         containers: Mapping[str, Containers] = self._optional(
             problems,
             "the containers of applications that do not report their GPUs",
-            lambda: self._containers_of(unreported_apps(apps, application_id, _MOST_ASKED)),
+            lambda: self._containers_of(unreported_apps(apps, application_id, _MAX_ASKED)),
             {},
         )
         applications: tuple[App, ...] = self._optional(
@@ -255,14 +255,14 @@ class ResourceManager:
             None,
         )
         return replace(
-            self._standing(scheduler, nodes, chain, user, label, shared, problems),
+            self._user_snapshot(scheduler, nodes, chain, user, label, shared, problems),
             application_id=application_id,
             applications=applications,
             master=master,
             problems=tuple(problems),
         )
 
-    def _standing(
+    def _user_snapshot(
         self,
         scheduler: Any,
         nodes: tuple[Node, ...],
@@ -272,7 +272,7 @@ class ResourceManager:
         shared: frozenset[str],
         problems: list[str],
     ) -> Snapshot:
-        """Return what a user without an application finds in a leaf queue."""
+        """Return a snapshot for a user without an application in a leaf queue."""
         partition_total = total(
             n.total for n in nodes if n.state == "RUNNING" and n.partition == label
         )
@@ -293,36 +293,38 @@ class ResourceManager:
             rounding=rounding,
         )
 
-    @_checked
+    @_check_form
     def overview(self, user: str) -> Overview:
-        """Return the nodes, queues and applications, and what a user would find.
+        """Return the nodes, queues and applications, with a snapshot for the user in each queue.
 
-        Beside the requests of a snapshot, it takes one for each application that has GPUs, up to a
-        bound.
+        In addition to the requests of a snapshot, there is one for each application with GPUs, up
+        to a limit.
 
         Raises:
             HopsGpuError: there is no answer.
         """
         apps, scheduler, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
         labels = {node.partition for node in nodes if node.total.gpus} or {""}
-        shared = self._shared(nodes, "")
+        shared = self._shared_partitions(nodes, "")
         if shared & labels:
             labels.add("")
         queues = {label: queues_of(scheduler, label, nodes) for label in sorted(labels)}
         problems: list[str] = []
 
-        def standing(queue: Queue, label: str) -> Snapshot:
+        def user_snapshot(queue: Queue, label: str) -> Snapshot:
             chain = chain_of(queues[label], queue.path)
             shared_by_label = frozenset() if label else shared
-            return self._standing(scheduler, nodes, chain, user, label, shared_by_label, problems)
+            return self._user_snapshot(
+                scheduler, nodes, chain, user, label, shared_by_label, problems
+            )
 
         everywhere = frozenset(node.partition for node in nodes) | {""}
-        containers = self._containers_of(gpu_apps(apps, everywhere, _MOST_DETAILED))
+        containers = self._containers_of(gpu_apps(apps, everywhere, _MAX_DETAILED))
         return Overview(
             nodes=nodes,
             queues=queues,
-            standings={
-                label: tuple(standing(queue, label) for queue in listed if queue.leaf)
+            user_snapshots={
+                label: tuple(user_snapshot(queue, label) for queue in listed if queue.is_leaf)
                 for label, listed in queues.items()
             },
             applications=apps_of(apps, everywhere, containers),
@@ -331,58 +333,60 @@ class ResourceManager:
             problems=tuple(dict.fromkeys(problems)),
         )
 
-    @_checked
+    @_check_form
     def user(self) -> str | None:
-        """Return the user whom the ResourceManager sees in the caller; None if it does not say."""
+        """Return the user that the ResourceManager takes the caller for; None if not reported."""
         try:
             answer = self.ask("/ws/v1/cluster/userinfo")
         except HopsGpuError:  # Hadoop before 3.3 has no such path
             return None
-        # The documentation shows the answer inside an object of its name; 3.5 sends it without.
+        # The documentation wraps the answer in an object of this name; Hadoop 3.5 does not.
         return answer.get("clusterUserInfo", answer).get("requestedUser") or None
 
-    @_checked
+    @_check_form
     def queues(self) -> tuple[Queue, ...]:
         """Return all queues, each parent before its children, for nodes without a label."""
         return queues_of(self.ask(_SCHEDULER), "", self.nodes())
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
-        """Return the containers of applications, by id; omit those that just ended or hide them."""
+        """Return the containers of applications, by ID, as far as YARN shows them."""
         containers = {}
 
         def ask(application_id: str, attempt: str) -> None:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
             try:
-                with self.checked_form():
+                with self.check_form():
                     containers[application_id] = containers_of(self.ask(path))
             except HopsGpuError as error:
                 log.info("the containers of %s are unknown: %s", application_id, error)
 
         if attempts:
-            with ThreadPoolExecutor(_AT_ONCE, "hopsgpu-containers") as pool:
+            with ThreadPoolExecutor(_MAX_THREADS, "hopsgpu-containers") as pool:
                 list(pool.map(ask, *zip(*attempts.items(), strict=True)))
         return containers
 
-    def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
-        # YARN serves only requests without a label from idle nodes that have one.
+    def _shared_partitions(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
+        # Only requests without a label may use idle nodes of shared labels.
         if label or not any(node.partition for node in nodes):
             return frozenset()
         return shared_partitions(self.ask("/ws/v1/cluster/get-node-labels"))
 
     def _rounding(self, scheduler: Any) -> Rounding:
-        """Return the rounding, asked for once: a ResourceManager reads it when it starts."""
-        if self._rounds is None:
-            fair = scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler"
-            names = MINIMUMS + INCREMENTS if fair else MINIMUMS
-            self._rounds = rounding_of({name: self._configured(name) for name in names}, fair)
-        return self._rounds
+        """Return the rounding. It is read once, because it is constant while YARN runs."""
+        if self._rounding_cache is None:
+            is_fair = scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler"
+            names = MINIMUMS + INCREMENTS if is_fair else MINIMUMS
+            self._rounding_cache = rounding_of(
+                {name: self._read_number(name) for name in names}, is_fair
+            )
+        return self._rounding_cache
 
     def _acls(self) -> bool | None:
         value = self._property("yarn.acl.enable")
         return None if value is None else value == "true"
 
-    def _configured(self, name: str) -> int | None:
-        """Return a number of the ResourceManager's configuration; None if it does not report it."""
+    def _read_number(self, name: str) -> int | None:
+        """Return a number of the ResourceManager's configuration; None if not reported."""
         value = self._property(name)
         try:
             return None if value is None else int(value)
@@ -401,30 +405,30 @@ class ResourceManager:
         running = [node for node in self.nodes() if node.state == "RUNNING"]
         return sum(n.used.gpus for n in running), sum(n.total.gpus for n in running)
 
-    @_checked
+    @_check_form
     def gpus_ending(self) -> int:
         """Return the number of GPUs that the scheduler has released but their nodes have not.
 
-        Others can get a node's share only once the node has reported the container's end. The
-        number is that of the whole cluster, whoever had the GPUs. It is 0 under a FairScheduler,
-        which does not report it.
+        YARN can grant these GPUs again once the nodes have reported the end of the containers. The
+        number is for the whole cluster and all users. It is 0 under a FairScheduler, which does not
+        report it.
         """
         metrics = self.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
         used = metrics.get("totalUsedResourcesAcrossPartition")
         if not used:
-            return 0  # a FairScheduler does not report it
+            return 0
         scheduled = amount_of(used)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
-    @_checked
+    @_check_form
     def held_containers(self, application_id: str, priority: int) -> PriorityContainers:
-        """Return what an application has under a priority; Spark's is the resource profile's id."""
+        """Return an application's containers of a priority; Spark's is the profile's ID."""
         app = self._app(application_id)
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
         attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
         listed = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers")
         containers = listed.get("container", [])
-        # YARN repeats one request for its host, its rack and any place ("*").
+        # YARN lists a request for its host, its rack and any place ("*"): count it once.
         pending = sum(
             int(request["numContainers"])
             for request in app.get("resourceRequests", [])
@@ -437,21 +441,21 @@ class ResourceManager:
         }
         return PriorityContainers(tuple(hosts), pending, hosts)
 
-    @_checked
+    @_check_form
     def end_of(self, application_id: str) -> str:
-        """Return how an application ended and why, in YARN's words; "" while it runs."""
+        """Return the final state and diagnostics of an application; "" while it runs."""
         app = self._app(application_id)
         if app["state"] not in ENDED:
             return ""
         return " ".join(f"{app['state']}: {app.get('diagnostics') or '(no diagnostics)'}".split())
 
-    @_checked
-    def standing(self, application_id: str) -> ApplicationState:
+    @_check_form
+    def application_state(self, application_id: str) -> ApplicationState:
         """Return the state of an application."""
         return application_state_of(self._app(application_id))
 
-    @_checked
-    def tagged(self, tag: str) -> ApplicationState | None:
+    @_check_form
+    def find_by_tag(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
         apps = (listed.get("apps") or {}).get("app") or [None]
@@ -461,7 +465,7 @@ class ResourceManager:
         """Make YARN end an application.
 
         Args:
-            user: the application's owner; without Kerberos, YARN takes the caller for this user.
+            user: the application's owner; without Kerberos, YARN trusts this name.
 
         Raises:
             HopsGpuError: none of the addresses accepts the request; the message says why.
@@ -480,7 +484,7 @@ class ResourceManager:
         raise HopsGpuError("; ".join(refused) or "the ResourceManager has no web address")
 
     def ask(self, path: str) -> Any:
-        """Return the JSON answer to a path, from whichever of the addresses is active.
+        """Return the JSON answer to a path, from the active address.
 
         Raises:
             NotUnderstood: the answer is not an object.
@@ -496,10 +500,10 @@ class ResourceManager:
 
     def _get(self, path: str) -> Any:
         problems, no_access = [], None
-        addresses = sorted(self.addresses, key=lambda address: address != self._answered)
+        addresses = sorted(self.addresses, key=lambda address: address != self._active_address)
         for number, address in enumerate(addresses):
             try:
-                # A standby answers with a redirect to the active one.
+                # A standby ResourceManager redirects to the active one.
                 answer = get_json(address + path, _SECONDS, self._trail)
             except NoAnswer as error:
                 log.info(
@@ -513,9 +517,9 @@ class ResourceManager:
                 if isinstance(error, NoAccess):
                     no_access = error
             else:
-                if address != self._answered:
+                if address != self._active_address:
                     log.info("the ResourceManager at %s answers", address)
-                self._answered = address
+                self._active_address = address
                 return answer
         if no_access is not None:
             raise HopsGpuError(str(no_access))

@@ -48,27 +48,27 @@ class Amount:
         """Return GPUs, cores, MiB."""
         return (self.gpus, self.cores, self.memory_mib)
 
-    def within(self, bound: Amount) -> bool:
-        """Return whether it is at most the bound, in each resource."""
-        return all(own <= most for own, most in zip(self.parts, bound.parts, strict=True))
+    def is_within(self, bound: Amount) -> bool:
+        """Return whether this amount is at most the bound, in each resource."""
+        return all(part <= most for part, most in zip(self.parts, bound.parts, strict=True))
 
-    def least(self, other: Amount) -> Amount:
+    def min_with(self, other: Amount) -> Amount:
         """Return the smaller amount of each resource."""
         return Amount(*map(min, self.parts, other.parts))
 
-    def most(self, other: Amount) -> Amount:
+    def max_with(self, other: Amount) -> Amount:
         """Return the larger amount of each resource."""
         return Amount(*map(max, self.parts, other.parts))
 
-    def room_for(self, container: Amount) -> int:
-        """Return how many such containers fit into it, at least 0."""
+    def capacity_for(self, container: Amount) -> int:
+        """Return how many such containers fit into this amount, at least 0."""
         pairs = zip(self.parts, container.parts, strict=True)
-        return max(min((own // one for own, one in pairs if one > 0), default=0), 0)
+        return max(min((part // size for part, size in pairs if size > 0), default=0), 0)
 
-    def rounded_up(self, step: Amount) -> Amount:
+    def round_up(self, step: Amount) -> Amount:
         """Round each resource up to a multiple of the step's; a step of 0 rounds nothing."""
         pairs = zip(self.parts, step.parts, strict=True)
-        return Amount(*(-(-own // one) * one if one > 0 else own for own, one in pairs))
+        return Amount(*(-(-part // unit) * unit if unit > 0 else part for part, unit in pairs))
 
 
 NOTHING = Amount(0, 0, 0)
@@ -86,7 +86,7 @@ def amount_of(resource: Mapping[str, Any] | None) -> Amount:
 
 
 def other_resources(resource: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the names of the further resources of which there are any."""
+    """Return the names of other resources with a positive amount."""
     values = _values(resource)
     return frozenset(name for name in values.keys() - {GPU, CORES, MEMORY} if values[name] > 0)
 
@@ -96,7 +96,7 @@ def _values(resource: Mapping[str, Any] | None) -> dict[str, int]:
     return {entry["name"]: int(entry["value"]) for entry in listed}
 
 
-def multiplied_down(amount: Amount, factor: float) -> Amount:
+def multiply_rounding_down(amount: Amount, factor: float) -> Amount:
     """Multiply each resource by a factor, and round down as the CapacityScheduler does.
 
     The CapacityScheduler keeps the factor as a 32-bit float: ten times 0.7 is 6.
@@ -105,15 +105,15 @@ def multiplied_down(amount: Amount, factor: float) -> Amount:
     return Amount(*(math.floor(part * single) for part in amount.parts))
 
 
-def dominates(used: Amount, limit: Amount, cluster: Amount) -> bool:
-    """Return whether `used` is more than `limit` to DominantResourceCalculator.
+def exceeds_share(used: Amount, limit: Amount, cluster: Amount) -> bool:
+    """Return whether `used` is more than `limit` for YARN's DominantResourceCalculator.
 
-    It compares the largest shares of the cluster, then the next: `used` may exceed the limit in one
-    resource without being more, and it is not more if all shares are equal.
+    YARN compares the largest shares of the cluster, then the next ones. So `used` may exceed the
+    limit in one resource without being more. If all shares are equal, it is not more.
     """
     return _shares(used, cluster) > _shares(limit, cluster)
 
 
 def _shares(amount: Amount, cluster: Amount) -> list[float]:
     pairs = zip(amount.parts, cluster.parts, strict=True)
-    return sorted((own / whole for own, whole in pairs if whole > 0), reverse=True)
+    return sorted((part / size for part, size in pairs if size > 0), reverse=True)

@@ -15,8 +15,8 @@ from hopsgpu.yarn.resources import (
     NOTHING,
     Amount,
     amount_of,
-    dominates,
-    multiplied_down,
+    exceeds_share,
+    multiply_rounding_down,
     other_resources,
     total,
 )
@@ -38,14 +38,14 @@ def nodes_of(answer: Answer) -> tuple[Node, ...]:
             partition=next(iter(node.get("nodeLabels") or ()), ""),
             web=node.get("nodeHTTPAddress") or "",
             health=" ".join((node.get("healthReport") or "").split()),
-            others=other_resources(node.get("totalResource")),
+            other_resources=other_resources(node.get("totalResource")),
         )
         for node in (answer.get("nodes") or {}).get("node", [])
     )
 
 
 def shared_partitions(answer: Answer) -> frozenset[str]:
-    """Return the partitions whose idle nodes anybody may get, from `/get-node-labels`."""
+    """Return the partitions whose idle nodes serve requests without a label."""
     return frozenset(
         label["name"]
         for label in answer.get("nodeLabelInfo") or []
@@ -59,11 +59,11 @@ def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Qu
     running = [node.total for node in nodes if node.state == "RUNNING"]
     biggest = NOTHING
     for size in running:
-        biggest = biggest.most(size)
+        biggest = biggest.max_with(size)
     if scheduler["type"] == "fairScheduler":
-        return tuple(_fair(scheduler["rootQueue"], biggest))
+        return tuple(_fair_queues(scheduler["rootQueue"], biggest))
     if scheduler["type"] == "capacityScheduler":
-        return tuple(_capacity(scheduler, "", partition, biggest))
+        return tuple(_capacity_queues(scheduler, "", partition, biggest))
     used = total(node.used for node in nodes if node.state == "RUNNING")
     return (Queue("default", "RUNNING", True, total(running), NOTHING, used, biggest),)
 
@@ -72,46 +72,48 @@ def _children(queue: Answer, name: str) -> list[Answer]:
     return list((queue.get(name) or {}).get("queue", []))
 
 
-def _capacity(queue: Answer, above: str, partition: str, biggest: Amount) -> Iterator[Queue]:
+def _capacity_queues(queue: Answer, above: str, partition: str, biggest: Amount) -> Iterator[Queue]:
     path = f"{above}.{queue['queueName']}" if above else queue["queueName"]
-    below = [list(_capacity(q, path, partition, biggest)) for q in _children(queue, "queues")]
+    below = [
+        list(_capacity_queues(q, path, partition, biggest)) for q in _children(queue, "queues")
+    ]
     capacities = _in_partition(queue.get("capacities"), "queueCapacitiesByPartition", partition)
-    # The answer has no usage for the root itself.
-    inside = total(queues[0].used for queues in below)
-    asked = [queues[0].pending for queues in below]
+    # The answer has no usage of the root itself.
+    root_used = total(queues[0].used for queues in below)
+    pending = [queues[0].pending for queues in below]
     yield Queue(
         path=path,
         state=queue.get("state") or "RUNNING",
-        leaf=_is_leaf(queue),
+        is_leaf=_is_leaf(queue),
         maximum=amount_of(capacities.get("effectiveMaxResource")),
         guaranteed=amount_of(capacities.get("effectiveMinResource")),
-        used=_used(queue.get("resources"), partition) if above else inside,
-        largest=amount_of(queue.get("maximumAllocation")).least(biggest),
-        children=queue.get("autoCreationEligibility", "off") != "off",
-        pending=_pending(queue.get("resources"), partition) if above else _sum_told(asked),
+        used=_usage_of(queue.get("resources"), partition) if above else root_used,
+        largest=amount_of(queue.get("maximumAllocation")).min_with(biggest),
+        can_create_children=queue.get("autoCreationEligibility", "off") != "off",
+        pending=_pending(queue.get("resources"), partition) if above else _sum_known(pending),
     )
     for queues in below:
         yield from queues
 
 
-def _fair(queue: Answer, biggest: Amount) -> Iterator[Queue]:
+def _fair_queues(queue: Answer, biggest: Amount) -> Iterator[Queue]:
     below = _children(queue, "childQueues")
-    leaf = _is_leaf(queue)
+    is_leaf = _is_leaf(queue)
     used, wanted = amount_of(queue.get("usedResources")), queue.get("demandResources")
     yield Queue(
         path=queue["queueName"],
         state="RUNNING",
-        leaf=leaf,
+        is_leaf=is_leaf,
         maximum=amount_of(queue.get("maxResources")),
         guaranteed=amount_of(queue.get("minResources")),
         used=used,
-        largest=amount_of(queue.get("maxContainerAllocation")).least(biggest),
-        children=not leaf,
-        # The demand is the sum of what is used and what is asked for.
-        pending=None if wanted is None else (amount_of(wanted) - used).most(NOTHING),
+        largest=amount_of(queue.get("maxContainerAllocation")).min_with(biggest),
+        can_create_children=not is_leaf,
+        # The demand is the sum of the used and the requested resources.
+        pending=None if wanted is None else (amount_of(wanted) - used).max_with(NOTHING),
     )
     for child in below:
-        yield from _fair(child, biggest)
+        yield from _fair_queues(child, biggest)
 
 
 def _is_leaf(queue: Answer) -> bool:
@@ -120,14 +122,14 @@ def _is_leaf(queue: Answer) -> bool:
 
 def _in_partition(answer: Answer | None, name: str, partition: str) -> Answer:
     listed: list[Answer] = (answer or {}).get(name) or []
-    return next((one for one in listed if one.get("partitionName", "") == partition), {})
+    return next((entry for entry in listed if entry.get("partitionName", "") == partition), {})
 
 
-def _used(resources: Answer | None, partition: str) -> Amount:
+def _usage_of(resources: Answer | None, partition: str) -> Amount:
     return amount_of(_in_partition(resources, "resourceUsagesByPartition", partition).get("used"))
 
 
-def _sum_told(amounts: Sequence[Amount | None]) -> Amount | None:
+def _sum_known(amounts: Sequence[Amount | None]) -> Amount | None:
     reported = [amount for amount in amounts if amount is not None]
     return total(reported) if reported else None
 
@@ -152,7 +154,7 @@ def user_of(
         queue: the leaf queue.
         name: the user's name.
         partition: the node label.
-        partition_total: all that the partition has.
+        partition_total: resources of the partition.
         smallest: the smallest container.
     """
     leaf = _leaf(answer["scheduler"]["schedulerInfo"], "", queue.path)
@@ -163,11 +165,11 @@ def user_of(
     # Without a guarantee, or with a factor of -1, only the queue's maximum bounds a user.
     if factor != -1 and queue.guaranteed != NOTHING:
         guaranteed = queue.guaranteed
-        base = smallest if dominates(smallest, guaranteed, partition_total) else guaranteed
-        limit = multiplied_down(base, factor).rounded_up(smallest)
+        base = smallest if exceeds_share(smallest, guaranteed, partition_total) else guaranteed
+        limit = multiply_rounding_down(base, factor).round_up(smallest)
         weight = float(entry.get("userWeight", 1))
-        limit = limit if weight == 1 else multiplied_down(limit, weight)
-    return User(name, _used(entry.get("resources"), partition), limit)
+        limit = limit if weight == 1 else multiply_rounding_down(limit, weight)
+    return User(name, _usage_of(entry.get("resources"), partition), limit)
 
 
 def _leaf(queue: Answer, above: str, path: str) -> Answer:
@@ -189,8 +191,9 @@ def apps_of(
 
     Args:
         answer: the answer of `/apps`.
-        partitions: the partitions in which what they have is counted.
-        containers: containers of applications that do not report what they have, by application id.
+        partitions: the partitions whose resources are counted.
+        containers: containers of applications that do not report their resources, by application
+            ID.
     """
     return tuple(
         App(
@@ -224,8 +227,8 @@ def unreported_apps(answer: Answer, own_id: str, most: int) -> dict[str, str]:
 
     Args:
         answer: the answer of `/apps`.
-        own_id: id of our application, which is always among them if it does not report its GPUs.
-        most: how many to return at most; those with the most GPU-seconds.
+        own_id: ID of our application, which is always included if it does not report its GPUs.
+        most: largest number to return; applications with the most GPU-seconds come first.
     """
     candidates = {}
     for app in (answer.get("apps") or {}).get("app", []):
@@ -243,9 +246,9 @@ def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str,
 
     Args:
         answer: the answer of `/apps`.
-        partitions: the partitions in which what they have is counted.
-        most: how many to return at most; those with the most GPUs, then those that do not report
-            them.
+        partitions: the partitions whose resources are counted.
+        most: largest number to return: first applications with the most GPUs, then those that do
+            not report their GPUs.
     """
     having = [app for app in apps_of(answer, partitions, {}) if app.used.gpus]
     having.sort(key=lambda app: app.used.gpus, reverse=True)
@@ -264,17 +267,17 @@ def containers_of(answer: Answer | None) -> Containers:
     """Return the containers of an application's attempt."""
     return tuple(
         Container(
-            # Old ResourceManagers report only the second (Hadoop's ContainerInfo).
+            # Old ResourceManagers report only `assignedNodeId` (Hadoop's ContainerInfo).
             node=container.get("nodeId") or container.get("assignedNodeId") or "",
             id=container["containerId"],
-            size=_allocated(container),
+            size=_allocated_size(container),
             granted=int(container.get("startedTime") or 0) / 1000,
         )
         for container in (answer or {}).get("container", [])
     )
 
 
-def _allocated(container: Answer) -> Amount:
+def _allocated_size(container: Answer) -> Amount:
     listed = (container.get("allocatedResources") or {}).get("entry") or []
     values = {entry["key"]: int(entry["value"]) for entry in listed}
     return Amount(values.get(GPU, 0), values.get("vcores", 0), values.get("memory-mb", 0))
@@ -291,26 +294,26 @@ def master_of(app: Answer, containers: Containers) -> Master | None:
 
     Args:
         app: the application's part.
-        containers: its containers, if it does not report what its master has.
+        containers: its containers, if it does not report the resources of its master.
     """
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     size = total(amount_of(usage.get("amUsed")) for usage in usages)
     logs = app.get("amContainerLogs") or ""
-    size += total(one.size for one in containers if f"/{one.id}/" in logs)
+    size += total(c.size for c in containers if f"/{c.id}/" in logs)
     node = app.get("masterNodeId")
     return Master(node, size) if node and size != NOTHING else None
 
 
-def rounding_of(conf: Mapping[str, int | None], fair: bool) -> Rounding:
-    """Return what containers are rounded up to, from the ResourceManager's own configuration.
+def rounding_of(conf: Mapping[str, int | None], is_fair: bool) -> Rounding:
+    """Return the rounding of containers, from the ResourceManager's configuration.
 
     Args:
-        conf: values of MINIMUMS and INCREMENTS; None for one that is not set or not reported.
-        fair: whether the FairScheduler runs.
+        conf: values of MINIMUMS and INCREMENTS; None if not set or not reported.
+        is_fair: whether the FairScheduler runs.
     """
     cores, memory = (conf.get(name) for name in MINIMUMS)
     smallest = Amount(0, cores or 0, memory or 0)
-    if not fair:
+    if not is_fair:
         return Rounding(smallest, smallest)
     old_memory, old_cores, new_memory, new_cores = (conf.get(name) for name in INCREMENTS)
     step = Amount(0, new_cores or old_cores or 1, new_memory or old_memory or 1024)

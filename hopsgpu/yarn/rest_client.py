@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_SAID = 200
-_ELSEWHERE = 307
+_MAX_TEXT = 200
+_TEMPORARY_REDIRECT = 307
 
 
 class NoAnswer(HopsGpuError):
-    """The error of a daemon that did not answer as asked; the message gives the reason briefly."""
+    """The error of a daemon that did not answer; the message gives the reason briefly."""
 
 
 class NoAccess(NoAnswer):
@@ -75,23 +75,24 @@ class DaemonKind:
         trail: FieldTrail,
         seconds: tuple[float, float],
         *,
-        with_address: bool = True,
+        should_name_address: bool = True,
     ) -> str:
-        """Return, in words, which field of an answer is not understood, and of which Hadoop.
+        """Return, in words, which field of an answer is not understood, and the Hadoop version.
 
         Args:
             error: what the reader of the answer raised.
             trail: the trail of the answer.
             seconds: limits for asking the daemon's version.
-            with_address: whether to name the daemon's address; False where nodes with the same
+            should_name_address: whether to name the daemon's address; False if nodes with the same
                 problem are listed together.
         """
         version = self.version(trail.url, seconds) or "of unknown version"
-        at, told = _base(trail.url), trail.explain(error)
-        log.info("the %s at %s (Hadoop %s): %s: %s", self.name, at, version, trail.url, told)
+        at, reason = _base(trail.url), trail.explain(error)
+        log.info("the %s at %s (Hadoop %s): %s: %s", self.name, at, version, trail.url, reason)
+        where = f" at {at}" if should_name_address else ""
         return (
-            f"the {self.name}{f' at {at}' if with_address else ''} (Hadoop {version}) answered"
-            f" {_path(trail.url)} in an unknown form: {told}"
+            f"the {self.name}{where} (Hadoop {version}) answered"
+            f" {_path(trail.url)} in an unknown form: {reason}"
         )
 
 
@@ -112,8 +113,8 @@ def scheme_of(setting: Callable[[str], str | None]) -> str:
 def get_json(url: str, seconds: tuple[float, float], trail: FieldTrail | None = None) -> Any:
     """Return a daemon's answer to a GET, with the lists of Hadoop 3.5 whatever its version is.
 
-    No proxy is asked, whatever the environment says. The library requests reads the certificates of
-    a private authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
+    Proxies of the environment are ignored. The library requests reads the certificates of a private
+    authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
 
     Args:
         url: the complete URL.
@@ -123,7 +124,7 @@ def get_json(url: str, seconds: tuple[float, float], trail: FieldTrail | None = 
     Raises:
         NoAnswer: nobody answers, or the answer is an error or no JSON.
         ConfigError: the daemon requires Kerberos, and the package for it is not installed.
-        HopsGpuError: it requires Kerberos, and there is no ticket or it refuses the ticket.
+        HopsGpuError: the daemon requires Kerberos, and the ticket is missing or refused.
     """
     import requests
 
@@ -174,28 +175,29 @@ def _answer(
     began = time.monotonic()
     try:
         answer = ask()
-        if _requires_kerberos(answer):
+        if _is_kerberos_required(answer):
             answer = ask(spnego_auth(_base(url)))
-            if _requires_kerberos(answer):
+            if _is_kerberos_required(answer):
                 raise NoAccess(
                     f"{_base(url)} requires Kerberos (SPNEGO) and refused this user:"
                     f" {_why_refused()}"
                 )
         answer.raise_for_status()
-        if answer.status_code == _ELSEWHERE:
-            # A standby, while no other one is active: it names nobody to ask.
+        if answer.status_code == _TEMPORARY_REDIRECT:
+            # A standby ResourceManager, while no other one is active.
             raise NoAnswer(_first_line(answer.text) or _status(answer))
     except requests.RequestException as error:
         reason = _reason(error)
-        if (told := meaning(reason)) is not None:
-            raise NoAccess(f"{_base(url)} requires Kerberos: {_for_driver(told)}") from error
+        if (explanation := meaning(reason)) is not None:
+            why = _for_driver(explanation)
+            raise NoAccess(f"{_base(url)} requires Kerberos: {why}") from error
         log.debug("%s %s: %s after %.2f s", method, url, reason, time.monotonic() - began)
         raise NoAnswer(reason) from error
     log.debug("%s %s: HTTP %d", method, url, answer.status_code)
     return answer
 
 
-def requires_kerberos(url: str, seconds: tuple[float, float]) -> bool:
+def is_kerberos_required(url: str, seconds: tuple[float, float]) -> bool:
     """Return whether a daemon answers only callers with a Kerberos ticket.
 
     Raises:
@@ -205,13 +207,13 @@ def requires_kerberos(url: str, seconds: tuple[float, float]) -> bool:
 
     try:
         with direct_session() as session:
-            return _requires_kerberos(session.get(url, timeout=seconds))
+            return _is_kerberos_required(session.get(url, timeout=seconds))
     except requests.RequestException as error:
         raise NoAnswer(_reason(error)) from error
 
 
 def _why_refused() -> str:
-    """Return what is wrong with this process's ticket, or what else may be."""
+    """Return what may be wrong with this process's ticket."""
     try:
         ticket = check_ticket(os.environ)
     except ConfigError as error:
@@ -224,21 +226,21 @@ def _why_refused() -> str:
     )
 
 
-def _for_driver(told: str) -> str:
+def _for_driver(reason: str) -> str:
     """Return the error about credentials; for a driver in YARN, which has no ticket, the remedy.
 
     Args:
-        told: the meaning of the client's error.
+        reason: the meaning of the client's error.
     """
-    if told == NO_TICKET and has_tokens(os.environ):
+    if reason == NO_TICKET and has_tokens(os.environ):
         return (
             "a driver in YARN has no ticket without a keytab: submit with --principal and --keytab"
             " (spark.kerberos.principal, spark.kerberos.keytab), or use --deploy-mode client"
         )
-    return told
+    return reason
 
 
-def _requires_kerberos(answer: Response) -> bool:
+def _is_kerberos_required(answer: Response) -> bool:
     offered = answer.headers.get("WWW-Authenticate", "")
     return answer.status_code == 401 and "negotiate" in offered.lower()
 
@@ -253,21 +255,21 @@ def _path(url: str) -> str:
 
 
 def _status(answer: Response) -> str:
-    """Return the HTTP status, and what Hadoop says beside it."""
+    """Return the HTTP status and Hadoop's message."""
     status = f"HTTP {answer.status_code} {answer.reason}".rstrip()
     try:
         message = " ".join(str(answer.json()["RemoteException"]["message"]).split())
     except (ValueError, LookupError, TypeError):
         return status
-    return f"{status}: {message[:_MOST_SAID]}"
+    return f"{status}: {message[:_MAX_TEXT]}"
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip()[:_MOST_SAID] for line in text.splitlines() if line.strip()), "")
+    return next((line.strip()[:_MAX_TEXT] for line in text.splitlines() if line.strip()), "")
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason briefly: requests wraps the cause three times, with addresses in memory."""
+    """Return the innermost cause: requests wraps it three times, with memory addresses."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:

@@ -1,4 +1,4 @@
-"""The tightest bound, which is what a gang waits for now. Pure."""
+"""The tightest bound of a gang, for which it waits now. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.units import count_of
-from hopsgpu.yarn.demand import Demand, places_on, user_room
+from hopsgpu.yarn.demand import Demand, node_capacity, user_capacity
 from hopsgpu.yarn.resources import Amount, total
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
-# The last has no other form in the plural.
+# The last name has no plural.
 _NAMES = ("GPU", "core", "MiB")
 _NODES_SHOWN = 4
 
@@ -24,22 +24,22 @@ class Shortage:
         bound: the kind of bound.
         text: the bound in words with numbers; "" for Bound.NONE.
         queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
-        by_gpus: whether GPUs are short; False if only cores or memory are.
+        is_gpu_shortage: whether GPUs are scarce; False if only cores or memory are.
     """
 
     bound: Bound
     text: str
     queue: str = ""
-    by_gpus: bool = True
+    is_gpu_shortage: bool = True
 
 
 def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
-    """Return what keeps YARN from granting all executors that a gang still lacks at once, now.
+    """Return what keeps YARN from granting all missing executors of a gang now.
 
     Args:
         demand: the whole gang.
         snapshot: a snapshot of the ResourceManager.
-        held: number of its executors that the gang has; the snapshot counts them as used.
+        held: number of executors that the gang has; the snapshot counts them as used.
     """
     wanted = demand.executors - held
     bounds, on_nodes = _bounds(demand, snapshot, wanted)
@@ -47,19 +47,19 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
     if room >= wanted:
         return Shortage(Bound.NONE, "")
     if on_nodes[0] < wanted:
-        # The nodes lack room too, which depends on other queues and users, whatever else bounds the
-        # gang.
+        # The nodes lack capacity, too, which depends on all queues and users. So the kind of the
+        # bound is that of the nodes.
         return replace(tightest, bound=on_nodes[1].bound)
     return tightest
 
 
 def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
-    """Return how many executors YARN would grant now, and the tightest bound, which stops more.
+    """Return how many executors YARN would grant now, and the bound that stops more.
 
-    This assumes that nobody else asks meanwhile, and that nothing is preempted.
+    This assumes that nobody else requests any, and that nothing is preempted.
 
     Args:
-        container: what each executor asks for, with at least one GPU.
+        container: the resources of each executor, with at least one GPU.
         snapshot: a snapshot of the ResourceManager.
     """
     most = total(node.total for node in snapshot.running).gpus // container.gpus
@@ -72,44 +72,55 @@ _Bound = tuple[int, Shortage]
 
 
 def _bounds(demand: Demand, snapshot: Snapshot, wanted: int) -> tuple[list[_Bound], _Bound]:
-    """Return each bound with its room for executors, and again the bound of the nodes."""
-    container = snapshot.granted(demand.container)
+    """Return each bound with its capacity for executors, and separately that of the nodes."""
+    container = snapshot.granted_size(demand.container)
     free = {node: node.total - node.used for node in snapshot.running}
-    places = {node: places_on(amount, container, demand.spread) for node, amount in free.items()}
-    shared_room = sum(room for node, room in places.items() if node.partition != snapshot.partition)
-    # The first of equal bounds is reported: more room on nodes would not help against the queue.
-    bounds = [_queue(queue, container, wanted, shared_room) for queue in snapshot.queues[:-1]]
-    bounds.append(_user(snapshot, container, wanted, shared_room))
-    on_nodes = sum(places.values()), _nodes(demand, free, places, container, wanted)
+    capacities = {
+        node: node_capacity(amount, container, demand.is_spread) for node, amount in free.items()
+    }
+    shared_capacity = sum(
+        room for node, room in capacities.items() if node.partition != snapshot.partition
+    )
+    # The first of equal bounds is reported: more capacity of nodes would not help a full queue.
+    bounds = [_queue(queue, container, wanted, shared_capacity) for queue in snapshot.queues[:-1]]
+    bounds.append(_user(snapshot, container, wanted, shared_capacity))
+    on_nodes = sum(capacities.values()), _nodes(demand, free, capacities, container, wanted)
     bounds.append(on_nodes)
-    bounds.append(_queue(snapshot.queues[-1], container, wanted, shared_room))
+    bounds.append(_queue(snapshot.queues[-1], container, wanted, shared_capacity))
     return bounds, on_nodes
 
 
-def _queue(queue: Queue, container: Amount, wanted: int, shared_room: int) -> tuple[int, Shortage]:
-    left = queue.maximum - queue.used
+def _queue(
+    queue: Queue, container: Amount, wanted: int, shared_capacity: int
+) -> tuple[int, Shortage]:
+    remaining = queue.maximum - queue.used
     _, name, spare, used, most = min(
-        (own // each, name, own, used, most)
-        for own, each, name, used, most in zip(
-            left.parts, container.parts, _NAMES, queue.used.parts, queue.maximum.parts, strict=True
+        (rest // size, name, rest, used, most)
+        for rest, size, name, used, most in zip(
+            remaining.parts,
+            container.parts,
+            _NAMES,
+            queue.used.parts,
+            queue.maximum.parts,
+            strict=True,
         )
-        if each
+        if size
     )
-    each = dict(zip(_NAMES, container.parts, strict=True))[name]
+    needed = dict(zip(_NAMES, container.parts, strict=True))[name] * wanted
     if spare <= 0:
-        text = f"queue {queue.path} is at its limit ({used} of {_counted(most, name)} in use)"
+        text = f"queue {queue.path} is at its limit ({used} of {_count_text(most, name)} in use)"
     else:
-        text = f"queue {queue.path} has {spare} of {_counted(most, name)} left,"
-        text = f"{text} {each * wanted} {_are(each * wanted)} needed"
-    missing = Shortage(Bound.QUEUE, text, queue.path, by_gpus=name == _NAMES[0])
-    return shared_room + left.room_for(container), missing
+        text = f"queue {queue.path} has {spare} of {_count_text(most, name)} left,"
+        text = f"{text} {needed} {_are(needed)} needed"
+    missing = Shortage(Bound.QUEUE, text, queue.path, is_gpu_shortage=name == _NAMES[0])
+    return shared_capacity + remaining.capacity_for(container), missing
 
 
 def _user(
-    snapshot: Snapshot, container: Amount, wanted: int, shared_room: int
+    snapshot: Snapshot, container: Amount, wanted: int, shared_capacity: int
 ) -> tuple[int, Shortage]:
     user, path = snapshot.user, snapshot.queues[0].path
-    room = user_room(snapshot, user.used, container, wanted)
+    room = user_capacity(snapshot, user.used, container, wanted)
     if room:
         text = (
             f"user {user.name} gets {room} more of {count_of(wanted, 'executor')} in queue {path}"
@@ -117,53 +128,53 @@ def _user(
     else:
         text = f"user {user.name} is at the user limit in queue {path}"
     text = f"{text} (has {user.used}, limit {user.limit})"
-    return shared_room + room, Shortage(Bound.USER, text, path)
+    return shared_capacity + room, Shortage(Bound.USER, text, path)
 
 
 def _nodes(
     demand: Demand,
     free: dict[Node, Amount],
-    places: dict[Node, int],
+    capacities: dict[Node, int],
     container: Amount,
     wanted: int,
 ) -> Shortage:
-    spare, whole = total(free.values()), container * wanted
-    # The resource that is scarce by nature is named first.
-    for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
+    spare, needed = total(free.values()), container * wanted
+    # GPUs are named first, because they are the scarcest resource.
+    for name, have, want in zip(_NAMES, spare.parts, needed.parts, strict=True):
         if have < want:
-            by_gpus = name == _NAMES[0]
-            text = f"{have} of {_counted(want, name)} needed {_are(want)} free"
+            is_gpu_shortage = name == _NAMES[0]
+            text = f"{have} of {_count_text(want, name)} needed {_are(want)} free"
             # The rest of the message says how many GPUs are free.
             return Shortage(
                 Bound.CLUSTER,
-                f"needs {_counted(want, name)}" if by_gpus else text,
-                by_gpus=by_gpus,
+                f"needs {_count_text(want, name)}" if is_gpu_shortage else text,
+                is_gpu_shortage=is_gpu_shortage,
             )
-    if demand.spread and sum(places.values()) < wanted:
-        nodes = f"{sum(places.values())} of {count_of(wanted, 'node')} needed"
+    if demand.is_spread and sum(capacities.values()) < wanted:
+        nodes = f"{sum(capacities.values())} of {count_of(wanted, 'node')} needed"
         verb = "has" if wanted == 1 else "have"
         return Shortage(
             Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, container)})"
         )
     if container.gpus and sum(amount.gpus // container.gpus for amount in free.values()) < wanted:
-        return Shortage(Bound.NODES, _scattered(free, container, wanted))
+        return Shortage(Bound.NODES, _scatter_text(free, container, wanted))
     if container.gpus:
         starved = [
             f"{node.host} has {count_of(amount.gpus, 'GPU')} free but only"
-            f" {_lacking(node, amount, container)}"
+            f" {_short_resources(node, amount, container)}"
             for node, amount in free.items()
-            if places[node] < amount.gpus // container.gpus
+            if capacities[node] < amount.gpus // container.gpus
         ]
-        return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "), by_gpus=False)
-    return Shortage(Bound.NODES, _scattered(free, container, wanted))
+        return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "), is_gpu_shortage=False)
+    return Shortage(Bound.NODES, _scatter_text(free, container, wanted))
 
 
-def _scattered(free: dict[Node, Amount], container: Amount, wanted: int) -> str:
+def _scatter_text(free: dict[Node, Amount], container: Amount, wanted: int) -> str:
     if container.gpus:
         room = sum(amount.gpus // container.gpus for amount in free.values())
         what = count_of(container.gpus, "GPU")
     else:
-        room = sum(amount.room_for(container) for amount in free.values())
+        room = sum(amount.capacity_for(container) for amount in free.values())
         what = f"{count_of(container.cores, 'core')} and {container.memory_mib} MiB"
     if room:
         executors = count_of(wanted, "executor")
@@ -184,7 +195,7 @@ def _each(free: dict[Node, Amount], container: Amount) -> str:
     return _first(parts, _NODES_SHOWN, ", " if container.gpus else "; ")
 
 
-def _counted(number: int, name: str) -> str:
+def _count_text(number: int, name: str) -> str:
     return f"{number} MiB" if name == "MiB" else count_of(number, name)
 
 
@@ -192,14 +203,14 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _lacking(node: Node, free: Amount, container: Amount) -> str:
+def _short_resources(node: Node, free: Amount, container: Amount) -> str:
     fit = free.gpus // container.gpus
     lacks = [
-        f"{own} of {_counted(whole, name)}"
-        for name, own, each, whole in zip(
+        f"{rest} of {_count_text(all_, name)}"
+        for name, rest, size, all_ in zip(
             _NAMES, free.parts, container.parts, node.total.parts, strict=True
         )
-        if own < each * fit
+        if rest < size * fit
     ]
     return " and ".join(lacks)
 

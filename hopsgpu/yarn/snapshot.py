@@ -21,12 +21,12 @@ class Node:
         id: host and port.
         host: name of the host.
         state: its state; only a "RUNNING" one gets containers.
-        total: what it has.
-        used: what its containers have.
+        total: resources of the node.
+        used: resources of its containers.
         partition: its node label; "" if it has none.
         web: host and port of its HTTP interface; "" if it has none now.
         health: what its health check reported last; "" if all is well.
-        others: names of the resources that it has beside GPUs, cores and memory.
+        other_resources: names of its resources besides GPUs, cores and memory.
     """
 
     id: str
@@ -37,7 +37,7 @@ class Node:
     partition: str = ""
     web: str = ""
     health: str = ""
-    others: frozenset[str] = frozenset()
+    other_resources: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -48,35 +48,35 @@ class Queue:
         path: its path from the root, such as "root.a".
         state: "RUNNING", "DRAINING" (no new applications) or "STOPPED"; the FairScheduler's queues
             always run.
-        leaf: whether applications can be in it.
+        is_leaf: whether applications can be in it.
         maximum: its effective maximum.
         guaranteed: its effective minimum.
-        used: what all applications in it have, with what is reserved for them.
+        used: resources of all applications in it, including reservations.
         largest: the largest container that it grants.
-        children: whether the scheduler makes queues below it that are asked for.
-        pending: what applications in it ask for and do not have; None if that is not reported.
+        can_create_children: whether the scheduler creates requested queues below it.
+        pending: resources that its applications request and lack; None if not reported.
     """
 
     path: str
     state: str
-    leaf: bool
+    is_leaf: bool
     maximum: Amount
     guaranteed: Amount
     used: Amount
     largest: Amount
-    children: bool = False
+    can_create_children: bool = False
     pending: Amount | None = None
 
 
 @dataclass(frozen=True)
 class User:
-    """What a user has in a queue.
+    """A user's share of a queue.
 
     Attributes:
         name: the user's name.
-        used: what the user's applications in the queue have.
-        limit: the amount above which the user gets no more containers, however idle the queue is;
-            the container that exceeds it is still granted. None for no limit.
+        used: resources of the user's applications in the queue.
+        limit: the amount above which the user gets no more containers, even in an idle queue; the
+            container that exceeds it is still granted. None for no limit.
     """
 
     name: str
@@ -93,7 +93,7 @@ class App:
         name: the name that its user gave.
         user: the user who runs it.
         queue: path of its queue.
-        used: what its containers have; nothing if access control hides it.
+        used: resources of its containers; nothing if access control hides them.
         started: when it was submitted, in seconds since the epoch.
         containers: number of its running containers; 0 if access control hides it.
     """
@@ -139,7 +139,7 @@ class Master:
 
 @dataclass(frozen=True)
 class Rounding:
-    """What containers are rounded up to.
+    """The rounding of containers.
 
     Attributes:
         smallest: the smallest container.
@@ -158,16 +158,16 @@ class Snapshot:
         application_id: our application's id; "" for a user who has none yet.
         partition: the node label for which we ask; "" for none.
         nodes: all nodes, whatever their state.
-        shared: other partitions whose idle nodes we may get, beside every queue's limit.
+        shared: other partitions whose idle nodes we may get, in addition to the queues' limits.
         queues: the application's queue, or the queue in question, first; then its parents up to the
             root.
         user: our user, in that queue.
-        applications: all running applications that we are shown.
+        applications: all running applications that YARN shows us.
         master: our application master's container; None if it is not shown.
         rounding: rounding of containers.
-        hosts: the only hosts that will do; None for all.
-        avoided: hosts and GPUs that get no rank.
-        problems: what the ResourceManager's answers do not tell, as warnings.
+        hosts: the usable hosts; None for all.
+        exclusions: hosts and GPUs that get no rank.
+        problems: warnings about facts missing in the ResourceManager's answers.
     """
 
     application_id: str
@@ -180,33 +180,33 @@ class Snapshot:
     shared: frozenset[str] = frozenset()
     rounding: Rounding = Rounding()
     hosts: frozenset[str] | None = None
-    avoided: Exclusions = Exclusions()
+    exclusions: Exclusions = Exclusions()
     problems: tuple[str, ...] = ()
 
     @property
     def running(self) -> tuple[Node, ...]:
-        """Return the nodes whose containers will do, without their GPUs that are to be avoided."""
-        lost = Counter(host for host, _ in self.avoided.gpus)
+        """Return the usable running nodes, without excluded GPUs."""
+        lost = Counter(host for host, _ in self.exclusions.gpus)
         return tuple(
             replace(node, total=node.total - Amount(lost[node.host], 0, 0))
             for node in self.nodes
             if node.state == "RUNNING"
             and (node.partition == self.partition or node.partition in self.shared)
             and (self.hosts is None or node.host in self.hosts)
-            and node.host not in self.avoided.hosts
+            and node.host not in self.exclusions.hosts
         )
 
-    def without(self, avoid: Exclusions) -> Snapshot:
-        """Return the same for a gang whose ranks avoid something; YARN's shares still count it."""
-        return replace(self, avoided=self.avoided | avoid)
+    def excluding(self, exclusions: Exclusions) -> Snapshot:
+        """Return this snapshot with more exclusions; `cluster` still includes them."""
+        return replace(self, exclusions=self.exclusions | exclusions)
 
-    def only(self, hosts: frozenset[str] | None) -> Snapshot:
-        """Return the same for a gang that wants these nodes only; None for any."""
+    def limited_to(self, hosts: frozenset[str] | None) -> Snapshot:
+        """Return this snapshot for a gang that can use these hosts only; None for any."""
         return replace(self, hosts=hosts)
 
     @property
     def cluster(self) -> Amount:
-        """Return all that the scheduler has, in every partition."""
+        """Return the resources of all partitions."""
         return total(node.total for node in self.nodes if node.state == "RUNNING")
 
     @property
@@ -215,20 +215,21 @@ class Snapshot:
         return self.queues[0].largest
 
     def master_on(self, node: Node) -> Amount:
-        """Return what our application master takes of a node."""
-        mine = self.master is not None and self.master.node == node.id
-        return self.master.size if self.master is not None and mine else NOTHING
+        """Return the resources of our application master on a node."""
+        if self.master is None or self.master.node != node.id:
+            return NOTHING
+        return self.master.size
 
     @property
     def master_in_queue(self) -> Amount:
-        """Return what our application master takes of the queues in our partition."""
+        """Return the resources of our application master in the queues of our partition."""
         inside = (node for node in self.nodes if node.partition == self.partition)
         return total(self.master_on(node) for node in inside)
 
-    def granted(self, container: Amount) -> Amount:
-        """Return what YARN grants for a requested container: rounded up, within the largest."""
-        up = container.most(self.rounding.smallest).rounded_up(self.rounding.step)
-        return up.least(self.largest).most(container)
+    def granted_size(self, container: Amount) -> Amount:
+        """Return the size that YARN grants for a container: rounded up, within the largest."""
+        rounded = container.max_with(self.rounding.smallest).round_up(self.rounding.step)
+        return rounded.min_with(self.largest).max_with(container)
 
 
 @dataclass(frozen=True)
@@ -239,16 +240,16 @@ class Overview:
         nodes: all nodes, whatever their state.
         queues: the queues by node label, for the labels of nodes with GPUs; each parent before its
             children.
-        standings: what the user would find in each leaf queue, by node label.
-        applications: all running applications that the caller is shown.
+        user_snapshots: snapshots for the user in each leaf queue, by node label.
+        applications: all running applications that YARN shows the caller.
         containers: containers by application id, of applications that have GPUs and report it.
         acls: whether queues have access control; None if that is not reported.
-        problems: what the ResourceManager's answers do not tell, as warnings.
+        problems: warnings about facts missing in the ResourceManager's answers.
     """
 
     nodes: tuple[Node, ...]
     queues: Mapping[str, tuple[Queue, ...]]
-    standings: Mapping[str, tuple[Snapshot, ...]]
+    user_snapshots: Mapping[str, tuple[Snapshot, ...]]
     applications: tuple[App, ...]
     containers: Mapping[str, Sequence[Container]]
     acls: bool | None = None

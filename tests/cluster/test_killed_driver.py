@@ -139,7 +139,7 @@ def killed(
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
     application = store.record(found[0]).content["application"]
-    assert until(lambda: manager.standing(application).has_ended, SECONDS)
+    assert until(lambda: manager.application_state(application).has_ended, SECONDS)
     assert gpus_become(manager, before, SECONDS)
     return Killed(found[0], trials)
 

@@ -217,7 +217,7 @@ def test_exit_codes_are_those_of_the_training(
         started([*plain, job, "5", "0", "4"], client_env(env)),
     )
     assert good[0] == 0, good[2][-4000:]
-    assert manager.standing(application_in(good[2])).has_succeeded
+    assert manager.application_state(application_in(good[2])).has_succeeded
     assert ModelStore(f"{default_root(env)}/models").get("submitted").version >= 1
     assert client[0] == 5, client[2][-4000:]
     assert LACKS_ENVIRONMENT.search(client[1]), client[1]
@@ -239,8 +239,8 @@ def test_jobs_wait_for_their_turn_and_a_detached_one_is_only_accepted(
     assert accepted[0] == 0, accepted[2][-4000:]
     application = accepted[1].strip()
     assert application == application_in(application)
-    assert until(lambda: manager.standing(application).has_ended, SECONDS, step=1)
-    standing = manager.standing(application)
+    assert until(lambda: manager.application_state(application).has_ended, SECONDS, step=1)
+    standing = manager.application_state(application)
     assert standing.has_succeeded and standing.name == "alone", standing
 
 
@@ -273,7 +273,7 @@ def test_a_script_gets_its_name_arguments_and_python_environment_whole_and_its_f
     # Until Spark has read the level it has its own.
     assert client[2].count(" INFO ") <= 5 and " WARN " in client[2], client[2][-4000:]
     assert cluster[0] == 1 and wanted in cluster[2], cluster[2][-4000:]
-    standing = manager.standing(application_in(cluster[2]))
+    standing = manager.application_state(application_in(cluster[2]))
     assert (standing.name, standing.state, standing.final) == (script.name, "FINISHED", "FAILED")
     assert f"{standing.id} has ended: FAILED: User application exited with status 3" in cluster[2]
     assert "log of the driver: http://127.0.0.1" in cluster[2]
@@ -301,7 +301,7 @@ def test_sigterm_gives_the_gpus_back(
     assert client[0] != 0
     assert cluster[0] == 128 + signal.SIGTERM
     killed = application_in(cluster[2])
-    assert until(lambda: manager.standing(killed).state == "KILLED", 30)
+    assert until(lambda: manager.application_state(killed).state == "KILLED", 30)
     # The JVM of client mode is gone; its Python tells the lake so before it goes too.
 
     def error() -> str | None:

@@ -234,5 +234,5 @@ def test_submit_cluster(
     # development cluster does not have.
     told = "(its node does not return it: HTTP 500" if kerberos else "GPUs of ranks: 2"
     assert told in good[2], good[2][-2000:]
-    assert manager.standing(application_in(good[2])).has_succeeded
+    assert manager.application_state(application_in(good[2])).has_succeeded
     assert bad[0] == 1 and "User application exited with status 3" in bad[2], bad[2][-2000:]

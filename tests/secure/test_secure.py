@@ -354,7 +354,7 @@ def test_cluster_mode_is_refused_without_a_keytab_and_works_with_one(
     )
     for code, _, errors in both:
         assert code == 0, errors[-3000:]
-    assert manager.standing(application_in(both[0][2])).has_succeeded
+    assert manager.application_state(application_in(both[0][2])).has_succeeded
     versions = hopsgpu(alice, "models", "show", "by-keytab")
     assert re.search(r"^version +2$", versions.stdout, re.MULTILINE), versions
 

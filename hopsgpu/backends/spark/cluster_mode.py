@@ -87,7 +87,7 @@ class SubmittedApplication:
                     raise
             log.seek(0)
             output = _last_lines(log.read())
-        application = self._manager.tagged(self._tag)
+        application = self._manager.find_by_tag(self._tag)
         if code or application is None:
             why = ""
             if application is not None:
@@ -109,7 +109,7 @@ class SubmittedApplication:
         last_gist, has_log, silent_since = "", False, None
         while True:
             try:
-                standing = self._manager.standing(application.id)
+                standing = self._manager.application_state(application.id)
                 silent_since = None
             except HopsGpuError as error:
                 silent_since = self._clock() if silent_since is None else silent_since
@@ -163,7 +163,7 @@ class SubmittedApplication:
         until, asked, problem = self._clock() + _ENDING_SECONDS, False, ""
         while True:
             try:
-                application = self._manager.tagged(self._tag)
+                application = self._manager.find_by_tag(self._tag)
                 if application is None or application.has_ended:
                     return
                 if not asked:

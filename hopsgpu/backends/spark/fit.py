@@ -31,7 +31,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     everywhere = application.snapshot(0.0)
     marker = _marker(spec.gpu_type, application)
     hosts = _hosts(spec.gpu_type, marker, everywhere, application)
-    snapshot = everywhere.only(hosts)
+    snapshot = everywhere.limited_to(hosts)
     ranks, shape = containers_of(spec, snapshot)
     shape = replace(shape, marker=marker)
     executors = spec.workers // ranks
@@ -68,7 +68,7 @@ def check_again(plan: LaunchPlan, application: Application, avoid: Exclusions) -
         HopsGpuError: the ResourceManager does not answer.
     """
     demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
-    check_possible(demand, application.snapshot(0.0).only(plan.hosts).without(avoid))
+    check_possible(demand, application.snapshot(0.0).limited_to(plan.hosts).excluding(avoid))
 
 
 def _marker(gpu_type: str | None, application: Application) -> str | None:
@@ -99,7 +99,7 @@ def _hosts(
         return None
     nodes = {node.id: node for node in snapshot.running if node.total.gpus}
     if marker is not None:
-        nodes = {id: node for id, node in nodes.items() if marker in node.others}
+        nodes = {id: node for id, node in nodes.items() if marker in node.other_resources}
         if not nodes:
             raise ConfigError(
                 f"gpu_type={gpu_type!r}: no node that this application can use has {marker}, which"

@@ -145,13 +145,13 @@ class QueuedGang:
             return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
-            snapshot = snapshot.without(Exclusions(hosts=frozenset(taken)))
+            snapshot = snapshot.excluding(Exclusions(hosts=frozenset(taken)))
         except HopsGpuError:  # only a preference; the next wait reports that YARN is silent
             return ()
         demand = dataclasses.replace(self._demand, executors=executors)
         if failing:
             log.info("%s: prefers nodes other than %s", self._request.run_id, sorted(failing))
-            sound = snapshot.without(Exclusions(hosts=failing))
+            sound = snapshot.excluding(Exclusions(hosts=failing))
             if hosts := preferred_hosts(demand, sound):
                 return hosts
         return () if yarn_chooses else preferred_hosts(demand, snapshot)
@@ -176,7 +176,7 @@ class QueuedGang:
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
         """Return the state of YARN on the nodes that the gang can use."""
-        return self._application.snapshot(most_seconds).only(self._request.plan.hosts)
+        return self._application.snapshot(most_seconds).limited_to(self._request.plan.hosts)
 
     def _take_turn(self, arrived: int) -> bool:
         """Return whether the gang should ask YARN now; if not, report why.
@@ -215,7 +215,9 @@ class QueuedGang:
         self._next_poll = time.monotonic() + seconds * jitter
 
     def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> GpuFacts:
-        return waiting_facts(snapshot, self._demand, held, missing.queue, by_gpus=missing.by_gpus)
+        return waiting_facts(
+            snapshot, self._demand, held, missing.queue, is_gpu_shortage=missing.is_gpu_shortage
+        )
 
     def _poll(self, missing: Shortage, snapshot: Snapshot, is_probe: bool) -> TurnDecision:
         """Take the turn if the gang may: in the queue on the lake, or without a queue."""

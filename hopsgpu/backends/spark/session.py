@@ -323,7 +323,7 @@ def _end_application(tag: str) -> None:
     """
     try:
         manager = _manager()
-        left = manager.tagged(tag)
+        left = manager.find_by_tag(tag)
         if left is None or left.has_ended:
             return
         log.info("ends %s, whose driver failed to start", left.id)

@@ -549,14 +549,14 @@ class Manager:
         self.told = list(told)
         self.killed: list[tuple[str, str]] = []
 
-    def standing(self, application_id: str) -> ApplicationState:
+    def application_state(self, application_id: str) -> ApplicationState:
         told = self.told.pop(0) if len(self.told) > 1 else self.told[0]
         if isinstance(told, HopsGpuError):
             raise told
         return application_state_of({**APP, **told})
 
-    def tagged(self, tag: str) -> ApplicationState | None:
-        return self.standing("") if self.told else None
+    def find_by_tag(self, tag: str) -> ApplicationState | None:
+        return self.application_state("") if self.told else None
 
     def kill(self, application_id: str, user: str) -> None:
         self.killed.append((application_id, user))

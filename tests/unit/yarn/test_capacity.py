@@ -21,7 +21,7 @@ from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.queues import chain_of, check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.resources import Amount, dominates, multiplied_down
+from hopsgpu.yarn.resources import Amount, exceeds_share, multiply_rounding_down
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import App, Master, Node, Queue, Rounding, Snapshot, User
 
@@ -110,7 +110,7 @@ def test_one_look_at_a_capacity_scheduler() -> None:
     assert snapshot.queues[0] == Queue(
         path="root.a",
         state="RUNNING",
-        leaf=True,
+        is_leaf=True,
         maximum=Amount(2, 6, 14336),
         guaranteed=Amount(2, 6, 14336),
         used=Amount(2, 3, 2560),
@@ -246,11 +246,11 @@ def test_use_by_others_does_not_count_for_ever() -> None:
 
 def test_what_gets_no_rank_is_no_room() -> None:
     whole = snap(*TWO)
-    one = whole.without(Exclusions(gpus=frozenset({("node2", "GPU-a")})))
+    one = whole.excluding(Exclusions(gpus=frozenset({("node2", "GPU-a")})))
     assert most_possible(one, ONE_GPU) == 3
     assert most_possible(one, Amount(0, 2, 1024)) == most_possible(whole, Amount(0, 2, 1024))
-    assert most_possible(whole.without(Exclusions(hosts=frozenset({"node1"}))), ONE_GPU) == 2
-    assert most_possible(whole.without(Exclusions()), ONE_GPU) == 4
+    assert most_possible(whole.excluding(Exclusions(hosts=frozenset({"node1"}))), ONE_GPU) == 2
+    assert most_possible(whole.excluding(Exclusions()), ONE_GPU) == 4
 
 
 @pytest.mark.parametrize("state", ["LOST", "UNHEALTHY", "DECOMMISSIONED", "DECOMMISSIONING"])
@@ -276,8 +276,10 @@ def test_a_container_for_the_whole_node_of_the_master() -> None:
 
 
 def test_spread_takes_one_of_each_node() -> None:
-    check_possible(Demand(ONE_GPU, 2, spread=True), snap(*TWO))
-    assert "room for 2 (node1 1, node2 1)" in refusal(Demand(ONE_GPU, 3, spread=True), snap(*TWO))
+    check_possible(Demand(ONE_GPU, 2, is_spread=True), snap(*TWO))
+    assert "room for 2 (node1 1, node2 1)" in refusal(
+        Demand(ONE_GPU, 3, is_spread=True), snap(*TWO)
+    )
 
 
 def test_containers_are_rounded_up_before_they_are_counted() -> None:
@@ -295,7 +297,7 @@ def test_rounding_stays_within_the_largest_container() -> None:
     rounding = Rounding(Amount(0, 1, 10000), Amount(0, 1, 10000))
     leaf = dataclasses.replace(queue("root.a", BIG), largest=BIG)
     snapshot = snap(*TWO, queues=(leaf,), rounding=rounding)
-    assert snapshot.granted(Amount(1, 1, 12000)) == Amount(1, 1, 14336)
+    assert snapshot.granted_size(Amount(1, 1, 12000)) == Amount(1, 1, 14336)
 
 
 @pytest.mark.parametrize(
@@ -363,16 +365,16 @@ def test_a_users_limit_is_looked_at_before_a_container_is_added(
 
 def test_equal_shares_are_not_more() -> None:
     cluster = Amount(4, 12, 28672)
-    assert not dominates(Amount(2, 6, 14336), Amount(2, 6, 14336), cluster)
-    assert not dominates(Amount(1, 6, 14336), Amount(2, 6, 7168), cluster)
-    assert dominates(Amount(2, 6, 14337), Amount(2, 6, 14336), cluster)
-    assert not dominates(Amount(3, 0, 0), Amount(0, 1, 0), Amount(0, 12, 28672))
+    assert not exceeds_share(Amount(2, 6, 14336), Amount(2, 6, 14336), cluster)
+    assert not exceeds_share(Amount(1, 6, 14336), Amount(2, 6, 7168), cluster)
+    assert exceeds_share(Amount(2, 6, 14337), Amount(2, 6, 14336), cluster)
+    assert not exceeds_share(Amount(3, 0, 0), Amount(0, 1, 0), Amount(0, 12, 28672))
 
 
 def test_factors_are_32_bit_floats() -> None:
-    assert multiplied_down(Amount(10, 10, 10), 0.7) == Amount(6, 6, 6)
-    assert multiplied_down(Amount(10, 10, 10), 0.5) == Amount(5, 5, 5)
-    assert multiplied_down(Amount(1, 3, 7168), 2.0) == Amount(2, 6, 14336)
+    assert multiply_rounding_down(Amount(10, 10, 10), 0.7) == Amount(6, 6, 6)
+    assert multiply_rounding_down(Amount(10, 10, 10), 0.5) == Amount(5, 5, 5)
+    assert multiply_rounding_down(Amount(1, 3, 7168), 2.0) == Amount(2, 6, 14336)
 
 
 def test_a_users_weight_multiplies_the_limit() -> None:
@@ -404,7 +406,9 @@ def test_wanting_some_nodes_only_changes_nobodys_share() -> None:
     nodes = (*(node(f"cpu{n}", Amount(0, 100, 400_000)) for n in range(10)), node("gpus", LARGE))
     user = User("alice", limit=Amount(4, 508, 2_100_000))
     there = snap(*nodes, user=user, master=Master("cpu0:1", Amount(0, 1, 1024)))
-    few = there.only(frozenset({"gpus"})).without(Exclusions(gpus=frozenset({("gpus", "GPU-1")})))
+    few = there.limited_to(frozenset({"gpus"})).excluding(
+        Exclusions(gpus=frozenset({("gpus", "GPU-1")}))
+    )
     one = Amount(1, 1, 4096)
     assert most_possible(there, one) == most_possible(few, one) == 5
     assert few.master_in_queue == there.master_in_queue == Amount(0, 1, 1024)
@@ -444,21 +448,25 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Demand(Amount(1, 2, 2048), 3),
             snap(*used(Amount(0, 5, 1024), Amount(0, 1, 1024))),
             0,
-            Shortage(Bound.NODES, "node1 has 2 GPUs free but only 1 of 6 cores", by_gpus=False),
+            Shortage(
+                Bound.NODES, "node1 has 2 GPUs free but only 1 of 6 cores", is_gpu_shortage=False
+            ),
         ),
         (
             Demand(Amount(1, 1, 4096), 4),
             snap(*used(Amount(0, 1, 10240), Amount(0, 1, 1024))),
             0,
             Shortage(
-                Bound.NODES, "node1 has 2 GPUs free but only 4096 of 14336 MiB", by_gpus=False
+                Bound.NODES,
+                "node1 has 2 GPUs free but only 4096 of 14336 MiB",
+                is_gpu_shortage=False,
             ),
         ),
         (
             Demand(Amount(0, 4, 2048), 3),
             snap(*used(Amount(0, 1, 1024), Amount(0, 1, 1024))),
             0,
-            Shortage(Bound.CLUSTER, "10 of 12 cores needed are free", by_gpus=False),
+            Shortage(Bound.CLUSTER, "10 of 12 cores needed are free", is_gpu_shortage=False),
         ),
         (
             Demand(Amount(0, 4, 2048), 1),
@@ -471,7 +479,7 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             ),
         ),
         (
-            Demand(ONE_GPU, 2, spread=True),
+            Demand(ONE_GPU, 2, is_spread=True),
             snap(*used(Amount(2, 2, 2048), NOTHING)),
             0,
             Shortage(
@@ -580,15 +588,15 @@ def test_who_holds_the_memory_that_is_short_although_gpus_are_free() -> None:
     )
     demand = Demand(Amount(1, 2, 8192), 1)
     missing = shortage(demand, there)
-    assert (missing.queue, missing.by_gpus) == ("root.a", False)
-    facts = waiting_facts(there, demand, 0, missing.queue, by_gpus=missing.by_gpus)
+    assert (missing.queue, missing.is_gpu_shortage) == ("root.a", False)
+    facts = waiting_facts(there, demand, 0, missing.queue, is_gpu_shortage=missing.is_gpu_shortage)
     assert facts.around(missing.text) == (
         "held by this application (3 cores, 4096 MiB; Spark ends its CPU executors once they are"
         " idle and keep no shuffle files); queue root.a has 6144 of 10240 MiB left, 8192 are needed"
     )
     # An application master alone keeps no executors.
     alone = dataclasses.replace(there, applications=(app(1, "m", "a", Amount(0, 1, 4096), 1),))
-    said = waiting_facts(alone, demand, 0, missing.queue, by_gpus=False).holders
+    said = waiting_facts(alone, demand, 0, missing.queue, is_gpu_shortage=False).holders
     assert said.startswith("held by this application (1 core, 4096 MiB), ")
 
 

@@ -240,8 +240,8 @@ def test_whether_queues_have_acls(acls: str | None, monkeypatch: pytest.MonkeyPa
 )
 def test_obtainable_is_where_a_shortage_begins(name: str) -> None:
     manager = Recorded(name)
-    for standings in manager.overview("bob").standings.values():
-        for standing in standings:
+    for user_snapshots in manager.overview("bob").user_snapshots.values():
+        for standing in user_snapshots:
             container = Amount(1, 1, 768)
             most, tightest = obtainable(container, standing)
             if most:

@@ -24,18 +24,18 @@ def test_a_node_takes_as_many_as_it_has_room_for() -> None:
 
 def test_spread_takes_nodes_that_differ() -> None:
     there = snap(node("a", WHOLE, used=NOTHING), node("b", WHOLE, used=Amount(1, 2, 5120)))
-    assert preferred_hosts(Demand(ONE, 2, spread=True), there) == ("b", "a")
+    assert preferred_hosts(Demand(ONE, 2, is_spread=True), there) == ("b", "a")
 
 
 def test_without_room_for_all_it_is_left_to_yarn() -> None:
     there = snap(node("a", WHOLE, used=Amount(2, 4, 10240)), node("b", WHOLE, used=NOTHING))
     assert preferred_hosts(Demand(ONE, 3), there) == ()
-    assert preferred_hosts(Demand(ONE, 2, spread=True), there) == ()
+    assert preferred_hosts(Demand(ONE, 2, is_spread=True), there) == ()
 
 
 def test_where_only_some_hosts_will_do_they_are_asked_for_even_when_full() -> None:
     full, half = Amount(2, 4, 10240), Amount(1, 2, 5120)
     nodes = (node("a", WHOLE, full), node("b", WHOLE, half), node("c", WHOLE))
-    there = snap(*nodes).only(frozenset({"a", "b"}))
+    there = snap(*nodes).limited_to(frozenset({"a", "b"}))
     assert preferred_hosts(Demand(ONE, 1), there) == ("b",)
     assert preferred_hosts(Demand(ONE, 3), there) == ("b", "a", "b")

@@ -97,7 +97,7 @@ def test_nothing_runs(server: Serving, version: str, nodes: int) -> None:
     assert {node.total for node in found} == {Amount(2, 7, 16 * GIB)}
     assert all(node.used == Amount(0, 0, 0) and node.state == "RUNNING" for node in found)
     assert manager.gpus() == (0, 2 * nodes) and manager.gpus_ending() == 0
-    queues = [queue.path for queue in manager.queues() if queue.leaf]
+    queues = [queue.path for queue in manager.queues() if queue.is_leaf]
     assert queues == ["root.default", "root.training"][:nodes]
     overview = manager.overview("ada")
     assert overview.applications == () and overview.containers == {} and overview.problems == ()
@@ -121,15 +121,15 @@ def test_one_application_with_one_container(server: Serving, version: str) -> No
     snapshot = manager.snapshot(id, "root")
     assert snapshot.problems == () and snapshot.user.used == Amount(0, 1, GIB)
     assert [node.used for node in snapshot.nodes] == [Amount(0, 1, GIB)]
-    assert manager.standing(id).state == "RUNNING" and manager.end_of(id) == ""
+    assert manager.application_state(id).state == "RUNNING" and manager.end_of(id) == ""
 
 
 def test_two_applications_of_which_one_has_two_containers(server: Serving, version: str) -> None:
     manager = ask(server, version, TWO)
     overview = manager.overview("root")
-    by_gpus = {app.used.gpus: app.id for app in overview.applications}
-    assert by_gpus.keys() == {0, 1} and sorted(by_gpus.values()) == applications(server)
-    first, second = by_gpus[1], by_gpus[0]
+    id_by_gpus = {app.used.gpus: app.id for app in overview.applications}
+    assert id_by_gpus.keys() == {0, 1} and sorted(id_by_gpus.values()) == applications(server)
+    first, second = id_by_gpus[1], id_by_gpus[0]
     (container,) = (held for held in overview.containers[first] if held.size.gpus)
     assert container.size.gpus == 1 and container.granted > 0
     assert manager.held_containers(first, EXECUTOR).containers == (container.id,)
