@@ -1,7 +1,7 @@
 """The errors of hopsgpu: every error that it raises on purpose is a HopsGpuError.
 
-A message says what was given, what is accepted, and what to do. The command line prints the
-message as it is, without hopsgpu's own traceback.
+A message says what was passed, what is accepted, and what to do. The command line prints the
+message without a traceback.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ class HopsGpuError(Exception):
 
     Attributes:
         result: the GangResult of a failed run (timeline, ranks, gpu_seconds, and the values if only
-            publishing failed), or None if no run had begun.
+            the publish failed), or None if no run had started.
     """
 
     __module__ = "hopsgpu"
 
     result: Any = None
-    # The message is complete, so tracebacks also hide the frames of libraries that hopsgpu called.
+    # Tracebacks also hide the frames of libraries that hopsgpu called, because the message is
+    # complete.
     _hides_library_frames = True
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
-        """Return the function by which IPython shows this error: lines of the cell and the message.
+        """Return IPython's renderer of this error: lines of the cell, and the message.
 
         Raises:
-            AttributeError: hopsgpu's own frames are to be shown, which IPython does itself.
+            AttributeError: all frames must be shown, which IPython does by default.
         """
         if tracebacks.should_show_all():
             raise AttributeError("_render_traceback_")
@@ -76,7 +77,7 @@ class Cancelled(HopsGpuError):
 
 
 class DiscoveryError(HopsGpuError):
-    """The GPUs of a node could not be found, or two containers were given the same one."""
+    """The GPUs of a node could not be found, or two containers got the same GPU."""
 
     __module__ = "hopsgpu"
 
@@ -86,8 +87,8 @@ class StoreError(HopsGpuError):
 
     Attributes:
         kind: "permission", "quota", "safe mode", "absent", "exists", "unreachable", "damaged",
-            "unsupported", "schema" (another version of hopsgpu wrote it), "executor lost" (with
-            what its ranks had not uploaded yet), or "" for anything else.
+            "unsupported", "schema" (of another version of hopsgpu), "executor lost" (before its
+            ranks' files were uploaded), or "" for other errors.
     """
 
     __module__ = "hopsgpu"
@@ -111,8 +112,8 @@ class RankFailed(HopsGpuError):
         host: the node on which it ran.
         container: YARN's container id.
         gpus: UUIDs of its GPUs.
-        exit_code: exit code of the process; None if a signal ended it, or if it never ended.
-        signal: name of the signal that ended it ("SIGKILL"), or None.
+        exit_code: exit code of the process; None after a signal, or if it has not exited.
+        signal: name of the signal that killed it ("SIGKILL"), or None.
         traceback: the user's traceback as text, or None.
         log_tail: the last lines of the rank's log.
         log_url: URL of the whole log on the lake.
@@ -150,18 +151,12 @@ class GpusIdle(RankFailed):
     """All GPUs of a gang idled for `gpu_idle_timeout` while its function ran, which ended the run.
 
     Attributes:
-        seconds: how long they had idled.
+        seconds: how long they idled.
     """
 
     __module__ = "hopsgpu"
 
     def __init__(self, message: str, *, seconds: float, **first: Any) -> None:
-        """Create the error.
-
-        Args:
-            message: what happened, and what to do.
-            seconds: how long the GPUs had idled.
-            first: attributes of RankFailed, about the first rank that was still running.
-        """
+        # `first`: attributes of RankFailed, of the first rank that was still running.
         super().__init__(message, **first)
         self.seconds = seconds

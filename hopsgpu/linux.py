@@ -1,4 +1,4 @@
-"""Linux calls that Python does not offer, for ranks and the processes that supervise them."""
+"""Linux calls that Python lacks, for ranks and their supervisors."""
 
 from __future__ import annotations
 
@@ -15,32 +15,28 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
-_OTHERS_FILES = 1024
+_RESERVED_DESCRIPTORS = 1024
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent's main thread ends (prctl(2)).
+    """Let the kernel kill this process when its parent's main thread exits (prctl(2)).
 
     Args:
-        parent: pid of the process that forked this one, from its main thread.
+        parent: pid of the process whose main thread forked this one.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        # The parent died before the call above could take effect.
+        # The parent died before prctl() took effect.
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Make descendants whose parents end children of this process (prctl(2))."""
+    """Become the parent of orphaned descendants (prctl(2))."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_process_name(command: str) -> None:
-    """Change this process's command, its `comm` (prctl(2)); call this in the main thread.
-
-    Args:
-        command: the new command, of which the kernel keeps 15 bytes.
-    """
+    """Set this process's `comm`, of at most 15 bytes (prctl(2)); call this in the main thread."""
     _prctl(_PR_SET_NAME, command.encode())
 
 
@@ -51,16 +47,16 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def allow_descriptors(number: int) -> None:
-    """Raise this process's soft limit of open files to fit `number`, at most to the hard limit.
+    """Raise the soft limit of open files to `number` and 1024 more, at most to the hard limit.
 
-    1024 more, the usual soft limit, are added for the other files of the process.
+    1024, the usual soft limit, is for the other files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number + _OTHERS_FILES
+    limit = number + _RESERVED_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        limit = min(limit, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def flush_c() -> None:
@@ -69,7 +65,7 @@ def flush_c() -> None:
 
 
 def reset_signals() -> None:
-    """Set all signals as in a fresh interpreter: default actions, none blocked."""
+    """Reset all signals to the state of a fresh interpreter: default actions, none blocked."""
     handlers: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGPIPE: signal.SIG_IGN,
@@ -82,38 +78,35 @@ def reset_signals() -> None:
 
 @contextlib.contextmanager
 def signal_descriptor(numbers: Iterable[signal.Signals]) -> Iterator[int]:
-    """Yield a descriptor from which one byte can be read for each signal that arrives.
+    """Yield a descriptor that has one byte for each signal that arrives.
 
-    Must run in the main thread, and must not be nested: a process has one such descriptor.
+    Call this in the main thread. Calls cannot be nested: a process has one such descriptor.
     """
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    before = {number: signal.signal(number, _noted) for number in numbers}
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    old_handlers = {number: signal.signal(number, _ignore_signal) for number in numbers}
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     try:
-        yield reading
+        yield read_end
     finally:
         signal.set_wakeup_fd(-1)
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
-        os.close(reading)
-        os.close(writing)
+        os.close(read_end)
+        os.close(write_end)
 
 
-def _noted(number: int, frame: object) -> None:
+def _ignore_signal(number: int, frame: object) -> None:
     """Do nothing: Python reports a signal on the descriptor only if the signal has a handler."""
 
 
 def has_unhandled_signal(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process still has to handle a signal, or a thread is in its handler.
-
-    A thread blocks the signal while it runs the handler.
-    """
+    """Return whether a signal is pending, or blocked by a thread that runs its handler."""
     bit = 1 << (number - 1)
     for thread in Path(f"/proc/{pid}/task").glob("*/status"):
         try:
             text = thread.read_text()
         except OSError:
-            continue  # the thread has ended
+            continue  # the thread has exited
         masks = re.findall(r"^(?:SigPnd|ShdPnd|SigBlk):\t(\w+)$", text, re.MULTILINE)
         if any(int(mask, 16) & bit for mask in masks):
             return True
@@ -121,7 +114,7 @@ def has_unhandled_signal(pid: int, number: signal.Signals) -> bool:
 
 
 def ancestor(command: str) -> int | None:
-    """Return the pid of the nearest ancestor that has a command (proc(5), comm), or None."""
+    """Return the pid of the nearest ancestor with a `comm` (proc(5)), or None."""
     pid = os.getppid()
     while pid > 0:
         if comm(pid) == command:
@@ -131,7 +124,7 @@ def ancestor(command: str) -> int | None:
 
 
 def comm(pid: int) -> str:
-    """Return the command of a process, or "" if the process has ended."""
+    """Return the `comm` of a process, or "" if the process has exited."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").rstrip("\n")
     except OSError:
@@ -139,7 +132,7 @@ def comm(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    """Return the pid of a process's parent, or 0 if the process has ended."""
+    """Return the pid of a process's parent, or 0 if the process has exited."""
     try:
         # The command is in parentheses, and may contain any character.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Durations and memory sizes as users write them, and counts of things as users read them."""
+"""Parsers of durations and memory sizes, and texts of counts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*", re.IGNORECASE)
 _BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 MIB = 2**20
-# Thirty thousand years; this also rejects an int that is too large for a float.
-_LONGEST = 1e12
+# 30,000 years. Larger ints may not fit into a float.
+_MAX_SECONDS = 1e12
 
 
 def parse_duration(value: object, name: str) -> float | None:
@@ -37,10 +37,10 @@ def parse_duration(value: object, name: str) -> float | None:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(min(value, _LONGEST)) if value == value else math.nan
+        seconds = float(min(value, _MAX_SECONDS)) if value == value else math.nan
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds is None or not 0 < seconds < _LONGEST:
+    if seconds is None or not 0 < seconds < _MAX_SECONDS:
         raise ConfigError(
             f"{name}={value!r}: must be a duration above zero, such as '90s', '10m', '2h', "
             "a number of seconds, a timedelta, or None for no bound"
@@ -52,9 +52,9 @@ OFF = "off"
 
 
 def parse_duration_or_off(value: object, name: str) -> float | None:
-    """Return a duration in seconds, as `parse_duration` does; None for "off" too.
+    """Return a duration in seconds, as `parse_duration` does; None also for "off".
 
-    An option for which an application can set a default needs a word for no bound.
+    "off" overrides an application's default.
 
     Raises:
         ConfigError: the value has another form, or is zero, negative or not finite.
@@ -90,12 +90,12 @@ def parse_memory(value: object, name: str) -> int:
     return size
 
 
-def count_of(number: int, noun: str, several: str = "") -> str:
-    """Return a number of things as text: "1 file" or "2 files".
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with a noun: "1 file" or "2 files".
 
     Args:
-        number: how many things.
-        noun: the word for one of them.
-        several: the word for several, if it is not `noun` with an "s".
+        number: the number.
+        noun: the singular.
+        plural: the plural, unless it is `noun` with an "s".
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

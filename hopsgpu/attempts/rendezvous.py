@@ -14,7 +14,7 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Exclusions, RankPlacement, World
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
-from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
+from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_needed
 from hopsgpu.packaging.python_env.missing_modules import missing_modules_error
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def _ask(
             "reserve",
             slot=call.slot(key),
             run_url=run_url,
-            ports=ports_wanted(world, key),
+            ports=ports_needed(world, key),
             # A rank 0 that is alone serves a store for itself, which takes no time.
             store=world.size if key == first and world.size > 1 and has_stores else 0,
             frameworks=foreseen.imports,

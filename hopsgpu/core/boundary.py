@@ -1,4 +1,4 @@
-"""The boundary at which users' code calls hopsgpu: errors that leave it hide hopsgpu's frames."""
+"""The boundary between users' code and hopsgpu, whose frames are hidden in errors that leave it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class CallError(TypeError):
-    """A call that does not fit a signature, as distinct from a bug in hopsgpu's own code."""
+    """A call that does not fit a signature. Any other TypeError is a bug in hopsgpu."""
 
 
 # Users see the TypeError that Python itself raises for such a call.
@@ -30,9 +30,8 @@ EXPECTED_ERRORS = (HopsGpuError, CallError, KeyboardInterrupt)
 def public(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that users call.
 
-    If an error that hopsgpu raises on purpose, or Ctrl-C, leaves the function, it has frames of the
-    user's code only. Any other error is a bug, or came through the user's own code, and keeps its
-    frames.
+    Errors that hopsgpu raises on purpose, and Ctrl-C, leave the function with frames of the user's
+    code only. Any other error is a bug, or comes from the user's own code, and keeps its frames.
     """
 
     @functools.wraps(function)
@@ -40,16 +39,16 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except EXPECTED_ERRORS as error:
-            tracebacks.trim(error, on_purpose=True)
-            # A bare `raise` adds no frame: the error keeps the traceback that it has.
+            tracebacks.trim(error, is_deliberate=True)
+            # A bare `raise` keeps the traceback.
             raise
 
     return call
 
 
 def public_class(kind: type[T]) -> type[T]:
-    """Mark a class of which users make values, as `public` marks a function."""
-    # Typed as Any, because a dataclass gets its own __init__ only when the program runs.
-    made: Any = kind
-    made.__init__ = public(made.__init__)
+    """Mark a class that users construct, as `public` marks a function."""
+    # Typed as Any: mypy does not know the `__init__` of a dataclass here.
+    cls: Any = kind
+    cls.__init__ = public(cls.__init__)
     return kind

@@ -14,8 +14,8 @@ def duration(seconds: float | None) -> str:
         return "-"
     if seconds < 60:
         return f"{seconds:.1f}s"
-    whole = int(seconds)
-    (days, hours), (minutes, rest) = divmod(whole // 3600, 24), divmod(whole % 3600, 60)
+    total = int(seconds)
+    (days, hours), (minutes, rest) = divmod(total // 3600, 24), divmod(total % 3600, 60)
     if days:
         return f"{days}d{hours:02}h"
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
@@ -32,7 +32,7 @@ def local_time(seconds: float | None) -> str:
 
 
 def local_time_of(text: str) -> str:
-    """Return the local date and time of a manifest's UTC time (RFC 3339); other texts unchanged."""
+    """Return the local date and time of a UTC time in RFC 3339; other texts unchanged."""
     try:
         return local_time(datetime.datetime.fromisoformat(text).timestamp())
     except ValueError:

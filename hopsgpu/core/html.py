@@ -1,4 +1,4 @@
-"""HTML for notebooks; the functions here escape and bound whatever is put into it."""
+"""HTML for notebooks; all content is escaped and bounded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-_LONGEST = 300
-_LONGEST_TEXT = 10_000
-_ROWS = 64
-# Colours and cursor movements that programs write for terminals.
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_MAX_LINE = 300
+_MAX_TEXT = 10_000
+_MAX_ROWS = 64
+# Colours and cursor movements.
+_TERMINAL_SEQUENCES = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
+)
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
 # Notebooks centre tables, and give all columns of a table the same width.
 _TABLE = "border-collapse:collapse;font-size:inherit;color:inherit;margin:2px 0;table-layout:auto"
 _BOX = "font-size:13px;line-height:1.45"
-# The classic notebook shows such text in black on white, whatever colours the page has.
+# The classic notebook shows <pre> in black on white in all themes.
 _MONO = (
     "margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;font-size:12px;"
     "color:inherit;background:none"
@@ -23,81 +25,81 @@ _MONO = (
 
 
 class Html(str):
-    """A text that is HTML already; any other text is escaped when it is put in."""
+    """A text that is HTML; all other text is escaped."""
 
 
-def plain(text: str, longest: int = _LONGEST) -> str:
-    """Return a line without control sequences of terminals, of at most `longest` characters."""
-    # The line is cut before the search too, so that an endless one is not searched whole.
-    shown = text[: 4 * longest]
-    if not shown.isprintable():
-        shown = _ESCAPES.sub("", shown).expandtabs(4)
-        shown = "".join(char if char.isprintable() else "?" for char in shown)
-    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+def plain_line(text: str, limit: int = _MAX_LINE) -> str:
+    """Return a line without terminal sequences, with at most `limit` characters."""
+    # Cut the line first: it may be very long.
+    content = text[: 4 * limit]
+    if not content.isprintable():
+        content = _TERMINAL_SEQUENCES.sub("", content).expandtabs(4)
+        content = "".join(char if char.isprintable() else "?" for char in content)
+    return content if len(content) <= limit else f"{content[: limit - 1]}…"
 
 
 def escape(value: object) -> Html:
-    """Return a value as HTML; a text of several lines keeps them."""
+    """Return a value as HTML, with its line breaks."""
     if isinstance(value, Html):
         return value
-    lines = str(value)[:_LONGEST_TEXT].split("\n")
-    return Html("<br>".join(html.escape(plain(line)) for line in lines))
+    lines = str(value)[:_MAX_TEXT].split("\n")
+    return Html("<br>".join(html.escape(plain_line(line)) for line in lines))
 
 
 def element(tag: str, *children: object, **attributes: str) -> Html:
-    """Return an element; underscores at the end of an attribute's name are left out."""
-    written = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
-    return Html(f"<{tag}{written}>{''.join(escape(child) for child in children)}</{tag}>")
+    """Return an element; trailing underscores of attribute names are dropped (`class_`)."""
+    attribute_text = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
+    return Html(f"<{tag}{attribute_text}>{''.join(escape(child) for child in children)}</{tag}>")
 
 
 def box(*children: object) -> Html:
-    """Return the outermost element of a value or a display."""
+    """Return the outermost element of a display."""
     return element("div", *children, style=_BOX)
 
 
 def title(kind: str, name: object, detail: object = "") -> Html:
-    """Return a title line: the kind of a thing, its name in bold, and a detail."""
+    """Return a title line: a kind, a name in bold, and a detail."""
     faint = element("span", detail, style="opacity:.7")
     return element("div", element("span", kind, " ", style="opacity:.7"), bold(name), " ", faint)
 
 
 def bold(value: object) -> Html:
-    """Return a value in bold, because readers look for it first."""
     return element("b", value)
 
 
 def table(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
-    """Return a table; if there are many rows, it shows only the first and counts the others."""
+    """Return a table of the first rows, and the number of the others."""
     rows = list(rows)
     first = element("tr", *(element("th", h, style=f"{_CELL};opacity:.7") for h in headers))
-    body = (element("tr", *(element("td", v, style=_CELL) for v in row)) for row in rows[:_ROWS])
-    shown = element("table", first if headers else "", *body, style=_TABLE)
-    left = len(rows) - _ROWS
-    return shown if left <= 0 else Html(shown + element("div", f"and {left:,} more"))
+    body = (
+        element("tr", *(element("td", v, style=_CELL) for v in row)) for row in rows[:_MAX_ROWS]
+    )
+    content = element("table", first if headers else "", *body, style=_TABLE)
+    hidden_count = len(rows) - _MAX_ROWS
+    return (
+        content
+        if hidden_count <= 0
+        else Html(content + element("div", f"and {hidden_count:,} more"))
+    )
 
 
 def facts(pairs: Mapping[str, object]) -> Html:
-    """Return a table of names and their values, one row each."""
     rows = ((element("span", name, style="opacity:.7"), value) for name, value in pairs.items())
     return table((), rows)
 
 
 def collapsible(summary: object, *children: object, **attributes: str) -> Html:
-    """Return an element that shows its children when a user clicks on the summary."""
-    # The classic notebook removes the triangle, which shows that there is something to unfold.
-    shown = element("summary", summary, style="display:list-item;cursor:pointer")
-    return element("details", shown, *children, **attributes)
+    # Restore the triangle, which the classic notebook removes.
+    content = element("summary", summary, style="display:list-item;cursor:pointer")
+    return element("details", content, *children, **attributes)
 
 
-def preformatted(text: str) -> Html:
-    """Return lines in a font of fixed width."""
+def pre(text: str) -> Html:
     return element("pre", Html("\n".join(escape(line) for line in text.split("\n"))), style=_MONO)
 
 
-def image(source: str, width: int, height: int, words: str) -> Html:
-    """Return a picture that is part of the page."""
-    attributes = (
-        f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
-    )
+def image(source: str, width: int, height: int, description: str) -> Html:
+    text = html.escape(description)
+    attributes = f'src="{html.escape(source)}" alt="{text}" title="{text}"'
     style = f"display:inline;width:{width}px;height:{height}px;vertical-align:middle;margin:0"
     return Html(f'<img {attributes} width="{width}" height="{height}" style="{style}">')

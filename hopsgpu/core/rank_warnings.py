@@ -1,8 +1,8 @@
-"""Warnings that code in a rank leaves for its run.
+"""Warnings of a run that code in a rank writes.
 
-The rank appends each warning to a file in its directory. The rank's agent sends the warnings to the
-driver, which adds them to the run. The file's length is bounded where the agent reads it, because
-the user's code can write to the file too.
+The rank appends each warning to a file in its directory. The agent sends the warnings to the
+driver, which adds them to the run. The agent reads a bounded part of the file, because the user's
+code can write to it too.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-# Names the file that describes the rank; set by the rank's agent.
+# The agent sets this variable to the path of the file that describes the rank.
 CONTEXT_VARIABLE = "HOPSGPU_CONTEXT"
-# The file's name in the rank's directory.
+# In the rank's directory.
 FILE = "warnings.jsonl"
 MAX_WARNINGS = 50
-_LONGEST = 2000
-# Bytes of the file that are read. A character takes up to 12 bytes in JSON.
-_MOST_BYTES = MAX_WARNINGS * _LONGEST * 12
+_MAX_CHARACTERS = 2000
+# A character takes up to 12 bytes in JSON.
+_MAX_BYTES = MAX_WARNINGS * _MAX_CHARACTERS * 12
 
 
 def warn_run(text: str) -> None:
-    """Log a warning, and add it to the warnings of the run if this process belongs to a rank.
+    """Log a warning, and add it to the run's warnings if this process belongs to a rank.
 
-    If the node's disk is full, the warning is only logged: a warning must not end a training.
+    If the disk is full, the warning is only logged, because it must not end a training.
     """
     log.warning("%s", text)
-    if described := os.environ.get(CONTEXT_VARIABLE):
+    if context_file := os.environ.get(CONTEXT_VARIABLE):
         try:
-            _append(Path(described).with_name(FILE), json.dumps(text[:_LONGEST]).encode() + b"\n")
+            _append(
+                Path(context_file).with_name(FILE),
+                json.dumps(text[:_MAX_CHARACTERS]).encode() + b"\n",
+            )
         except OSError as error:
             log.warning("the warning could not be added to those of the run: %s", error)
 
@@ -47,20 +50,17 @@ def _append(file: Path, line: bytes) -> None:
 
 
 def read_warnings(directory: Path) -> list[str]:
-    """Return the first warnings that a rank has left, at most `MAX_WARNINGS`.
-
-    Args:
-        directory: the rank's.
+    """Return the first `MAX_WARNINGS` warnings in a rank's directory.
 
     Raises:
         OSError: the file cannot be read. A missing file means no warnings.
     """
     try:
         with (directory / FILE).open("rb") as file:
-            *lines, _unfinished = file.read(_MOST_BYTES).split(b"\n")
+            *lines, _unfinished = file.read(_MAX_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
-    return [text[:_LONGEST] for line in lines[:MAX_WARNINGS] if (text := _text(line))]
+    return [text[:_MAX_CHARACTERS] for line in lines[:MAX_WARNINGS] if (text := _text(line))]
 
 
 def _text(line: bytes) -> str:

@@ -440,4 +440,4 @@ class LaunchPlan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html.box(html.preformatted(str(self)))
+        return html.box(html.pre(str(self)))

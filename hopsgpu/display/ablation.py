@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hopsgpu.core import html
-from hopsgpu.core.html import plain
+from hopsgpu.core.html import plain_line
 from hopsgpu.core.trials import AblationOutcome, AblationRow
 
 _LONGEST = 60
@@ -48,7 +48,7 @@ def _sorted(result: AblationOutcome) -> list[AblationRow]:
 
 
 def _headers(result: AblationOutcome) -> list[str]:
-    metric = plain(result.metric or "metric", _LONGEST)
+    metric = plain_line(result.metric or "metric", _LONGEST)
     return ["without", metric, "spread", "difference", "worth", "trials", "failed"]
 
 
@@ -57,7 +57,7 @@ def _cells(result: AblationOutcome, row: AblationRow) -> Sequence[str]:
     # The whole has nothing to compare with.
     is_worth = None if is_whole else contribution(result, row)
     return (
-        plain(row.component, _LONGEST) or _WHOLE,
+        plain_line(row.component, _LONGEST) or _WHOLE,
         _number(row.mean),
         _number(row.spread, "±"),
         "" if is_whole else _number(row.difference, sign="+"),

@@ -204,7 +204,7 @@ def folded_log(log: Log, name: str, key: str) -> Html:
         f"<script>if((window.hopsgpuOpen||{{}})['{key}'])"
         f"document.querySelectorAll('[id=\"{key}\"]').forEach(e=>e.open=true)</script>"
     )
-    lines = html.preformatted("\n".join(log.lines))
+    lines = html.pre("\n".join(log.lines))
     return Html(
         html.collapsible(title, lines, id=key, ontoggle=note, onmousedown=press, onclick=click)
         + again

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.html import plain
+from hopsgpu.core.html import plain_line
 from hopsgpu.core.trials import (
     COMPLETE,
     FAILED,
@@ -36,14 +36,14 @@ def number(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     # An empty text would be invisible, for example the name of `ablate`'s whole.
-    return plain(str(value), _LONGEST_VALUE) or "''"
+    return plain_line(str(value), _LONGEST_VALUE) or "''"
 
 
 def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
     """Return the first parameters with their values."""
     some = itertools.islice(params.items(), _MOST_PARAMS)
-    text = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
-    return plain(text if len(params) <= _MOST_PARAMS else f"{text}, …", longest)
+    text = ", ".join(f"{plain_line(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
+    return plain_line(text if len(params) <= _MOST_PARAMS else f"{text}, …", longest)
 
 
 def gpus(uuids: str) -> str:
@@ -61,7 +61,7 @@ def why(trial: TrialReport) -> str:
     if not lines:
         return ""
     has_traceback = any(line.startswith(_TRACEBACK) for line in lines)
-    return plain(lines[-1 if has_traceback else 0].strip(), _LONGEST_ERROR)
+    return plain_line(lines[-1 if has_traceback else 0].strip(), _LONGEST_ERROR)
 
 
 def measure(trial: TrialReport) -> str:
@@ -79,7 +79,7 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
     value = measure(trial)
     begin = f"trial {trial.number} {trial.state}{f': {value}' if value else ''}"
     took = "" if trial.duration is None else seconds(trial.duration)
-    at = " ".join(part for part in (plain(trial.host, 60), gpus(trial.gpu)) if part)
+    at = " ".join(part for part in (plain_line(trial.host, 60), gpus(trial.gpu)) if part)
     place = " on ".join(part for part in (took, at) if part)
     parts = [f"{begin}{' (best so far)' if is_best else ''}", shortened(trial.params), place]
     return ", ".join(part for part in parts if part)
@@ -129,7 +129,7 @@ def best_phrase(search: SearchStatus | SearchOutcome) -> str:
     best = search.best
     if best is None:
         return ""
-    name = f"{plain(search.metric, 40)} " if search.metric else ""
+    name = f"{plain_line(search.metric, 40)} " if search.metric else ""
     return f"best {name}{number(float(best.value))} (trial {best.number})"
 
 

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from hopsgpu.core.html import plain
+from hopsgpu.core.html import plain_line
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
 from hopsgpu.display.picture import Log, Picture, Row
@@ -175,7 +175,7 @@ def shown_in(width: int, encoding: str) -> LineStyle:
     mark = "…" if _is_utf(encoding) else "..."
 
     def shown(text: str, style: str = "") -> Text:
-        known = plain(text).encode(encoding, "backslashreplace").decode(encoding)
+        known = plain_line(text).encode(encoding, "backslashreplace").decode(encoding)
         if cell_len(known) > width:
             known = set_cell_size(known, max(width - len(mark), 0)) + mark[: max(width, 0)]
         return Text(known, style=style, no_wrap=True)

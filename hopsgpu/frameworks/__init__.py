@@ -1,8 +1,7 @@
 """The environment variables of the frameworks, derived from the world by pure functions.
 
-Beside them are the modules for libraries that accept no variables, whose functions a user's
-function calls in a rank: `lightning`, `transformers` and `xgboost` import their libraries when they
-are called.
+`lightning`, `transformers` and `xgboost` have functions that users call in a rank. These import
+their libraries when they are called.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ def environment(
     *,
     is_independent: bool = False,
 ) -> dict[str, str]:
-    """Return the variables of one process, for every framework at once.
+    """Return the variables of one process, for all frameworks.
 
-    A parameter server takes no part in the workers' collectives: it gets `TF_CONFIG` and no GPU.
+    A parameter server does not join the workers' collectives: it gets `TF_CONFIG` and no GPU.
 
     Args:
         world: all processes of the gang.
-        place: place of the process in the gang.
-        endpoints: addresses at which the gang's processes meet.
+        place: the process's place in the gang.
+        endpoints: the gang's rendezvous addresses.
         restarts: run and attempt of the process.
         visible: which GPUs a rank sees, as for `cuda.visible_gpus`.
         memory_share: share of its GPU's memory that a rank may use, or None for all of it.
-        is_independent: whether the process is a world of one rank for frameworks.
+        is_independent: whether frameworks see a world of this process only.
     """
     if is_independent:
         world, endpoints = _world_of_one(place, endpoints)
@@ -61,7 +60,9 @@ def environment(
         return shared
     return {
         **shared,
-        **torch.environment(world, place, endpoints.master, restarts, hosted=endpoints.hosted),
+        **torch.environment(
+            world, place, endpoints.master, restarts, is_hosted=endpoints.is_hosted
+        ),
         **jax.environment(place, endpoints, visible),
         **lightning.environment(world),
         **gpu_memory_share.environment(place, memory_share),
@@ -71,6 +72,6 @@ def environment(
 def _world_of_one(place: RankPlacement, endpoints: Endpoints) -> tuple[World, Endpoints]:
     container = replace(place.container, gpus=place.gpus)
     alone = replace(place, rank=0, local_rank=0, node_rank=0, container=container)
-    own = endpoints.servers[place.rank]
+    server = endpoints.servers[place.rank]
     # With port 0, the store of the only rank chooses a free port.
-    return World((alone,), 1), Endpoints(("127.0.0.1", 0), own, (own,))
+    return World((alone,), 1), Endpoints(("127.0.0.1", 0), server, (server,))

@@ -1,7 +1,7 @@
 """The environment variable of Hugging Face Accelerate, which Hugging Face's Trainer uses too.
 
-Without a GPU, Accelerate connects the ranks only if it is told to use CPUs. Otherwise each of them
-trains alone, and nothing reports it.
+Without a GPU, Accelerate connects the ranks only if it must use CPUs. Otherwise each rank trains
+alone, without a warning.
 
 Source: `AcceleratorState` and `PartialState._prepare_backend` of accelerate.state 1.15,
 `TrainingArguments._setup_devices` of transformers 5.24.
@@ -16,6 +16,6 @@ def environment(gpus: Collection[str]) -> dict[str, str]:
     """Return `ACCELERATE_USE_CPU` for a rank without GPUs. A user's own value takes precedence.
 
     Args:
-        gpus: GPUs of the rank that an NVIDIA driver knows, without simulated ones.
+        gpus: real GPUs of the rank, without simulated ones.
     """
     return {} if gpus else {"ACCELERATE_USE_CPU": "true"}

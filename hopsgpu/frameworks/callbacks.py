@@ -1,4 +1,4 @@
-"""What the callbacks for other libraries' training loops need from a rank's context."""
+"""Common code of the callbacks for libraries' training loops."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CallbackContext(Protocol):
 
 
 class MetricReporter:
-    """Reports the metrics of a library, which chooses their names and values.
+    """A reporter of metrics whose names and values a library chooses.
 
-    A metric that cannot be recorded is left out: it must not end the training. The first one of
-    each kind becomes a warning of the run.
+    A metric that cannot be recorded is left out, because it must not end the training. The first
+    problem of each kind becomes a warning of the run.
 
     Args:
-        context: receives the reports.
+        context: reports to the driver.
         library: name of the library, for the warnings.
     """
 
@@ -37,7 +37,7 @@ class MetricReporter:
         self._warned: set[str] = set()
 
     def report(self, step: int, values: Mapping[str, Any] | None) -> None:
-        """Report the values that can be recorded; None stands for no values."""
+        """Report the values that can be recorded; None means no values."""
         metrics, problems = split_recordable(values or {})
         self._context.report(step, **metrics)
         for kind, problem in problems.items():

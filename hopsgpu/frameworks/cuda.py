@@ -14,8 +14,7 @@ from hopsgpu.errors import ConfigError
 
 VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 _MIG = "MIG-"
-# Oldest Linux driver by the CUDA version that a program is built with. From CUDA 11 on, one driver
-# serves all minor versions.
+# Oldest Linux driver, by CUDA version. From CUDA 11 on, a driver supports all minor versions.
 _OLDEST_DRIVERS = {
     (13,): "580",
     (12,): "525",
@@ -30,11 +29,11 @@ def visible_gpus(place: RankPlacement, visible: str | None = None) -> tuple[str,
     """Return the UUIDs of the GPUs that a process sees, in CUDA's order.
 
     Args:
-        place: place of the process. A process without GPUs of its own sees none.
+        place: the process's place. A process without GPUs of its own sees none.
         visible: "container" for all GPUs of the container, in the order of `LOCAL_RANK`; "rank" for
             the rank's own; None for "container" if a rank has one GPU, and for "rank" if it has
-            several. If the container has MIG devices, a rank always sees only its own: CUDA shows a
-            process a single MIG device, the first that the variable names.
+            several. In a container with MIG devices, a rank always sees only its own, because CUDA
+            shows only the first MIG device in the variable.
 
     Raises:
         ConfigError: the rank has several GPUs, one of which is a MIG device.
@@ -42,12 +41,12 @@ def visible_gpus(place: RankPlacement, visible: str | None = None) -> tuple[str,
     if place.role != WORKER or not place.gpus:
         return ()
     if any(gpu.startswith(_MIG) for gpu in place.container.gpus):
-        return _alone(place)
+        return _own_gpus(place)
     chosen = visible or ("container" if len(place.gpus) == 1 else "rank")
     return place.container.gpus if chosen == "container" else place.gpus
 
 
-def _alone(place: RankPlacement) -> tuple[str, ...]:
+def _own_gpus(place: RankPlacement) -> tuple[str, ...]:
     if len(place.gpus) > 1 and any(gpu.startswith(_MIG) for gpu in place.gpus):
         raise ConfigError(
             f"rank {place.rank} on {place.container.host} has {', '.join(place.gpus)}, but a CUDA"
@@ -65,20 +64,18 @@ def environment(place: RankPlacement, visible: str | None = None) -> dict[str, s
 
 
 def oldest_driver(cuda: str) -> str | None:
-    """Return the oldest Linux driver that runs programs built with a CUDA version.
-
-    That is without NVIDIA's forward compatibility package.
+    """Return the oldest Linux driver for a CUDA version, without NVIDIA's compatibility package.
 
     Args:
         cuda: version of the toolkit, such as "12.4" or "12".
 
     Returns:
-        The driver's version, such as "525"; None for a CUDA version that is not in the table.
+        The driver's version, such as "525"; None for an unknown CUDA version.
     """
     version = version_of(cuda)
     return _OLDEST_DRIVERS.get(version[:1]) or _OLDEST_DRIVERS.get(version[:2])
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version, for comparison: (550, 54, 15) for "550.54.15"."""
+    """Return the numbers of a version: (550, 54, 15) for "550.54.15"."""
     return tuple(int(part) for part in re.findall(r"\d+", text))

@@ -1,4 +1,4 @@
-"""The endpoints at which the processes of a gang meet: addresses with ports that agents hold."""
+"""The rendezvous endpoints of a gang's processes: addresses with ports that agents hold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hopsgpu.core.gang import World
 
 Address = tuple[str, int]
-# Further ports in the container of rank 0: MASTER_PORT and the coordinator's.
-_OF_RANK_0 = 2
+# MASTER_PORT and the coordinator's port.
+_RANK_0_PORTS = 2
 
 
 @dataclass(frozen=True)
@@ -19,27 +19,25 @@ class Endpoints:
     Attributes:
         master: endpoint of torch's rendezvous, where rank 0 or an agent listens.
         coordinator: endpoint at which rank 0 may listen for JAX.
-        servers: endpoint of each process's own server, by the process's number (TensorFlow).
-        hosted: True if an agent serves torch's TCPStore at `master`.
+        servers: endpoint of each process's server, by the process's number (TensorFlow).
+        is_hosted: whether an agent serves torch's TCPStore at `master`.
     """
 
     master: Address
     coordinator: Address
     servers: tuple[Address, ...]
-    hosted: bool = False
+    is_hosted: bool = False
 
 
-def ports_wanted(world: World, key: int) -> int:
-    """Return how many ports a container's agent must hold.
-
-    It is one for each process, and two more in the container of rank 0.
+def ports_needed(world: World, key: int) -> int:
+    """Return how many ports a container's agent must hold: one for each process, two for rank 0.
 
     Args:
         world: all processes of the gang.
         key: key of the container.
     """
-    first = world.places[0].container.key == key
-    return len(world.of_container(key)) + (_OF_RANK_0 if first else 0)
+    has_rank_0 = world.places[0].container.key == key
+    return len(world.of_container(key)) + (_RANK_0_PORTS if has_rank_0 else 0)
 
 
 def endpoints_of(
@@ -49,8 +47,8 @@ def endpoints_of(
 
     Args:
         world: all processes of the gang.
-        ports: ports of each container, by its key; as many as `ports_wanted` returns.
-        store_port: port at which rank 0's agent serves a TCPStore, or None if it serves none.
+        ports: ports of each container, by its key; as many as `ports_needed` returns.
+        store_port: port at which rank 0's agent serves a TCPStore, or None.
 
     Raises:
         ValueError: a container holds fewer ports than it must.
@@ -60,7 +58,7 @@ def endpoints_of(
     for container in {p.container.key: p.container for p in world.processes}.values():
         processes = world.of_container(container.key)
         held = ports[container.key]
-        if len(held) < (needed := ports_wanted(world, container.key)):
+        if len(held) < (needed := ports_needed(world, container.key)):
             raise ValueError(f"container {container.key} has {len(held)} ports, needs {needed}")
         for place, port in zip(processes, held, strict=False):
             servers[place.rank] = (container.address, port)
@@ -71,7 +69,7 @@ def endpoints_of(
         master=(first.address, master if store_port is None else store_port),
         coordinator=(first.address, coordinator),
         servers=tuple(servers[place.rank] for place in world.processes),
-        hosted=store_port is not None,
+        is_hosted=store_port is not None,
     )
 
 

@@ -12,10 +12,10 @@ VARIABLES = (SHARE,)
 
 
 def environment(place: RankPlacement, share: float | None) -> dict[str, str]:
-    """Return `HOPSGPU_MEMORY_SHARE` for a worker that may use only a part of its GPUs' memory.
+    """Return `HOPSGPU_MEMORY_SHARE` for a worker that may use only a share of its GPU's memory.
 
     Args:
-        place: place of the process.
+        place: the process's place.
         share: in (0, 1), or None for all of the memory.
     """
     if share is None or not place.gpus or place.role != WORKER:

@@ -21,11 +21,11 @@ def environment(
     Returns:
         `HOPSGPU_COORDINATOR`, the `host:port` at which rank 0 may listen;
         `JAX_COORDINATOR_ADDRESS`, with the same value; and, for a rank with GPUs,
-        `JAX_LOCAL_DEVICE_IDS`: which of the GPUs that it sees are its own.
+        `JAX_LOCAL_DEVICE_IDS`, the indexes of its own GPUs among the visible ones.
     """
     coordinator = host_port(endpoints.coordinator)
     variables = {"HOPSGPU_COORDINATOR": coordinator, "JAX_COORDINATOR_ADDRESS": coordinator}
     if seen := visible_gpus(place, visible):
-        own = ",".join(str(seen.index(gpu)) for gpu in place.gpus)
-        variables["JAX_LOCAL_DEVICE_IDS"] = own
+        indexes = ",".join(str(seen.index(gpu)) for gpu in place.gpus)
+        variables["JAX_LOCAL_DEVICE_IDS"] = indexes
     return variables

@@ -1,9 +1,9 @@
-"""Proxy variables with which ranks ask each other directly, whatever proxy is set for the outside.
+"""Proxy variables with which ranks connect to each other directly, without a configured proxy.
 
-TensorFlow and JAX connect their processes by gRPC, which uses `http_proxy` for every address that
-`no_proxy` does not list. If `no_grpc_proxy` is set, gRPC reads it instead of `no_proxy`. gRPC does
-not know `*`, which alone in the list means all addresses to other programs. Some programs read the
-lower-case names first, some only the upper-case names.
+TensorFlow and JAX connect their processes by gRPC, which uses `http_proxy` for addresses that are
+not in `no_proxy`. gRPC prefers `no_grpc_proxy` to `no_proxy`, and does not support `*`. For other
+programs, a single `*` means all addresses. Some programs read the lower-case names first, some only
+the upper-case names.
 
 Source: gRPC's core, http_proxy_mapper.cc.
 """
@@ -14,39 +14,39 @@ from collections.abc import Iterable, Mapping
 
 from hopsgpu.core.gang import World
 
-_HERE = ("localhost", "127.0.0.1", "::1")
-_OF_GRPC = "no_grpc_proxy"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_GRPC_VARIABLE = "no_grpc_proxy"
 _ALL = "*"
 
 
 def direct_hosts(world: World) -> list[str]:
-    """Return addresses and names for which no process of a gang may use a proxy."""
+    """Return addresses and names that processes of a gang must reach without a proxy."""
     containers = [place.container for place in world.processes]
-    found = (name for container in containers for name in (container.address, container.host))
-    return [*dict.fromkeys((*_HERE, *found))]
+    addresses = (name for container in containers for name in (container.address, container.host))
+    return [*dict.fromkeys((*_LOOPBACK, *addresses))]
 
 
 def direct_environment(variables: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return the variables by which a process asks these hosts, and those its user named, directly.
+    """Return the variables that exclude hosts from the proxy, besides the user's exclusions.
 
     Args:
         variables: variables of the process, including its user's.
-        hosts: hosts that `direct_hosts` returned.
+        hosts: result of `direct_hosts`.
     """
     hosts = list(hosts)
-    found = {}
+    direct = {}
     for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
-        users = _listed(variables.get(name) or variables.get(other))
-        found[name] = _ALL if users == [_ALL] else _joined(users, hosts)
-    users = _listed(variables.get(_OF_GRPC))
-    if users or found["no_proxy"] == _ALL:
-        found[_OF_GRPC] = _joined(users, hosts)
-    return found
+        users = _split(variables.get(name) or variables.get(other))
+        direct[name] = _ALL if users == [_ALL] else _join(users, hosts)
+    users = _split(variables.get(_GRPC_VARIABLE))
+    if users or direct["no_proxy"] == _ALL:
+        direct[_GRPC_VARIABLE] = _join(users, hosts)
+    return direct
 
 
-def _listed(value: str | None) -> list[str]:
+def _split(value: str | None) -> list[str]:
     return [entry for entry in map(str.strip, (value or "").split(",")) if entry]
 
 
-def _joined(users: Iterable[str], hosts: Iterable[str]) -> str:
+def _join(users: Iterable[str], hosts: Iterable[str]) -> str:
     return ",".join(dict.fromkeys((*users, *hosts)))

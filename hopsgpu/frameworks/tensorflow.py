@@ -19,13 +19,13 @@ def environment(world: World, place: RankPlacement, endpoints: Endpoints) -> dic
 
     Args:
         world: all processes of the gang.
-        place: place of the process in the gang.
-        endpoints: endpoints of the gang; the server of each process is at the process's number.
+        place: the process's place in the gang.
+        endpoints: endpoints of the gang.
 
     Returns:
         `TF_CONFIG`. Without parameter servers, all ranks are workers, as
-        MultiWorkerMirroredStrategy expects. With them, rank 0 is the chief, which coordinates, and
-        rank 1 is worker 0.
+        MultiWorkerMirroredStrategy expects. With parameter servers, rank 0 is the chief, which
+        coordinates, and rank 1 is worker 0.
     """
     servers = [host_port(address) for address in endpoints.servers]
     workers, ps = servers[: world.size], servers[world.size :]

@@ -1,8 +1,8 @@
 """PyTorch's environment variables, as torchrun sets them and `init_method="env://"` reads them.
 
-Source of the names: the torchrun documentation, "Environment Variables", and for interfaces
-`torch.distributed`'s "Choosing the network interface to use". A node here is a container:
-`LOCAL_RANK` and `NODE_RANK` count within and across containers.
+Sources: the torchrun documentation, "Environment Variables", and for interfaces
+`torch.distributed`'s "Choosing the network interface to use". A node is a container: `LOCAL_RANK`
+and `NODE_RANK` count within and across containers.
 
 `torch.distributed.is_torchelastic_launched()` checks `TORCHELASTIC_RUN_ID`, and so does Lightning,
 which otherwise starts processes of its own or deletes `WORLD_SIZE`.
@@ -39,17 +39,17 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Restarts:
-    """The run and the attempt, as torchrun tells its workers.
+    """The run and the attempt, which torchrun sets for its workers.
 
     Attributes:
         run_id: id of the run.
         attempt: number of the attempt, from 0.
-        most: how many further attempts the gang may make.
+        max_restarts: how many further attempts are allowed.
     """
 
     run_id: str
     attempt: int = 0
-    most: int = 0
+    max_restarts: int = 0
 
 
 def environment(
@@ -58,21 +58,21 @@ def environment(
     master: tuple[str, int],
     restarts: Restarts,
     *,
-    hosted: bool = False,
+    is_hosted: bool = False,
 ) -> dict[str, str]:
     """Return the variables of one worker.
 
     Args:
         world: all processes of the gang.
-        place: place of the worker in the gang.
+        place: the worker's place in the gang.
         master: address and port of the rendezvous.
         restarts: run and attempt of the worker.
-        hosted: True if an agent serves the TCPStore there, False if rank 0 must.
+        is_hosted: whether an agent serves the TCPStore there; otherwise rank 0 does.
 
     Returns:
-        All variables that torchrun sets, with `NODE_RANK` beside its `GROUP_RANK`; if an agent
-        serves the TCPStore, the variable that makes rank 0 join it instead of serving its own; and,
-        if it is known, the network interface for gloo, NCCL and TensorPipe.
+        All variables that torchrun sets, and `NODE_RANK`. With `is_hosted`, a variable makes rank 0
+        join the store instead of serving one. Three variables name the network interface for gloo,
+        NCCL and TensorPipe, if it is known.
     """
     address, port = master
     variables = {
@@ -90,13 +90,13 @@ def environment(
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": restarts.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(restarts.most),
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts.max_restarts),
     }
-    if hosted:
+    if is_hosted:
         variables["TORCHELASTIC_USE_AGENT_STORE"] = str(True)
     if interface := place.container.interface:
         variables["GLOO_SOCKET_IFNAME"] = interface
         variables["TP_SOCKET_IFNAME"] = interface
-        # Without "=" NCCL treats the name as a prefix, so that eth1 would match eth10 too.
+        # Without "=", NCCL treats the name as a prefix: eth1 would match eth10.
         variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return variables

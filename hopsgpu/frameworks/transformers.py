@@ -1,6 +1,6 @@
 """A callback for Hugging Face's Trainer in a gang.
 
-The Trainer itself needs no settings: it finds the ranks by torchrun's variables.
+The Trainer needs no settings: it finds the ranks by torchrun's variables.
 
 Source: `Trainer._save_checkpoint` of transformers 5.24.
 """
@@ -17,16 +17,16 @@ from typing import Any
 from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 _RANDOM_STATE = re.compile(r"rng_state_(\d+)\.pth")
-# Values of accelerate's DistributedType for which each rank saves shards of its own.
+# Values of accelerate's DistributedType for which each rank saves its own shards.
 _SHARDED = frozenset({"FSDP", "DEEPSPEED", "MEGATRON_LM"})
 
 
 def gang_callback(context: CallbackContext) -> Any:
     """Return a TrainerCallback that reports metrics and saves checkpoints to the lake.
 
-    It reports metrics to the driver, and saves each checkpoint. Each rank saves the files that it
-    alone has (the state of its random numbers, its shard), and rank 0 those that several ranks
-    have, as with `save_on_each_node=True`. So resume with
+    The callback reports metrics to the driver, and saves each checkpoint. Each rank saves its own
+    files (the state of its random numbers, its shard), and rank 0 saves files that several ranks
+    have, as with `save_on_each_node=True`. Resume with
     `trainer.train(resume_from_checkpoint=context.latest_checkpoint(all_ranks=True))`.
 
     Args:
@@ -44,12 +44,12 @@ def gang_callback(context: CallbackContext) -> Any:
         def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
             saved = Path(args.output_dir, f"checkpoint-{state.global_step}").absolute()
             names = _names_below(saved)
-            own = own_names(names, args.process_index)
+            names_to_save = own_names(names, args.process_index)
             if _is_sharded() or _are_connected(args.world_size):
-                own = _names_of_no_lower_rank(names, args.process_index, args.world_size)
+                names_to_save = _names_of_no_lower_rank(names, args.process_index, args.world_size)
             # With save_only_model=True only rank 0 has files.
-            if own:
-                _save(context, saved, own, state.global_step)
+            if names_to_save:
+                _save(context, saved, names_to_save, state.global_step)
 
     return GangCallback()
 
@@ -57,14 +57,14 @@ def gang_callback(context: CallbackContext) -> Any:
 def own_names(names: Iterable[str], rank: int) -> list[str]:
     """Return the files of a checkpoint that a rank saves if ranks have no process group.
 
-    Rank 0 saves what all ranks need to resume. Another rank saves the state of its random numbers.
+    Other ranks than rank 0 save only the state of their random numbers.
 
     Args:
-        names: names of the files that the rank finds. Ranks may share the directory.
+        names: names of the files in the directory, which ranks may share.
         rank: the rank.
     """
     owners = {name: _RANDOM_STATE.fullmatch(name) for name in names}
-    return [name for name, found in owners.items() if (int(found[1]) if found else 0) == rank]
+    return [name for name, match in owners.items() if (int(match[1]) if match else 0) == rank]
 
 
 def _are_connected(world_size: int) -> bool:
@@ -82,16 +82,16 @@ def _is_sharded() -> bool:
 
 
 def _names_of_no_lower_rank(names: list[str], rank: int, world_size: int) -> list[str]:
-    """Return the files that no rank below this one has; all ranks must call it.
+    """Return the files that no lower rank has; a collective call.
 
-    When it returns, all ranks have written their files.
+    After the call, all ranks have written their files.
     """
     distributed = importlib.import_module("torch.distributed")
-    found: list[list[str]] = [[] for _ in range(world_size)]
+    names_by_rank: list[list[str]] = [[] for _ in range(world_size)]
     if world_size == 1:
         return names
-    distributed.all_gather_object(found, names)
-    lower = {name for others in found[:rank] for name in others}
+    distributed.all_gather_object(names_by_rank, names)
+    lower = {name for other_names in names_by_rank[:rank] for name in other_names}
     return [name for name in names if name not in lower]
 
 
@@ -101,7 +101,6 @@ def _names_below(directory: Path) -> list[str]:
 
 
 def _save(context: CallbackContext, directory: Path, names: Iterable[str], step: int) -> None:
-    """Save some files of a directory as a directory of the same name."""
     with tempfile.TemporaryDirectory(prefix="hopsgpu-checkpoint-") as temporary:
         chosen = Path(temporary, directory.name)
         for name in names:

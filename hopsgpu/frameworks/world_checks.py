@@ -1,12 +1,12 @@
 """Checks in a rank that its frameworks train with all ranks of the gang.
 
-A framework that finds one rank where the gang has several trains in each rank by itself, and the
-run would succeed with models of a part of the data. So the functions with which frameworks join the
-ranks or start to train are wrapped when the framework is imported: they raise an error if the
-framework's world size is not the gang's. Lightning's `devices` and `num_nodes` are set to those of
-the gang where they have their defaults, which LightningCLI passes explicitly.
+If a framework finds only one rank in a gang of several, each rank trains alone, and the run
+succeeds with models of a part of the data. When a framework is imported, the functions that join
+ranks or start training are wrapped. They raise an error if the framework's world size differs from
+the gang's. Default values of Lightning's `devices` and `num_nodes`, which LightningCLI passes
+explicitly, are replaced by the gang's.
 
-Only the rank's own process is checked: processes that it forks may train as they like.
+Only the rank's own process is checked, not processes that it forks.
 
 Sources: torch.distributed.distributed_c10d and torch.optim.optimizer of torch 2.15,
 `_AcceleratorConnector` and `_Connector` of Lightning 2.6, `PartialState` of accelerate 1.15, the
@@ -60,7 +60,7 @@ _KERAS = {
 # Lightning's values for "all devices".
 _ALL_DEVICES = ("auto", -1, "-1", None)
 _ONE_NODE = (1, "1")
-# Modules of torch that import the function by its name.
+# Modules of torch that import `init_process_group` by name.
 _TORCH_NAMES = ("torch.distributed", "torch.distributed.device_mesh")
 
 
@@ -74,7 +74,7 @@ class WorldChecks:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._pid = os.getpid()
-        self._has_stepped = False
+        self._is_step_checked = False
 
     def by_module(self) -> Mapping[str, Callable[[Any], None]]:
         """Return functions that install the checks in a module, by the module's name."""
@@ -85,15 +85,15 @@ class WorldChecks:
                 ("pytorch_lightning", "lightning_fabric"),
             )
             for name, install in {
-                f"{package}.trainer.connectors.accelerator_connector": self._resolve_devices,
-                f"{package}.trainer.trainer": self._check_trainer,
-                f"{fabric}.connector": self._resolve_devices,
-                f"{fabric}.fabric": self._check_fabric,
+                f"{package}.trainer.connectors.accelerator_connector": self._wrap_connector,
+                f"{package}.trainer.trainer": self._wrap_trainer,
+                f"{fabric}.connector": self._wrap_connector,
+                f"{fabric}.fabric": self._wrap_fabric,
             }.items()
         }
         keras = {
             f"keras.src.backend.{backend}.trainer": functools.partial(
-                self._check_keras, name, backend
+                self._wrap_keras, name, backend
             )
             for backend, name in (
                 ("tensorflow", "TensorFlowTrainer"),
@@ -102,14 +102,14 @@ class WorldChecks:
             )
         }
         installs: dict[str, Callable[[Any], None]] = {
-            "torch.distributed.distributed_c10d": self._check_group,
-            "torch.optim.optimizer": self._check_step,
-            "accelerate.state": self._check_accelerate,
-            "jax._src.distributed": self._check_jax,
-            "jax._src.api": self._check_gradients_of_jax,
-            "tensorflow.python.eager.backprop": self._check_gradients_of_tensorflow,
+            "torch.distributed.distributed_c10d": self._wrap_init_process_group,
+            "torch.optim.optimizer": self._add_step_hook,
+            "accelerate.state": self._wrap_partial_state,
+            "jax._src.distributed": self._wrap_jax,
+            "jax._src.api": self._wrap_value_and_grad,
+            "tensorflow.python.eager.backprop": self._wrap_gradient_tape,
             "tf_keras.src.engine.training": functools.partial(
-                self._check_keras, "Model", "tensorflow"
+                self._wrap_keras, "Model", "tensorflow"
             ),
             **lightning_checks,
             **keras,
@@ -121,39 +121,39 @@ class WorldChecks:
     def _is_rank(self) -> bool:
         return os.getpid() == self._pid
 
-    def _compare(self, reported: int, framework: str, remedy: str) -> None:
+    def _check_size(self, reported: int, framework: str, remedy: str) -> None:
         if reported != self._world_size and self._is_rank():
             raise ConfigError(
                 f"{framework} would train with {count_of(reported, 'rank')}, but the gang has"
                 f" {self._world_size}: {remedy}. If each rank should train by itself, {_OPTION}"
             )
 
-    def _check_group(self, c10d: Any) -> None:
+    def _wrap_init_process_group(self, c10d: Any) -> None:
         original = c10d.init_process_group
         signature = inspect.signature(original)
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            # Before the call, because a group that is too large would wait for its other ranks.
+            # Check before the call: a group that is too large would wait for missing ranks.
             if (size := _requested_size(signature, args, kwargs)) is not None:
-                self._compare(size, "torch.distributed", _TORCH)
-            made = original(*args, **kwargs)
-            self._compare(c10d.get_world_size(), "torch.distributed", _TORCH)
-            return made
+                self._check_size(size, "torch.distributed", _TORCH)
+            group = original(*args, **kwargs)
+            self._check_size(c10d.get_world_size(), "torch.distributed", _TORCH)
+            return group
 
         _replace(c10d, "init_process_group", init_process_group, _TORCH_NAMES)
 
-    def _check_step(self, module: Any) -> None:
+    def _add_step_hook(self, module: Any) -> None:
         torch = module.torch
 
         def on_step(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
             # A compiled step must not contain the check.
-            if torch.compiler.is_compiling() or self._has_stepped or not self._is_rank():
+            if torch.compiler.is_compiling() or self._is_step_checked or not self._is_rank():
                 return
-            self._has_stepped = True
+            self._is_step_checked = True
             group = torch.distributed
             if group.is_available() and group.is_initialized():
-                self._compare(group.get_world_size(), "torch.distributed", _TORCH)
+                self._check_size(group.get_world_size(), "torch.distributed", _TORCH)
             else:
                 self._warn("an optimizer of torch made a step", _JOIN_TORCH)
 
@@ -165,7 +165,7 @@ class WorldChecks:
             f" gang are not connected. {remedy}; if each rank should train by itself, {_OPTION}"
         )
 
-    def _check_gradients_of_jax(self, api: Any) -> None:
+    def _wrap_value_and_grad(self, api: Any) -> None:
         original = api.value_and_grad
 
         @functools.wraps(original)
@@ -175,7 +175,7 @@ class WorldChecks:
             @functools.wraps(function)
             def call(*inputs: Any, **options: Any) -> Any:
                 state = sys.modules["jax._src.distributed"].global_state
-                self._check_gradient("JAX", lambda: state.num_processes or 1, _JOIN_JAX)
+                self._warn_if_alone("JAX", lambda: state.num_processes or 1, _JOIN_JAX)
                 return function(*inputs, **options)
 
             return call
@@ -183,36 +183,36 @@ class WorldChecks:
         # jax.grad() calls this function too.
         _replace(api, "value_and_grad", value_and_grad, ("jax",))
 
-    def _check_gradients_of_tensorflow(self, backprop: Any) -> None:
+    def _wrap_gradient_tape(self, backprop: Any) -> None:
         def check(_tape: Any) -> None:
             distribution = sys.modules["tensorflow.python.distribute.distribute_lib"]
-            self._check_gradient(
+            self._warn_if_alone(
                 "TensorFlow",
                 lambda: _tensorflow_world_size(distribution.get_strategy()),
                 _JOIN_TENSORFLOW,
             )
 
-        _check_before(backprop.GradientTape, "gradient", check)
+        _call_before(backprop.GradientTape, "gradient", check)
 
-    def _check_gradient(self, framework: str, measure: Callable[[], int], remedy: str) -> None:
-        """Warn, once, if a framework computes a gradient in a world of one rank."""
-        if self._has_stepped or not self._is_rank():
+    def _warn_if_alone(self, framework: str, measure: Callable[[], int], remedy: str) -> None:
+        """Warn if the first gradient is computed in a world of one rank."""
+        if self._is_step_checked or not self._is_rank():
             return
-        self._has_stepped = True
+        self._is_step_checked = True
         if measure() == 1:
             self._warn(f"{framework} computed a gradient", remedy)
 
-    def _check_accelerate(self, state: Any) -> None:
+    def _wrap_partial_state(self, state: Any) -> None:
         original = state.PartialState.__init__
 
         @functools.wraps(original)
         def initialize(partial: Any, *args: Any, **kwargs: Any) -> None:
             original(partial, *args, **kwargs)
-            self._compare(partial.num_processes, "accelerate", _ACCELERATE)
+            self._check_size(partial.num_processes, "accelerate", _ACCELERATE)
 
         state.PartialState.__init__ = initialize
 
-    def _resolve_devices(self, module: Any) -> None:
+    def _wrap_connector(self, module: Any) -> None:
         connector = getattr(module, "_AcceleratorConnector", None) or module._Connector
         original = connector.__init__
         signature = inspect.signature(original)
@@ -230,39 +230,39 @@ class WorldChecks:
 
         connector.__init__ = initialize
 
-    def _check_trainer(self, module: Any) -> None:
-        # Not before tests and predictions, for which Lightning advises a trainer of one device.
+    def _wrap_trainer(self, module: Any) -> None:
+        # Tests and predictions are not checked: Lightning advises one device for them.
         check = functools.partial(self._check_lightning, "Lightning's Trainer")
-        _check_before(module.Trainer, "fit", check)
+        _call_before(module.Trainer, "fit", check)
 
-    def _check_fabric(self, module: Any) -> None:
+    def _wrap_fabric(self, module: Any) -> None:
         check = functools.partial(self._check_lightning, "Lightning's Fabric")
-        _check_before(module.Fabric, "setup", check)
-        _check_before(module.Fabric, "setup_optimizers", check)
+        _call_before(module.Fabric, "setup", check)
+        _call_before(module.Fabric, "setup_optimizers", check)
 
     def _check_lightning(self, name: str, loop: Any) -> None:
-        self._compare(loop.world_size, name, _LIGHTNING)
+        self._check_size(loop.world_size, name, _LIGHTNING)
 
-    def _check_keras(self, class_name: str, backend: str, module: Any) -> None:
+    def _wrap_keras(self, class_name: str, backend: str, module: Any) -> None:
         def check(model: Any) -> None:
             size = _keras_world_size(backend, model)
-            self._compare(size, f"Keras on {backend}", _KERAS[backend])
+            self._check_size(size, f"Keras on {backend}", _KERAS[backend])
 
-        _check_before(getattr(module, class_name), "fit", check)
-        _check_before(getattr(module, class_name), "train_on_batch", check)
+        _call_before(getattr(module, class_name), "fit", check)
+        _call_before(getattr(module, class_name), "train_on_batch", check)
 
-    def _check_jax(self, distributed: Any) -> None:
+    def _wrap_jax(self, distributed: Any) -> None:
         original = distributed.initialize
         signature = inspect.signature(original)
 
         @functools.wraps(original)
         def initialize(*args: Any, **kwargs: Any) -> None:
-            # Before the call, because a world that is too large would wait for its other ranks.
+            # Check before the call: a world that is too large would wait for missing ranks.
             size = _arguments(signature, args, kwargs).get("num_processes")
             if isinstance(size, int):
-                self._compare(size, "jax.distributed", _JAX)
+                self._check_size(size, "jax.distributed", _JAX)
             original(*args, **kwargs)
-            self._compare(distributed.global_state.num_processes, "jax.distributed", _JAX)
+            self._check_size(distributed.global_state.num_processes, "jax.distributed", _JAX)
 
         _replace(distributed, "initialize", initialize, ("jax.distributed",))
 
@@ -271,20 +271,20 @@ def _install(name: str, install: Callable[[Any], None], module: Any) -> None:
     try:
         install(module)
     except AttributeError as error:
-        # Another version of the framework, with which the training may work all the same.
+        # Another version of the framework: the training may still work.
         log.warning("the world size is not checked in this version of %s: %s", name, error)
 
 
-def _replace(module: Any, name: str, function: Any, others: tuple[str, ...]) -> None:
-    """Replace a function of a module, also in other modules that have imported it by its name."""
+def _replace(module: Any, name: str, function: Any, importers: tuple[str, ...]) -> None:
+    """Replace a function in its module and in modules that have imported the function by name."""
     original = getattr(module, name)
-    for holder in (module, *(sys.modules.get(other) for other in others)):
+    for holder in (module, *(sys.modules.get(importer) for importer in importers)):
         if getattr(holder, name, None) is original:
             setattr(holder, name, function)
 
 
-def _check_before(kind: type, name: str, check: Callable[[Any], None]) -> None:
-    """Wrap a method of a class, so that a function gets the object before each call."""
+def _call_before(kind: type, name: str, check: Callable[[Any], None]) -> None:
+    """Wrap a method of a class: `check` gets the object before each call."""
     original = getattr(kind, name)
 
     @functools.wraps(original)
@@ -298,7 +298,7 @@ def _check_before(kind: type, name: str, check: Callable[[Any], None]) -> None:
 def _arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return a call's arguments by name; none if the call itself will refuse them."""
+    """Return a call's arguments by name; empty if the call itself will refuse them."""
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError:
@@ -308,21 +308,20 @@ def _arguments(
 def _requested_size(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int | None:
-    """Return the world size that a call of `init_process_group` requests, if that is known."""
-    given = _arguments(signature, args, kwargs)
-    size = given.get("world_size")
+    """Return the world size that a call of `init_process_group` requests; None if unknown."""
+    arguments = _arguments(signature, args, kwargs)
+    size = arguments.get("world_size")
     if isinstance(size, int) and size > 0:
         return size
-    url = given.get("init_method")
+    url = arguments.get("init_method")
     queried = parse_qs(urlsplit(url).query).get("world_size") if isinstance(url, str) else None
     is_from_environment = url is None or str(url).startswith("env:")
-    if queried is None and is_from_environment and given.get("store") is None:
+    if queried is None and is_from_environment and arguments.get("store") is None:
         queried = [os.environ.get("WORLD_SIZE", "")]
     return int(queried[-1]) if queried and queried[-1].isdecimal() else None
 
 
 def _keras_world_size(backend: str, model: Any) -> int:
-    """Return with how many ranks Keras would train a model."""
     if backend == "tensorflow":
         return _tensorflow_world_size(model.distribute_strategy)
     if backend == "jax":
@@ -331,7 +330,7 @@ def _keras_world_size(backend: str, model: Any) -> int:
         return int(sys.modules["jax"].process_count())
     group = sys.modules["torch"].distributed
     trainer = sys.modules["keras.src.backend.torch.trainer"].TorchTrainer
-    # Keras itself never exchanges gradients between ranks; a train_step of the user's can.
+    # Keras never exchanges gradients between ranks; the user's own train_step can.
     if type(model).train_step is trainer.train_step:
         return 1
     return group.get_world_size() if group.is_available() and group.is_initialized() else 1

@@ -1,9 +1,8 @@
 """XGBoost's collective operations among the ranks of a gang.
 
 XGBoost reads nothing from the environment: a `RabitTracker` must run somewhere, and each rank needs
-its address. The tracker cannot bind a port that another process holds for it (it does not set
-SO_REUSEADDR). So it takes a free port, and rank 0 tells the others which one at
-`HOPSGPU_COORDINATOR`, whose port is held.
+its address. The tracker does not set SO_REUSEADDR, so it cannot bind a port that an agent holds. It
+uses a free port, which rank 0 announces at `HOPSGPU_COORDINATOR`, whose port is held.
 
 Source: xgboost.collective and xgboost.tracker of XGBoost 3.2.
 """
@@ -24,27 +23,27 @@ from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 log = logging.getLogger(__name__)
 
-# The time that torch's ranks wait for each other.
+# As long as torch's ranks wait for each other.
 _SECONDS = 1800.0
-# Rank 0 sends no signal once it listens, so the others poll.
-_LOOK_SECONDS = 0.05
-# A peer that connects and sends nothing for so long is no rank.
+# Poll: other ranks have no notification that rank 0 listens.
+_POLL_SECONDS = 0.05
+# A peer that sends nothing for this time is not a rank.
 _STRANGER_SECONDS = 5.0
 _RANK_BYTES = 4
-_ALONE = (("RANK", "0"), ("WORLD_SIZE", "1"))
+_SINGLE_RANK = (("RANK", "0"), ("WORLD_SIZE", "1"))
 
 
 @contextlib.contextmanager
 def communicator() -> Iterator[None]:
     """Connect the ranks for XGBoost: training inside the block makes one model of all ranks' rows.
 
-    All ranks must call it, and may do so any number of times; XGBoost's ranks are those of the
-    gang. With a single rank, and outside a gang, XGBoost trains without it.
+    All ranks must call it, any number of times. XGBoost's ranks are those of the gang. With a
+    single rank, and outside a gang, the call does nothing.
 
     Raises:
         TimeoutError: not all ranks have called it within 30 minutes.
     """
-    rank, world_size = (int(os.environ.get(name, alone)) for name, alone in _ALONE)
+    rank, world_size = (int(os.environ.get(name, default)) for name, default in _SINGLE_RANK)
     if world_size == 1:
         yield
         return
@@ -57,22 +56,21 @@ def communicator() -> Iterator[None]:
             _announce(address, tracker, world_size)
         else:
             tracker = _find_tracker(address, rank)
-        # With leading zeros, because the tracker sorts the names of its tasks as text.
+        # With leading zeros, because the tracker sorts tasks by name.
         task = f"{rank:0{len(str(world_size))}d}"
         # CommunicatorContext also finds NCCL.
         connection = collective.CommunicatorContext(**tracker, dmlc_task_id=task)
         collective.init(**connection.args)
         yield
-        # After an exception, leave it to the end of the process. Otherwise the others would fail
-        # because of it before this rank has reported its failure, and one of them would be taken
-        # for the first rank that failed.
+        # After an exception, do not finalize: the other ranks would fail before this rank reports
+        # its failure, and one of them would count as the first failure.
         collective.finalize()
 
 
 def gang_callback(context: CallbackContext) -> Any:
     """Return a TrainingCallback that reports each round's metrics to the driver.
 
-    It is for the argument `callbacks=` of `xgboost.train`.
+    Pass the callback to `xgboost.train(..., callbacks=[...])`.
 
     Args:
         context: `hopsgpu.context()`.
@@ -95,16 +93,16 @@ def gang_callback(context: CallbackContext) -> Any:
 
 @contextlib.contextmanager
 def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
-    """Run a tracker in this process; yield what ranks need to find it."""
+    """Run a tracker in this process; yield its address as arguments for ranks."""
     tracking = importlib.import_module("xgboost.tracker")
     tracker = tracking.RabitTracker(n_workers=world_size, host_ip=host, sortby="task")
     try:
         tracker.start()
         yield tracker.worker_args()
-        # The other ranks tell the tracker when they leave.
+        # Wait until the other ranks have disconnected.
         tracker.wait_for()
     except BaseException:
-        # It raises an error about ranks that are still connected, which would hide the first one.
+        # free() raises an error if ranks are still connected, which would hide the first error.
         with contextlib.suppress(RuntimeError, ValueError):
             tracker.free()
         raise
@@ -112,7 +110,7 @@ def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
 
 
 def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int) -> None:
-    """Tell all other ranks where the tracker is."""
+    """Send the tracker's address to all other ranks."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     deadline = time.monotonic() + _SECONDS
     answered: set[int] = set()
@@ -129,14 +127,14 @@ def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int
                 ) from None
             with connection, contextlib.suppress(OSError, EOFError):
                 connection.settimeout(_STRANGER_SECONDS)
-                rank = int.from_bytes(_exactly(connection, _RANK_BYTES))
+                rank = int.from_bytes(_read_exactly(connection, _RANK_BYTES))
                 connection.sendall(json.dumps(tracker).encode())
                 answered.add(rank)
     log.debug("XGBoost: all ranks know the tracker")
 
 
 def _find_tracker(address: tuple[str, int], rank: int) -> dict[str, Any]:
-    """Wait until rank 0 tells where the tracker is, and return it."""
+    """Return the tracker's address, for which rank 0 is polled."""
     log.debug("XGBoost: waits until rank 0 calls communicator()")
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
@@ -145,20 +143,16 @@ def _find_tracker(address: tuple[str, int], rank: int) -> dict[str, Any]:
             with connection.makefile("rb") as answer:
                 if text := answer.read():
                     return dict(json.loads(text))
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise TimeoutError(f"rank 0 did not call communicator() within {_SECONDS:.0f} s")
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    """Read exactly so many bytes.
-
-    Raises:
-        EOFError: the peer sent fewer bytes.
-    """
-    read = b""
-    while len(read) < size:
-        more = connection.recv(size - len(read))
-        if not more:
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    """Read a number of bytes; raise EOFError if the peer sent fewer."""
+    content = b""
+    while len(content) < size:
+        chunk = connection.recv(size - len(content))
+        if not chunk:
             raise EOFError
-        read += more
-    return read
+        content += chunk
+    return content

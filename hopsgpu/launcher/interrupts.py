@@ -133,7 +133,7 @@ def takes(
                 return result
             except EXPECTED_ERRORS as error:
                 # As `public` does, which would be one more frame of each call.
-                tracebacks.trim(error, on_purpose=True)
+                tracebacks.trim(error, is_deliberate=True)
                 raise
 
         returns = inspect.signature(function).return_annotation

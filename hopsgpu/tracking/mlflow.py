@@ -1,4 +1,4 @@
-"""MLflow in addition to the lake: whether it is requested, and the process that logs runs to it."""
+"""Logging of runs to MLflow, in addition to the lake, by a separate process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ _log = logging.getLogger(__name__)
 
 EXPERIMENT = "hopsgpu"
 _SECONDS = 60.0
-# With its defaults, MLflow retries an unreachable server for many minutes. Whether to send
-# telemetry is up to people who call MLflow themselves.
+# By default, MLflow retries an unreachable server for many minutes, and sends telemetry.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -31,7 +30,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Tracking:
-    """The MLflow server and experiment to which runs are also logged.
+    """The MLflow server and experiment for runs.
 
     Attributes:
         uri: MLflow's tracking URI.
@@ -42,7 +41,7 @@ class Tracking:
     experiment: str = EXPERIMENT
 
     @property
-    def shown(self) -> str:
+    def display_uri(self) -> str:
         """Return the URI without user and password."""
         parts = urllib.parse.urlsplit(self.uri)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
@@ -61,13 +60,13 @@ def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
     if not uri or not uri.strip():
         return None
     tracking = Tracking(uri.strip(), (experiment or "").strip() or EXPERIMENT)
-    found = importlib.util.find_spec("mlflow")
-    # A directory that happens to have the name has no origin.
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("mlflow")
+    # The spec of a directory with this name has no origin.
+    if spec is None or spec.origin is None:
         raise ConfigError(
-            f"spark.hopsgpu.mlflow={tracking.shown!r} asks for runs to be logged to MLflow, which"
-            f" is not installed at the driver ({sys.executable}): pip install mlflow-skinny, or"
-            " hopsgpu[mlflow]; or leave spark.hopsgpu.mlflow and HOPSGPU_MLFLOW unset"
+            f"spark.hopsgpu.mlflow={tracking.display_uri!r} asks for runs to be logged to MLflow,"
+            f" which is not installed at the driver ({sys.executable}): pip install mlflow-skinny,"
+            " or hopsgpu[mlflow]; or leave spark.hopsgpu.mlflow and HOPSGPU_MLFLOW unset"
         )
     return tracking
 
@@ -75,10 +74,10 @@ def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
 def log(
     tracking: Tracking, run_url: str, code: Provenance | None, seconds: float = _SECONDS
 ) -> None:
-    """Log a run that has ended to MLflow, and wait for it.
+    """Log a run that has ended to MLflow, and wait for the result.
 
-    MLflow takes seconds to import, and environment variables set its timeouts. So a separate
-    process reads the run's directory and logs it (`mlflow_logger`).
+    A separate process (`mlflow_logger`) does it, because the import of MLflow takes seconds, and
+    environment variables set its timeouts.
 
     Args:
         tracking: where to log.
@@ -87,7 +86,7 @@ def log(
         seconds: seconds after which logging is abandoned.
 
     Raises:
-        HopsGpuError: something is not in MLflow; the message says what and why.
+        HopsGpuError: the log in MLflow is incomplete.
     """
     began = time.monotonic()
     request = {
@@ -99,46 +98,46 @@ def log(
         "seconds": seconds,
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-m", "hopsgpu.tracking.mlflow_logger"],
-            # Not among the arguments: the URI may have a password in it.
+            # Not as arguments: the URI may contain a password.
             input=json.dumps(request).encode(),
             capture_output=True,
             timeout=seconds,
             env=_environment(os.environ),
-            # Ctrl-C must not end this process: it logs the run as cancelled.
+            # Ctrl-C must not stop this process, which logs the run as cancelled.
             start_new_session=True,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         is_late = isinstance(error, subprocess.TimeoutExpired)
-        why = f"the process that logs the run did not end in {seconds:g} s" if is_late else error
-        raise HopsGpuError(_problem(tracking, run_url, str(why))) from None
-    problems = _problems(done.stdout)
+        reason = f"the process that logs the run did not end in {seconds:g} s" if is_late else error
+        raise HopsGpuError(_error_text(tracking, run_url, str(reason))) from None
+    problems = _reported_problems(process.stdout)
     if problems is None:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        problems = last or [f"the process that logs the run exited with code {done.returncode}"]
+        last = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        problems = last or [f"the process that logs the run exited with code {process.returncode}"]
     if problems:
-        raise HopsGpuError(_problem(tracking, run_url, "; ".join(problems)))
+        raise HopsGpuError(_error_text(tracking, run_url, "; ".join(problems)))
     took = time.monotonic() - began
-    _log.info("logged %s to MLflow at %s in %.1f s", run_url, tracking.shown, took)
+    _log.info("logged %s to MLflow at %s in %.1f s", run_url, tracking.display_uri, took)
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with which a process finds the modules that this one finds."""
+    """Return variables with which the other process has this process's `sys.path`."""
     return {**_DEFAULTS, **ours, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
 
 
-def _problems(output: bytes) -> list[str] | None:
-    """Return the problems that `mlflow_logger` reports; None if it did not finish."""
+def _reported_problems(output: bytes) -> list[str] | None:
+    """Return the problems that `mlflow_logger` wrote; None if it did not finish."""
     try:
         return [str(problem) for problem in json.loads(output)]
     except (ValueError, TypeError):
         return None
 
 
-def _problem(tracking: Tracking, run_url: str, why: str) -> str:
-    # MLflow's messages contain the server's URI as given, with user and password.
+def _error_text(tracking: Tracking, run_url: str, reason: str) -> str:
+    # MLflow's messages contain the server's URI with user and password.
     user = urllib.parse.urlsplit(tracking.uri).netloc.rpartition("@")[0]
-    why = why.replace(f"{user}@", "") if user else why
-    return f"{run_url} is logged incompletely to MLflow at {tracking.shown}: {why}"
+    reason = reason.replace(f"{user}@", "") if user else reason
+    return f"{run_url} is logged incompletely to MLflow at {tracking.display_uri}: {reason}"

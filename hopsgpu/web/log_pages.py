@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopsgpu.core.html import plain
+from hopsgpu.core.html import plain_line
 from hopsgpu.storage.lake import LakePath
 
 # Of a log file; a page of it has about a thousand lines.
@@ -70,4 +70,4 @@ def _readable(content: bytes) -> str:
     lines = content.decode(errors="replace").split("\n")
     # A progress bar writes its line again and again; a terminal shows the last of them.
     last = (line.rstrip("\r").rpartition("\r")[2] for line in lines)
-    return "\n".join(plain(line, _LONGEST_LINE) for line in last)
+    return "\n".join(plain_line(line, _LONGEST_LINE) for line in last)

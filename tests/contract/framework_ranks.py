@@ -22,7 +22,7 @@ from typing import Any
 from hopsgpu import frameworks
 from hopsgpu.agent.addresses import held_ports, interface_addresses, reach
 from hopsgpu.core.gang import GangExecutor, World, assign_ranks
-from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
+from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_needed
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.rank.exit import run_and_exit
@@ -87,7 +87,7 @@ def processes(
     with contextlib.ExitStack() as stack:
         keys = {place.container.key for place in world.processes}
         ports = {
-            key: stack.enter_context(held_ports(ports_wanted(world, key), outer_address())).ports
+            key: stack.enter_context(held_ports(ports_needed(world, key), outer_address())).ports
             for key in keys
         }
         endpoints = endpoints_of(world, ports, store_port)

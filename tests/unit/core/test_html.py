@@ -17,7 +17,7 @@ def test_every_way_into_html_escapes() -> None:
         html.table([NASTY], [[NASTY]]),
         html.facts({NASTY: NASTY}),
         html.collapsible(NASTY, NASTY),
-        html.preformatted(f"{NASTY}\n{NASTY}"),
+        html.pre(f"{NASTY}\n{NASTY}"),
         html.image("data:,x", 1, 2, NASTY),
     )
     for page in pages:
@@ -29,9 +29,9 @@ def test_what_is_html_already_stays() -> None:
 
 
 def test_lines_lose_what_steers_terminals_and_what_is_too_much() -> None:
-    assert html.plain("\x1b[1;32mgreen\x1b[0m\x1b]0;title\x07 \x1b7\tend") == "green   end"
-    assert html.plain("a\x00b\x9b") == "a?b?"
-    assert html.plain("über ✓") == "über ✓"
-    assert html.plain("x" * 10_000_000) == "x" * 299 + "…"
+    assert html.plain_line("\x1b[1;32mgreen\x1b[0m\x1b]0;title\x07 \x1b7\tend") == "green   end"
+    assert html.plain_line("a\x00b\x9b") == "a?b?"
+    assert html.plain_line("über ✓") == "über ✓"
+    assert html.plain_line("x" * 10_000_000) == "x" * 299 + "…"
     assert len(html.escape("<" * 10_000_000)) < 2_000
-    assert len(html.preformatted("<\n" * 1_000)) > 4_000
+    assert len(html.pre("<\n" * 1_000)) > 4_000

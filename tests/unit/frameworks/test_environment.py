@@ -15,11 +15,11 @@ from hopsgpu.core.spec import RESERVED_VARIABLES
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import accelerate, lightning
 from hopsgpu.frameworks.cuda import visible_gpus
-from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_wanted
+from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_needed
 from hopsgpu.frameworks.proxies import direct_environment, direct_hosts
 from hopsgpu.frameworks.torch import Restarts
 
-RESTARTS = Restarts("run-1", attempt=1, most=3)
+RESTARTS = Restarts("run-1", attempt=1, max_restarts=3)
 
 
 def container(key: int, gpus: tuple[str, ...] = (), interface: str = "") -> GangExecutor:
@@ -37,7 +37,7 @@ def gang(ranks: int = 1, servers: int = 0, gpus: int = 0, interface: str = "") -
 
 def held(world: World) -> dict[int, list[int]]:
     keys = {place.container.key for place in world.processes}
-    return {key: [1000 * key + n for n in range(ports_wanted(world, key))] for key in keys}
+    return {key: [1000 * key + n for n in range(ports_needed(world, key))] for key in keys}
 
 
 def variables(

@@ -25,14 +25,14 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.tracking import mlflow as tracking_module
 from hopsgpu.tracking.mlflow import Tracking, log, tracking_to
 from hopsgpu.tracking.mlflow_logger import (
-    Value,
+    MetricValue,
     batches,
     fit_name,
     log_run,
     params_of,
     seconds_of,
     tags_of,
-    thinned,
+    thin_out,
     values_of,
 )
 from tests.unit.records import put_run
@@ -114,9 +114,9 @@ def test_a_later_attempt_goes_on_from_the_step_of_its_checkpoint() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 99, 100, 101, 150, 12_345])
 def test_long_metrics_are_thinned_to_their_last_and_short_ones_are_whole(count: int) -> None:
-    many = [Value("many", float(step), step, step) for step in range(count)]
-    few = [Value("few", 1.0, 0, 0)]
-    kept = thinned([*many, *few], most=200)
+    many = [MetricValue("many", float(step), step, step) for step in range(count)]
+    few = [MetricValue("few", 1.0, 0, 0)]
+    kept = thin_out([*many, *few], limit=200)
     steps = [value.step for value in kept if value.name == "many"]
     assert len(steps) <= 100 and len(steps) > min(count, 100) // 2
     assert steps[0] == 0 and steps[-1] == count - 1 and steps == sorted(set(steps))
