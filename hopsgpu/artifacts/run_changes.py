@@ -112,17 +112,17 @@ class RunChanges(Generic[T]):
         """
         now = self._clock()
         try:
-            found, is_all = self._directories(now)
+            entries, is_all = self._directories(now)
         except StoreError as error:
             if error.kind != ABSENT:  # before the first run
                 raise
-            found, is_all = (), True
-        changed = [entry for entry in found if self._is_due(entry, now)]
-        removed = self._forget({entry.name for entry in found}) if is_all else ()
+            entries, is_all = (), True
+        changed = [entry for entry in entries if self._is_due(entry, now)]
+        removed = self._forget({entry.name for entry in entries}) if is_all else ()
         read, problem = self._read(changed, now)
         if changed or removed:
             log.debug("%s: %d records read, %d gone", self._store.url, len(read), len(removed))
-        unreadable = sum(not known.is_read for known in self._known.values())
+        unreadable = sum(not directory.is_read for directory in self._known.values())
         return Changes(read, removed, unreadable, problem)
 
     def _directories(self, now: float) -> tuple[Sequence[FileStatus], bool]:
@@ -132,18 +132,20 @@ class RunChanges(Generic[T]):
             # None came or went. A time that was new at the look before does not say so yet: some
             # file systems' clocks advance in steps of milliseconds.
             single = [
-                name for name, one in self._known.items() if not one.is_over or now >= one.again_at
+                name
+                for name, directory in self._known.items()
+                if not directory.is_over or now >= directory.again_at
             ]
             if len(single) <= max(len(self._known) // _SINGLE_SHARE, _LEAST_SINGLE):
                 return self._statuses(single), False
-        found = self._store.directories()
+        entries = self._store.directories()
         self._listed_at, self._times = now, (self._times[1], newest)
-        return found, True
+        return entries, True
 
     def _statuses(self, names: Collection[str]) -> list[FileStatus]:
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            found = list(pool.map(self._status, names))
-        return [status for status in found if status is not None]
+            statuses = list(pool.map(self._status, names))
+        return [status for status in statuses if status is not None]
 
     def _status(self, name: str) -> FileStatus | None:
         try:
@@ -161,11 +163,11 @@ class RunChanges(Generic[T]):
             return True
         return not entry.modified and known.is_read and not known.is_over
 
-    def _forget(self, there: Collection[str]) -> tuple[str, ...]:
-        gone = tuple(name for name in self._known if name not in there)
-        for name in gone:
+    def _forget(self, existing: Collection[str]) -> tuple[str, ...]:
+        removed = tuple(name for name in self._known if name not in existing)
+        for name in removed:
             del self._known[name]
-        return gone
+        return removed
 
     def _read(self, entries: Sequence[FileStatus], now: float) -> tuple[dict[str, T], str]:
         """Return what the digest gave, by id, and why the lake did not answer; note what is known.
@@ -180,12 +182,12 @@ class RunChanges(Generic[T]):
                         pool.shutdown(wait=False, cancel_futures=True)
                         return read, str(answer)
                     log.info("%s: read again in %g s", answer, AGAIN_SECONDS)
-                    known = _Known(entry.modified, now + AGAIN_SECONDS, False, False)
+                    directory = _Known(entry.modified, now + AGAIN_SECONDS, False, False)
                 else:
                     read[entry.name], is_over = answer
                     again_at = float("inf") if is_over else now + AGAIN_SECONDS
-                    known = _Known(entry.modified, again_at, is_over, True)
-                self._known[entry.name] = known
+                    directory = _Known(entry.modified, again_at, is_over, True)
+                self._known[entry.name] = directory
         return read, ""
 
     def _digested(self, entry: FileStatus) -> tuple[T, bool] | StoreError:

@@ -167,10 +167,10 @@ class UsageFiles:
         Raises:
             StoreError: the lake refused, the file was removed, or it has something else.
         """
-        for one in self._read(name):
-            if isinstance(one, StoreError):
-                raise one
-            return one
+        for run in self._read(name):
+            if isinstance(run, StoreError):
+                raise run
+            return run
         raise StoreError(f"{(self._directory / name).url} is empty", "damaged")
 
     def take_held(self, before: float) -> tuple[Sequence[RunUse], Sequence[LakePath]]:
@@ -192,9 +192,9 @@ class UsageFiles:
             if entry.name.startswith((_HELD, _TAKEN)) and entry.modified < before * 1000:
                 name = self._take(entry.name) if entry.name.startswith(_HELD) else entry.name
                 read = [] if name is None else list(self._read(name))
-                found = [one for one in read if isinstance(one, RunUse)]
-                if found and len(found) == len(read):
-                    gangs += found
+                runs = [run for run in read if isinstance(run, RunUse)]
+                if runs and len(runs) == len(read):
+                    gangs += runs
                     files.append(self._directory / str(name))
         return gangs, files
 
@@ -209,14 +209,14 @@ class UsageFiles:
         """
         if self._directory.is_object_store:
             return name
-        taken = f"{_TAKEN}{secrets.token_hex(4)}-{name}"
+        new_name = f"{_TAKEN}{secrets.token_hex(4)}-{name}"
         try:
-            (self._directory / name).rename(self._directory / taken)
+            (self._directory / name).rename(self._directory / new_name)
         except StoreError as error:
             if error.kind in (ABSENT, PERMISSION):
                 return None
             raise
-        return taken
+        return new_name
 
     def read(self, since: float | None) -> Iterator[RunUse | StoreError]:
         """Yield the kept runs, and an error for each file of which a part cannot be read.
@@ -238,11 +238,11 @@ class UsageFiles:
                 if entry.name in seen or entry.modified < least:
                     continue
                 seen.add(entry.name)
-                for one in self._read(entry.name):
-                    if tries_left and isinstance(one, StoreError) and one.kind == ABSENT:
+                for run in self._read(entry.name):
+                    if tries_left and isinstance(run, StoreError) and run.kind == ABSENT:
                         moved = True
                     else:
-                        yield one
+                        yield run
             if not moved:
                 return
 
@@ -340,14 +340,14 @@ def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> Run
         named = [(RunStore(root), run_id) for root, ids in readable for run_id in ids]
         read = list(pool.map(lambda run: _use_in(run[0], run[1], now), named))
         kept = pool.map(lambda pair: list(UsageFiles(pair[0]).read(least)), readable)
-        removed = [one for some in kept for one in some]
-    runs = [one for one in (*read, *removed) if isinstance(one, RunUse)]
+        removed = [run for some in kept for run in some]
+    runs = [run for run in (*read, *removed) if isinstance(run, RunUse)]
     # A removal that was killed may leave a directory without a record, of a run that is kept.
-    known = {run.run_id for run in runs}
-    for (_, run_id), one in zip(named, read, strict=True):
-        if isinstance(one, StoreError) and run_id not in known:
-            problems.append(f"{run_id}: {one}")
-    problems += [str(one) for one in removed if isinstance(one, StoreError)]
+    known_ids = {run.run_id for run in runs}
+    for (_, run_id), run in zip(named, read, strict=True):
+        if isinstance(run, StoreError) and run_id not in known_ids:
+            problems.append(f"{run_id}: {run}")
+    problems += [str(run) for run in removed if isinstance(run, StoreError)]
     return RunUses(tuple(runs), tuple(dict.fromkeys(problems)))
 
 

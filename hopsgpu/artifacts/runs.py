@@ -136,8 +136,10 @@ class RunStore:
         # A record replaces the one before by a rename, which changes the directory. An object
         # store's directories have no time: any of them may have changed.
         least = 0.0 if changed_since is None else changed_since * 1000
-        found = [e for e in self.directories() if e.modified >= least or not e.modified]
-        return tuple(e.name for e in sorted(found, key=lambda e: (began(e), e.name), reverse=True))
+        entries = [e for e in self.directories() if e.modified >= least or not e.modified]
+        return tuple(
+            e.name for e in sorted(entries, key=lambda e: (began(e), e.name), reverse=True)
+        )
 
     def find(self, reference: str) -> str:
         """Return the id of a run.
@@ -155,16 +157,16 @@ class RunStore:
                 raise ConfigError(f"there are no runs in {self.url}")
             return newest
         name = run_name(reference)
-        found = [run_id for run_id in self.ids() if run_id.startswith(name)]
-        if name in found or len(found) == 1:
-            return name if name in found else found[0]
-        if not found:
+        matches = [run_id for run_id in self.ids() if run_id.startswith(name)]
+        if name in matches or len(matches) == 1:
+            return name if name in matches else matches[0]
+        if not matches:
             raise ConfigError(
                 f"there is no run {reference!r} in {self.url} (`hopsgpu runs` lists them)"
             )
-        shown = ", ".join(found[:3]) + (", …" if len(found) > 3 else "")
+        shown = ", ".join(matches[:3]) + (", …" if len(matches) > 3 else "")
         raise ConfigError(
-            f"{len(found)} runs begin with {reference!r}: {shown}; give more characters of the id"
+            f"{len(matches)} runs begin with {reference!r}: {shown}; give more characters of the id"
         )
 
     def record(self, run_id: str) -> RunRecord:

@@ -12,8 +12,12 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, each with its first sentence, in as many lines as it takes."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, summary(one)) for name, one in found if one is not None and not one.hidden]
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, summary(command))
+            for name, command in commands
+            if command is not None and not command.hidden
+        ]
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)

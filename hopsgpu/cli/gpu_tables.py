@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hopsgpu.cli.tables import Cell, Layout, Row, aligned, headers
+from hopsgpu.cli.tables import Cell, Row, TableLayout, align, headers
 from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 _GOOD, _BAD, _CARE, _FAINT = "green", "red", "yellow", "dim"
-_LAYOUT = Layout(
+_LAYOUT = TableLayout(
     right=("FREE", "USED", "TOTAL", "GPUS", "FOR", "GUARANTEED", "MAXIMUM", "PENDING", "MEMORY"),
     least={
         **{"NODE": 12, "STATE": 7, "TYPE": 10, "LABEL": 5, "USER": 5, "QUEUE": 12, "NODES": 10},
         **{"NAME": 6, "COULD GET": 10},
     },
-    spared=(
+    dropped_first=(
         *("DRIVER", "NODES", "MEMORY", "NAME", "TYPE", "PENDING", "GUARANTEED", "MAXIMUM"),
         "LABEL",
     ),
@@ -47,7 +47,7 @@ def tables(cluster: ClusterGpus, encoding: str, width: int | None = None) -> Tex
     from rich.text import Text
 
     parts = [[[cell] for cell in _summary(cluster)]]
-    shown = cluster if width is None else _shortened(cluster)
+    shown = cluster if width is None else _shorten(cluster)
     if shown.nodes:
         parts.append(_nodes(shown.nodes))
     if shown.users:
@@ -65,11 +65,11 @@ def tables(cluster: ClusterGpus, encoding: str, width: int | None = None) -> Tex
             ]
         )
     parts.append([[cell] for cell in _remarks(cluster)])
-    blocks = [Text("\n").join(aligned(part, _LAYOUT, encoding, width)) for part in parts if part]
+    blocks = [Text("\n").join(align(part, _LAYOUT, encoding, width)) for part in parts if part]
     return Text("\n\n").join(blocks)
 
 
-def _shortened(cluster: ClusterGpus) -> ClusterGpus:
+def _shorten(cluster: ClusterGpus) -> ClusterGpus:
     """Return the same without the common parts of hosts, products and applications."""
     firsts = Counter(node.host.partition(".")[0] for node in cluster.nodes)
 
@@ -117,7 +117,7 @@ def _summary(cluster: ClusterGpus) -> Iterator[Cell]:
         default=None,
     )
     if best is not None:
-        where = f" in queue {best.path}{_labelled(best)}" if best.obtainable else ""
+        where = f" in queue {best.path}{_with_labels(best)}" if best.obtainable else ""
         yield f"{cluster.user} could get {best.obtainable} now{where}", "bold"
 
 
@@ -131,7 +131,7 @@ def _nodes(nodes: Sequence[GpuNode]) -> list[Row]:
             (str(node.free), _GOOD if node.free else _FAINT),
             (str(node.used), ""),
             (str(node.total), ""),
-            (",".join(_memory(each.memory_mib) for each in node.types) or "-", ""),
+            (",".join(_memory(gpu_type.memory_mib) for gpu_type in node.types) or "-", ""),
             (node.driver or "-", ""),
             *([(node.label or "-", "")] if labels else []),
             (_names(node), ""),
@@ -144,7 +144,7 @@ def _nodes(nodes: Sequence[GpuNode]) -> list[Row]:
 def _names(node: GpuNode) -> str:
     if len(node.types) == 1:
         return node.types[0].name or "-"
-    return ", ".join(f"{each.count} × {each.name or '-'}" for each in node.types) or "-"
+    return ", ".join(f"{gpu_type.count} × {gpu_type.name or '-'}" for gpu_type in node.types) or "-"
 
 
 def _memory(mib: int | None) -> str:
@@ -203,7 +203,7 @@ def _queues(queues: Sequence[GpuQueue]) -> list[Row]:
     return [headers(*columns, "GUARANTEED", "MAXIMUM", "USED", "PENDING", "COULD GET"), *rows]
 
 
-def _labelled(queue: GpuQueue) -> str:
+def _with_labels(queue: GpuQueue) -> str:
     return f" (label {queue.label})" if queue.label else ""
 
 

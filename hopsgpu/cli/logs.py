@@ -124,7 +124,7 @@ class _LogPrinter:
             ConfigError: there are no logs.
         """
         self._read_record()
-        sizes = self._wanted(log_sizes(self._directory))
+        sizes = self._select(log_sizes(self._directory))
         if not sizes:
             raise self._none()
         for log, size in sizes.items():
@@ -170,7 +170,7 @@ class _LogPrinter:
         came_at, is_known = time.monotonic(), True
         while True:
             record = self._read_record()
-            sizes = self._wanted(log_sizes(self._directory))
+            sizes = self._select(log_sizes(self._directory))
             if self._attempt is not None or sizes:
                 before = self._shown_bytes()
                 self._show(sizes)
@@ -195,15 +195,15 @@ class _LogPrinter:
             if record is not None and not record.is_running(now):
                 ended_at = ended_at or time.monotonic()
                 late = time.monotonic() - ended_at > _REST_SECONDS
-                whole = self._is_whole(record)
-                if whole or late or not record.has_ended:
+                is_complete = self._is_whole(record)
+                if is_complete or late or not record.has_ended:
                     self._end()
                     # Before its end the run may still start the requested rank or attempt.
-                    known = self._logs_in_record(record)
-                    if known and not self._readers and not self._wanted(known):
+                    recorded_logs = self._logs_in_record(record)
+                    if recorded_logs and not self._readers and not self._select(recorded_logs):
                         raise self._none()
                     missing = "" if self._has_shown() else f"; {self._nothing()}"
-                    missing = missing if whole else "; the end of its logs is missing"
+                    missing = missing if is_complete else "; the end of its logs is missing"
                     click.echo(
                         f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True
                     )
@@ -227,14 +227,14 @@ class _LogPrinter:
 
     def _locate(self, search: SearchRecord, trial: int) -> None:
         """Note on which node a trial ran."""
-        for one in search.trials:
+        for report in search.trials:
             # The record does not say which rank ran on which of several nodes.
-            if one.number == trial and one.host and "," not in one.host:
+            if report.number == trial and report.host and "," not in report.host:
                 ranks = range(min(search.workers_per_trial, _MOST_RANKS))
-                self._hosts = dict.fromkeys(ranks, one.host)
-                self._located = one.tries - 1
+                self._hosts = dict.fromkeys(ranks, report.host)
+                self._located = report.tries - 1
 
-    def _wanted(self, sizes: Mapping[RankLog, int]) -> dict[RankLog, int]:
+    def _select(self, sizes: Mapping[RankLog, int]) -> dict[RankLog, int]:
         """Return the logs to show: of the last attempt unless another one is requested.
 
         Once some of an attempt was shown, the following attempts are shown too.
@@ -251,7 +251,7 @@ class _LogPrinter:
     def _show(self, sizes: Mapping[RankLog, int]) -> None:
         for log, size in sizes.items():
             if log not in self._readers:
-                if self._readers and log.attempt > max(each.attempt for each in self._readers):
+                if self._readers and log.attempt > max(reader.attempt for reader in self._readers):
                     click.echo(f"hopsgpu: attempt {log.attempt}", err=True)
                 self._readers[log] = LogReader(self._directory, log)
                 self._outs[log] = self._out(log)
@@ -279,8 +279,8 @@ class _LogPrinter:
 
     def _host(self, log: RankLog) -> str | None:
         """Return where a log was written, or None."""
-        known = self._located is None or self._located == log.attempt
-        return self._hosts.get(log.rank) if known else None
+        is_known = self._located is None or self._located == log.attempt
+        return self._hosts.get(log.rank) if is_known else None
 
     def _shown_bytes(self) -> int:
         return sum(reader.offset for reader in self._readers.values())
@@ -297,7 +297,7 @@ class _LogPrinter:
         """Return whether all logs of the record were shown."""
         return all(
             log in self._readers and self._readers[log].offset >= size
-            for log, size in self._wanted(self._logs_in_record(record)).items()
+            for log, size in self._select(self._logs_in_record(record)).items()
         )
 
     @staticmethod

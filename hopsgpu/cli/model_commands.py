@@ -14,7 +14,7 @@ import click
 from hopsgpu.artifacts.model_listing import model_entry, tags_at, tags_of, version_entry
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
-from hopsgpu.cli.tables import Fact, Layout, Row, headers, show
+from hopsgpu.cli.tables import Fact, Row, TableLayout, headers, show
 from hopsgpu.core.formats import local_time_of, size
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.export import SERVERS, next_steps
@@ -24,10 +24,10 @@ from hopsgpu.units import count_of
 if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelStore
 
-_LAYOUT = Layout(
+_LAYOUT = TableLayout(
     right=("VERSION", "VERSIONS", "LATEST", "FILES", "SIZE", "FROM", "TO"),
     least={"MODEL": 8, "RUN": 16, "METRICS": 12, "TAGS": 6, "FILE": 16, "DIGEST": 8},
-    spared=("DIGEST", "METRICS", "RUN", "FILES", "SIZE"),
+    dropped_first=("DIGEST", "METRICS", "RUN", "FILES", "SIZE"),
     cut_in_front=("RUN", "FILE"),
 )
 _READERS = 8
@@ -47,16 +47,16 @@ def models(context: click.Context, as_json: bool) -> None:
         return
     store = _store()
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda name: model_entry(store, name), store.list()))
+        entries = list(pool.map(lambda name: model_entry(store, name), store.list()))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
-    elif found:
+        click.echo(json.dumps(entries, indent=2))
+    elif entries:
         rows: list[Row] = [headers("MODEL", "LATEST", "VERSIONS", "TAGS")]
-        for model in found:
+        for model in entries:
             last = max(model["versions"], default=None)
             counts = [(str(last or "-"), ""), (str(len(model["versions"])), "")]
             rows.append([(model["name"], ""), *counts, (_tags(model["tags"]), "")])
-        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
+        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in entries if "problem" in m]
         show(rows, _LAYOUT)
     else:
         click.echo(f"no models in {_url()}{unset_hint()}")
@@ -110,19 +110,19 @@ def versions(name: str, as_json: bool) -> None:
 def show_version(name: str, version: str, as_json: bool) -> None:
     """Show one version: its origin, its metrics and its files."""
     store = _store()
-    found = store.get(name, version)
-    manifest = found.manifest
+    model = store.get(name, version)
+    manifest = model.manifest
     tags, problem = tags_of(store, name)
-    tagged = tags_at(tags, found.version)
+    tagged = tags_at(tags, model.version)
     if as_json:
         # Where tags lead now: a manifest has those that it was published with.
-        click.echo(json.dumps({**manifest, "tags": tagged, "url": found.url}, indent=2))
+        click.echo(json.dumps({**manifest, "tags": tagged, "url": model.url}, indent=2))
         if problem:
             click.echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row | Fact] = []
-    shown = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
-    shown["model"] = ", ".join(map(str, found.formats)) or None
+    shown = {**manifest, "url": model.url, "tags": ", ".join(tagged) or None}
+    shown["model"] = ", ".join(map(str, model.formats)) or None
     shown["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
     shown["time"] = local_time_of(str(manifest.get("time")))
     for key, value in shown.items():
@@ -147,12 +147,12 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
         raise click.UsageError("expected NAME [VERSION] DIR")
     version = words[0] if len(words) == 2 else _LATEST
     store = _store()
-    found = store.get(name, version)
+    model = store.get(name, version)
     if len(words) == 1:
         _check_directory(store, name, words[0])
-    target = found.download(Path(words[-1]))
-    outcome = {"name": found.name, "version": found.version, "directory": str(target)}
-    _done(outcome, f"{found.name} {found.version} is in {target}", as_json)
+    target = model.download(Path(words[-1]))
+    outcome = {"name": model.name, "version": model.version, "directory": str(target)}
+    _print_done(outcome, f"{model.name} {model.version} is in {target}", as_json)
 
 
 @models.command("export")
@@ -184,13 +184,13 @@ def export_version(
     **options: Any,
 ) -> None:
     """Write what a server needs to serve a version."""
-    found = _store().get(name, version)
-    target = found.export(to, out=out, trust=trust or list(types), python=python or None, **options)
+    model = _store().get(name, version)
+    target = model.export(to, out=out, trust=trust or list(types), python=python or None, **options)
     steps = next_steps(to, target)
-    outcome = {"name": found.name, "version": found.version, "directory": str(target)}
-    said = [f"{found.name} {found.version} for {to} is in {target}; next:"]
-    text = "\n".join([*said, *(f"  {step}" for step in steps)])
-    _done({**outcome, "server": to, "next": steps}, text, as_json)
+    outcome = {"name": model.name, "version": model.version, "directory": str(target)}
+    lines = [f"{model.name} {model.version} for {to} is in {target}; next:"]
+    text = "\n".join([*lines, *(f"  {step}" for step in steps)])
+    _print_done({**outcome, "server": to, "next": steps}, text, as_json)
 
 
 @models.command()
@@ -205,7 +205,7 @@ def tag(name: str, version: str, tag: str, as_json: bool) -> None:
     store.tag(name, version, tag)
     number = store.get(name, tag).version
     outcome = {"name": name, "tag": tag, "version": number}
-    _done(outcome, f"{tag} is version {number} of {name}", as_json)
+    _print_done(outcome, f"{tag} is version {number} of {name}", as_json)
 
 
 @models.command()
@@ -216,7 +216,7 @@ def tag(name: str, version: str, tag: str, as_json: bool) -> None:
 def untag(name: str, tag: str, as_json: bool) -> None:
     """Remove a tag and keep the version."""
     _store().untag(name, tag)
-    _done({"name": name, "removed": tag}, f"{tag} is removed from {name}", as_json)
+    _print_done({"name": name, "removed": tag}, f"{tag} is removed from {name}", as_json)
 
 
 @models.command()
@@ -231,7 +231,7 @@ def rollback(name: str, tag: str, as_json: bool) -> None:
     """
     number = _store().rollback(name, tag).version
     outcome = {"name": name, "tag": tag, "version": number}
-    _done(outcome, f"{tag} is version {number} of {name} again", as_json)
+    _print_done(outcome, f"{tag} is version {number} of {name} again", as_json)
 
 
 @models.command()
@@ -281,7 +281,7 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
         )
     store.delete(name, number)
     outcome = {"name": name, "removed": number}
-    _done(outcome, f"version {number} of {name} is removed", as_json)
+    _print_done(outcome, f"version {number} of {name} is removed", as_json)
 
 
 @models.command()
@@ -291,19 +291,19 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
 @click.argument("version", default=_LATEST)
 def verify(name: str, version: str, as_json: bool) -> None:
     """Read a version's files and verify them; exit with 1 if one is damaged or missing."""
-    found = _store().get(name, version)
-    found.verify()
-    files = found.manifest["files"]
+    model = _store().get(name, version)
+    model.verify()
+    files = model.manifest["files"]
     total = sum(facts["bytes"] for facts in files.values())
     if as_json:
-        outcome = {"name": found.name, "version": found.version, "url": found.url}
+        outcome = {"name": model.name, "version": model.version, "url": model.url}
         click.echo(json.dumps({**outcome, "files": len(files), "bytes": total}, indent=2))
         return
-    whole = f"{count_of(len(files), 'file')}, {size(total)}"
-    click.echo(f"{found.name} {found.version} is intact: {whole}")
+    total_text = f"{count_of(len(files), 'file')}, {size(total)}"
+    click.echo(f"{model.name} {model.version} is intact: {total_text}")
 
 
-def _done(outcome: dict[str, Any], text: str, as_json: bool) -> None:
+def _print_done(outcome: dict[str, Any], text: str, as_json: bool) -> None:
     click.echo(json.dumps(outcome, indent=2) if as_json else text)
 
 

@@ -43,14 +43,14 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     store, now = _store(), time.time()
-    found = store.read(store.ids()[:limit])
+    stored = store.read(store.ids()[:limit])
     if as_json:
-        click.echo(json.dumps([_listed(run, now) for run in found], indent=2))
-    elif found:
+        click.echo(json.dumps([_json_entry(run, now) for run in stored], indent=2))
+    elif stored:
         from hopsgpu.cli.run_tables import LAYOUT, run_rows
         from hopsgpu.display.run_view import summary_of
 
-        show(list(run_rows([summary_of(run, now) for run in found])), LAYOUT)
+        show(list(run_rows([summary_of(run, now) for run in stored])), LAYOUT)
     else:
         click.echo(f"no runs in {store.url}{unset_hint()}")
 
@@ -131,12 +131,12 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
         raise ConfigError("say which runs to remove: --older-than 30d, --keep 100, or both")
     store, now = _store(), time.time()
     seconds = parse_duration(older_than, "--older-than")
-    found = store.read(store.ids())
-    going = prunable(found, seconds, keep or 0, now)
+    stored = store.read(store.ids())
+    going = prunable(stored, seconds, keep or 0, now)
     if not dry_run:
         # First: a run whose GPU time is not kept stays.
-        _keep_usage(found, going, seconds, now)
-    gone, problems = [], []
+        _keep_usage(stored, going, seconds, now)
+    removed, problems = [], []
     for run_id in going:
         try:
             if not dry_run:
@@ -144,13 +144,13 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
         except StoreError as error:
             problems.append(str(error))
         else:
-            gone.append(run_id)
+            removed.append(run_id)
             if not as_json:
                 click.echo(run_id)
     if as_json:
-        click.echo(json.dumps(gone, indent=2))
-    done = "would be removed" if dry_run else "removed"
-    click.echo(f"{count_of(len(gone), 'run')} {done}", err=True)
+        click.echo(json.dumps(removed, indent=2))
+    outcome = "would be removed" if dry_run else "removed"
+    click.echo(f"{count_of(len(removed), 'run')} {outcome}", err=True)
     if problems:
         raise StoreError("\n".join(problems))
 
@@ -162,14 +162,14 @@ def _store() -> RunStore:
 
 
 def _keep_usage(
-    found: Sequence[StoredRun], going: Sequence[str], older_than: float | None, now: float
+    stored: Sequence[StoredRun], removable: Sequence[str], older_than: float | None, now: float
 ) -> None:
     """Keep the GPU time of the runs that are to be removed."""
     from hopsgpu.artifacts.run_uses import keep_before_removal
     from hopsgpu.storage.lake import LakePath
 
-    leaving = set(going)
-    records = [run.record for run in found if run.record is not None and run.run_id in leaving]
+    leaving = set(removable)
+    records = [run.record for run in stored if run.record is not None and run.run_id in leaving]
     keep_before_removal(LakePath(lake_root()), records, older_than, now)
 
 
@@ -181,7 +181,7 @@ def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
         yield store.record(run_id)
 
 
-def _listed(run: StoredRun, now: float) -> dict[str, Any]:
+def _json_entry(run: StoredRun, now: float) -> dict[str, Any]:
     """Return the entry of a run in a JSON list."""
     if run.record is None:
         return {"run_id": run.run_id, "state": run.state_at(now), "problem": run.problem}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hopsgpu.cli.tables import Fact, Layout, Row, headers
+from hopsgpu.cli.tables import Fact, Row, TableLayout, headers
 from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.core.run_record import OTHER_SCHEMA
 from hopsgpu.core.trials import FAILED
@@ -25,7 +25,7 @@ from hopsgpu.units import count_of
 
 _STYLES = {GOOD: "green", BAD: "red", WARNING: "yellow", STRONG: "bold", PLAIN: ""}
 _MOST_TRIALS = 50
-LAYOUT = Layout(
+LAYOUT = TableLayout(
     right=(
         *("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "GPU-USE", "HOST-MEMORY"),
         *("TRIAL", "TRIES"),
@@ -34,7 +34,7 @@ LAYOUT = Layout(
         **{"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10, "PARAMETERS": 20},
         **{"LAST REPORT": 16},
     },
-    spared=("MODEL", "NAME", "RANKS", "TRIES", "TOOK", "PID", "ROLE"),
+    dropped_first=("MODEL", "NAME", "RANKS", "TRIES", "TOOK", "PID", "ROLE"),
     cut_in_front=("RUN", "MODEL"),
 )
 
@@ -52,14 +52,14 @@ def run_rows(runs: Sequence[RunSummary]) -> Iterator[Row | Fact]:
             *(str(run.gpus), run.model or "-"),
         )
         yield [*first, *((cell, "") for cell in cells)]
-    others = [run for run in runs if run.problem_kind == OTHER_SCHEMA]
+    foreign = [run for run in runs if run.problem_kind == OTHER_SCHEMA]
     for run in runs:
-        if run.problem and run not in others:
+        if run.problem and run not in foreign:
             yield [(f"{run.run_id}: {run.problem}", "red")]
     # Records of other versions have the same problem: one line is enough.
-    if others:
-        more = f" (the same for {count_of(len(others) - 1, 'more run')})" if others[1:] else ""
-        yield [(f"{others[0].run_id}: {others[0].problem}{more}", "red")]
+    if foreign:
+        more = f" (the same for {count_of(len(foreign) - 1, 'more run')})" if foreign[1:] else ""
+        yield [(f"{foreign[0].run_id}: {foreign[0].problem}{more}", "red")]
 
 
 def run_facts(view: RunView) -> Iterator[Row | Fact]:

@@ -115,11 +115,11 @@ def score(
     """
     from hopsgpu.core.cache_directory import cache_directory
 
-    own = {name: given.pop(name) for name in _OWN}
-    options = {name: value for name, value in own.items() if value is not None}
+    own_options = {name: given.pop(name) for name in _OWN}
+    options = {name: value for name, value in own_options.items() if value is not None}
     for name, listed in (("columns", columns), ("keep", keep)):
         if listed:
-            options[name] = [one for one in listed.split(",") if one]
+            options[name] = [column for column in listed.split(",") if column]
     if shapes:
         options["shapes"] = dict(map(_shape, shapes))
     submission = Submission(**given)

@@ -21,14 +21,14 @@ def exit_on_signals(*more: signal.Signals) -> Iterator[None]:
     Args:
         more: more signals to treat likewise.
     """
-    taken = [n for n in (*_SIGNALS, *more) if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [n for n in (*_SIGNALS, *more) if signal.getsignal(n) is not signal.SIG_IGN]
 
     def leave(number: int, _: FrameType | None) -> None:
-        for each in taken:
-            signal.signal(each, signal.SIG_IGN)
+        for handled in numbers:
+            signal.signal(handled, signal.SIG_IGN)
         sys.exit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in taken}
+    before = {number: signal.signal(number, leave) for number in numbers}
     try:
         yield
     finally:

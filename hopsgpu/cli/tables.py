@@ -35,19 +35,19 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """How the columns of a table behave, by their headers.
 
     Attributes:
         right: columns of numbers.
         least: smallest width of columns that may shrink; others do not.
-        spared: columns to drop, in this order, if the table is still too wide.
+        dropped_first: columns to drop, in this order, if the table is still too wide.
         cut_in_front: columns whose texts differ at their ends.
     """
 
     right: tuple[str, ...] = ()
     least: Mapping[str, int] = field(default_factory=dict)
-    spared: tuple[str, ...] = ()
+    dropped_first: tuple[str, ...] = ()
     cut_in_front: tuple[str, ...] = ()
 
 
@@ -56,7 +56,7 @@ def headers(*names: str) -> Row:
     return [(name, "bold") for name in names]
 
 
-def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
+def show(rows: Sequence[Row | Fact], layout: TableLayout) -> None:
     """Print a table: on a terminal each row is a line that fits, elsewhere it is complete."""
     from rich.console import Console
     from rich.text import Text
@@ -64,12 +64,12 @@ def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     # What a program reads is whole, in colours too where FORCE_COLOR has them written to it.
     width = console.width if console.file.isatty() else None
-    lines = aligned(rows, layout, console.encoding, width)
+    lines = align(rows, layout, console.encoding, width)
     console.print(Text("\n").join(lines), soft_wrap=width is None)
 
 
-def aligned(
-    rows: Sequence[Row | Fact], layout: Layout, encoding: str, width: int | None
+def align(
+    rows: Sequence[Row | Fact], layout: TableLayout, encoding: str, width: int | None
 ) -> list[Text]:
     """Return lines of a table; the first row has the headers, a row of one cell is a line of its
     own.
@@ -91,12 +91,12 @@ def aligned(
     columns = [text for text, _ in full[0]] if full else []
     widths = [max(cell_len(text) for text, _ in column) for column in zip(*full, strict=True)]
     if width is not None:
-        widths = _fitted(columns, widths, width, layout)
+        widths = _fit_widths(columns, widths, width, layout)
     mark = "…" if plain("…", encoding) == "…" else "~"
     lines = []
     for row in shown:
         if isinstance(row, Fact):
-            lines += _told(row, encoding, width)
+            lines += _fact_lines(row, encoding, width)
             continue
         if len(row) == 1:
             lines.append(Text(*row[0]))
@@ -105,7 +105,7 @@ def aligned(
         kept = [i for i, most in enumerate(widths) if most]
         for i in kept:
             text, style = row[i]
-            text = _cut(text, widths[i], mark, columns[i] in layout.cut_in_front)
+            text = _cut_text(text, widths[i], mark, columns[i] in layout.cut_in_front)
             pad = " " * (widths[i] - cell_len(text))
             right = columns[i] in layout.right
             line.append(pad if right else "")
@@ -118,7 +118,7 @@ def aligned(
     return lines
 
 
-def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
+def _fact_lines(fact: Fact, encoding: str, width: int | None) -> list[Text]:
     """Return the name and beside it the text, in as many lines as needed."""
     from rich.cells import cell_len
     from rich.text import Text
@@ -128,11 +128,11 @@ def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
     names = itertools.chain([plain(fact.name, encoding)], itertools.repeat(""))
     return [
         Text(f"{name:<{_NAME}} {part}", style=fact.style)
-        for name, part in zip(names, _broken(text, room), strict=False)
+        for name, part in zip(names, _break_text(text, room), strict=False)
     ]
 
 
-def _broken(text: str, room: int) -> Iterator[str]:
+def _break_text(text: str, room: int) -> Iterator[str]:
     """Yield a text in parts of at most so many cells, cut between words or behind a "/"."""
     from rich.cells import cell_len, set_cell_size
 
@@ -147,16 +147,18 @@ def _broken(text: str, room: int) -> Iterator[str]:
     yield text
 
 
-def _fitted(columns: Sequence[str], widths: Sequence[int], room: int, layout: Layout) -> list[int]:
+def _fit_widths(
+    columns: Sequence[str], widths: Sequence[int], room: int, layout: TableLayout
+) -> list[int]:
     """Return column widths that fit, 0 for a dropped column; the widest shrinks first."""
     fitted = dict(zip(columns, widths, strict=True))
-    spared = [name for name in layout.spared if name in fitted]
+    dropped_first = [name for name in layout.dropped_first if name in fitted]
     while sum(fitted.values()) + _GAP * (len(fitted) - 1) > room:
         wide = [name for name in fitted if fitted[name] > layout.least.get(name, fitted[name])]
         if wide:
             fitted[max(wide, key=lambda name: fitted[name])] -= 1
-        elif spared:
-            del fitted[spared.pop(0)]
+        elif dropped_first:
+            del fitted[dropped_first.pop(0)]
             # What it leaves is for the others.
             fitted = {name: w for name, w in zip(columns, widths, strict=True) if name in fitted}
         else:
@@ -164,12 +166,12 @@ def _fitted(columns: Sequence[str], widths: Sequence[int], room: int, layout: La
     return [fitted.get(name, 0) for name in columns]
 
 
-def _cut(text: str, width: int, mark: str, in_front: bool) -> str:
+def _cut_text(text: str, width: int, mark: str, should_cut_front: bool) -> str:
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= width:
         return text
-    if in_front:
+    if should_cut_front:
         return mark + set_cell_size(text[::-1], width - 1)[::-1]
     return set_cell_size(text, width - 1) + mark
 

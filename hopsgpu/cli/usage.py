@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hopsgpu.cli.lake_root import json_option, roots_option, unset_hint, use_keytab
-from hopsgpu.cli.tables import Layout, Row, headers, plain, show
+from hopsgpu.cli.tables import Row, TableLayout, headers, plain, show
 from hopsgpu.core.usage_report import DAY, GROUPINGS, NAMES, RUN, USER, numbers_of
 from hopsgpu.errors import ConfigError
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _EVERY_NAME = {name for names in NAMES.values() for name in names}
 _HOURS = ("HELD", "TRAINING", "PUBLISHING", "IDLE", "WAITED")
-_LAYOUT = Layout(
+_LAYOUT = TableLayout(
     right=(*_HOURS, "FAILED", "RUNS"),
     least={"RUN": 16, "USER": 6, "QUEUE": 8},
-    spared=("PUBLISHING", "QUEUE", "RUNS", "STATE", "WAITED", "TRAINING"),
+    dropped_first=("PUBLISHING", "QUEUE", "RUNS", "STATE", "WAITED", "TRAINING"),
     cut_in_front=("RUN", "QUEUE"),
 )
 # A microhour is 4 ms of a GPU.
@@ -67,16 +67,16 @@ def usage(
     if as_csv and as_json:
         raise ConfigError("--csv and --json: give one of them")
     use_keytab()
-    found = usage_of(cast("Grouping", by), since, until=until, root=roots or None)
+    usage_found = usage_of(cast("Grouping", by), since, until=until, root=roots or None)
     if as_json:
-        click.echo(json.dumps(_content(found), indent=2))
+        click.echo(json.dumps(_content(usage_found), indent=2))
     elif as_csv:
-        click.echo(_csv(found), nl=False)
-    elif found.rows:
-        show(list(_table(found)), _LAYOUT)
+        click.echo(_csv(usage_found), nl=False)
+    elif usage_found.rows:
+        show(list(_table(usage_found)), _LAYOUT)
     else:
-        click.echo(f"no runs from {found.period}{unset_hint()}")
-    _tell_problems(found.problems)
+        click.echo(f"no runs from {usage_found.period}{unset_hint()}")
+    _tell_problems(usage_found.problems)
 
 
 def _tell_problems(problems: tuple[str, ...]) -> None:
@@ -87,15 +87,15 @@ def _tell_problems(problems: tuple[str, ...]) -> None:
         click.echo(f"hopsgpu: not counted: {more} more; --json lists all of them", err=True)
 
 
-def _content(found: Usage) -> Mapping[str, Any]:
+def _content(usage: Usage) -> Mapping[str, Any]:
     return {
-        "by": found.by,
-        "since": found.since,
-        "until": found.until,
-        "rows": [_fields(row, found.by) for row in found.rows],
-        "total": _fields(found.total, None),
-        "notes": list(found.notes),
-        "problems": list(found.problems),
+        "by": usage.by,
+        "since": usage.since,
+        "until": usage.until,
+        "rows": [_fields(row, usage.by) for row in usage.rows],
+        "total": _fields(usage.total, None),
+        "notes": list(usage.notes),
+        "problems": list(usage.problems),
     }
 
 
@@ -109,13 +109,13 @@ def _fields(row: UsageRow, by: str | None) -> dict[str, Any]:
     }
 
 
-def _csv(found: Usage) -> str:
+def _csv(usage: Usage) -> str:
     """Return CSV with a header; a share that is unknown is empty."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(_fields(found.total, found.by)), lineterminator="\n")
+    writer = csv.DictWriter(text, list(_fields(usage.total, usage.by)), lineterminator="\n")
     writer.writeheader()
-    for row in found.rows:
-        fields = _fields(row, found.by).items()
+    for row in usage.rows:
+        fields = _fields(row, usage.by).items()
         writer.writerow({n: _cell(v) if isinstance(v, str) else v for n, v in fields})
     return text.getvalue()
 
@@ -129,19 +129,19 @@ def _cell(text: str) -> str:
     return f"'{shown}" if shown.startswith(_FORMULAS) else shown
 
 
-def _table(found: Usage) -> Iterator[Row]:
-    names = NAMES[found.by]
-    yield [(f"GPU hours by {found.by}, {found.period}", "")]
+def _table(usage: Usage) -> Iterator[Row]:
+    names = NAMES[usage.by]
+    yield [(f"GPU hours by {usage.by}, {usage.period}", "")]
     titles = ["DAY (UTC)" if name == DAY else name.upper() for name in names]
-    count = () if found.by == RUN else ("RUNS",)
+    count = () if usage.by == RUN else ("RUNS",)
     yield headers(*titles, *_HOURS, "FAILED", *count)
-    for row in found.rows:
+    for row in usage.rows:
         shown = [str(getattr(row, name) or "-") for name in names]
-        yield [(text, "") for text in (*shown, *_numbers(row, found.by))]
-    if len(found.rows) > 1:
+        yield [(text, "") for text in (*shown, *_numbers(row, usage.by))]
+    if len(usage.rows) > 1:
         shown = ["total", *[""] * (len(names) - 1)]
-        yield [(text, "bold") for text in (*shown, *_numbers(found.total, found.by))]
-    for note in found.notes:
+        yield [(text, "bold") for text in (*shown, *_numbers(usage.total, usage.by))]
+    for note in usage.notes:
         yield [(note, "dim")]
 
 

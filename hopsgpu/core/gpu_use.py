@@ -76,8 +76,8 @@ def _is_between(first: UsePoint, middle: UsePoint, last: UsePoint) -> bool:
     """Return whether a point is on the line from one to another."""
     if not first.time < middle.time < last.time:
         return False
-    there = _at(first, last, middle.time)
-    return all(abs(there[n] - getattr(middle, n)) <= _TOLERATED_SECONDS for n in _COUNTED)
+    expected = _at(first, last, middle.time)
+    return all(abs(expected[n] - getattr(middle, n)) <= _TOLERATED_SECONDS for n in _COUNTED)
 
 
 def _at(first: UsePoint, last: UsePoint, time: float) -> Mapping[str, float]:

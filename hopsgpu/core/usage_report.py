@@ -286,16 +286,16 @@ def summed_up(
         problems: why other records could not be read.
     """
     began = float("-inf") if since is None else since
-    each: dict[str, RunUse] = {}
+    run_by_id: dict[str, RunUse] = {}
     for run in runs:
-        if run.run_id not in each or run.ended > each[run.run_id].ended:
-            each[run.run_id] = run
-    within = [run for run in each.values() if run.is_within(began, until)]
+        if run.run_id not in run_by_id or run.ended > run_by_id[run.run_id].ended:
+            run_by_id[run.run_id] = run
+    within = [run for run in run_by_id.values() if run.is_within(began, until)]
     groups: dict[str, list[_RunShare]] = defaultdict(list)
-    whole = []
+    shares = []
     for run in within:
-        whole.append(_RunShare(run, use_between(run.points, began, until)))
-        for key, part in _parts(run, by, began, until, whole[-1]):
+        shares.append(_RunShare(run, use_between(run.points, began, until)))
+        for key, part in _parts(run, by, began, until, shares[-1]):
             groups[key].append(part)
     rows = [_row(parts, **_names(by, key, parts)) for key, parts in sorted(groups.items())]
     if by != DAY:
@@ -305,18 +305,18 @@ def summed_up(
         by=by,
         since=since,
         until=until,
-        total=_row(whole),
+        total=_row(shares),
         problems=tuple(dict.fromkeys(problems)),
         notes=tuple(_notes(within)),
     )
 
 
 def _parts(
-    run: RunUse, by: str, began: float, ended: float, whole: _RunShare
+    run: RunUse, by: str, began: float, ended: float, share: _RunShare
 ) -> Iterator[tuple[str, _RunShare]]:
     """Yield the part of a run that belongs to each row, with the row's key."""
     if by != DAY:
-        yield {USER: run.user, QUEUE: run.queue, RUN: run.run_id}[by], whole
+        yield {USER: run.user, QUEUE: run.queue, RUN: run.run_id}[by], share
         return
     first, last = max(run.began, began), min(run.ended, ended)
     for number in range(int(first // _DAY_SECONDS), int(last // _DAY_SECONDS) + 1):

@@ -31,8 +31,8 @@ def noted(waits: Sequence[Wait], why: str, now: float) -> tuple[Wait, ...]:
         why: what the run waits for now; "" if it does not wait.
         now: seconds since the epoch.
     """
-    told = why[:_LONGEST]
-    if not told or (waits and waits[-1].why == told):
+    reason = why[:_LONGEST]
+    if not reason or (waits and waits[-1].why == reason):
         return tuple(waits)
-    kept = (*waits, Wait(now, told))
+    kept = (*waits, Wait(now, reason))
     return kept if len(kept) <= _MOST else (kept[0], *kept[2:])

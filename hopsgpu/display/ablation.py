@@ -14,7 +14,7 @@ _WHOLE = "(whole)"
 
 def text(result: AblationOutcome) -> str:
     """Return a plain table: the whole first, then the components by decreasing worth."""
-    rows = [_headers(result), *(_cells(result, row) for row in _sorted(result))]
+    rows = [_headers(result), *(_cells(result, row) for row in _sort_rows(result))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
@@ -25,7 +25,7 @@ def text(result: AblationOutcome) -> str:
 
 def card(result: AblationOutcome) -> str:
     """Return the same table as HTML."""
-    rows = [_cells(result, row) for row in _sorted(result)]
+    rows = [_cells(result, row) for row in _sort_rows(result)]
     return html.box(
         html.title("AblationResult", result.run_id, f"· {result.direction}"),
         html.table(_headers(result), rows),
@@ -39,7 +39,7 @@ def contribution(result: AblationOutcome, row: AblationRow) -> float | None:
     return row.difference if result.direction == "minimize" else -row.difference
 
 
-def _sorted(result: AblationOutcome) -> list[AblationRow]:
+def _sort_rows(result: AblationOutcome) -> list[AblationRow]:
     def key(row: AblationRow) -> tuple[bool, float]:
         is_worth = contribution(result, row)
         return is_worth is None, -(is_worth or 0.0)

@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TextIO, TypeVar
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.display.nonblocking import NonblockingWriter
-from hopsgpu.display.screens import in_kernel, in_terminal
+from hopsgpu.display.screens import is_in_kernel, is_in_terminal
 from hopsgpu.errors import ConfigError
 
 
@@ -172,7 +172,7 @@ def display_of(
     Raises:
         ConfigError: anything else, or a callable that cannot be called with one argument.
     """
-    if progress == "rich" or (progress is None and (in_kernel() or in_terminal())):
+    if progress == "rich" or (progress is None and (is_in_kernel() or is_in_terminal())):
         return live()
     if progress in (None, "lines"):
         return lines()

@@ -13,7 +13,7 @@ from hopsgpu.core.html import Html
 from hopsgpu.display import phrases
 from hopsgpu.display.cards import world_bars, worlds
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
-from hopsgpu.display.picture import SHOWN_RANKS, Log, Picture, Row
+from hopsgpu.display.picture import SHOWN_RANKS, LogTail, Picture, Row
 from hopsgpu.display.status_view import StatusView, run_status_view
 
 # A fixed width, whatever the values are: plots that move four times a second are unreadable.
@@ -128,11 +128,11 @@ def _plots(picture: Picture) -> Html:
         drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
         image = html.image(drawn, 200, 36, f"{plot.name} {summary}")
         of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
-        cells.append(plotted(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), of_all))
+        cells.append(plot_html(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), of_all))
     return html.element("div", *cells)
 
 
-def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: str) -> Html:
+def plot_html(name: str, value: str, image: Html, scale: tuple[str, str], below: str) -> Html:
     """Return a small plot with its name and the last value above it.
 
     Args:
@@ -152,7 +152,7 @@ def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: s
 
 def _ranks(picture: Picture) -> Html:
     # Without reports, the table would have only empty cells.
-    if not phrases.table_is_useful(picture.rows):
+    if not phrases.has_rank_facts(picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
     has_steps = any(row.step is not None for row in picture.rows)
@@ -188,10 +188,10 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
     yield html.element("div", phrases.whole_log(picture.status.run_id), style="opacity:.7")
 
 
-def folded_log(log: Log, name: str, key: str) -> Html:
+def folded_log(log: LogTail, name: str, key: str) -> Html:
     """Return the last lines, folded; a key of letters, digits and "-" keeps them unfolded."""
-    left = log.total - len(log.lines)
-    last = f"; the last {len(log.lines)}" if left else ""
+    omitted = log.total - len(log.lines)
+    last = f"; the last {len(log.lines)}" if omitted else ""
     title = f"{name} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
     # An update replaces the element, so the page keeps whether it was open.
     note = f"(window.hopsgpuOpen=window.hopsgpuOpen||{{}})['{key}']=this.open"

@@ -56,9 +56,9 @@ def sparkline(
 def _between(means: Mapping[int, float]) -> Iterator[tuple[int, float]]:
     """Yield values by place in order, interpolated linearly in between."""
     places = sorted(means)
-    for one, next_ in itertools.pairwise(places):
-        rise = (means[next_] - means[one]) / (next_ - one)
-        yield from ((place, means[one] + rise * (place - one)) for place in range(one, next_))
+    for start, end in itertools.pairwise(places):
+        rise = (means[end] - means[start]) / (end - start)
+        yield from ((place, means[start] + rise * (place - start)) for place in range(start, end))
     yield places[-1], means[places[-1]]
 
 
@@ -129,23 +129,23 @@ def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height:
         width: pixels.
         height: pixels.
     """
-    left, low = 34.0, height - 18.0
+    margin, low = 34.0, height - 18.0
     most = max(value for _, value in held) or 1.0
     last = max(held[-1][0], used[-1][0]) or 1.0
 
     def area(points: Sequence[Point], look: str) -> str:
         at = [
-            f"{left + x / last * (width - left - 4):.1f},{low - y / most * (low - 12):.1f}"
+            f"{margin + x / last * (width - margin - 4):.1f},{low - y / most * (low - 12):.1f}"
             for x, y in ((0.0, points[0][1]), *points, (last, points[-1][1]))
         ]
-        return f'<polygon points="{left},{low} {" ".join(at)} {width - 4},{low}" {look}/>'
+        return f'<polygon points="{margin},{low} {" ".join(at)} {width - 4},{low}" {look}/>'
 
     shapes = [
         area(held, f'fill="{_FAINT}" fill-opacity="0.35"'),
         area(used, f'fill="{_COLOUR}" fill-opacity="0.8"'),
-        _text(left - 5, 16, f"{most:g}", "end"),
-        _text(left - 5, low, "0", "end"),
-        _text(left, height - 4, "0 s", "start"),
+        _text(margin - 5, 16, f"{most:g}", "end"),
+        _text(margin - 5, low, "0", "end"),
+        _text(margin, height - 4, "0 s", "start"),
         _text(width - 4, height - 4, f"{last:,.0f} s" if last >= 10 else f"{last:.1f} s", "end"),
     ]
     return _address("".join(shapes), width, height)
@@ -172,12 +172,12 @@ def worlds_image(
         _text(width - 4, height - 4, f"{last:,.0f} s" if last >= 10 else f"{last:.1f} s", "end"),
     ]
     for begin, end, ranks in worlds:
-        left, wide = 2 + begin * scale, max((end - begin) * scale - 1, 1.0)
+        x, wide = 2 + begin * scale, max((end - begin) * scale - 1, 1.0)
         tall = ranks / most * (low - 14)
-        place = f'x="{left:.1f}" y="{low - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
+        place = f'x="{x:.1f}" y="{low - tall:.1f}" width="{wide:.1f}" height="{tall:.1f}"'
         shapes.append(f'<rect {place} fill="{_COLOUR}" fill-opacity="0.8"/>')
         if wide >= 7 * len(str(ranks)):
-            shapes.append(_text(left + wide / 2, low - tall - 3, str(ranks), "middle"))
+            shapes.append(_text(x + wide / 2, low - tall - 3, str(ranks), "middle"))
     return _address("".join(shapes), width, height)
 
 

@@ -22,7 +22,7 @@ from hopsgpu.display.picture import Picture, Scene
 from hopsgpu.display.progress import RunLines
 from hopsgpu.display.score_phrases import ScoreFormatter
 from hopsgpu.display.score_screens import ScorePicture, ScoreScene
-from hopsgpu.display.screens import in_kernel, is_taken
+from hopsgpu.display.screens import is_in_kernel, is_taken
 from hopsgpu.display.search_phrases import SearchFormatter
 from hopsgpu.display.search_picture import SearchPicture, SearchScene
 from hopsgpu.display.terminal import Terminal
@@ -83,7 +83,7 @@ def screen(
         summary: returns a picture in one line.
         lines: returns a picture as lines of a terminal.
     """
-    if in_kernel():
+    if is_in_kernel():
         return Cell(context, page, summary)
     return None if is_taken() else Terminal(lines)
 
@@ -142,7 +142,7 @@ class LiveDisplay(Generic[S, W, P]):
             if opened is None:
                 self._shown = self._lines()
             else:
-                self._shown = _Shown(opened, self._stage(status, self._clock()), self._clock)
+                self._shown = _Showing(opened, self._stage(status, self._clock()), self._clock)
         shown = self._shown
         if GangState(status.state).is_terminal:
             self._shown = None
@@ -193,7 +193,7 @@ class LiveScore(LiveDisplay[ScoreStatus, int, ScorePicture]):
         super().__init__(open_screen, ScoreScene, lines, clock)
 
 
-class _Shown(Generic[S, W, P]):
+class _Showing(Generic[S, W, P]):
     """One showing, from the first to the last status."""
 
     def __init__(

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from hopsgpu.display.screens import in_kernel, is_proxy
+from hopsgpu.display.screens import is_in_kernel, is_proxy
 
 # A person does not notice a pause this short, and a launch can afford the time.
 PATIENCE_SECONDS = 2.0
@@ -101,13 +101,13 @@ class NonblockingWriter:
                 stream, f"hopsgpu: {dropped:,} lines are missing here, because nobody read them\n"
             )
 
-    def _next(self, taken: tuple[Stream, str] | None) -> tuple[Stream, str] | None:
+    def _next(self, previous: tuple[Stream, str] | None) -> tuple[Stream, str] | None:
         """Return what to write next."""
         with self._changed:
-            if taken is not None:
-                self._size -= len(taken[1])
+            if previous is not None:
+                self._size -= len(previous[1])
                 if not self._left:
-                    self._put_note(taken[0])
+                    self._put_note(previous[0])
             if self._left:
                 return self._left.popleft()
             self._rest(None)
@@ -122,10 +122,10 @@ class NonblockingWriter:
 
     def _write_all(self) -> None:
         """Write until nothing is left; the body of the thread."""
-        taken = None
+        entry = None
         try:
-            while (taken := self._next(taken)) is not None:
-                _write(*taken)
+            while (entry := self._next(entry)) is not None:
+                _write(*entry)
         except Exception as error:  # noqa: BLE001 - raised where something is written
             with self._changed:
                 self._rest(error)
@@ -174,7 +174,7 @@ def _has_reader(stream: Stream) -> bool:
     """Return whether the stream has a reader who may stop reading."""
     descriptor = _descriptor(stream)
     # In a kernel the descriptor is not where the text goes: that is the notebook.
-    if descriptor < 0 or in_kernel():
+    if descriptor < 0 or is_in_kernel():
         return False
     try:
         mode = os.fstat(descriptor).st_mode

@@ -65,10 +65,10 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[O
         titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
     try:
         pickled = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
-        found = _drawn(pickled, seconds)
+        plots = _draw_in_process(pickled, seconds)
         return [
             OptunaPlot(title, svg, missing)
-            for title, (svg, missing) in zip(titles.values(), found, strict=True)
+            for title, (svg, missing) in zip(titles.values(), plots, strict=True)
         ]
     except subprocess.TimeoutExpired:
         return _none(f"Optuna did not draw it within {seconds:g} s")
@@ -80,9 +80,9 @@ def _none(missing: str) -> Sequence[OptunaPlot]:
     return [OptunaPlot(title, missing=missing) for title in PLOTS.values()]
 
 
-def _drawn(pickled: bytes, seconds: float) -> list[tuple[bytes, str]]:
+def _draw_in_process(pickled: bytes, seconds: float) -> list[tuple[bytes, str]]:
     """Return for each plot the picture, or why there is none."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", __name__],
         input=pickled,
         capture_output=True,
@@ -92,11 +92,11 @@ def _drawn(pickled: bytes, seconds: float) -> list[tuple[bytes, str]]:
         # the notebook.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLBACKEND": "agg"},
     )
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        reason = f"drawing ended with exit code {done.returncode}: {''.join(last)}"
+    if process.returncode:
+        last = process.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        reason = f"drawing ended with exit code {process.returncode}: {''.join(last)}"
         return [(b"", reason) for _ in PLOTS]
-    pictures: list[tuple[bytes, str]] = pickle.loads(done.stdout)
+    pictures: list[tuple[bytes, str]] = pickle.loads(process.stdout)
     return pictures
 
 
@@ -106,8 +106,8 @@ def _main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     # Other output on stdout must not mix with the pictures.
     os.dup2(2, 1)
-    found = [_draw(name, direction, metric, trials) for name in PLOTS]
-    out.write(pickle.dumps(found))
+    plots = [_draw(name, direction, metric, trials) for name in PLOTS]
+    out.write(pickle.dumps(plots))
     out.close()
 
 

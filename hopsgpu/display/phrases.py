@@ -9,7 +9,7 @@ from hopsgpu.core.gpu_losses import largest_loss
 from hopsgpu.core.run_values import GpuSeconds, RunStatus, Timeline, WorldReport
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
-from hopsgpu.display.picture import Gpu, Picture, Plot, Row
+from hopsgpu.display.picture import Picture, Plot, RankGpus, Row
 from hopsgpu.units import count_of
 
 _GIB = 2**30
@@ -57,7 +57,7 @@ def loss(status: RunStatus | SearchStatus | ScoreStatus) -> str:
     return f"largest loss: {lost}" if lost else ""
 
 
-def spent(seconds: GpuSeconds) -> list[str]:
+def spent_texts(seconds: GpuSeconds) -> list[str]:
     """Return what GPUs did while they were held: GPU seconds by kind, without empty kinds."""
     shown = [f"{kind} {value:.1f}" for kind, value in seconds.kinds().items() if value >= 0.05]
     return [f"held {seconds.held:.1f}", *shown]
@@ -106,8 +106,8 @@ def world_lines(
         resize = f"resize {cost}" if cost else ""
         used = f"{spent} GPU seconds" if spent else ""
         parts = [f"{begin} to {end}", resize, used, how]
-        said = ", ".join(part for part in parts if part)
-        lines.append(f"world {number}: {count_of(int(ranks), 'rank')}, {said}")
+        text = ", ".join(part for part in parts if part)
+        lines.append(f"world {number}: {count_of(int(ranks), 'rank')}, {text}")
     return lines
 
 
@@ -148,12 +148,12 @@ def scale(plot: Plot) -> tuple[str, str]:
     return f"step {first:,g}", f"{last:,g}"
 
 
-def table_is_useful(rows: Sequence[Row]) -> bool:
+def has_rank_facts(rows: Sequence[Row]) -> bool:
     """Return whether a table of ranks would say more than their number."""
     return any(row.host or row.ended or row.step is not None or row.gpu for row in rows)
 
 
-def use(gpu: Gpu | None) -> tuple[str, str]:
+def use(gpu: RankGpus | None) -> tuple[str, str]:
     """Return the utilisation and memory of a rank's GPUs."""
     if gpu is None:
         return "", ""
@@ -176,12 +176,12 @@ def remaining_ranks(picture: Picture, shown: int) -> str:
         picture: picture of the run.
         shown: number of ranks with a row.
     """
-    left = picture.ranks - shown
-    if left <= 0:
+    omitted = picture.ranks - shown
+    if omitted <= 0:
         return ""
     busy = picture.utilisations
     mean = f"; GPU utilisation of all: {sum(busy) / len(busy):.0%} on average" if busy else ""
-    return f"and {left:,} more {'rank' if left == 1 else 'ranks'}{mean}"
+    return f"and {omitted:,} more {'rank' if omitted == 1 else 'ranks'}{mean}"
 
 
 def whole_log(run_id: str) -> str:

@@ -32,7 +32,7 @@ Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Gpu:
+class RankGpus:
     """A rank's GPUs, as last sampled; None for values that were not sampled.
 
     Attributes:
@@ -62,7 +62,7 @@ class Row:
     rank: int
     host: str
     step: float | None
-    gpu: Gpu | None
+    gpu: RankGpus | None
     trace: tuple[Point, ...]
     ended: str
 
@@ -89,7 +89,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Log:
+class LogTail:
     """The last lines of a rank, or of all ranks.
 
     Attributes:
@@ -127,8 +127,8 @@ class Picture:
     rows: tuple[Row, ...]
     plots: tuple[Plot, ...]
     utilisations: tuple[float, ...]
-    recent: Log
-    logs: tuple[Log, ...]
+    recent: LogTail
+    logs: tuple[LogTail, ...]
 
     @property
     def has_ended(self) -> bool:
@@ -186,9 +186,9 @@ class Tail:
         self._lines.extend(begin + text[:_LONGEST_LINE] for text in texts[-self._most :])
         self._total += len(texts)
 
-    def log(self, rank: int | None = None) -> Log:
+    def log(self, rank: int | None = None) -> LogTail:
         """Return the lines as a value."""
-        return Log(rank, self.host, tuple(self._lines), self._total)
+        return LogTail(rank, self.host, tuple(self._lines), self._total)
 
 
 @dataclass
@@ -257,7 +257,7 @@ class Scene:
                 ranks=_ranks_of(status),
                 rows=tuple(self._rows()),
                 plots=tuple(self._plots()),
-                utilisations=_binned(_utilisations(status.metrics)),
+                utilisations=_bin(_utilisations(status.metrics)),
                 recent=self._recent.log(),
                 logs=tuple(tail.log(rank) for rank, tail in sorted(self._tails.items())),
             )
@@ -340,19 +340,19 @@ def _is_ours(name: str) -> bool:
     return name == _STEP or name.startswith(_OF_GPUS)
 
 
-def gpu_of(reported: Mapping[str, float]) -> Gpu | None:
+def gpu_of(reported: Mapping[str, float]) -> RankGpus | None:
     """Return a rank's GPUs from its metrics; None if none was sampled."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for name, value in reported.items():
         if name.startswith(_OF_GPUS):
-            found.setdefault(name.rpartition(".")[2], []).append(value)
-    if not found:
+            values.setdefault(name.rpartition(".")[2], []).append(value)
+    if not values:
         return None
-    busy = found.get("utilisation")
+    busy = values.get("utilisation")
     used, total = (
-        sum(found[name]) if name in found else None for name in ("memory_used", "memory_total")
+        sum(values[name]) if name in values else None for name in ("memory_used", "memory_total")
     )
-    return Gpu(sum(busy) / len(busy) if busy else None, used, total)
+    return RankGpus(sum(busy) / len(busy) if busy else None, used, total)
 
 
 def _utilisations(metrics: Sequence[Mapping[str, float]]) -> list[float]:
@@ -360,7 +360,7 @@ def _utilisations(metrics: Sequence[Mapping[str, float]]) -> list[float]:
     return [gpu.utilisation for gpu in gpus if gpu is not None and gpu.utilisation is not None]
 
 
-def _binned(values: Sequence[float]) -> tuple[float, ...]:
+def _bin(values: Sequence[float]) -> tuple[float, ...]:
     """Return the values, or means of neighbours if there are too many."""
     size = -(-len(values) // _BARS) or 1
     parts = (values[start : start + size] for start in range(0, len(values), size))

@@ -113,8 +113,8 @@ def describe(status: RunStatus) -> str:
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         if status.sizes is not None:
             verb = "is" if status.granted == 1 else "are"
-            here = f"{count_of(status.granted, 'executor')} {verb} here{hosts}"
-            return f"waiting for {phrases.sizes(status.sizes)}: {here}{why}"
+            arrived = f"{count_of(status.granted, 'executor')} {verb} here{hosts}"
+            return f"waiting for {phrases.sizes(status.sizes)}: {arrived}{why}"
         gang = f"{count_of(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
         return f"waiting: {status.granted} of {gang} here{hosts}{why}"
     if status.state == "preparing":
@@ -128,7 +128,7 @@ def describe(status: RunStatus) -> str:
     if status.state == "starting":
         return f"starting ranks{again}{f': {status.waiting_for}' if status.waiting_for else ''}"
     if status.state == "running":
-        return f"running{again}{_measured(status)}{'' if status.sizes is None else why}"
+        return f"running{again}{_last_report(status)}{'' if status.sizes is None else why}"
     lasted = ", ".join(f"{word} {took:.1f} s" for word, took in status.timeline.phases())
     if GangState(status.state) in ENDS and lasted:
         return f"{status.state}: {lasted}"
@@ -142,7 +142,7 @@ def _worlds(status: RunStatus) -> list[str]:
     return phrases.world_lines(status.worlds, status.timeline.requested)
 
 
-def _measured(status: RunStatus) -> str:
+def _last_report(status: RunStatus) -> str:
     """Return rank 0's last report."""
     reported = status.metrics[0] if status.metrics else {}
     shown = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]

@@ -425,13 +425,18 @@ def failure_of(error: str) -> Failure:
     ends = (n for n, line in enumerate(lines) if line.startswith(_WHOLE_LOG))
     last = next((n for n in ends if first is not None and n > first), len(lines))
     words = lines if first is None else lines[:first] + lines[last:]
-    found = words[0].split(" ", 2) if words else []
-    has_rank = len(found) > 1 and found[0] == "rank" and found[1].isdecimal() and len(found[1]) < 10
+    first_words = words[0].split(" ", 2) if words else []
+    has_rank = (
+        len(first_words) > 1
+        and first_words[0] == "rank"
+        and first_words[1].isdecimal()
+        and len(first_words[1]) < 10
+    )
     return Failure(
         error,
         "" if first is None else "\n".join(lines[first:last]),
         "\n".join(words),
-        int(found[1]) if has_rank else None,
+        int(first_words[1]) if has_rank else None,
     )
 
 
@@ -442,10 +447,10 @@ def _phases(record: RunRecord, now: float) -> Iterator[Phase]:
     passed = sum(seconds for _, seconds in phases)
     if record.is_running(now) and took is not None and took > passed:
         phases.append((f"{phrases.state(record.state)} now", took - passed))
-    whole = sum(seconds for _, seconds in phases)
+    total = sum(seconds for _, seconds in phases)
     begin = 0.0
     for name, seconds in phases:
-        share = seconds / whole if whole else 0.0
+        share = seconds / total if total else 0.0
         yield Phase(name, seconds, begin, share)
         begin += share
 
@@ -510,15 +515,15 @@ def _search_facts(search: SearchRecord, left_out: Mapping[str, int]) -> Iterator
     states = Counter(trial.state for trial in search.trials)
     states.update({name: left_out.get(f"{name} trials", 0) for name in (COMPLETE, PRUNED, FAILED)})
     gpus = search.gpus_per_trial
-    each = count_of(int(gpus), "GPU") if gpus == int(gpus) else f"{gpus:g} of a GPU"
+    gpu_text = count_of(int(gpus), "GPU") if gpus == int(gpus) else f"{gpus:g} of a GPU"
     ranks = count_of(search.workers_per_trial, "rank")
     goal = f"{search.direction} {search.metric or 'the value'}"
     yield RunFact("search", f"{goal}, by {search.sampler} and {search.pruner}")
     yield RunFact("trials", search_phrases.count_phrase(search.trials_wanted, states))
-    yield RunFact("at a time", f"at most {search.max_concurrent}, each of {ranks} with {each}")
+    yield RunFact("at a time", f"at most {search.max_concurrent}, each of {ranks} with {gpu_text}")
     if search.best is not None:
         value = search_phrases.number(search.best.value)
-        params = search_phrases.shortened(search.best.params, _LONGEST)
+        params = search_phrases.shorten_params(search.best.params, _LONGEST)
         yield RunFact("best", f"trial {search.best.number}: {value} with {params}", GOOD)
 
 
@@ -549,7 +554,7 @@ def _trial_row(trial: TrialReport, best: int | None, interrupted: str, now: floa
         tries=trial.tries,
         host=trial.host,
         gpu=search_phrases.gpus(trial.gpu),
-        params=search_phrases.shortened(trial.params, _LONGEST),
+        params=search_phrases.shorten_params(trial.params, _LONGEST),
         why=search_phrases.why(trial) if trial.state in (FAILED, PRUNED) else "",
         ended=None if trial.state == RUNNING else trial.ended or 0.0,
         is_best=trial.number == best,
@@ -588,8 +593,8 @@ def _score_facts(score: ScoreRecord, is_running: bool) -> Iterator[RunFact]:
         yield RunFact("scored with", score.model)
     gpus = score.gpus_per_worker
     executors = count_of(score.max_concurrent, "executor")
-    each = count_of(gpus, "GPU") if gpus else "CPUs"
-    yield RunFact("at a time", f"at most {executors}, each with {each}")
+    gpu_text = count_of(gpus, "GPU") if gpus else "CPUs"
+    yield RunFact("at a time", f"at most {executors}, each with {gpu_text}")
     if score.is_complete:
         yield RunFact("output", score.output, GOOD)
     else:

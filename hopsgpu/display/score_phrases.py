@@ -25,17 +25,17 @@ def rate(status: ScoreStatus) -> str:
     return "" if status.rate is None else f"{status.rate:,.0f} rows/s"
 
 
-def left(status: ScoreStatus) -> str:
+def time_left(status: ScoreStatus) -> str:
     """Return how long the score will last; "" while that is unknown."""
     return "" if status.seconds_left is None else f"{seconds(status.seconds_left)} left"
 
 
-def held(status: ScoreStatus) -> str:
+def held_executors(status: ScoreStatus) -> str:
     """Return how many of the allowed executors are here."""
     return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
-def failed(status: ScoreStatus) -> str:
+def failed_parts(status: ScoreStatus) -> str:
     """Return how many parts were left out; "" for none."""
     return f"{count_of(status.failed, 'part')} left out" if status.failed else ""
 
@@ -43,14 +43,21 @@ def failed(status: ScoreStatus) -> str:
 def summary(status: ScoreStatus) -> str:
     """Return the state of a score in one line."""
     if GangState(status.state).is_terminal or status.state in ("releasing", "publishing"):
-        parts = [f"{status.state}: {rows(status)}", failed(status)]
+        parts = [f"{status.state}: {rows(status)}", failed_parts(status)]
     elif status.state == "running":
-        on = f"on {held(status)}"
-        parts = [rows(status), rate(status), left(status), failed(status), on, status.waiting_for]
+        on = f"on {held_executors(status)}"
+        parts = [
+            rows(status),
+            rate(status),
+            time_left(status),
+            failed_parts(status),
+            on,
+            status.waiting_for,
+        ]
     else:
-        here = held(status) if status.most and status.state == "waiting" else ""
-        told = "; ".join(part for part in (here, status.waiting_for) if part)
-        return f"{state(status.state)}: {told}" if told else state(status.state)
+        executors = held_executors(status) if status.most and status.state == "waiting" else ""
+        reasons = "; ".join(part for part in (executors, status.waiting_for) if part)
+        return f"{state(status.state)}: {reasons}" if reasons else state(status.state)
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
 

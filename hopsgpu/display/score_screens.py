@@ -11,10 +11,10 @@ from hopsgpu.core.html import Html
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.display import score_phrases as say
 from hopsgpu.display.cell import folded_log, heading
-from hopsgpu.display.picture import Log
+from hopsgpu.display.picture import LogTail
 from hopsgpu.display.status_scene import StatusScene
 from hopsgpu.display.status_view import score_status_view
-from hopsgpu.display.terminal import head, shown_in, tail
+from hopsgpu.display.terminal import head, line_style, tail
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -34,7 +34,7 @@ class ScorePicture:
 
     status: ScoreStatus
     elapsed: float
-    recent: Log
+    recent: LogTail
 
 
 class ScoreScene(StatusScene[ScoreStatus]):
@@ -58,7 +58,7 @@ def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> l
         height: largest number of lines.
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
-    shown = shown_in(width, encoding)
+    shown = line_style(width, encoding)
     lines = head(score_status_view(picture.status, picture.elapsed), (), shown, width)
     lines += tail(picture.recent, height - len(lines), _WHOLE_LOGS, shown)
     return lines[: max(height, 1)]
@@ -66,8 +66,8 @@ def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> l
 
 def summary(picture: ScorePicture) -> str:
     """Return a picture in one line, for viewers without HTML."""
-    told = say.summary(picture.status)
-    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {told}"
+    text = say.summary(picture.status)
+    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {text}"
 
 
 def page(picture: ScorePicture, key: str) -> Html:

@@ -11,12 +11,12 @@ _DUMB = ("dumb", "unknown", "")
 _PROXIED = "rich_proxied_file"
 
 
-def in_kernel() -> bool:
+def is_in_kernel() -> bool:
     """Return whether this process is a notebook's kernel."""
     return getattr(_shell(), "kernel", None) is not None
 
 
-def in_terminal() -> bool:
+def is_in_terminal() -> bool:
     """Return whether a live display is suitable: for a script, but not at a prompt."""
     streams = (sys.stdout, sys.stderr)
     if any(stream is None or not stream.isatty() for stream in streams):

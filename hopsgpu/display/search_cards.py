@@ -25,7 +25,7 @@ def search_card(result: SearchOutcome) -> str:
 
 def summary(result: SearchOutcome) -> Sequence[Html]:
     """Return the elements of the card, with which the page of a result starts, too."""
-    return [*result_lines(search_result_view(result)), _best(result), _held(result)]
+    return [*result_lines(search_result_view(result)), _best(result), _held_image(result)]
 
 
 def best_trials(result: SearchOutcome, most: int = _BEST) -> list[TrialReport]:
@@ -44,7 +44,7 @@ def _best(result: SearchOutcome) -> Html:
     return trials_table("best trials", best) if best else Html("")
 
 
-def _held(result: SearchOutcome) -> Html:
+def _held_image(result: SearchOutcome) -> Html:
     if not result.moments:
         return Html("")
     held, used = held_and_used(result.moments)

@@ -9,7 +9,7 @@ from hopsgpu.core.html import Html
 from hopsgpu.core.trials import TrialReport
 from hopsgpu.display import phrases
 from hopsgpu.display import search_phrases as say
-from hopsgpu.display.cell import folded_log, heading, plotted
+from hopsgpu.display.cell import folded_log, heading, plot_html
 from hopsgpu.display.charts import lines_image
 from hopsgpu.display.search_picture import SearchPicture
 from hopsgpu.display.status_view import search_status_view
@@ -20,8 +20,8 @@ _PARAMS = 60
 
 def summary(picture: SearchPicture) -> str:
     """Return a picture in one line, for viewers without HTML."""
-    told = say.summary(picture.status)
-    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {told}"
+    text = say.summary(picture.status)
+    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {text}"
 
 
 def page(picture: SearchPicture, key: str) -> Html:
@@ -35,7 +35,7 @@ def page(picture: SearchPicture, key: str) -> Html:
         *heading(search_status_view(picture.status, picture.elapsed)),
         _plots(picture),
         _running(picture),
-        _ended(picture),
+        _ended_table(picture),
         *_log(picture, key),
     )
 
@@ -48,7 +48,7 @@ def _plots(picture: SearchPicture) -> Html:
         first, last = picture.curve[0][1], picture.curve[-1][1]
         below = "" if first == last else f"from {first:.4g}"
         scale = (f"trial {picture.curve[0][0]:,g}", f"{status.ended:,}")
-        plots.append(plotted(name, f"{last:.4g}", image, scale, below))
+        plots.append(plot_html(name, f"{last:.4g}", image, scale, below))
     if picture.held:
         what = say.unit(status)
         bounds = (0.0, max(value for _, value in picture.held) or 1.0)
@@ -59,7 +59,7 @@ def _plots(picture: SearchPicture) -> Html:
         )
         now = picture.status.moments[-1]
         scale, held = ("0 s", phrases.seconds(picture.held[-1][0])), f"of {now.held:g} held"
-        plots.append(plotted(f"{what} in use", f"{now.running:g}", image, scale, held))
+        plots.append(plot_html(f"{what} in use", f"{now.running:g}", image, scale, held))
     return html.element("div", *plots) if plots else Html("")
 
 
@@ -72,19 +72,19 @@ def _running(picture: SearchPicture) -> Html:
             trial.number,
             trial.host,
             say.gpus(trial.gpu),
-            say.shortened(trial.params, _PARAMS),
+            say.shorten_params(trial.params, _PARAMS),
             "" if trial.step is None else trial.step,
             say.measure(trial),
             "" if ran is None else phrases.seconds(ran),
         ]
         for trial, ran in zip(picture.running, picture.seconds, strict=True)
     ]
-    left = len(picture.status.running) - len(rows)
-    more = html.element("div", f"and {left:,} more running") if left else ""
+    omitted = len(picture.status.running) - len(rows)
+    more = html.element("div", f"and {omitted:,} more running") if omitted else ""
     return Html(html.table(headers, rows) + html.escape(more))
 
 
-def _ended(picture: SearchPicture) -> Html:
+def _ended_table(picture: SearchPicture) -> Html:
     if not picture.ended:
         return Html("")
     return trials_table("ended last", picture.ended)
@@ -102,7 +102,7 @@ def row_of(trial: TrialReport, params: int) -> Sequence[object]:
         trial.number,
         trial.state,
         say.measure(trial),
-        say.shortened(trial.params, params),
+        say.shorten_params(trial.params, params),
         "" if trial.duration is None else phrases.seconds(trial.duration),
         trial.host,
         say.gpus(trial.gpu),

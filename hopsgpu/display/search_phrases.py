@@ -39,7 +39,7 @@ def number(value: object) -> str:
     return plain_line(str(value), _LONGEST_VALUE) or "''"
 
 
-def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
+def shorten_params(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
     """Return the first parameters with their values."""
     some = itertools.islice(params.items(), _MOST_PARAMS)
     text = ", ".join(f"{plain_line(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
@@ -81,7 +81,7 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
     took = "" if trial.duration is None else seconds(trial.duration)
     at = " ".join(part for part in (plain_line(trial.host, 60), gpus(trial.gpu)) if part)
     place = " on ".join(part for part in (took, at) if part)
-    parts = [f"{begin}{' (best so far)' if is_best else ''}", shortened(trial.params), place]
+    parts = [f"{begin}{' (best so far)' if is_best else ''}", shorten_params(trial.params), place]
     return ", ".join(part for part in parts if part)
 
 
@@ -103,7 +103,7 @@ def states_of(status: SearchStatus) -> Mapping[str, int]:
     return {COMPLETE: status.complete, PRUNED: status.pruned, FAILED: status.failed}
 
 
-def held(status: SearchStatus) -> str:
+def held_executors(status: SearchStatus) -> str:
     """Return how many of the allowed executors are here."""
     return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
@@ -113,7 +113,7 @@ def held_gpus(status: SearchStatus) -> str:
     if not status.most or GangState(status.state).is_terminal:
         return ""
     if not status.gpus:
-        return held(status)
+        return held_executors(status)
     return (
         f"{status.executors * status.gpus} of at most {count_of(status.most * status.gpus, 'GPU')}"
     )
@@ -139,13 +139,13 @@ def summary(status: SearchStatus) -> str:
     if GangState(status.state).is_terminal or status.state == "releasing":
         parts = [f"{status.state}: {counts}", best_phrase(status)]
     elif status.state == "running":
-        running = f"{len(status.running)} running on {held(status)}"
+        running = f"{len(status.running)} running on {held_executors(status)}"
         parts = [counts, running, best_phrase(status), status.waiting_for]
     else:
-        here = held(status) if status.most and status.state == "waiting" else ""
+        executors = held_executors(status) if status.most and status.state == "waiting" else ""
         before = counts if status.ended else ""
-        begin = f"{state(status.state)}: {here or before}"
-        parts = [begin, before if here else "", status.waiting_for]
+        begin = f"{state(status.state)}: {executors or before}"
+        parts = [begin, before if executors else "", status.waiting_for]
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from hopsgpu.core.trials import Moment, SearchStatus, TrialReport, Writer
-from hopsgpu.display.picture import Log, Point
+from hopsgpu.display.picture import LogTail, Point
 from hopsgpu.display.search_phrases import label
 from hopsgpu.display.status_scene import StatusScene
 
@@ -44,7 +44,7 @@ class SearchPicture:
     curve: tuple[Point, ...]
     held: tuple[Point, ...]
     used: tuple[Point, ...]
-    recent: Log
+    recent: LogTail
 
 
 class SearchScene(StatusScene[SearchStatus]):
@@ -111,7 +111,7 @@ def held_and_used(
     last = (moments[-1].time if until is None else until) - first
     held = [(m.time - first, m.held) for m in moments]
     used = [(m.time - first, m.running) for m in moments]
-    return averaged(held, last), averaged(used, last)
+    return average(held, last), average(used, last)
 
 
 def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
@@ -133,7 +133,7 @@ def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
     return (*shown, (last, steps[-1][1]))
 
 
-def averaged(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
+def average(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
     """Return a step function as its means over even intervals.
 
     With many short trials, single points would show arbitrary values.

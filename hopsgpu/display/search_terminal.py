@@ -11,7 +11,7 @@ from hopsgpu.display.charts import sparkline
 from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
 from hopsgpu.display.status_view import search_status_view
-from hopsgpu.display.terminal import head, levels_of, plot_width, shown_in, tail
+from hopsgpu.display.terminal import head, levels_of, line_style, plot_width, tail
 from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     status = picture.status
-    shown, levels = shown_in(width, encoding), levels_of(encoding)
+    shown, levels = line_style(width, encoding), levels_of(encoding)
     lines = head(search_status_view(status, picture.elapsed), (), shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
@@ -75,7 +75,7 @@ def _running(picture: SearchPicture, most: int) -> Iterable[str]:
             "" if trial.step is None else f"step {trial.step}",
             say.measure(trial),
             "" if ran is None else phrases.seconds(ran),
-            say.shortened(trial.params),
+            say.shorten_params(trial.params),
         )
         for trial, ran in zip(picture.running[:most], picture.seconds, strict=False)
     ]
@@ -83,5 +83,5 @@ def _running(picture: SearchPicture, most: int) -> Iterable[str]:
     for row in rows:
         cells = (cell.ljust(w) for cell, w in zip(row, widths, strict=True) if w)
         yield f"  {'  '.join(cells).rstrip()}"
-    if left := len(picture.status.running) - len(rows):
-        yield f"  and {left:,} more running"
+    if omitted := len(picture.status.running) - len(rows):
+        yield f"  and {omitted:,} more running"

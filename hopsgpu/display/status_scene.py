@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.display.picture import Log, Tail
+from hopsgpu.display.picture import LogTail, Tail
 
 
 class _Status(Protocol):
@@ -53,9 +53,9 @@ class StatusScene(Generic[S]):
             self._news += len(texts)
             self._recent.take(texts, f"[{writer}] ")
 
-    def _shown(self, now: float) -> tuple[S, float, Log]:
+    def _shown(self, now: float) -> tuple[S, float, LogTail]:
         """Return the status, the seconds since the start, and the last lines of all writers."""
         with self._lock:
-            status, told, recent = self._status, self._told, self._recent.log()
-        over = 0.0 if GangState(status.state).is_terminal else max(now - told, 0.0)
+            status, updated_at, recent = self._status, self._told, self._recent.log()
+        over = 0.0 if GangState(status.state).is_terminal else max(now - updated_at, 0.0)
         return status, status.elapsed + over, recent

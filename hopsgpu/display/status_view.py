@@ -63,7 +63,7 @@ def search_status_view(status: SearchStatus, elapsed: float) -> StatusView:
     )
     best = search_phrases.best_phrase(status)
     if status.best is not None:
-        best = f"{best}: {search_phrases.shortened(status.best.params, _LONGEST_PARAMS)}"
+        best = f"{best}: {search_phrases.shorten_params(status.best.params, _LONGEST_PARAMS)}"
     return _view(status, facts, best)
 
 
@@ -72,10 +72,10 @@ def score_status_view(status: ScoreStatus, elapsed: float) -> StatusView:
     has_ended = GangState(status.state).is_terminal
     facts = [phrases.state(status.state), phrases.seconds(elapsed), score_phrases.rows(status)]
     if not has_ended:
-        facts += [score_phrases.rate(status), score_phrases.left(status)]
-    facts.append(score_phrases.failed(status))
+        facts += [score_phrases.rate(status), score_phrases.time_left(status)]
+    facts.append(score_phrases.failed_parts(status))
     if not has_ended and status.most:
-        facts.append(score_phrases.held(status))
+        facts.append(score_phrases.held_executors(status))
     return _view(status, tuple(facts))
 
 
@@ -125,7 +125,7 @@ def search_result_view(result: SearchOutcome) -> ResultView:
         facts = [
             (f"best {result.metric or 'value'}", f"{best.value:.6g}"),
             ("of trial", str(best.number)),
-            ("parameters", search_phrases.shortened(best.params, _LONGEST_PARAMS)),
+            ("parameters", search_phrases.shorten_params(best.params, _LONGEST_PARAMS)),
             *facts,
         ]
     failed = [trial for trial in result.trials if trial.state == FAILED][:_MOST_FAILED]
@@ -154,8 +154,8 @@ def _result(
     facts: list[tuple[str, str]],
     warnings: tuple[str, ...] = (),
 ) -> ResultView:
-    known = tuple((name, text) for name, text in facts if text)
-    return ResultView(kind, result.run_id, known, (*result.warnings, *warnings))
+    non_empty = tuple((name, text) for name, text in facts if text)
+    return ResultView(kind, result.run_id, non_empty, (*result.warnings, *warnings))
 
 
 def spent_facts(timeline: Timeline, seconds: GpuSeconds) -> Iterator[tuple[str, str]]:
@@ -163,6 +163,6 @@ def spent_facts(timeline: Timeline, seconds: GpuSeconds) -> Iterator[tuple[str, 
     if durations := phrases.phase_durations(timeline):
         yield "time", ", ".join(durations)
     if seconds.held:
-        yield "GPU seconds", ", ".join(phrases.spent(seconds))
+        yield "GPU seconds", ", ".join(phrases.spent_texts(seconds))
         if loss := largest_loss(seconds):
             yield "largest loss", loss

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from hopsgpu.core.html import plain_line
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
-from hopsgpu.display.picture import Log, Picture, Row
+from hopsgpu.display.picture import LogTail, Picture, Row
 from hopsgpu.display.status_view import StatusView, run_status_view
 from hopsgpu.display.tty import tty_of
 
@@ -76,7 +76,7 @@ class Terminal(Generic[P_contra]):
     def show(self, picture: P_contra) -> None:
         """Show a picture in place of the last one, once the terminal accepts it."""
         self._release()
-        self._live.update(joined(self._lines(picture)), refresh=True)
+        self._live.update(join_lines(self._lines(picture)), refresh=True)
 
     def end(self, picture: P_contra) -> None:
         """Leave the last picture visible."""
@@ -108,7 +108,7 @@ class Terminal(Generic[P_contra]):
         self.close()
 
 
-def joined(lines: Iterable[Text]) -> Text:
+def join_lines(lines: Iterable[Text]) -> Text:
     """Return lines as one text."""
     from rich.text import Text
 
@@ -124,7 +124,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
         height: largest number of lines.
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
-    shown, levels = shown_in(width, encoding), levels_of(encoding)
+    shown, levels = line_style(width, encoding), levels_of(encoding)
     worlds = phrases.world_lines(picture.status.worlds, picture.status.timeline.requested)
     # The present world is in the first line.
     more = worlds if picture.has_ended else worlds[:-1]
@@ -137,18 +137,18 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     return lines[: max(height, 1)]
 
 
-def packed(parts: Sequence[str], between: str, shown: LineStyle, width: int) -> list[Text]:
+def pack(parts: Sequence[str], between: str, shown: LineStyle, width: int) -> list[Text]:
     """Return the parts below the first line, in one line if they fit, else in two.
 
     The first line ends with a whole part, so a long part hides none of the others.
     """
     from rich.cells import cell_len
 
-    room, whole = width - len(_INDENT), between.join(parts)
-    if cell_len(whole) <= room:
-        texts = [whole]
+    room, text = width - len(_INDENT), between.join(parts)
+    if cell_len(text) <= room:
+        texts = [text]
     elif len(parts) == 1:
-        first, *rest = textwrap.wrap(whole, max(room, 1))
+        first, *rest = textwrap.wrap(text, max(room, 1))
         texts = [first, " ".join(rest)]
     else:
         count = 1
@@ -167,7 +167,7 @@ def _is_utf(encoding: str) -> bool:
     return encoding.lower().startswith("utf")
 
 
-def shown_in(width: int, encoding: str) -> LineStyle:
+def line_style(width: int, encoding: str) -> LineStyle:
     """Return a function that formats lines for a terminal, in ASCII if necessary."""
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
@@ -175,10 +175,10 @@ def shown_in(width: int, encoding: str) -> LineStyle:
     mark = "…" if _is_utf(encoding) else "..."
 
     def shown(text: str, style: str = "") -> Text:
-        known = plain_line(text).encode(encoding, "backslashreplace").decode(encoding)
-        if cell_len(known) > width:
-            known = set_cell_size(known, max(width - len(mark), 0)) + mark[: max(width, 0)]
-        return Text(known, style=style, no_wrap=True)
+        printable = plain_line(text).encode(encoding, "backslashreplace").decode(encoding)
+        if cell_len(printable) > width:
+            printable = set_cell_size(printable, max(width - len(mark), 0)) + mark[: max(width, 0)]
+        return Text(printable, style=style, no_wrap=True)
 
     return shown
 
@@ -205,17 +205,17 @@ def head(view: StatusView, more: Sequence[str], shown: LineStyle, width: int) ->
     texts = [*below, *more, *textwrap.wrap(view.loss, room)]
     return [
         line,
-        *packed(rest, " - ", shown, width),
-        *packed(view.details, view.separator, shown, width),
+        *pack(rest, " - ", shown, width),
+        *pack(view.details, view.separator, shown, width),
         *(shown(f"{_INDENT}{text}") for text in texts),
     ]
 
 
-def tail(recent: Log, room: int, where: str, shown: LineStyle) -> Sequence[Text]:
+def tail(recent: LogTail, room: int, where: str, shown: LineStyle) -> Sequence[Text]:
     """Return the last lines of the ranks and where the whole logs are, in at most `room` lines."""
-    left = max(min(room - 1, _MOST_LINES), 0)
+    room_left = max(min(room - 1, _MOST_LINES), 0)
     # Not `[-left:]`, because `[-0:]` is the whole list.
-    last = recent.lines[len(recent.lines) - left :][:left]
+    last = recent.lines[len(recent.lines) - room_left :][:room_left]
     lines = [shown(f"  {line}", "dim") for line in last]
     if recent.total > len(last):
         lines.append(shown(f"  {recent.total:,} lines; {where}", "dim"))
@@ -246,7 +246,7 @@ def plot_width(width: int, names: Sequence[str], values: int) -> int:
 def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
     """Yield a line for each rank, or for as many ranks as fit in `room` lines."""
     # Without reports, the rows would be empty.
-    if not phrases.table_is_useful(picture.rows):
+    if not phrases.has_rank_facts(picture.rows):
         return
     fits = picture.ranks <= min(room, len(picture.rows))
     rows = picture.rows if fits else picture.rows[: max(room - 1, 0)]

@@ -50,11 +50,11 @@ class Tty:
         if not self._is_released:
             return len(text)
         held, self._held = self._held, []
-        left = "".join(held).encode(self.encoding, "backslashreplace")
-        while left and (taken := self._write_some(left)) is not None:
-            left = left[taken:]
+        content = "".join(held).encode(self.encoding, "backslashreplace")
+        while content and (written_count := self._write_some(content)) is not None:
+            content = content[written_count:]
             # If the descriptor was closed meanwhile, the next write notices.
-            has_room = not left or wait_for_room(self._descriptor, _LOOK_SECONDS)
+            has_room = not content or wait_for_room(self._descriptor, _LOOK_SECONDS)
             if not has_room and time.monotonic() >= self._until:
                 break
         return len(text)

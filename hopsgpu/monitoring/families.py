@@ -311,7 +311,7 @@ def _histograms(info: MetricInfo, values: Mapping[Labels, Histogram]) -> Metric:
     return family
 
 
-def _added(pairs: Iterable[tuple[Labels, float]]) -> Values:
+def _add_up(pairs: Iterable[tuple[Labels, float]]) -> Values:
     """Return the sums, because names of others may be the same once they are cleaned."""
     sums: Counter[Labels] = Counter()
     for labels, value in pairs:
@@ -320,10 +320,10 @@ def _added(pairs: Iterable[tuple[Labels, float]]) -> Values:
 
 
 def _largest(pairs: Iterable[tuple[Labels, float]]) -> Values:
-    found: dict[Labels, float] = {}
+    values: dict[Labels, float] = {}
     for labels, value in pairs:
-        found[labels] = max(value, found.get(labels, value))
-    return found
+        values[labels] = max(value, values.get(labels, value))
+    return values
 
 
 def _frequent(names: Iterable[str], most: int) -> Callable[[str], str]:
@@ -348,7 +348,7 @@ def _of_cluster(gpus: ClusterGpus, aside: Mapping[str, int]) -> Iterator[Metric]
             queues.setdefault(host, Counter())[user.queue] += count
     yield _family(
         GPUS,
-        _added(
+        _add_up(
             pair
             for node in gpus.nodes
             for pair in _of_node(node, queues.get(node.host, Counter()), aside.get(node.host, 0))
@@ -365,7 +365,7 @@ def _of_cluster(gpus: ClusterGpus, aside: Mapping[str, int]) -> Iterator[Metric]
     for info, number in numbers:
         yield _family(
             info,
-            _added(
+            _add_up(
                 ((clean(queue.path), clean(queue.label)), float(value))
                 for queue in leaves
                 if (value := number(queue)) is not None
@@ -377,22 +377,22 @@ def _of_node(
     node: GpuNode, queues: Mapping[str, int], aside: int
 ) -> Iterator[tuple[Labels, float]]:
     """Yield the GPUs of a node, each of which is in one state."""
-    kind = clean(" + ".join(each.name for each in node.types))
+    kind = clean(" + ".join(gpu_type.name for gpu_type in node.types))
 
     def pair(state: str, count: int, queue: str = "") -> tuple[Labels, float]:
         labels = (clean(node.host), kind, clean(node.label), clean(queue), state)
         return labels, float(count)
 
     aside = min(aside, node.used)
-    left = node.used - aside
+    unassigned = node.used - aside
     yield pair("held_aside", aside)
     for queue, count in sorted(queues.items(), key=lambda item: (-item[1], item[0])):
         # The applications were asked at another moment than the node.
-        shown = min(count, left)
+        shown = min(count, unassigned)
         if shown:
             yield pair("used", shown, queue)
-        left -= shown
-    yield pair("used", left)
+        unassigned -= shown
+    yield pair("used", unassigned)
     yield pair("free", node.free)
     yield pair("unhealthy", node.unhealthy)
     yield pair("unavailable", max(node.total - node.used - node.free - node.unhealthy, 0))
@@ -401,7 +401,7 @@ def _of_node(
 def _of_users(gpus: ClusterGpus) -> Values:
     # Those with the most GPUs come first.
     users = _frequent((clean(user.user) for user in gpus.users), _MOST_USERS)
-    return _added(
+    return _add_up(
         ((users(clean(user.user)), clean(user.queue)), float(user.gpus)) for user in gpus.users
     )
 
@@ -415,8 +415,8 @@ def _of_line(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[M
         kind = "growth" if gang.ticket.is_growth else "start"
         return queue, kind, gang.ticket.bound.value
 
-    yield _family(WAITING_GANGS, _added((labels(gang), 1.0) for gang in waiting))
-    yield _family(WAITING_GPUS, _added((labels(gang), float(gang.gpus)) for gang in waiting))
+    yield _family(WAITING_GANGS, _add_up((labels(gang), 1.0) for gang in waiting))
+    yield _family(WAITING_GPUS, _add_up((labels(gang), float(gang.gpus)) for gang in waiting))
     yield _family(WAITING_OLDEST, _largest((labels(gang), gang.seconds) for gang in waiting))
 
 
@@ -425,7 +425,7 @@ def _of_runs(look: Look) -> Iterator[Metric]:
     view, now = look.runs, look.time
     shown = view.live[:_MOST_RUNS]
     queues = _frequent((clean(run.queue) for run in view.live), _MOST_QUEUES)
-    yield _family(RUNS, _added(((queues(clean(run.queue)), run.state), 1.0) for run in view.live))
+    yield _family(RUNS, _add_up(((queues(clean(run.queue)), run.state), 1.0) for run in view.live))
     yield _family(
         RUN_WAITING,
         _largest(
@@ -475,10 +475,13 @@ def _run_labels(run: LiveRun) -> Labels:
 
 def _of_readings(runs: Sequence[LiveRun]) -> Iterator[Metric]:
     every = (
-        ((clean(run.digest.run_id), str(one.rank), clean(one.host), clean(one.gpu)), one)
+        (
+            (clean(run.digest.run_id), str(reading.rank), clean(reading.host), clean(reading.gpu)),
+            reading,
+        )
         for run in runs
         if run.state != "lost"
-        for one in run.digest.readings
+        for reading in run.digest.readings
     )
     readings = list(itertools.islice(every, _MOST_READINGS))
     for info, name in (
@@ -491,7 +494,7 @@ def _of_readings(runs: Sequence[LiveRun]) -> Iterator[Metric]:
             info,
             _largest(
                 (labels, value)
-                for labels, one in readings
-                if (value := getattr(one, name)) is not None
+                for labels, reading in readings
+                if (value := getattr(reading, name)) is not None
             ),
         )

@@ -224,9 +224,12 @@ class Monitor:
 
         A NodeManager that does not answer for once must not make other series of its GPUs.
         """
-        told = {} if nodes is None else {node.host: node.types for node in nodes.gpus.nodes}
+        types_by_host = (
+            {} if nodes is None else {node.host: node.types for node in nodes.gpus.nodes}
+        )
         self._types = {
-            node.host: told.get(node.host) or self._types.get(node.host, ()) for node in gpus.nodes
+            node.host: types_by_host.get(node.host) or self._types.get(node.host, ())
+            for node in gpus.nodes
         }
         typed = (replace(node, types=self._types[node.host]) for node in gpus.nodes)
         return replace(gpus, nodes=tuple(typed))

@@ -151,8 +151,8 @@ def digest_of(record: RunRecord) -> RunDigest:
 
 def _progress_of(score: ScoreRecord) -> ScoreProgress:
     failed_rows = sum(part.rows for part in score.failed_parts)
-    left = score.rows - score.scored - failed_rows
-    return ScoreProgress(score.scored, left, len(score.failed_parts))
+    rows_left = score.rows - score.scored - failed_rows
+    return ScoreProgress(score.scored, rows_left, len(score.failed_parts))
 
 
 def _readings(record: RunRecord) -> Iterator[GpuReading]:
@@ -161,10 +161,10 @@ def _readings(record: RunRecord) -> Iterator[GpuReading]:
             continue
         values = record.metrics[rank.rank]
         for index, gpu in enumerate(rank.gpus[:_MOST_GPUS_OF_RANK]):
-            found = {
+            readings = {
                 name: value
                 for name, most in _MOST_OF_READING.items()
                 if 0 <= (value := values.get(f"gpu.{index}.{name}", -1.0)) <= most
             }
-            if found:
-                yield GpuReading(rank=rank.rank, host=rank.host, gpu=gpu, **found)
+            if readings:
+                yield GpuReading(rank=rank.rank, host=rank.host, gpu=gpu, **readings)

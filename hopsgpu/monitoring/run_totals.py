@@ -151,8 +151,8 @@ class RunTotals:
         reason = EndReason.LOST if run.reason is None and is_gone else run.reason
         # Until an upload has ended, records count its time as idle.
         later = (IDLE,) if run.state == GangState.PUBLISHING.value else ()
-        known = self._counted.get(key)
-        if known is not None and _began_again(known.requested, run.requested):
+        before = self._counted.get(key)
+        if before is not None and _has_begun_again(before.requested, run.requested):
             del self._counted[key]
         counted = self._grow(key, labels, run.use, later, is_old=is_old)
         self._counted[key].requested = run.requested
@@ -235,6 +235,6 @@ class RunTotals:
                 histograms[queue,] = before.after(seconds)
 
 
-def _began_again(before: float | None, now: float | None) -> bool:
+def _has_begun_again(before: float | None, now: float | None) -> bool:
     """Return whether a record is of another run than the one before of the same id."""
     return None not in (before, now) and before != now

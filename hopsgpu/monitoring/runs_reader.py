@@ -143,12 +143,12 @@ class RunsReader:
         )
 
     def _renew_roots(self, now: float) -> None:
-        found, self._unknown = self._find_roots()
+        lakes, self._unknown = self._find_roots()
         # A root that is there keeps its client, and what is known of its runs.
-        there = {lake.url: lake for lake in found}
-        for url in () if self._unknown else self._roots.keys() - there.keys():
+        lake_by_url = {lake.url: lake for lake in lakes}
+        for url in () if self._unknown else self._roots.keys() - lake_by_url.keys():
             self._forget(self._roots.pop(url))
-        for url, lake in there.items():
+        for url, lake in lake_by_url.items():
             if url not in self._roots:
                 shared = lake.with_client()
                 self._roots[url] = _Root(shared, RunChanges(shared, digest_of, self._clock))
@@ -164,7 +164,7 @@ class RunsReader:
         pause = _ABSENT_SECONDS if len(self._roots) > _FEW_ROOTS else 0.0
         try:
             # Taken at once: each look tells a change, of either kind, only once.
-            for name, (user, queue, use) in self._held(root).items():
+            for name, (user, queue, use) in self._read_held(root).items():
                 path, key = queue_path(queue, queues), (root.lake.url, name)
                 self._totals.take_held(key, user, path, use, is_old=not root.was_seen)
             changes = root.changes.look()
@@ -202,23 +202,23 @@ class RunsReader:
                 self._totals.take(key, digest, path, is_old=False, is_gone=True)
                 del root.live[run_id]
 
-    def _held(self, root: _Root) -> Mapping[str, tuple[str, str, GpuUse]]:
+    def _read_held(self, root: _Root) -> Mapping[str, tuple[str, str, GpuUse]]:
         """Return user, queue and GPU seconds of the held gangs whose files changed, by file."""
-        files, found = UsageFiles(root.lake), {}
-        there = files.held()
-        for entry in there:
+        files, use_by_name = UsageFiles(root.lake), {}
+        entries = files.held()
+        for entry in entries:
             if root.held.get(entry.name) == entry.modified:
                 continue
             try:
                 gang = files.gang(entry.name)
-                found[entry.name] = gang.user, gang.queue, gang.points[-1].total
+                use_by_name[entry.name] = gang.user, gang.queue, gang.points[-1].total
             except (StoreError, ValueError) as error:
                 log.info("%s: %s", entry.name, error)
             root.held[entry.name] = entry.modified
-        for name in root.held.keys() - {entry.name for entry in there}:
+        for name in root.held.keys() - {entry.name for entry in entries}:
             del root.held[name]
             self._totals.forget((root.lake.url, name))
-        return found
+        return use_by_name
 
     def _live(self, roots: Iterable[_Root], queues: Sequence[str]) -> list[LiveRun]:
         runs = [(root, digest) for root in roots for digest in root.live.values()]
@@ -244,8 +244,8 @@ class RunsReader:
             if key not in self._saved or now >= self._saved[key][0] + _SAVED_SECONDS
         ]
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            found = list(pool.map(lambda one: _newest_checkpoint(one[1].lake, one[0][1]), due))
-        self._saved |= {key: (now, time) for (key, _), time in zip(due, found, strict=True)}
+            times = list(pool.map(lambda item: _newest_checkpoint(item[1].lake, item[0][1]), due))
+        self._saved |= {key: (now, time) for (key, _), time in zip(due, times, strict=True)}
 
 
 def _is_gone(digest: RunDigest, wall: float) -> bool:

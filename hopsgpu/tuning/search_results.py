@@ -10,7 +10,7 @@ from hopsgpu.core.trials import AblationOutcome, SearchOutcome
 from hopsgpu.display.ablation import card, text
 from hopsgpu.display.search_cards import search_card
 from hopsgpu.display.search_page import page
-from hopsgpu.display.search_phrases import count_phrase, shortened
+from hopsgpu.display.search_phrases import count_phrase, shorten_params
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ class SearchResult(SearchOutcome):
         parts = [f"run_id={self.run_id!r}"]
         if self.best is not None:
             best = self.best
-            parts.append(f"best={best.value:.6g} (trial {best.number}: {shortened(best.params)})")
+            parts.append(
+                f"best={best.value:.6g} (trial {best.number}: {shorten_params(best.params)})"
+            )
         parts.append(count_phrase(len(self.trials), self.states))
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
         parts += [str(self.timeline), str(self.gpu_seconds)]

@@ -90,7 +90,7 @@ class Server:
         always does: it is no name that anybody could point elsewhere.
         """
         name = host_of(host)
-        if name in _LOCAL or name in {each.lower() for each in self.names}:
+        if name in _LOCAL or name in {known.lower() for known in self.names}:
             return True
         try:
             ipaddress.ip_address(name)
@@ -118,13 +118,13 @@ class Guard:
     Args:
         app: the application.
         server: how browsers reach this server.
-        known: what a browser must show.
+        secrets: what a browser must show.
     """
 
-    def __init__(self, app: ASGIApp, server: Server, known: Secrets) -> None:
+    def __init__(self, app: ASGIApp, server: Server, secrets: Secrets) -> None:
         self._app = app
         self._server = server
-        self._known = known
+        self._secrets = secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -161,7 +161,7 @@ class Guard:
         token = field_of(scope["query_string"], "token")
         if token and scope["path"] == "/":
             return self._with_cookie(token)
-        if not is_same(self._cookie(headers), self._known.session):
+        if not is_same(self._cookie(headers), self._secrets.session):
             return PlainTextResponse(
                 "Open the URL that `hopsgpu web` printed when it was started: it has a token.\n",
                 401,
@@ -172,7 +172,7 @@ class Guard:
         return None
 
     def _with_cookie(self, token: str) -> Response:
-        if not is_same(token, self._known.token):
+        if not is_same(token, self._secrets.token):
             log.warning("refused a wrong token")
             return PlainTextResponse(
                 "The token is wrong: it is new at each start of `hopsgpu web`.\n", 401
@@ -181,7 +181,7 @@ class Guard:
         response = Response(status_code=303, headers={"Location": "./"})
         secure = "; Secure" if self._server.tls else ""
         response.headers["Set-Cookie"] = (
-            f"{self._server.cookie}={self._known.session}; HttpOnly; SameSite=Strict{secure}"
+            f"{self._server.cookie}={self._secrets.session}; HttpOnly; SameSite=Strict{secure}"
         )
         return response
 

@@ -37,10 +37,10 @@ def checkpoint_rows(
         shards: the complete shards by step.
         announced: the ranks that announced that they save.
     """
-    whole = complete_shards(shards, announced)
+    complete = complete_shards(shards, announced)
     rows = []
     for step in sorted(shards, reverse=True)[:_MOST_STEPS]:
-        saved = whole.get(step) or shards[step]
+        saved = complete.get(step) or shards[step]
         metric = metric_shard(saved).metric if saved else None
-        rows.append(CheckpointRow(step, step in whole, len({p.rank for p in saved}), metric))
+        rows.append(CheckpointRow(step, step in complete, len({p.rank for p in saved}), metric))
     return rows

@@ -114,7 +114,7 @@ def cluster_view(gpus: ClusterGpus, active: Sequence[RunSummary]) -> ClusterView
     nodes = tuple(
         NodeRow(
             node,
-            ", ".join(f"{each.count} × {each.name}" for each in node.types),
+            ", ".join(f"{gpu_type.count} × {gpu_type.name}" for gpu_type in node.types),
             tuple(_cells(node, by_host.get(node.host, ()))),
         )
         for node in gpus.nodes
@@ -129,13 +129,13 @@ def _cells(node: GpuNode, holders: Sequence[tuple[int, int]]) -> Iterator[GpuCel
         node: the node.
         holders: numbers of the applications that have GPUs there, and of how many each.
     """
-    left = node.used
+    remaining = node.used
     for number, gpus in holders:
         # What the node has reported may be a moment older than what the application has.
-        count = min(gpus, left)
-        left -= count
+        count = min(gpus, remaining)
+        remaining -= count
         yield from (GpuCell(USED, number) for _ in range(count))
-    yield from (GpuCell(UNKNOWN) for _ in range(left))
+    yield from (GpuCell(UNKNOWN) for _ in range(remaining))
     yield from (GpuCell(FREE) for _ in range(node.free))
     yield from (GpuCell(BROKEN) for _ in range(node.total - node.used - node.free))
 
@@ -216,14 +216,16 @@ def queue_view(
             asking.append(f"{of}{snapshot.turn_holder} asks YARN for its executors now")
         if text := describe_promised(snapshot):
             promised.append(f"{of}{text}")
-    applications = {one.application for one in waiting}
-    others = [
-        _by_record(row) for row in active if _waits(row) and row.application not in applications
+    applications = {gang.application for gang in waiting}
+    without_ticket = [
+        _by_record(row)
+        for row in active
+        if _is_waiting(row) and row.application not in applications
     ]
-    return QueueView((*waiting, *others), tuple(asking), tuple(promised))
+    return QueueView((*waiting, *without_ticket), tuple(asking), tuple(promised))
 
 
-def _waits(row: RunSummary) -> bool:
+def _is_waiting(row: RunSummary) -> bool:
     return row.state == "waiting"
 
 
@@ -237,16 +239,16 @@ def _waiting(
     active: Sequence[RunSummary],
 ) -> Waiting:
     runs = [row for row in active if row.application == ticket.application]
-    mine = tuple(row for row in runs if _waits(row) or (ticket.is_growth and row.waiting_for))
+    mine = tuple(row for row in runs if _is_waiting(row) or (ticket.is_growth and row.waiting_for))
     # A record has numbers, and a ticket only a word.
     why = next((row.waiting_for for row in mine if row.waiting_for), _WHY[ticket.bound])
-    each = count_of(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
+    gpu_text = count_of(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
     return Waiting(
         place=place,
         user=owner,
         application=ticket.application,
         name=names.get(ticket.application, ""),
-        wants=f"{count_of(ticket.executors, 'executor')} with {each} each",
+        wants=f"{count_of(ticket.executors, 'executor')} with {gpu_text} each",
         since=ticket.filed / 1000,
         why=why,
         grows=ticket.is_growth,

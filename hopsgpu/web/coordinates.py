@@ -80,23 +80,23 @@ def coordinates(trials: Sequence[TrialReport], metric: str, *, is_minimized: boo
         is_minimized: whether smaller values are better.
     """
     sign = 1.0 if is_minimized else -1.0
-    valued = [(one, finite_value(one)) for one in trials if one.state == COMPLETE]
-    complete = [(one, value) for one, value in valued if value is not None]
+    valued = [(trial, finite_value(trial)) for trial in trials if trial.state == COMPLETE]
+    complete = [(trial, value) for trial, value in valued if value is not None]
     complete.sort(key=lambda pair: sign * pair[1])
     shown = complete[:MOST_LINES]
     # Parameters of every trial: a space may be a function that asks for different ones.
-    names = list(dict.fromkeys(name for one, _ in shown for name in one.params))
-    columns = [_column(name, [one.params.get(name) for one, _ in shown]) for name in names]
+    names = list(dict.fromkeys(name for trial, _ in shown for name in trial.params))
+    columns = [_column(name, [trial.params.get(name) for trial, _ in shown]) for name in names]
     kept = columns[:_MOST_AXES]
     kept.append(_column(metric, [value for _, value in shown]))
     lines = [
         TrialLine(
-            one.number,
+            trial.number,
             tuple(places[at] for _, places in kept),
             at * RANKS // max(len(shown), 1),
-            _words(metric, value, one.params),
+            _words(metric, value, trial.params),
         )
-        for at, (one, value) in enumerate(shown)
+        for at, (trial, value) in enumerate(shown)
     ]
     return Coordinates(
         tuple(axis for axis, _ in kept),
@@ -134,8 +134,8 @@ def _is_number(value: object) -> bool:
 
 
 def _numeric(name: str, values: Sequence[float | None]) -> tuple[Axis, Sequence[float | None]]:
-    known = [value for value in values if value is not None]
-    least, most = min(known, default=0.0), max(known, default=0.0)
+    numbers = [value for value in values if value is not None]
+    least, most = min(numbers, default=0.0), max(numbers, default=0.0)
     is_log = least > 0 and most / least >= _LOG_RATIO
     low, high = (math.log(least), math.log(most)) if is_log else (least, most)
     span = high - low
@@ -146,7 +146,7 @@ def _numeric(name: str, values: Sequence[float | None]) -> tuple[Axis, Sequence[
         at = math.log(value) if is_log else value
         return (at - low) / span if span and math.isfinite(span) else 0.5
 
-    if not known:
+    if not numbers:
         return Axis(name, ()), [None for _ in values]
     ends = ((0.0, number(least)), (1.0, number(most))) if most > least else ((0.5, number(most)),)
     return Axis(name, ends, is_log), [place(value) for value in values]

@@ -84,10 +84,10 @@ def is_loopback(host: str) -> bool:
 
 def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
     try:
-        found = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104
+        addresses = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)  # noqa: S104
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"--host {host}: {error}") from error
-    return [(family, str(address[0]).partition("%")[0]) for family, _, _, _, address in found]
+    return [(family, str(address[0]).partition("%")[0]) for family, _, _, _, address in addresses]
 
 
 @contextlib.contextmanager
@@ -130,12 +130,12 @@ def serve(sources: Sources, options: ServerOptions, tell: Callable[[str], None])
     options.check()
     with listening(options.host, options.port) as listener:
         port = int(listener.getsockname()[1])
-        own = (options.host, socket.gethostname(), socket.getfqdn())
-        known = Secrets.fresh()
+        own_names = (options.host, socket.gethostname(), socket.getfqdn())
+        secrets = Secrets.fresh()
         tls = options.certfile is not None
-        server = Server(port, (*own, *options.names), options.names, tls)
+        server = Server(port, (*own_names, *options.names), options.names, tls)
         config = uvicorn.Config(
-            application(sources, known, server),
+            application(sources, secrets, server),
             http="h11",
             ws="none",
             lifespan="off",
@@ -153,7 +153,7 @@ def serve(sources: Sources, options: ServerOptions, tell: Callable[[str], None])
             ssl_certfile=options.certfile,
             ssl_keyfile=options.keyfile,
         )
-        tell(url_of(options.host, port, known.token, tls=tls))
+        tell(url_of(options.host, port, secrets.token, tls=tls))
         log.info("serves the pages on %s:%d", options.host, port)
         uvicorn.Server(config).run(sockets=[listener])
 

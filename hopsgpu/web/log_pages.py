@@ -60,9 +60,9 @@ def read_part(file: LakePath, size: int, begin: int | None, *, grows: bool) -> L
     end = at + len(content)
     if end < size or grows:
         # What follows the last whole line is the next part's.
-        whole = content.rfind(b"\n") + 1
-        if whole or len(content) < MOST_BYTES:
-            end, content = at + whole, content[:whole]
+        complete = content.rfind(b"\n") + 1
+        if complete or len(content) < MOST_BYTES:
+            end, content = at + complete, content[:complete]
     return LogPart(_readable(content), at, end, size)
 
 

@@ -127,13 +127,13 @@ class MetricFiles:
         """
         home = self._home()
         sizes = self._sizes(home)
-        left = _LOOK_BYTES
+        budget = _LOOK_BYTES
         for rank, size in sizes.items():
             file = self._files.setdefault(rank, _RankFile(rank))
             if size < file.at:  # it was made anew
                 file = self._files[rank] = _RankFile(rank)
-            if size > file.at and left > 0:
-                left -= self._advance(home / record_name(rank), file, min(size, file.at + left))
+            if size > file.at and budget > 0:
+                budget -= self._advance(home / record_name(rank), file, min(size, file.at + budget))
         unread = sum(size - self._files[rank].at for rank, size in sizes.items())
         return self._plots(unread)
 
@@ -153,9 +153,9 @@ class MetricFiles:
             if error.kind == ABSENT:
                 return {}
             raise
-        there = {entry.name: entry.size for entry in entries if not entry.is_directory}
+        size_by_name = {entry.name: entry.size for entry in entries if not entry.is_directory}
         names = {rank: record_name(rank) for rank in range(SHOWN_RANKS)}
-        return {rank: there[name] for rank, name in names.items() if name in there}
+        return {rank: size_by_name[name] for rank, name in names.items() if name in size_by_name}
 
     def _advance(self, place: LakePath, file: _RankFile, until: int) -> int:
         began = file.at
@@ -203,10 +203,10 @@ def plots_json(plots: MetricPlots, began: float | None) -> dict[str, Any]:
     used = [Series(s.rank, tuple((at - zero, busy) for at, busy in s.points)) for s in plots.gpus]
     return {
         "metrics": [
-            {"name": _readable(name), "series": [_plain(one) for one in series]}
+            {"name": _readable(name), "series": [_plain(line) for line in series]}
             for name, series in plots.metrics.items()
         ],
-        "gpus": [_plain(one) for one in used],
+        "gpus": [_plain(line) for line in used],
         "unread": plots.unread,
     }
 

@@ -193,17 +193,17 @@ class Sources:
             ConfigError: the configuration of the cluster cannot be read.
         """
         lakes, problems = self._find_roots()
-        return Roots(tuple(_keyed([self._client(lake) for lake in lakes])), tuple(problems))
+        return Roots(tuple(_with_keys([self._client(lake) for lake in lakes])), tuple(problems))
 
     def _client(self, lake: LakePath) -> LakePath:
         """Return a root whose client is kept, and gives up soon on a NameNode that is away."""
         with self._lock:
-            known = self._clients.get(lake.url)
-        if known is None:
-            known = LakePath(lake.url, should_fail_fast=True).with_client()
+            client = self._clients.get(lake.url)
+        if client is None:
+            client = LakePath(lake.url, should_fail_fast=True).with_client()
             with self._lock:
-                self._clients[lake.url] = known
-        return known
+                self._clients[lake.url] = client
+        return client
 
     def queues(self) -> GangQueues:
         """Return the queues of gangs.
@@ -222,12 +222,12 @@ class Sources:
             roots: the roots.
             most: how many runs at most.
         """
-        found, problems = self._ids(roots, None)
+        listings, problems = self._ids(roots, None)
         # By their names first, so that no more records are read than are shown.
-        some = [(root, run_id) for root, ids in found for run_id in ids[:most]]
+        some = [(root, run_id) for root, ids in listings for run_id in ids[:most]]
         some.sort(key=lambda pair: began_by_name(pair[1]) or 0.0, reverse=True)
         rows = newest(self._rows(some[:most]), most)
-        more = sum(len(ids) for _, ids in found) > len(rows)
+        more = sum(len(ids) for _, ids in listings) > len(rows)
         return RunList(tuple(rows), more, tuple(problems))
 
     def active(self, roots: Sequence[Root]) -> RunList:
@@ -236,8 +236,8 @@ class Sources:
         Args:
             roots: the roots.
         """
-        found, problems = self._ids(roots, self.clock() - _ACTIVE_SECONDS)
-        some = [(root, run_id) for root, ids in found for run_id in ids]
+        listings, problems = self._ids(roots, self.clock() - _ACTIVE_SECONDS)
+        some = [(root, run_id) for root, ids in listings for run_id in ids]
         rows = [row for row in self._rows(some) if row.is_running]
         return RunList(tuple(newest(rows, len(rows))), False, tuple(problems))
 
@@ -252,8 +252,8 @@ class Sources:
 
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
             listings = list(zip(roots, pool.map(list_one, roots), strict=True))
-        found = [(root, ids) for root, ids in listings if isinstance(ids, tuple)]
-        return found, [str(ids) for _, ids in listings if not isinstance(ids, tuple)]
+        readable = [(root, ids) for root, ids in listings if isinstance(ids, tuple)]
+        return readable, [str(ids) for _, ids in listings if not isinstance(ids, tuple)]
 
     def _rows(self, some: Sequence[tuple[Root, str]]) -> list[RunSummary]:
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
@@ -262,9 +262,9 @@ class Sources:
     def _row(self, root: Root, run_id: str) -> RunSummary:
         key = (root.key, run_id)
         with self._lock:
-            known = self._ended.get(key)
-        if known is not None:
-            return known
+            cached = self._ended.get(key)
+        if cached is not None:
+            return cached
         run = root.store.stored(run_id)
         row = summary_of(run, self.clock(), root.key)
         # A search or a score may be resumed, with the same id.
@@ -361,8 +361,8 @@ class Sources:
         store = _models(root)
         names = store.list()
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            found = list(pool.map(lambda name: model_entry(store, name), names[:_MOST_MODELS]))
-        return ModelList(tuple(found), len(names) - len(found))
+            entries = list(pool.map(lambda name: model_entry(store, name), names[:_MOST_MODELS]))
+        return ModelList(tuple(entries), len(names) - len(entries))
 
     def versions(self, root: Root, name: str) -> VersionList:
         """Return the versions of a model.
@@ -398,15 +398,15 @@ def _models(root: Root) -> ModelStore:
     return ModelStore((root.lake / _MODELS).url)
 
 
-def _keyed(lakes: Sequence[LakePath]) -> list[Root]:
+def _with_keys(lakes: Sequence[LakePath]) -> list[Root]:
     """Return roots with different keys: the name of the directory that each is in."""
-    found: dict[str, LakePath] = {}
+    lake_by_key: dict[str, LakePath] = {}
     for lake in lakes:
         parts = lake.url.split("/")
         name = re.sub(r"[^\w.+=-]", "_", parts[-2] if len(parts) > 4 else "") or "lake"
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        found[next(one for one in names if one not in found and one.strip("."))] = lake
-    return [Root(key, lake) for key, lake in found.items()]
+        lake_by_key[next(key for key in names if key not in lake_by_key and key.strip("."))] = lake
+    return [Root(key, lake) for key, lake in lake_by_key.items()]
 
 
 def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
@@ -443,8 +443,8 @@ def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, str]:
     addresses = web_addresses(setting)
     name = cluster_name(setting, addresses)
     place, names = gang_queue_root(configured_queue_root(environ), setting("fs.defaultFS"), name)
-    for each in names:
-        place /= each
+    for name_part in names:
+        place /= name_part
     # A standby ResourceManager redirects browsers to the active one.
     return observer.look, GangQueueReader(place).read, addresses[0] if addresses else ""
 

@@ -76,13 +76,13 @@ class Pages:
 
     Args:
         sources: what they read.
-        known: what a form must show.
+        secrets: what a form must show.
         patience: how long a page waits for the lake or YARN, in seconds.
     """
 
-    def __init__(self, sources: Sources, known: Secrets, patience: float) -> None:
+    def __init__(self, sources: Sources, secrets: Secrets, patience: float) -> None:
         self._sources = sources
-        self._known = known
+        self._secrets = secrets
         # Each has threads of its own: a NameNode that does not answer does not keep YARN's answers
         # away, nor the cancelling of a run.
         self._yarn = SharedReads("YARN", patience)
@@ -93,7 +93,7 @@ class Pages:
             loader=jinja2.FileSystemLoader(HERE / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
-            finalize=_finalized,
+            finalize=_finalize,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -104,7 +104,7 @@ class Pages:
             "iso": _iso,
             "size": formats.size,
             "seconds": phrases.seconds,
-            "reported": _reported,
+            "reported": _metrics_text,
             "part": lambda text: quote(str(text), safe="", errors="replace"),
         }
 
@@ -153,7 +153,7 @@ class Pages:
         """List runs."""
         roots = await self._roots()
         chosen = request.query_params.get("of", "")
-        wanted, key = self._chosen(roots, chosen)
+        wanted, key = self._choose(roots, chosen)
         most = min(max(_number(request, "most") or _MOST_RUNS, 1), 1000)
         listed = await self._lake.get(
             ("runs", key, most), lambda: self._sources.runs(wanted, most), fresh=_LIST_SECONDS
@@ -169,17 +169,17 @@ class Pages:
             problems=[p for p in (listed.problem, *odd, *roots.problems) if p],
         )
 
-    def _chosen(self, roots: Roots, key: str) -> tuple[Sequence[Root], str]:
+    def _choose(self, roots: Roots, key: str) -> tuple[Sequence[Root], str]:
         """Return the roots that a reader chose, and the choice; by default the caller's own."""
         if key == _ALL:
             return roots.roots, _ALL
         if not key:
             return roots.roots[:1], roots.roots[0].key if roots.roots else _ALL
-        return [_found(lambda: roots[key])], key
+        return [_find_or_missing(lambda: roots[key])], key
 
     async def run(self, request: Request) -> Response:
         """Show one run: a gang's, a search or a score."""
-        root, run_id = await self._named(request)
+        root, run_id = await self._run_in_path(request)
         now, place = self._sources.clock(), (root.key, run_id)
         record = await self._lake.get(
             ("record", *place), lambda: self._sources.record(root, run_id)
@@ -209,7 +209,7 @@ class Pages:
             checkpoints=saved,
             is_cancel_requested=bool(asked.value),
             tail=tail,
-            form=self._known.form,
+            form=self._secrets.form,
             curve=_curve_image(view),
             coordinates=_coordinates(record.value.search),
             most=_MOST_ENTRIES,
@@ -265,10 +265,10 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         """Return a run's metrics for the page's script."""
-        root, run_id = await self._named(request)
+        root, run_id = await self._run_in_path(request)
         plots = await self._plots(root, run_id)
         if plots.value is None:
-            return PlainTextResponse(cleaned(f"{plots.problem}\n"), 503)
+            return PlainTextResponse(clean_text(f"{plots.problem}\n"), 503)
         record = await self._lake.get(
             ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
         )
@@ -277,7 +277,7 @@ class Pages:
 
     async def log(self, request: Request) -> Response:
         """Show a part of a rank's log."""
-        root, run_id = await self._named(request)
+        root, run_id = await self._run_in_path(request)
         which, trial, begin = _which(request)
         grows = trial is None and await self._is_running(root, run_id)
         answer = await self._log(root, run_id, which, trial, begin, grows=grows)
@@ -296,12 +296,12 @@ class Pages:
 
     async def log_text(self, request: Request) -> Response:
         """Return what follows in a log, for the page's script."""
-        root, run_id = await self._named(request)
+        root, run_id = await self._run_in_path(request)
         which, trial, begin = _which(request)
         grows = trial is None and await self._is_running(root, run_id)
         answer = await self._log(root, run_id, which, trial, begin, grows=grows)
         if answer.value is None:
-            return PlainTextResponse(cleaned(f"{answer.problem}\n"), 503)
+            return PlainTextResponse(clean_text(f"{answer.problem}\n"), 503)
         part = answer.value.part
         headers = {"X-Log-End": str(part.end), "X-Log-Grows": "1" if grows else "0"}
         return PlainTextResponse(part.text, headers=headers)
@@ -314,9 +314,9 @@ class Pages:
 
     async def cancel(self, request: Request) -> Response:
         """Ask a run's driver to cancel it."""
-        root, run_id = await self._named(request)
+        root, run_id = await self._run_in_path(request)
         body = await _body(request)
-        if body is None or not is_same(field_of(body, "form"), self._known.form):
+        if body is None or not is_same(field_of(body, "form"), self._secrets.form):
             text = "The form is not of this server's present start: load the page again."
             return self._error(request, 403, text)
         key = ("ask to cancel", root.key, run_id)
@@ -339,7 +339,7 @@ class Pages:
     async def models(self, request: Request) -> Response:
         """List models."""
         roots = await self._roots()
-        root = self._chosen(roots, request.query_params.get("of", ""))[0][:1]
+        root = self._choose(roots, request.query_params.get("of", ""))[0][:1]
         listed: ReadResult[Any] = ReadResult(None, "there is no directory of models")
         if root:
             listed = await self._lake.get(
@@ -359,7 +359,7 @@ class Pages:
     async def model(self, request: Request) -> Response:
         """Show the versions of a model."""
         root = await self._root(request)
-        name = _found(lambda: model_name(request.path_params["name"]))
+        name = _find_or_missing(lambda: model_name(request.path_params["name"]))
         versions = await self._lake.get(
             ("versions", root.key, name),
             lambda: self._sources.versions(root, name),
@@ -395,12 +395,12 @@ class Pages:
         if uses.value is not None:
             runs, odd = uses.value.runs, uses.value.problems
 
-            def summed() -> UsageView:
-                each = summed_up(runs, by, began, now, odd)
-                return usage_view(each, summed_up(runs, DAY, began, now), roots.problems)
+            def sum_up() -> UsageView:
+                usage = summed_up(runs, by, began, now, odd)
+                return usage_view(usage, summed_up(runs, DAY, began, now), roots.problems)
 
             # Thousands of runs would keep other pages waiting.
-            view = await asyncio.to_thread(summed)
+            view = await asyncio.to_thread(sum_up)
         return self._page(
             request,
             "usage.html",
@@ -414,31 +414,31 @@ class Pages:
         )
 
     async def _roots(self) -> Roots:
-        found = await self._lake.get("roots", self._sources.roots, fresh=_ROOTS_SECONDS)
-        return Roots((), (found.problem,)) if found.value is None else found.value
+        roots = await self._lake.get("roots", self._sources.roots, fresh=_ROOTS_SECONDS)
+        return Roots((), (roots.problem,)) if roots.value is None else roots.value
 
     async def _active(self) -> Any:
         """Return the runs that go on, with why some of them are unknown."""
         roots = await self._roots()
-        found = await self._lake.get(
+        listed = await self._lake.get(
             "active",
             lambda: self._sources.active(roots.roots),
             # Each root costs the NameNode two requests.
             fresh=_ACTIVE_SECONDS + len(roots.roots) / 10,
         )
         return _Active(
-            () if found.value is None else found.value.rows,
-            [p for p in (found.problem, *roots.problems) if p]
-            + list(() if found.value is None else found.value.problems),
+            () if listed.value is None else listed.value.rows,
+            [p for p in (listed.problem, *roots.problems) if p]
+            + list(() if listed.value is None else listed.value.problems),
         )
 
     async def _root(self, request: Request) -> Root:
         roots = await self._roots()
-        return _found(lambda: roots[request.path_params["root"]])
+        return _find_or_missing(lambda: roots[request.path_params["root"]])
 
-    async def _named(self, request: Request) -> tuple[Root, str]:
+    async def _run_in_path(self, request: Request) -> tuple[Root, str]:
         """Return the root and the run that an address names."""
-        run_id = _found(lambda: run_name(request.path_params["run_id"]))
+        run_id = _find_or_missing(lambda: run_name(request.path_params["run_id"]))
         return await self._root(request), run_id
 
     def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
@@ -484,17 +484,17 @@ class _Active:
 
 
 def application(
-    sources: Sources, known: Secrets, server: Server, patience: float = _PATIENT_SECONDS
+    sources: Sources, secrets: Secrets, server: Server, patience: float = _PATIENT_SECONDS
 ) -> Guard:
     """Return the ASGI application.
 
     Args:
         sources: what the pages read.
-        known: what a browser must show.
+        secrets: what a browser must show.
         server: how browsers reach this server.
         patience: how long a page waits for the lake or YARN, in seconds.
     """
-    pages = Pages(sources, known, patience)
+    pages = Pages(sources, secrets, patience)
     handlers: Mapping[Any, Any] = {
         404: pages.missing,
         405: pages.refused,
@@ -504,7 +504,7 @@ def application(
     app = Starlette(routes=pages.routes(), exception_handlers=handlers)
     # To an absolute URL, which behind a proxy is none of the browser's.
     app.router.redirect_slashes = False
-    return Guard(app, server, known)
+    return Guard(app, server, secrets)
 
 
 def _status(answer: ReadResult[Any]) -> int:
@@ -512,7 +512,7 @@ def _status(answer: ReadResult[Any]) -> int:
     return 404 if answer.kind in _MISSING else 503
 
 
-def _found(find: Callable[[], T]) -> T:
+def _find_or_missing(find: Callable[[], T]) -> T:
     """Return what an address names.
 
     Raises:
@@ -560,19 +560,19 @@ _UNFIT = re.compile(
 )
 
 
-def cleaned(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return a text that changes nothing around it, and that UTF-8 has."""
     return _UNFIT.sub("?", text)
 
 
-def _finalized(value: object) -> object:
+def _finalize(value: object) -> object:
     """Return what a template writes: strangers' texts cleaned; HTML of the templates unchanged."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
-        return cleaned(value)
+        return clean_text(value)
     return value
 
 
-def _reported(metrics: object) -> str:
+def _metrics_text(metrics: object) -> str:
     """Return the metrics of a manifest, which may have anything there, as text."""
     return (reported_text(metrics) if isinstance(metrics, dict) else "") or "-"
 
@@ -594,9 +594,9 @@ def _images(plots: MetricPlots | None) -> Sequence[Mapping[str, Any]]:
     """Return plots for readers without scripts, each with its text."""
     if plots is None:
         return []
-    found = []
+    images = []
     for name, series in plots.metrics.items():
-        traces = [one.points for one in series]
+        traces = [line.points for line in series]
         values = [value for trace in traces for _, value in trace]
         last = series[0].points[-1] if series else (0.0, 0.0)
         words = (
@@ -605,14 +605,14 @@ def _images(plots: MetricPlots | None) -> Sequence[Mapping[str, Any]]:
             if values
             else "no number so far"
         )
-        found.append({"name": name, "image": lines_image(traces, _WIDTH, _HEIGHT), "words": words})
+        images.append({"name": name, "image": lines_image(traces, _WIDTH, _HEIGHT), "words": words})
     if plots.gpus:
-        traces = [one.points for one in plots.gpus]
+        traces = [line.points for line in plots.gpus]
         means = [sum(value for _, value in trace) / len(trace) for trace in traces]
         words = ", ".join(f"rank {s.rank} {m:.0%}" for s, m in zip(plots.gpus, means, strict=True))
         image = lines_image(traces, _WIDTH, _HEIGHT, SHARES)
-        found.append({"name": "GPU utilisation", "image": image, "words": f"mean: {words}"})
-    return found
+        images.append({"name": "GPU utilisation", "image": image, "words": f"mean: {words}"})
+    return images
 
 
 def _curve_image(view: RunView) -> str:

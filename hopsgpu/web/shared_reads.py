@@ -76,9 +76,9 @@ class SharedReads:
             task = asyncio.get_running_loop().create_task(self._read(key, read))
             self._under_way[key] = (task, began)
         # Only the first page that asks a source which does not answer has to wait.
-        left = max(self._patience - (self._clock() - began), _LEAST_SECONDS)
+        seconds_left = max(self._patience - (self._clock() - began), _LEAST_SECONDS)
         try:
-            answer = await asyncio.wait_for(asyncio.shield(task), left)
+            answer = await asyncio.wait_for(asyncio.shield(task), seconds_left)
         except TimeoutError:
             within = f"within {self._patience:g} s"
             problem = f"{self._source} has not answered {within}; it is still asked"

@@ -93,18 +93,18 @@ def _bars(rows: Sequence[UsageRow]) -> list[DayBar]:
     """Return all days from the first to the last, those without a run too."""
     if not rows:
         return []
-    known = {str(row.day): row for row in rows}
+    row_by_day = {str(row.day): row for row in rows}
     first, last = (datetime.date.fromisoformat(str(rows[at].day)) for at in (0, -1))
     count = (last - first).days + 1
     days = [(first + datetime.timedelta(days=n)).isoformat() for n in range(count)]
-    return [_bar(known.get(day, UsageRow(day=day))) for day in days]
+    return [_bar(row_by_day.get(day, UsageRow(day=day))) for day in days]
 
 
 def _bar(row: UsageRow) -> DayBar:
     parts = (row.gpu_hours_training, row.gpu_hours_publishing, row.gpu_hours_idle)
     held = sum(parts)
-    told = ", ".join(f"{name} {hours:.2f}" for name, hours in zip(KINDS, parts, strict=True))
-    return DayBar(str(row.day), parts, f"{row.day}: {held:.2f} GPU hours held ({told})")
+    text = ", ".join(f"{name} {hours:.2f}" for name, hours in zip(KINDS, parts, strict=True))
+    return DayBar(str(row.day), parts, f"{row.day}: {held:.2f} GPU hours held ({text})")
 
 
 def _numbers(row: UsageRow) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.display.screens import in_terminal, is_taken
+from hopsgpu.display.screens import is_in_terminal, is_taken
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -30,7 +30,7 @@ def gateway(conf: SparkConf) -> Any:
     from pyspark.java_gateway import launch_gateway
 
     is_there = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
-    if is_there or not in_terminal():
+    if is_there or not is_in_terminal():
         return None
     launch: Any = launch_gateway
     reading, writing = os.pipe()

@@ -472,7 +472,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Tty:
 
 def test_a_terminal_is_drawn_on_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    assert screens.in_terminal() and not screens.is_taken()
+    assert screens.is_in_terminal() and not screens.is_taken()
     live = Live()
     live.status(TRAINING)
     assert screens.is_taken()
@@ -508,7 +508,7 @@ def test_a_terminal_that_cannot_is_given_lines(monkeypatch: pytest.MonkeyPatch, 
 def test_at_a_prompt_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     on_terminal(monkeypatch)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-    assert not screens.in_terminal()
+    assert not screens.is_in_terminal()
 
 
 class Shell:
@@ -531,7 +531,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "IPython", IPython)
     monkeypatch.setitem(sys.modules, "IPython.display", Display)
-    assert screens.in_kernel() and not screens.in_terminal()
+    assert screens.is_in_kernel() and not screens.is_in_terminal()
     cells.set("mine")
     told = progress_of(None)
     cells.set("the next one")

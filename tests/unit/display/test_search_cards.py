@@ -32,7 +32,7 @@ def searched(trials: int = 40) -> SearchResult:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optuna's plots, which take seconds, are left out."""
-    monkeypatch.setattr(plots, "_drawn", lambda given, seconds: [(b"", "left out")] * 3)
+    monkeypatch.setattr(plots, "_draw_in_process", lambda given, seconds: [(b"", "left out")] * 3)
 
 
 def test_a_result_is_short_however_many_trials_it_has() -> None:

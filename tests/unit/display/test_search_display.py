@@ -18,12 +18,12 @@ from hopsgpu.display.base import PlainLines
 from hopsgpu.display.live import LiveSearch
 from hopsgpu.display.progress import SearchProgress, search_progress_of
 from hopsgpu.display.search_cell import page, summary
-from hopsgpu.display.search_phrases import SearchFormatter, end_of, shortened, why
+from hopsgpu.display.search_phrases import SearchFormatter, end_of, shorten_params, why
 from hopsgpu.display.search_picture import (
     SHOWN_TRIALS,
     SearchPicture,
     SearchScene,
-    averaged,
+    average,
     curve_of,
     evenly,
 )
@@ -61,12 +61,12 @@ def test_a_failed_trial_says_why() -> None:
 
 
 def test_parameters_are_short_whatever_they_are() -> None:
-    assert shortened({"lr": 0.000123456, "layers": 3, "kind": "adam"}) == (
+    assert shorten_params({"lr": 0.000123456, "layers": 3, "kind": "adam"}) == (
         "lr=0.0001235, layers=3, kind=adam"
     )
     many = dict.fromkeys((f"p{number}" for number in range(1000)), "\x1b[31m" + "x" * 10_000_000)
-    assert shortened({"component": "", "seed": 1}) == "component='', seed=1"
-    assert len(shortened(many)) <= 80 and "\x1b" not in shortened(many)
+    assert shorten_params({"component": "", "seed": 1}) == "component='', seed=1"
+    assert len(shorten_params(many)) <= 80 and "\x1b" not in shorten_params(many)
     of_many = trial(1, gpu=",".join(f"GPU-{n}" for n in range(8)))
     assert end_of(of_many, None).endswith("node2 8 GPUs")
 
@@ -229,11 +229,11 @@ def test_steps_become_points_in_even_distances() -> None:
     assert [value for at, value in even if 5.1 < at < 8.9] == [2.0] * len(
         [at for at, _ in even if 5.1 < at < 8.9]
     )
-    means = averaged(steps, 10.0)
+    means = average(steps, 10.0)
     assert sum(value for _, value in means) / len(means) == pytest.approx(1.7)
-    busy = averaged([(n / 1000, n % 2) for n in range(100_000)], 100.0)
+    busy = average([(n / 1000, n % 2) for n in range(100_000)], 100.0)
     assert {round(value, 2) for _, value in busy} <= {0.49, 0.5, 0.51}
-    assert evenly([(3.0, 1.0)], 3.0) == averaged([(3.0, 1.0)], 3.0) == ((3.0, 1.0),)
+    assert evenly([(3.0, 1.0)], 3.0) == average([(3.0, 1.0)], 3.0) == ((3.0, 1.0),)
 
 
 def test_a_value_without_an_end_is_not_plotted() -> None:
