@@ -29,7 +29,7 @@ import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.backends.spark.pyspark_archives import VARIABLE as ARCHIVES
 from hopsgpu.backends.spark.pyspark_archives import with_bytecode
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -174,7 +174,7 @@ def cluster_dir(
     for file, properties in site_conf(directory).items():
         conf[file] = {**conf.get(file, {}), **properties}
     if kerberos:
-        keytab = Realm(Layout.at(directory).realm).keytab("alice")
+        keytab = Realm(ClusterLayout.at(directory).realm).keytab("alice")
         conf["spark-defaults"] = {
             "spark.kerberos.principal": f"alice@{REALM}",
             "spark.kerberos.keytab": str(keytab),

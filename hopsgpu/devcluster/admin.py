@@ -1,7 +1,7 @@
-"""The files that an administrator installs, which this cluster also uses.
+"""The files that an administrator installs; this cluster uses these files too.
 
-They are in spark-conf/ and yarn-scripts/ of a checkout; `admin_files/` here has links to them,
-which become copies in an installed package.
+A checkout has the files in spark-conf/ and yarn-scripts/. `admin_files/` here has links to the
+files, which become copies in an installed package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def site_properties(file: Path) -> dict[str, str]:
     """Return the properties of a site file, without substitutions.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         rows = ET.parse(file).getroot().iter("property")
@@ -37,5 +37,4 @@ def site_properties(file: Path) -> dict[str, str]:
 
 
 def spark_defaults() -> dict[str, str]:
-    """Return the properties of spark-conf/spark-defaults.conf."""
     return read_properties(_SPARK_DEFAULTS)

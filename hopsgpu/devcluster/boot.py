@@ -38,7 +38,7 @@ from hopsgpu.devcluster.layout import (
     NAMENODES,
     RESOURCEMANAGERS,
     ZOOKEEPER,
-    Layout,
+    ClusterLayout,
     node_names,
 )
 from hopsgpu.devcluster.realm import (
@@ -53,7 +53,7 @@ from hopsgpu.devcluster.realm import (
 )
 from hopsgpu.devcluster.site_files import GPU_PLUGIN
 from hopsgpu.devcluster.standby import arguments_of
-from hopsgpu.devcluster.state import State, save
+from hopsgpu.devcluster.state import ClusterState, save
 from hopsgpu.errors import ClusterError
 from hopsgpu.units import count_of
 
@@ -76,25 +76,22 @@ _HEAP_MIB = {
     ZOOKEEPER: 64,
     **dict.fromkeys(FAILOVER_CONTROLLERS, 64),
 }
-# Of all NodeManagers together.
+# The sum of the heaps of all NodeManagers.
 _NODES_HEAPS_MIB = 1132
-# Hadoop before 3.5 reaches into more of the JDK.
+# Hadoop before 3.5 uses internals of more packages of the JDK.
 _OPENED = ("java.lang", "java.util", "java.io", "java.net")
 _POLL_S = 0.1
 _READY_S = 120.0
-# A NodeManager ends its containers well within this time, and then only waits for the retention of
+# A NodeManager stops its containers within this time, and then only waits for the retention of
 # their logs.
 GRACE_S = 4.0
-# The variables that a daemon, and so a container, inherits from the shell: the machines of a real
+# The variables that a daemon and its containers inherit from the shell. The machines of a real
 # cluster do not have the user's other settings either.
 _INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 
 
 def heap_mib(daemon: str, nodes: int) -> int:
-    """Return a daemon's largest heap.
-
-    The sum stays under 2 GB for up to eight nodes, without high availability.
-    """
+    """Return a daemon's maximum heap; up to eight nodes and without HA, all use less than 2 GB."""
     if daemon in _HEAP_MIB:
         return _HEAP_MIB[daemon]
     return min(256, max(128, _NODES_HEAPS_MIB // nodes))
@@ -105,10 +102,10 @@ class DaemonStarter:
 
     Attributes:
         state: the state, with every process started so far; saved at each start.
-        started: daemon → when it was started here, in epoch seconds.
+        started: daemon → time of the start, in epoch seconds.
     """
 
-    def __init__(self, layout: Layout, state: State, jars: DaemonJars) -> None:
+    def __init__(self, layout: ClusterLayout, state: ClusterState, jars: DaemonJars) -> None:
         self.state = self._before = state
         self._layout = layout
         self._jars = jars
@@ -116,12 +113,12 @@ class DaemonStarter:
         self.started: dict[str, float] = {}
 
     @contextmanager
-    def undone_on_failure(self) -> Iterator[DaemonStarter]:
+    def stop_on_failure(self) -> Iterator[DaemonStarter]:
         try:
             yield self
         except BaseException:
-            # The marker also finds a daemon's containers. It misses a process that is in its
-            # exec(2), when its environment cannot be read.
+            # The marker also finds a daemon's containers. The marker misses a process in its
+            # exec(2), whose environment cannot be read.
             ours = [self.state.processes[daemon] for daemon in self.started]
             marked = [m for daemon in self.started for m in members(self._layout.root, daemon)]
             stop({*ours, *marked}, GRACE_S)
@@ -148,88 +145,87 @@ class DaemonStarter:
         save(layout, self.state)
 
     def log(self, daemon: str) -> Path:
-        """Return a daemon's log."""
         return self._layout.log(daemon)
 
     def format_namenode(self) -> None:
         """Create the file system at the first start in a directory."""
-        layout, two = self._layout, self.state.spec.namenode_ha
-        if layout.formatted.exists():
-            before = layout.formatted.read_text(encoding="utf-8") or self._jars.version
+        layout, has_two = self._layout, self.state.spec.namenode_ha
+        if layout.format_marker.exists():
+            before = layout.format_marker.read_text(encoding="utf-8") or self._jars.version
             version, _, pair = before.partition(" ")
             if version != self._jars.version:
                 raise ClusterError(
                     f"Hadoop {version} created the HDFS in {layout.root}, and"
                     f" {self._jars.version} may not read it: use another --dir, or remove this one"
                 )
-            if bool(pair) != two:
+            if bool(pair) != has_two:
                 raise ClusterError(
                     f"the HDFS in {layout.root} was created for {'two' if pair else 'one'} NameNode"
                     f"{'s' if pair else ''}: use another --dir, or remove this one"
                 )
             return
-        # Remove what an interrupted format left; blocks of an incomplete file system are useless.
+        # Remove the leftovers of an interrupted format.
         for part in (*map(layout.name, NAMENODES), layout.edits, layout.data):
             shutil.rmtree(part, ignore_errors=True)
         options = (*arguments_of(NAMENODE, self.state.spec), "-format", "-nonInteractive")
         self._run(NAMENODE, _MAIN[NAMENODE], options, "formatting HDFS", (0,))
-        if two:
-            # The second one begins with the same image of an empty file system.
+        if has_two:
+            # The second NameNode starts with the same image of an empty file system.
             shutil.copytree(layout.name(), layout.name(NAMENODES[1]))
-        text = f"{self._jars.version}{' two NameNodes' if two else ''}"
-        layout.formatted.write_text(text, encoding="utf-8")
+        text = f"{self._jars.version}{' two NameNodes' if has_two else ''}"
+        layout.format_marker.write_text(text, encoding="utf-8")
 
     def prepare_election(self) -> None:
-        """Create the place in ZooKeeper at which the failover controllers elect a NameNode."""
+        """Create the znode at which the failover controllers elect a NameNode."""
         controller = FAILOVER_CONTROLLERS[0]
         options = (
             *arguments_of(controller, self.state.spec),
             *("-formatZK", "-nonInteractive"),
         )
-        # 2: it exists, because ZooKeeper alone was restarted.
+        # Status 2: the znode exists, because only ZooKeeper was restarted.
         self._run(controller, _CONTROLLER, options, "preparing ZooKeeper", (0, 2))
 
     def _run(
-        self, daemon: str, main: str, options: Sequence[str], doing: str, good: Sequence[int]
+        self, daemon: str, main: str, options: Sequence[str], purpose: str, accepted: Sequence[int]
     ) -> None:
-        """Run a program as a daemon's user, and wait for its end.
+        """Run a program with a daemon's settings, and wait for its end.
 
         Args:
-            daemon: the daemon whose settings it has.
+            daemon: the daemon.
             main: the program's class.
-            options: its arguments.
-            doing: what it does, for the error.
-            good: exit statuses that are no error.
+            options: arguments of the program.
+            purpose: words for the error.
+            accepted: exit statuses that are no error.
         """
-        argv = [*self._command(daemon, main, options=False), *options]
-        # Not the daemon's: that may be alive.
-        own = f"{daemon}{options[-2]}"
-        log = self._layout.logs / f"{own}.log"
+        argv = [*self._command(daemon, main, has_options=False), *options]
+        # A name of its own: the daemon with its own name may be alive.
+        name = f"{daemon}{options[-2]}"
+        log = self._layout.logs / f"{name}.log"
         for directory in (log.parent, self._layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            environ = {**self._environ(daemon), MARKER: marker(self._layout.root, own)}
-            running = None
+            environ = {**self._environ(daemon), MARKER: marker(self._layout.root, name)}
+            process = None
             try:
-                # On Ctrl-C, subprocess.run() would not wait until the process is gone.
-                running = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
-                status = running.wait()
+                # On Ctrl-C, subprocess.run() would not wait for the end of the process.
+                process = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
+                status = process.wait()
             finally:
-                if running is not None:
-                    running.kill()
-                    running.wait()
-                # Found by its marker, as it may have been started but not be known here yet.
-                stop(members(self._layout.root, own), GRACE_S)
-        if status not in good:
-            raise ClusterError(f"{doing} failed ({log}):\n{last_lines(log)}")
+                if process is not None:
+                    process.kill()
+                    process.wait()
+                # Use the marker: an interrupt may have lost the reference to a started process.
+                stop(members(self._layout.root, name), GRACE_S)
+        if status not in accepted:
+            raise ClusterError(f"{purpose} failed ({log}):\n{last_lines(log)}")
 
-    def _command(self, daemon: str, main: str, *, options: bool = True) -> list[str]:
+    def _command(self, daemon: str, main: str, *, has_options: bool = True) -> list[str]:
         conf = self._layout.conf(daemon)
         spec = self.state.spec
         path = f"{conf}:{self._jars.class_path}"
         if spec.https:
             path = f"{Certificates(self._layout.certificates).daemon_conf}:{path}"
-        given = [str(self._layout.zookeeper_conf)] if daemon == ZOOKEEPER else []
+        conf_file = [str(self._layout.zookeeper_conf)] if daemon == ZOOKEEPER else []
         return [
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
@@ -245,7 +241,7 @@ class DaemonStarter:
             f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
             *("-cp", path),
             main,
-            *((*arguments_of(daemon, spec), *given) if options else ()),
+            *((*arguments_of(daemon, spec), *conf_file) if has_options else ()),
         ]
 
     def _environ(self, daemon: str) -> dict[str, str]:
@@ -261,7 +257,7 @@ class DaemonStarter:
             "PATH": os.environ.get("PATH", os.defpath),
             **node,
             "JAVA_HOME": self.state.java,
-            # A node's health check stores there what its next run needs.
+            # A node's health check records a hang there for its next run.
             "TMPDIR": str(self._layout.temporary(daemon)),
             "HADOOP_CONF_DIR": str(self._layout.conf(daemon)),
             MARKER: marker(self._layout.root, daemon),
@@ -275,7 +271,7 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
         ClusterError: the file system could not be created.
     """
     if KDC in daemons:
-        # The others get their tickets when they start.
+        # The other daemons get their tickets when they start.
         starter.start(KDC)
         _await_port(starter, KDC)
     nodes = node_names(starter.state.spec.nodes)
@@ -294,38 +290,40 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
 
 
 def _await_port(starter: DaemonStarter, daemon: str) -> None:
-    port, its_log = starter.state.ports[f"{daemon}.rpc"], starter.log(daemon)
+    port, log_file = starter.state.ports[f"{daemon}.rpc"], starter.log(daemon)
     deadline = time.monotonic() + _READY_S
     while True:
         with contextlib.suppress(OSError), socket.create_connection((MASTER, port), _POLL_S):
             return
         if not starter.state.processes[daemon].alive or time.monotonic() > deadline:
-            raise ClusterError(f"{daemon} does not answer ({its_log}):\n{last_lines(its_log)}")
+            raise ClusterError(f"{daemon} does not answer ({log_file}):\n{last_lines(log_file)}")
         time.sleep(_POLL_S)
 
 
-def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, float]) -> None:
+def wait_ready(
+    layout: ClusterLayout, state: ClusterState, user: str, started: Mapping[str, float]
+) -> None:
     """Poll the daemons until all of them are ready.
 
     Args:
         user: user who gets a home directory in HDFS.
-        started: daemon → when it was started, in epoch seconds, for those that this `up` started.
+        started: daemon → time of the start, in epoch seconds, for the daemons of this `up`.
 
     Raises:
         ClusterError: a daemon ended (the message has the last lines of its log), or the deadline
             passed.
     """
     realm = realm_of(layout, state.spec)
-    ask = probe.of(layout, state)
+    ask = probe.probe_of(layout, state)
     steps: dict[str, Callable[[], bool]] = {
-        "HDFS": ask.hdfs_ready,
-        "HDFS's /tmp and /user": lambda: _directories(ask, layout, state, realm, user),
-        "YARN": lambda: _registered(ask, state, started),
+        "HDFS": ask.is_hdfs_ready,
+        "HDFS's /tmp and /user": lambda: _are_directories_ready(ask, layout, state, realm, user),
+        "YARN": lambda: _are_nodes_registered(ask, state, started),
     }
     deadline = time.monotonic() + _READY_S
-    for what, ready in steps.items():
-        while not ready():
-            _all_alive(layout, state)
+    for what, is_ready in steps.items():
+        while not is_ready():
+            _raise_if_ended(layout, state)
             if time.monotonic() > deadline:
                 nodes = ask.nodes() or ()
                 states = ", ".join(
@@ -336,22 +334,22 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
                     f"the logs are in {layout.logs}"
                 )
             time.sleep(_POLL_S)
-    _all_alive(layout, state)
+    _raise_if_ended(layout, state)
 
 
-def _all_alive(layout: Layout, state: State) -> None:
+def _raise_if_ended(layout: ClusterLayout, state: ClusterState) -> None:
     for daemon in state.dead:
         log = layout.log(daemon)
         raise ClusterError(f"{daemon} ended during startup ({log}):\n{last_lines(log)}")
 
 
-def _directories(
-    ask: probe.Probe, layout: Layout, state: State, realm: Realm | None, user: str
+def _are_directories_ready(
+    ask: probe.Probe, layout: ClusterLayout, state: ClusterState, realm: Realm | None, user: str
 ) -> bool:
-    """Create the directories that HDFS users need.
+    """Create the directories that HDFS users need; return whether all exist.
 
-    Any user can create a home directory; but on a Kerberized cluster only if nobody else has
-    created it, so its users have theirs, which nobody else can read.
+    /user is writable for all. On a Kerberized cluster another user could create a user's home
+    first, so the homes are created here and only their owners may read them.
     """
     if realm:
         superuser = DAEMON_USERS[0]
@@ -364,20 +362,22 @@ def _directories(
     return all(ask.make_directory(path, user, mode) for path, mode in directories)
 
 
-def _registered(ask: probe.Probe, state: State, started: Mapping[str, float]) -> bool:
-    """Return whether every node runs with its GPUs, and was heard from after its last start."""
+def _are_nodes_registered(
+    ask: probe.Probe, state: ClusterState, started: Mapping[str, float]
+) -> bool:
+    """Return whether every node runs with its GPUs, and has reported since its last start."""
     running = {
         node.name
         for node in ask.nodes() or ()
         if node.state == "RUNNING"
-        and _gpus_due(state.spec, node.name) in (None, node.gpus)
+        and _expected_gpus(state.spec, node.name) in (None, node.gpus)
         and node.heard >= started.get(node.name, 0.0)
     }
     return running >= set(node_names(state.spec.nodes))
 
 
-def _gpus_due(spec: ClusterSpec, node: str) -> int | None:
-    """Return how many GPUs a node must report; None if the user configures the plugin otherwise."""
-    theirs = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
-    changed = any(name.startswith(GPU_PLUGIN) for name in theirs)
-    return None if changed else spec.gpus_per_node
+def _expected_gpus(spec: ClusterSpec, node: str) -> int | None:
+    """Return how many GPUs a node must report; None if the user configures the plugin."""
+    overrides = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
+    is_overridden = any(name.startswith(GPU_PLUGIN) for name in overrides)
+    return None if is_overridden else spec.gpus_per_node

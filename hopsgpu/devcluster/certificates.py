@@ -1,10 +1,10 @@
-"""The certificates of a cluster whose web addresses are HTTPS, signed by an authority of its own.
+"""The certificates of a cluster with HTTPS, signed by an authority of its own.
 
-As on clusters on premises, whose authority no browser and no Python knows: a client must be given
-the authority's certificate. The JDK's keytool makes them.
+On-premises clusters have such authorities, which browsers and Python do not know: a client needs
+the authority's certificate. The JDK's keytool makes the certificates.
 
-Sources: the Hadoop documentation, "Encrypted Shuffle" (ssl-server.xml, ssl-client.xml) and the
-hdfs-default.xml and yarn-default.xml of the policies; the JDK's documentation of keytool.
+Sources: the Hadoop documentation, "Encrypted Shuffle" (ssl-server.xml, ssl-client.xml), and the
+policies in hdfs-default.xml and yarn-default.xml; the JDK's documentation of keytool.
 """
 
 from __future__ import annotations
@@ -17,29 +17,25 @@ from pathlib import Path
 
 from hopsgpu.devcluster.config import Properties
 from hopsgpu.devcluster.daemons import run_logged
-from hopsgpu.devcluster.layout import MASTER, MAX_NODES, Layout, address_of, node_names
+from hopsgpu.devcluster.layout import MASTER, MAX_NODES, ClusterLayout, address_of, node_names
 from hopsgpu.devcluster.site_files import xml_text
 from hopsgpu.devcluster.state import write
 
 _AUTHORITY, _SERVER = "authority", "server"
 _DAYS = "3650"
-# Not a secret: the store has the authority's public certificate alone.
+# Not a secret: the store has only the authority's public certificate.
 _TRUST_PASSWORD = "changeit"  # noqa: S105
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """The files of a cluster's certificates.
-
-    Args:
-        root: their directory.
-    """
+    """The files of a cluster's certificates."""
 
     root: Path
 
     @property
     def bundle(self) -> Path:
-        """The authority's certificate, and those of public authorities, for Python's clients."""
+        """The certificates of the authority and of public authorities, for Python's clients."""
         return self.root / "authorities.pem"
 
     @property
@@ -59,15 +55,16 @@ class Certificates:
 
     @property
     def daemon_conf(self) -> Path:
-        """The directory with ssl-server.xml: on the class path of the daemons alone.
+        """The directory with ssl-server.xml, which is on the class path of the daemons only.
 
-        It has the password of the key, and Spark sends a client's configuration to every container.
+        The file has the password of the key, and Spark sends a client's configuration to every
+        container.
         """
         return self.root / "conf"
 
 
 def properties_of_https() -> dict[str, Properties]:
-    """Return what the site files have in addition: site file → properties."""
+    """Return additional properties: site file → properties."""
     return {
         "core-site": {"hadoop.ssl.require.client.cert": "false"},
         "hdfs-site": {"dfs.http.policy": "HTTPS_ONLY"},
@@ -76,7 +73,7 @@ def properties_of_https() -> dict[str, Properties]:
 
 
 def client_file(certificates: Certificates) -> Properties:
-    """Return ssl-client.xml, by which a JVM trusts the authority."""
+    """Return the properties of ssl-client.xml, which makes a JVM trust the authority."""
     return {
         "ssl.client.truststore.location": str(certificates.trust_store),
         "ssl.client.truststore.password": _TRUST_PASSWORD,
@@ -84,14 +81,14 @@ def client_file(certificates: Certificates) -> Properties:
     }
 
 
-def create_certificates(certificates: Certificates, layout: Layout, java: Path) -> None:
+def create_certificates(certificates: Certificates, layout: ClusterLayout, java: Path) -> None:
     """Create the authority and the daemons' certificate, unless they exist.
 
     The authority's key is not kept: the certificate names every node that a cluster can have.
 
     Args:
-        certificates: their files.
-        layout: the cluster's.
+        certificates: files of the certificates.
+        layout: layout of the cluster.
         java: JAVA_HOME, whose keytool is run.
 
     Raises:
@@ -121,8 +118,8 @@ def create_certificates(certificates: Certificates, layout: Layout, java: Path) 
         ),
         0o600,
     )
-    # Last, as it tells that all are there. A client whose shell has this bundle still reaches
-    # others.
+    # The bundle is written last: it shows that all files exist. It includes the public authorities,
+    # because a client uses it for all hosts.
     public = _public_authorities()
     write(certificates.bundle, f"{certificates.authority.read_text()}\n{public}")
 

@@ -32,8 +32,8 @@ SITES = (
 )
 _FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
 _MAX_GPUS = 16
-# Clients stop using a token a minute before its end.
-_SHORTEST_TOKEN = 60.0
+# Clients stop using a token a minute before it expires.
+_MIN_TOKEN_SECONDS = 60.0
 _HADOOP = re.compile(r"3\.([3-9]|[1-9]\d)\.\d{1,2}")
 Properties = dict[str, str]
 
@@ -61,19 +61,19 @@ class ClusterSpec:
 
     Attributes:
         nodes: number of NodeManagers.
-        gpus_per_node: number of GPUs of each.
+        gpus_per_node: number of GPUs of each node.
         conf: the overrides.
-        hadoop: version of the daemons, as "3.3.6"; "" for the one that the PySpark includes.
-        kerberos: whether the cluster has a KDC, and everything requires Kerberos.
+        hadoop: version of the daemons, such as "3.3.6"; "" for the version that PySpark includes.
+        kerberos: whether the cluster has a KDC, and all services require Kerberos.
         privacy: whether HDFS and Hadoop's RPC also encrypt.
-        simple_web: whether the web addresses ask nobody for Kerberos.
-        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it can
-            no longer be; () for Hadoop's, 1 and 7 days.
+        simple_web: whether the web addresses require no Kerberos.
+        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it
+            expires finally; () for Hadoop's defaults, 1 and 7 days.
         https: whether the web addresses are HTTPS, with certificates of a private authority.
         namenode_ha: whether a second NameNode takes over when the active one dies.
-        resourcemanager_ha: whether a second ResourceManager does.
-        preemption: whether the Capacity Scheduler takes containers back for a queue that has less
-            than its share, and asks for more.
+        resourcemanager_ha: whether a second ResourceManager takes over when the active one dies.
+        preemption: whether the Capacity Scheduler preempts containers for a queue that has less
+            than its share and requests more.
     """
 
     nodes: int = 2
@@ -104,30 +104,28 @@ class ClusterSpec:
 
     @property
     def namenodes(self) -> tuple[str, ...]:
-        """The NameNodes: one, or two with high availability."""
         return NAMENODES if self.namenode_ha else NAMENODES[:1]
 
     @property
     def resourcemanagers(self) -> tuple[str, ...]:
-        """The ResourceManagers: one, or two with high availability."""
         return RESOURCEMANAGERS if self.resourcemanager_ha else RESOURCEMANAGERS[:1]
 
     @property
     def scheme(self) -> str:
-        """The scheme of the web addresses."""
         return "https" if self.https else "http"
 
     @property
     def namenode_host(self) -> str:
-        """The host in HDFS's URL: on a Kerberized cluster a name, as on real ones.
+        """The host in HDFS's URL: a name on Kerberized clusters, as on real ones.
 
-        Hadoop writes a token for the address and not for the name, which a numeric URL would hide.
+        Hadoop writes a token for the address and not for the name; a numeric URL would hide the
+        difference.
         """
         return "localhost" if self.kerberos else MASTER
 
     def __post_init__(self) -> None:
-        _whole("nodes", self.nodes, 1, MAX_NODES)
-        _whole("gpus_per_node", self.gpus_per_node, 0, _MAX_GPUS)
+        _check_integer("nodes", self.nodes, 1, MAX_NODES)
+        _check_integer("gpus_per_node", self.gpus_per_node, 0, _MAX_GPUS)
         if self.hadoop and not _HADOOP.fullmatch(self.hadoop):
             raise ConfigError(
                 f"hadoop={self.hadoop!r}: must be a release of Hadoop 3 from 3.3.0 on, such as "
@@ -143,20 +141,20 @@ class ClusterSpec:
 
 
 def _check_kerberos(spec: ClusterSpec) -> None:
-    """Refuse options of Kerberos without it, and lifetimes that no token can have."""
-    of_kerberos = {
+    """Refuse options that need Kerberos without Kerberos, and impossible lifetimes of tokens."""
+    options = {
         "privacy": spec.privacy,
         "simple_web": spec.simple_web,
         "token_lifetimes": bool(spec.token_lifetimes),
     }
-    if not spec.kerberos and any(of_kerberos.values()):
-        given = ", ".join(name for name, value in of_kerberos.items() if value)
-        raise ConfigError(f"{given}: only for a cluster with kerberos=True (--kerberos)")
-    lifetimes = spec.token_lifetimes
-    if lifetimes and not (len(lifetimes) == 2 and _SHORTEST_TOKEN <= lifetimes[0] <= lifetimes[1]):
+    if not spec.kerberos and any(options.values()):
+        names = ", ".join(name for name, value in options.items() if value)
+        raise ConfigError(f"{names}: only for a cluster with kerberos=True (--kerberos)")
+    lifetimes, shortest = spec.token_lifetimes, _MIN_TOKEN_SECONDS
+    if lifetimes and not (len(lifetimes) == 2 and shortest <= lifetimes[0] <= lifetimes[1]):
         raise ConfigError(
             f"token_lifetimes={lifetimes!r}: must be the seconds after which a token must be"
-            f" renewed, at least {_SHORTEST_TOKEN:.0f}, and the seconds of its longest life, at"
+            f" renewed, at least {shortest:.0f}, and the seconds of its longest life, at"
             " least as many"
         )
 
@@ -231,6 +229,6 @@ def _text(value: Any, where: str) -> str:
     raise ConfigError(f"{where} must be a string, a number, true or false, not {value!r}")
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")

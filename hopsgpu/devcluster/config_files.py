@@ -13,36 +13,35 @@ from hopsgpu.devcluster.certificates import Certificates, client_file, propertie
 from hopsgpu.devcluster.class_archive import archive_of
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import MARKER, marker
-from hopsgpu.devcluster.layout import ZOOKEEPER, Layout, node_names
+from hopsgpu.devcluster.layout import ZOOKEEPER, ClusterLayout, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script, wrapper_script
 from hopsgpu.devcluster.realm import Realm, container_variables, realm_of
-from hopsgpu.devcluster.state import State, write
+from hopsgpu.devcluster.state import ClusterState, write
 from hopsgpu.errors import ClusterError
 
 
-def container_environ(layout: Layout, node: str, realm: Realm | None) -> dict[str, str]:
+def container_environ(layout: ClusterLayout, node: str, realm: Realm | None) -> dict[str, str]:
     """Return the variables that this cluster sets in a node's containers."""
     programs = layout.node(node) / "bin"
     environ = {
-        # The node's nvidia-smi comes first, and hopsgpu's discovery uses it alone: NVML would show
-        # the GPUs of the whole machine.
+        # The node's nvidia-smi comes first. hopsgpu's discovery uses only this nvidia-smi: NVML
+        # would show the GPUs of the whole machine.
         "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
         "HOPSGPU_NVIDIA_SMI": str(programs / "nvidia-smi"),
         MARKER: marker(layout.root, node),
         **(container_variables(realm) if realm else {}),
     }
-    # On some machines it names the directory of the GPU driver's libraries.
+    # On some machines this variable names the directory of the GPU driver's libraries.
     if libraries := os.environ.get("LD_LIBRARY_PATH"):
         environ["LD_LIBRARY_PATH"] = libraries
     return environ
 
 
-def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
+def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> None:
     """Write every configuration file, the hosts file and the nodes' nvidia-smi."""
     spec, ports = state.spec, state.ports
     realm = realm_of(layout, spec)
-    over = spec.conf.sites
     files = {
         "core-site": site_files.core_site(layout, spec, ports, user_name()),
         "hdfs-site": site_files.hdfs_site(layout, spec, ports),
@@ -53,17 +52,16 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     }
     for node in (None, *node_names(spec.nodes)):
         conf = layout.conf(node) if node else layout.client
-        for name, ours in files.items():
-            own, last = {}, {}
-            secure = _secure(realm, spec, name, node) if realm else {}
-            safe = properties_of_https().get(name, {}) if spec.https else {}
+        for name, common in files.items():
+            properties = common | _ha_properties(layout, state, name)
             if node and name == "yarn-site":
                 environ = container_environ(layout, node, realm)
-                own = site_files.node_site(layout, spec, node, ports, gpus, environ)
-                last = spec.conf.nodes.get(node, {})
-            highly = _highly_available(layout, state, name)
-            merged = {**ours, **highly, **own, **secure, **safe, **over.get(name, {}), **last}
-            write(conf / f"{name}.xml", site_files.xml_text(merged))
+                properties |= site_files.node_site(layout, spec, node, ports, gpus, environ)
+            properties |= _secure_properties(realm, spec, name, node)
+            properties |= spec.conf.sites.get(name, {})
+            if node and name == "yarn-site":
+                properties |= spec.conf.nodes.get(node, {})
+            write(conf / f"{name}.xml", site_files.xml_text(properties))
         if spec.https:
             trust = client_file(Certificates(layout.certificates))
             write(conf / "ssl-client.xml", site_files.xml_text(trust))
@@ -82,8 +80,8 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     _write_smi(layout, gpus)
 
 
-def _highly_available(layout: Layout, state: State, name: str) -> Properties:
-    """Return what a site file of a cluster with high availability has in addition."""
+def _ha_properties(layout: ClusterLayout, state: ClusterState, name: str) -> Properties:
+    """Return additional properties of a site file of a cluster with high availability."""
     spec, ports = state.spec, state.ports
     match name:
         case "core-site" if spec.namenode_ha:
@@ -95,27 +93,33 @@ def _highly_available(layout: Layout, state: State, name: str) -> Properties:
     return {}
 
 
-def _secure(realm: Realm, spec: ClusterSpec, name: str, node: str | None) -> Properties:
-    """Return what a site file of a Kerberized cluster has in addition.
+def _secure_properties(
+    realm: Realm | None, spec: ClusterSpec, name: str, node: str | None
+) -> Properties:
+    """Return additional properties of a site file of a cluster with Kerberos or HTTPS.
 
     Args:
-        node: the node whose file it is; None for the clients' and masters'.
+        realm: the realm; None without Kerberos.
+        spec: spec of the cluster.
+        name: name of the file.
+        node: the node that uses the file; None for clients and masters.
     """
+    https = properties_of_https().get(name, {}) if spec.https else {}
     match name:
-        case "core-site":
-            return realm_files.core_site(realm, spec)
-        case "hdfs-site":
-            return realm_files.hdfs_site(realm, spec)
-        case "yarn-site":
-            return realm_files.yarn_site(realm, spec, node)
-    return {}
+        case "core-site" if realm:
+            return realm_files.core_site(realm, spec) | https
+        case "hdfs-site" if realm:
+            return realm_files.hdfs_site(realm, spec) | https
+        case "yarn-site" if realm:
+            return realm_files.yarn_site(realm, spec, node) | https
+    return https
 
 
-def write_spark_conf(layout: Layout, state: State, spark: Path) -> Path:
+def write_spark_conf(layout: ClusterLayout, state: ClusterState, spark: Path) -> Path:
     """Write spark-defaults.conf for clients that use one PySpark; return its directory.
 
-    A client's executors must run the jars of its own PySpark, not those of the one that was
-    installed where the cluster was started.
+    A client's executors must run the jars of its own PySpark. The cluster may have been started
+    with another PySpark.
     """
     archive = archive_of(Path(state.java), spark)
     realm = realm_of(layout, state.spec)
@@ -127,7 +131,7 @@ def write_spark_conf(layout: Layout, state: State, spark: Path) -> Path:
 
 
 def user_name() -> str:
-    """Return the user that the daemons see, whatever HADOOP_USER_NAME says."""
+    """Return the user that the daemons see; HADOOP_USER_NAME has no effect on them."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError as e:
@@ -136,7 +140,7 @@ def user_name() -> str:
         ) from e
 
 
-def _write_hosts(layout: Layout, spec: ClusterSpec) -> None:
+def _write_hosts(layout: ClusterLayout, spec: ClusterSpec) -> None:
     try:
         system = Path("/etc/hosts").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -145,11 +149,11 @@ def _write_hosts(layout: Layout, spec: ClusterSpec) -> None:
     write(layout.hosts, hosts)
 
 
-def _write_smi(layout: Layout, gpus: GpuPlan) -> None:
-    for node, own in gpus.nodes.items():
+def _write_smi(layout: ClusterLayout, gpus: GpuPlan) -> None:
+    for node, node_gpus in gpus.nodes.items():
         smi = layout.node(node) / "bin" / "nvidia-smi"
-        if own:
-            text = wrapper_script(gpus.smi, own) if gpus.smi else standin_script(own)
+        if node_gpus:
+            text = wrapper_script(gpus.smi, node_gpus) if gpus.smi else standin_script(node_gpus)
             write(smi, text, 0o755)
         else:
             smi.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them: start, identify and end them."""
+"""Starts, identifies and stops processes that outlive the command that started them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHELL = 'cd "$1" || exit 1; shift; exec "$@"'
 
 
 @dataclass(frozen=True)
-class Process:
+class DaemonProcess:
     """A process, identified by its pid and its start time."""
 
     pid: int
@@ -43,10 +43,10 @@ class Process:
         return True
 
 
-def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> Process:
+def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> DaemonProcess:
     """Start a command in its own session, with its output in a new log, and no signal blocked.
 
-    The previous log is kept beside it, with the suffix `.previous`.
+    The previous log is kept with the suffix `.previous`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
@@ -64,30 +64,30 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
         setsid=True,
         setsigmask=(),
     )
-    # It is our child and not yet reaped, so its entry in /proc exists even if it has ended.
+    # The process is our child and not yet reaped, so /proc has its entry even if it has ended.
     stat = _stat(pid)
-    return Process(pid, stat[1] if stat else "ended")
+    return DaemonProcess(pid, stat[1] if stat else "ended")
 
 
-def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, given: str = "") -> None:
-    """Run a program that prepares something, and wait for its end.
+def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, stdin: str = "") -> None:
+    """Run a program, and wait for its end.
 
     Args:
         argv: the program and its arguments.
-        environ: its environment.
-        log: file to which its output is appended.
-        given: its standard input.
+        environ: environment of the program.
+        log: file to which the output is appended.
+        stdin: standard input of the program.
 
     Raises:
-        ClusterError: it failed, or did not end within a minute.
+        ClusterError: the program failed, or did not end within a minute.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         try:
-            ran = subprocess.run(
+            completed = subprocess.run(
                 argv,
                 env=dict(environ),
-                input=given.encode(),
+                input=stdin.encode(),
                 stdout=out,
                 stderr=out,
                 timeout=_PROGRAM_SECONDS,
@@ -97,13 +97,13 @@ def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, given
             raise ClusterError(
                 f"{argv[0]} did not end within {_PROGRAM_SECONDS:.0f} s ({log})"
             ) from error
-    if ran.returncode:
+    if completed.returncode:
         raise ClusterError(f"{argv[0]} failed ({log}):\n{last_lines(log)}")
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Keep SIGINT and SIGTERM waiting while inside, so that what is started is recorded too."""
+    """Delay SIGINT and SIGTERM while inside, so that a started process is recorded too."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
@@ -111,40 +111,37 @@ def uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def stop(processes: Iterable[Process], grace: float) -> None:
-    """End processes: SIGTERM to all, SIGKILL to those left after `grace` seconds.
-
-    Returns when all of them are gone.
-    """
+def stop(processes: Iterable[DaemonProcess], grace: float) -> None:
+    """Stop processes and wait for their end: SIGTERM, then SIGKILL after `grace` seconds."""
     with ExitStack() as stack:
-        left: dict[int, Process] = {}
+        alive: dict[int, DaemonProcess] = {}
         for process in processes:
             with suppress(ProcessLookupError):
                 fd = os.pidfd_open(process.pid)
                 stack.callback(os.close, fd)
-                # Checked once the descriptor is open: from now on it means this process alone.
+                # Check after opening the descriptor, which excludes that the pid is reused.
                 if process.alive:
-                    left[fd] = process
-        for sent, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
-            for fd in left:
+                    alive[fd] = process
+        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
+            for fd in alive:
                 with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fd, sent)
-            _wait(left, seconds)
+                    signal.pidfd_send_signal(fd, number)
+            _wait(alive, seconds)
 
 
-def _wait(processes: dict[int, Process], seconds: float) -> None:
+def _wait(processes: dict[int, DaemonProcess], seconds: float) -> None:
     """Remove from `processes` the processes that end within `seconds`."""
     poll = select.poll()
     for fd in processes:
         poll.register(fd, select.POLLIN)
     deadline = time.monotonic() + seconds
-    while processes and (rest := deadline - time.monotonic()) > 0:
-        for fd, _ in poll.poll(rest * 1000):
+    while processes and (seconds_left := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(seconds_left * 1000):
             poll.unregister(fd)
             _reap(processes.pop(fd).pid)
 
 
-def members(cluster: Path, daemon: str | None = None) -> list[Process]:
+def members(cluster: Path, daemon: str | None = None) -> list[DaemonProcess]:
     """Return this user's processes with the marker of a cluster, or of one of its daemons."""
     begin = f"{MARKER}={marker(cluster, daemon or '')}".encode()
     processes = []
@@ -156,7 +153,7 @@ def members(cluster: Path, daemon: str | None = None) -> list[Process]:
             if any(v == begin if daemon else v.startswith(begin) for v in values):
                 stat = _stat(int(entry.name))
                 if stat:
-                    processes.append(Process(int(entry.name), stat[1]))
+                    processes.append(DaemonProcess(int(entry.name), stat[1]))
     return processes
 
 
@@ -166,7 +163,7 @@ def marker(cluster: Path, daemon: str) -> str:
 
 
 def last_lines(log: Path, lines: int = 15) -> str:
-    """Return the end of a log, for an error; with the last cause before it, if it has none."""
+    """Return the end of a log, for an error; if it has no cause, with the last cause before it."""
     try:
         with log.open("rb") as f:
             f.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -183,7 +180,7 @@ def last_lines(log: Path, lines: int = 15) -> str:
 def _stat(pid: int) -> tuple[str, str] | None:
     """Return the state and the start time of a process, which identify it on this machine."""
     try:
-        # The name in parentheses may itself have spaces and parentheses.
+        # The name, in parentheses, may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -192,7 +189,7 @@ def _stat(pid: int) -> tuple[str, str] | None:
 
 
 def _await_threads(pid: int) -> None:
-    """Wait until all threads of a process have ended, after its main thread has.
+    """Wait until all threads of a process have ended; its main thread has ended before.
 
     The threads of a killed JVM hold its ports a moment longer.
     """

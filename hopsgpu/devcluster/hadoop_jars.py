@@ -17,13 +17,13 @@ from hopsgpu.core.cache_directory import cache_directory
 from hopsgpu.devcluster.java import Java
 from hopsgpu.errors import ClusterError
 
-# The ResourceManager's web proxy makes its certificates with Bouncy Castle, which neither
-# PySpark nor the minicluster package carries.
+# The ResourceManager's web proxy makes its certificates with Bouncy Castle, which neither PySpark
+# nor the minicluster package includes.
 _BOUNCY_CASTLE = "1.82"
 _BOUNCY_CASTLE_JARS = ("bcprov", "bcpkix", "bcutil")
 _MINICLUSTER = "org.apache.hadoop:hadoop-client-minicluster"
-# The daemons' own jars, for which the resolver adds what they need. Those of a Hadoop before 3.5
-# must be these: its minicluster jar answers REST requests in another form than its daemons do.
+# The daemons' own jars; the resolver adds their dependencies. For Hadoop before 3.5 these jars are
+# necessary: its minicluster jar answers REST requests in another form than its daemons.
 _DAEMONS = (
     "org.apache.hadoop:hadoop-yarn-server-resourcemanager",
     "org.apache.hadoop:hadoop-yarn-server-nodemanager",
@@ -32,21 +32,21 @@ _DAEMONS = (
     "org.apache.hadoop:hadoop-hdfs-client",
     "org.apache.hadoop:hadoop-common",
 )
-# Not needed to run them.
+# Dependencies that are not needed at run time.
 _ANNOTATIONS = (
     "com.google.errorprone:error_prone_annotations",
     "com.google.j2objc:j2objc-annotations",
     "org.checkerframework:checker-qual",
     "org.codehaus.mojo:animal-sniffer-annotations",
 )
-# Maven's jar of HDFS has no web pages, and its daemons do not start without their directories.
+# Maven's jar of HDFS has no web pages, and HDFS's daemons do not start without these directories.
 _HDFS_PAGES = ("hdfs", "datanode")
 _BEFORE_3_5 = ("3.3.", "3.4.")
-# What the resolver says of a jar that its repository describes and does not have.
+# The resolver's message about a jar that the repository describes but does not have.
 _INCOMPLETE = "download failed"
-# Not downloaded with the minicluster jar, as PySpark's jars, which are on the class path, include
-# the same versions.
-_CARRIED = (
+# Dependencies of the minicluster jar that are not downloaded: PySpark's jars, which are on the
+# class path, include the same versions.
+_IN_PYSPARK = (
     "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime",
     "org.slf4j:slf4j-api",
@@ -57,7 +57,7 @@ _CARRIED = (
 
 
 def pyspark_home() -> Path:
-    """Return the directory of the installed PySpark, found without importing it."""
+    """Return the directory of the installed PySpark, without importing it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ClusterError("PySpark is not installed: pip install pyspark")
@@ -65,7 +65,6 @@ def pyspark_home() -> Path:
 
 
 def hadoop_version(spark: Path) -> str:
-    """Return the version of Hadoop that a PySpark includes."""
     for jar in sorted((spark / "jars").glob("hadoop-client-api-*.jar")):
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
@@ -79,80 +78,80 @@ class DaemonJars:
     """The jars of the daemons of one Hadoop.
 
     Attributes:
-        version: of Hadoop.
-        directory: has `*.jar` and `webapps`.
-        beside: directory of further jars on the class path, PySpark's; None if `directory` has all.
+        version: version of Hadoop.
+        directory: directory with `*.jar` and `webapps`.
+        extra: directory of PySpark's jars; None if `directory` has all jars.
     """
 
     version: str
     directory: Path
-    beside: Path | None
+    extra: Path | None
 
     @property
     def class_path(self) -> str:
-        """Return the class path of a daemon, without its configuration."""
-        # The directory itself, for its `webapps`, precedes the jar that contains them too.
-        own = f"{self.directory}:{self.directory}/*"
-        return own if self.beside is None else f"{own}:{self.beside}/*"
+        """The class path of a daemon, without its configuration."""
+        # The directory, for its `webapps`, precedes the jar that contains these too.
+        path = f"{self.directory}:{self.directory}/*"
+        return path if self.extra is None else f"{path}:{self.extra}/*"
 
 
 def daemon_jars(
     java: Java,
     spark: Path,
     version: str,
-    say: Callable[[str], object],
+    report: Callable[[str], object],
     *,
-    with_zookeeper: bool = False,
+    needs_zookeeper: bool = False,
 ) -> DaemonJars:
     """Return the jars of the daemons, downloaded once for each version.
 
-    Their directory appears by one rename, so it is complete if it exists, and then neither the
+    One rename makes the directory appear, so an existing directory is complete. Then neither the
     network nor the resolver is used.
 
     Args:
         java: the JDK that runs the resolver.
         spark: the PySpark's directory.
-        version: of Hadoop.
-        say: receives one line at a time.
-        with_zookeeper: whether the daemons use ZooKeeper.
+        version: version of Hadoop.
+        report: receives lines for people.
+        needs_zookeeper: whether the daemons use ZooKeeper.
 
     Raises:
-        ClusterError: the resolver could not download them; the message has its output.
+        ClusterError: the resolver could not download the jars; the message has its output.
     """
-    mini = (
+    is_minicluster = (
         version == hadoop_version(spark)
         and not version.startswith(_BEFORE_3_5)
-        # The minicluster's jar has a part of ZooKeeper's client alone.
-        and not with_zookeeper
+        # The minicluster's jar has only a part of ZooKeeper's client.
+        and not needs_zookeeper
     )
     directory = (
         cache_directory(os.environ)
-        / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
+        / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if is_minicluster else 'unshaded'}"
     )
-    found = DaemonJars(version, directory, spark / "jars" if mini else None)
+    result = DaemonJars(version, directory, spark / "jars" if is_minicluster else None)
     if directory.is_dir():
-        return found
+        return result
     directory.parent.mkdir(parents=True, exist_ok=True)
-    say(
-        f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to"
+    report(
+        f"downloading Hadoop {version}'s daemons (about {65 if is_minicluster else 95} MB, once) to"
         f" {directory}"
     )
-    packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if mini else _DAEMONS)]
-    if mini:
+    packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if is_minicluster else _DAEMONS)]
+    if is_minicluster:
         packages += [
             f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _BOUNCY_CASTLE_JARS
         ]
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as scratch:
-        excluded = _CARRIED if mini else _ANNOTATIONS
-        webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if mini else ()
+        excluded = _IN_PYSPARK if is_minicluster else _ANNOTATIONS
+        webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if is_minicluster else ()
         jars = _resolve(java, spark, packages, excluded, webapps, Path(scratch))
         try:
             jars.rename(directory)
         except OSError:
-            # Another `up` was quicker: its copy is as good as ours.
+            # Another `up` may have downloaded the same jars first.
             if not directory.is_dir():
                 raise
-    return found
+    return result
 
 
 def _resolve(
@@ -163,27 +162,27 @@ def _resolve(
     webapps: Iterable[Path],
     scratch: Path,
 ) -> Path:
-    """Run spark-submit only for its resolver; the class that it starts prints a version.
+    """Run spark-submit only for its resolver; the submitted class prints a version.
 
     Args:
         java: the JDK.
         spark: the PySpark's directory.
-        packages: Maven coordinates of what to download.
+        packages: Maven coordinates of the packages to download.
         excluded: group and name of dependencies to leave out.
         webapps: further jars with the daemons' web pages.
         scratch: a directory to work in.
     """
-    # Ivy also looks into ~/.m2, and fails where Maven has a dependency's description there and not
-    # its jar: then once more without that directory.
+    # Ivy also searches ~/.m2, and fails if Maven has a dependency's description but not its jar
+    # there. Then retry without that directory.
     ivy = scratch / "ivy"
-    ran = _run_resolver(java, spark, packages, excluded, ivy, "-Xshare:auto")
-    if ran.returncode and _INCOMPLETE in ran.stdout + ran.stderr:
-        shutil.rmtree(ivy)  # it would go on with what it has found
+    completed = _run_resolver(java, spark, packages, excluded, ivy, "-Xshare:auto")
+    if completed.returncode and _INCOMPLETE in completed.stdout + completed.stderr:
+        shutil.rmtree(ivy)  # Ivy would reuse its cached result
         options = f"-Xshare:auto -Duser.home={scratch}"
-        ran = _run_resolver(java, spark, packages, excluded, ivy, options)
+        completed = _run_resolver(java, spark, packages, excluded, ivy, options)
     fetched = list((ivy / "jars").glob("*.jar"))
-    if ran.returncode or len(fetched) < len(packages):
-        lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
+    if completed.returncode or len(fetched) < len(packages):
+        lines = [line.strip() for line in (completed.stdout + completed.stderr).splitlines()]
         why = [line for line in lines if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
             f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once, "
@@ -209,13 +208,12 @@ def _run_resolver(
     ivy: Path,
     options: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Run the resolver in a JVM with some options."""
     command = [
         str(spark / "bin" / "spark-submit"),
         *("--master", "local", "--deploy-mode", "client"),
         *("--conf", f"spark.jars.ivy={ivy}"),
-        # With the options of `cluster env`, the JVM would know only that cluster's host
-        # names.
+        # These options replace those of `cluster env`, which restrict the JVM to the cluster's
+        # hosts.
         *("--conf", f"spark.driver.defaultJavaOptions={options}"),
         *("--exclude-packages", ",".join(excluded)),
         *("--packages", ",".join(packages)),
@@ -226,7 +224,7 @@ def _run_resolver(
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:
-    """Unpack the daemons' web pages; else each daemon would unpack them all at each start."""
+    """Unpack the daemons' web pages; otherwise each daemon would unpack them at each start."""
     with zipfile.ZipFile(jar) as opened:
         pages = [name for name in opened.namelist() if name.startswith("webapps/")]
         opened.extractall(target, pages)

@@ -1,4 +1,4 @@
-"""Find a JDK that Spark and Hadoop can run on."""
+"""Finds a JDK that Spark and Hadoop can run on."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from hopsgpu.errors import ClusterError
 
 ACCEPTED = (17, 21)
-# Several JVMs start at once on a few cores, and mostly compile. With the quick compiler alone, two
-# executors are ready after 7 s rather than 10, and a driver starts in half the time.
-# Netty looks for Java's flight recorder when it starts, which takes as long as 1,000 classes.
+# Several JVMs start at once on a few cores, and mostly compile. With only the quick compiler, two
+# executors are ready after 7 s instead of 10 s, and a driver starts in half the time. Netty
+# searches for Java's flight recorder at its start, which takes as long as loading 1,000 classes.
 QUICK = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
@@ -43,24 +43,24 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """Return the first accepted Java of JAVA_HOME and the PATH.
 
     Args:
-        environ: environment with JAVA_HOME and PATH, by default the process's.
+        environ: environment with JAVA_HOME and PATH; None for the process's.
 
     Raises:
-        ClusterError: neither is a Java 17 or 21; the message says what was found and what to
-            install.
+        ClusterError: neither is a Java 17 or 21; the message lists the versions found, and says
+            what to install.
     """
     environ = os.environ if environ is None else environ
     seen: list[str] = []
     for origin, binary in _candidates(environ):
-        java = _ask(binary)
+        java = _inspect(binary)
         if java is None:
             seen.append(f"{origin} has no working java ({binary})")
         elif java.version not in ACCEPTED:
             seen.append(f"{origin} has Java {java.version} ({java.home})")
         else:
             return java
-    found = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
-    raise ClusterError(f"{found}: {_INSTALL} and set JAVA_HOME to it")
+    versions = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
+    raise ClusterError(f"{versions}: {_INSTALL} and set JAVA_HOME to it")
 
 
 def java_of_spark(environ: Mapping[str, str]) -> tuple[str, Path, Java | None] | None:
@@ -70,11 +70,11 @@ def java_of_spark(environ: Mapping[str, str]) -> tuple[str, Path, Java | None] |
         environ: environment with JAVA_HOME and PATH.
 
     Returns:
-        Where it was found, the binary, and its version, which is None if it does not run. None if
-        there is no Java.
+        The setting that names the Java, the binary, and the Java, which is None if it does not run.
+        None if there is no Java.
     """
     for origin, binary in _candidates(environ):
-        return origin, binary, _ask(binary)
+        return origin, binary, _inspect(binary)
     return None
 
 
@@ -86,26 +86,26 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "the PATH", Path(on_path)
 
 
-def _ask(binary: Path) -> Java | None:
-    """Return the version and home that a `java` reports; None if it does not run."""
-    # JDK_JAVA_OPTIONS or JAVA_TOOL_OPTIONS could keep even a good java from starting.
+def _inspect(binary: Path) -> Java | None:
+    """Return the Java of a binary as it describes itself; None if it does not run."""
+    # Options in JDK_JAVA_OPTIONS or JAVA_TOOL_OPTIONS could prevent the start of a working java.
     quiet = {k: v for k, v in os.environ.items() if not re.fullmatch(r"J\w*_OPTIONS", k)}
     try:
-        ran = subprocess.run(
+        completed = subprocess.run(
             [str(binary), *_ASK], env=quiet, capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    output = ran.stderr + ran.stdout
+    output = completed.stderr + completed.stdout
     version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", output)
     home = re.search(r"java\.home = (.+)", output)
-    if ran.returncode or not version or not home:
+    if completed.returncode or not version or not home:
         return None
     return Java(Path(home.group(1).strip()), int(version.group(1)))
 
 
 def main() -> int:
-    """Say what to install if no Java is accepted; for `make`, before it downloads."""
+    """Print what to install if no Java is accepted; `make` calls this before it downloads."""
     try:
         find_java()
     except ClusterError as error:

@@ -1,4 +1,4 @@
-"""Where the parts of a cluster are: the files of its directory, its hosts, its daemons."""
+"""The names and paths of a cluster: the files of its directory, its hosts, its daemons."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# Added to a node's number for its address, 127.0.0.11 and up: the lowest addresses stay free for
-# other uses of loopback.
+# node1 has the address 127.0.0.11: the lowest addresses stay free for other uses of loopback.
 _FIRST_NODE = 10
 MAX_NODES = 32
 MASTER = "127.0.0.1"
 NAMENODE, DATANODE, RESOURCEMANAGER = "namenode", "datanode", "resourcemanager"
-# Of Kerberized clusters alone.
+# Only Kerberized clusters have a KDC.
 KDC = "kdc"
-# Of clusters with high availability alone, except the first of each pair.
+# Only clusters with high availability have these daemons, except the first of each pair.
 ZOOKEEPER = "zookeeper"
 NAMENODES = (NAMENODE, "namenode2")
 FAILOVER_CONTROLLERS = ("zkfc", "zkfc2")
 RESOURCEMANAGERS = (RESOURCEMANAGER, "resourcemanager2")
-# All daemons that are no NodeManagers.
+# All daemons except NodeManagers.
 MASTERS = (KDC, ZOOKEEPER, *NAMENODES, *FAILOVER_CONTROLLERS, DATANODE, *RESOURCEMANAGERS)
-# HDFS's name where it has two NameNodes.
+# HDFS's name if there are two NameNodes.
 NAME_SERVICE = "lake"
-BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
+ACCEPTED_PATH = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
@@ -42,20 +41,20 @@ def address_of(daemon: str) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """The paths in a cluster's directory."""
 
     root: Path
 
     @classmethod
-    def at(cls, directory: str | Path | None) -> Layout:
-        """Return the layout of a cluster's directory, by default `~/.hopsgpu/cluster`."""
+    def at(cls, directory: str | Path | None) -> ClusterLayout:
+        """Return the layout of a cluster's directory; None means `~/.hopsgpu/cluster`."""
         root = Path(directory) if directory is not None else Path.home() / ".hopsgpu" / "cluster"
         return cls(root.expanduser().resolve())
 
     def check(self) -> None:
         """Refuse a path that YARN's own scripts and lists of directories cannot handle."""
-        if not BORNE.fullmatch(str(self.root)):
+        if not ACCEPTED_PATH.fullmatch(str(self.root)):
             raise ConfigError(
                 f"the cluster's directory is {str(self.root)!r}, but YARN accepts only letters, "
                 "digits and / . _ + @ - in it: use another --dir"
@@ -79,7 +78,7 @@ class Layout:
         return self.root / "conf" / "client"
 
     def spark_conf(self, spark: Path) -> Path:
-        """Return the SPARK_CONF_DIR of clients that use one PySpark, by its directory."""
+        """Return the SPARK_CONF_DIR of clients that use the PySpark in a directory."""
         return self.root / "conf" / f"spark-{hashlib.sha256(str(spark).encode()).hexdigest()[:12]}"
 
     def name(self, daemon: str = NAMENODE) -> Path:
@@ -96,7 +95,7 @@ class Layout:
         return self.root / "hdfs" / "data"
 
     @property
-    def formatted(self) -> Path:
+    def format_marker(self) -> Path:
         """A file that exists once the file system has been created; it has Hadoop's version."""
         return self.root / "hdfs" / "formatted"
 
@@ -106,7 +105,7 @@ class Layout:
 
     @property
     def yarn(self) -> Path:
-        """What the ResourceManager stores about its nodes."""
+        """The directory in which the ResourceManager stores facts about its nodes."""
         return self.root / "yarn"
 
     @property
@@ -138,7 +137,7 @@ class Layout:
 
     @property
     def fence(self) -> Path:
-        """The program that ends a NameNode before another one becomes active."""
+        """The program that kills a NameNode before another one becomes active."""
         return self.root / "conf" / "fence.sh"
 
     def log(self, daemon: str) -> Path:

@@ -19,7 +19,7 @@ from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_co
 from hopsgpu.devcluster.daemons import members, stop
 from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
 from hopsgpu.devcluster.java import find_java
-from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODES, ZOOKEEPER, Layout
+from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODES, ZOOKEEPER, ClusterLayout
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import held_ports, port_names
 from hopsgpu.devcluster.realm import (
@@ -31,12 +31,12 @@ from hopsgpu.devcluster.realm import (
     create_realm,
     realm_of,
 )
-from hopsgpu.devcluster.state import State, load, locked, save
+from hopsgpu.devcluster.state import ClusterState, load, locked, save
 from hopsgpu.errors import ClusterError
 from hopsgpu.units import count_of
 
 Say = Callable[[str], object]
-_SWEEPS = 5
+_MAX_SWEEPS = 5
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class ClusterInfo:
         directory: directory of its state, data and logs.
         gpus: "real", "simulated" or "none", and why.
         filesystem: URL of HDFS.
-        resourcemanager: URL of its pages and its REST interface.
+        resourcemanager: URL of the ResourceManager's pages and REST interface.
         logs: daemon → log.
-        started: daemons that this `up` started; none if the cluster already ran.
+        started: daemons that this `up` started; none if the cluster was running.
     """
 
     directory: Path
@@ -60,11 +60,6 @@ class ClusterInfo:
     resourcemanager: str
     logs: dict[str, Path]
     started: tuple[str, ...]
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the GPUs are simulated ones."""
-        return self.gpus.startswith("simulated")
 
 
 def up(
@@ -88,33 +83,34 @@ def up(
     """Start a cluster, or its missing daemons, and wait until it is ready.
 
     Args:
-        dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
-        nodes: number of NodeManagers; by default as many as already run, else 2.
-        gpus_per_node: number of GPUs per node, real ones if nvidia-smi answers, else simulated; by
-            default that of the running cluster, else 2.
-        hadoop: version of the daemons, such as "3.3.6"; by default that of the running cluster,
-            else the one that the installed PySpark includes. Others are downloaded once.
-        kerberos: whether the cluster has a KDC of its own, and requires Kerberos everywhere.
+        dir: the cluster's directory; None means `~/.hopsgpu/cluster`.
+        nodes: number of NodeManagers; None means that of the running cluster, else 2.
+        gpus_per_node: number of GPUs per node, real ones if nvidia-smi answers, else simulated.
+            None means that of the running cluster, else 2.
+        hadoop: version of the daemons, such as "3.3.6". None means that of the running cluster,
+            else the version that the installed PySpark includes. Other versions are downloaded
+            once.
+        kerberos: whether the cluster has a KDC of its own, and all services require Kerberos.
         privacy: whether HDFS and Hadoop's RPC also encrypt.
-        simple_web: whether the web addresses, also YARN's REST, ask nobody for Kerberos.
-        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it can
-            no longer be; by default 1 and 7 days.
-        https: whether the web addresses, also YARN's REST, are HTTPS, by an authority of its own.
+        simple_web: whether the web addresses, also YARN's REST, require no Kerberos.
+        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it
+            expires finally; None means 1 and 7 days.
+        https: whether the web addresses, also YARN's REST, are HTTPS, by a private authority.
         namenode_ha: whether a second NameNode takes over when the active one dies.
-        resourcemanager_ha: whether a second ResourceManager does.
-        preemption: whether the Capacity Scheduler takes containers back for a queue that has less
-            than its share, half of the cluster for each of `default` and `training`.
+        resourcemanager_ha: whether a second ResourceManager takes over when the active one dies.
+        preemption: whether the Capacity Scheduler preempts containers for a queue that has less
+            than its share. `default` and `training` each have half of the cluster.
         conf: a YAML file, or its content, a mapping of site file → property → value.
         say: receives one line at a time.
-        keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB) if they are
-            not cached yet. That takes half a minute, and makes later starts of JVMs quicker.
+        keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB), unless
+            they are cached. Caching takes half a minute, and later JVMs start faster.
 
     Raises:
         ConfigError: a value is invalid.
         ClusterError: Java or the packages are missing, a daemon does not start, or the cluster runs
-            with other settings. Daemons that were started are stopped again.
+            with other settings. Daemons that this call started are stopped again.
     """
-    layout = Layout.at(dir)
+    layout = ClusterLayout.at(dir)
     layout.check()
     began = time.monotonic()
     settings = {
@@ -135,11 +131,11 @@ def up(
     requested = ClusterSpec(**settings)  # type: ignore[arg-type]
     with locked(layout, say):
         before = load(layout)
-        if before and before.running:
-            _same(before.spec, settings, layout)
+        if before and before.is_running:
+            _check_same_settings(before.spec, settings, layout)
             spec, missing = before.spec, before.missing
             if not missing:
-                # It may not be ready yet: the `up` that started it may have been killed.
+                # Wait: the `up` that started the cluster may have been killed before it was ready.
                 boot.wait_ready(layout, before, config_files.user_name(), {})
                 say(f"the cluster in {layout.root} is already running")
                 return _info(layout, before, ())
@@ -147,7 +143,7 @@ def up(
         else:
             spec = requested
             missing = [*spec.daemons]
-            _leave_nothing(layout, before)
+            _stop_everything(layout, before)
             before = replace(before, processes={}) if before else None
         state = _start(layout, before, spec, missing, say)
         if keep_classes and (archive := archive_of(Path(state.java), pyspark_home())):
@@ -168,19 +164,23 @@ def up(
 
 
 def _start(
-    layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str], say: Say
-) -> State:
+    layout: ClusterLayout,
+    before: ClusterState | None,
+    spec: ClusterSpec,
+    missing: list[str],
+    say: Say,
+) -> ClusterState:
     java, spark = find_java(), pyspark_home()
     if spec.kerberos:
         check_programs(spec)
-    # Recorded, for an `up` that restarts dead daemons from where another PySpark is installed.
+    # Record the version: an `up` with another PySpark may restart dead daemons later.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
-    with_zookeeper = ZOOKEEPER in spec.daemons
-    jars = daemon_jars(java, spark, spec.hadoop, say, with_zookeeper=with_zookeeper)
+    needs_zookeeper = ZOOKEEPER in spec.daemons
+    jars = daemon_jars(java, spark, spec.hadoop, say, needs_zookeeper=needs_zookeeper)
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
     with _ports(layout, before, spec, missing) as ports:
-        state = State(
+        state = ClusterState(
             spec=spec,
             gpus=gpus.source,
             java=str(java.home),
@@ -194,7 +194,7 @@ def _start(
         config_files.write_conf(layout, state, gpus)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
-        with boot.DaemonStarter(layout, state, jars).undone_on_failure() as starter:
+        with boot.DaemonStarter(layout, state, jars).stop_on_failure() as starter:
             boot.start_all(starter, missing)
             boot.wait_ready(layout, starter.state, config_files.user_name(), starter.started)
     return starter.state
@@ -202,16 +202,16 @@ def _start(
 
 @contextmanager
 def _ports(
-    layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str]
+    layout: ClusterLayout, before: ClusterState | None, spec: ClusterSpec, missing: list[str]
 ) -> Iterator[dict[str, int]]:
     """Provide every port of the cluster, with those of the missing daemons reserved."""
     recorded = before.ports if before else {}
     names = port_names(spec.daemons)
     with held_ports([n for n in names if n.partition(".")[0] in missing], recorded) as held:
-        moved = [n for n, port in held.items() if port != recorded.get(n)]
-        if before and before.processes and moved:
+        lost = [n for n, port in held.items() if port != recorded.get(n)]
+        if before and before.processes and lost:
             raise ClusterError(
-                f"another program now uses the port of {', '.join(moved)}, and running daemons of "
+                f"another program now uses the port of {', '.join(lost)}, and running daemons of "
                 f"{layout.root} rely on it: `hopsgpu cluster down`, then `up`"
             )
         yield {n: held.get(n, recorded.get(n, 0)) for n in names}
@@ -224,13 +224,13 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
         dir: the cluster's directory.
         say: receives one line at a time.
     """
-    layout = Layout.at(dir)
+    layout = ClusterLayout.at(dir)
     if not layout.root.is_dir():
         say(f"no cluster in {layout.root}")
         return
     with locked(layout, say):
         state = load(layout)
-        ended = _leave_nothing(layout, state)
+        ended = _stop_everything(layout, state)
         if state:
             save(layout, replace(state, processes={}))
     say(
@@ -246,15 +246,15 @@ def environment(dir: str | Path | None = None) -> dict[str, str]:
     Raises:
         ClusterError: no cluster runs there.
     """
-    layout = Layout.at(dir)
+    layout = ClusterLayout.at(dir)
     state = load(layout)
-    if state is None or not state.running:
+    if state is None or not state.is_running:
         raise ClusterError(f"no cluster runs in {layout.root}: hopsgpu cluster up{_option(dir)}")
     with locked(layout, lambda _: None):
         return _client_environ(layout, state)
 
 
-def _client_environ(layout: Layout, state: State) -> dict[str, str]:
+def _client_environ(layout: ClusterLayout, state: ClusterState) -> dict[str, str]:
     spark, realm = pyspark_home(), realm_of(layout, state.spec)
     bundle = str(Certificates(layout.certificates).bundle)
     return {
@@ -271,26 +271,26 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
     }
 
 
-def _leave_nothing(layout: Layout, state: State | None) -> int:
-    """End daemons, then what their containers left; return the number of processes."""
+def _stop_everything(layout: ClusterLayout, state: ClusterState | None) -> int:
+    """Stop the daemons, then leftovers of their containers; return the number of processes."""
     processes = dict(state.processes) if state else {}
-    ended = 0
-    # NodeManagers end their containers, and the NameNode must outlive those who write to it.
+    stopped = 0
+    # NodeManagers stop their containers. HDFS must outlive all processes that write to it.
     late = {d: p for d, p in processes.items() if d in (*NAMENODES, DATANODE)}
     early = {d: p for d, p in processes.items() if d not in late}
     for group in (early, late):
         alive = [p for p in group.values() if p.alive]
         stop(alive, boot.GRACE_S)
-        ended += len(alive)
-    # Repeated, because a process that was just being started is not in the first list.
-    for _ in range(_SWEEPS):
-        left = members(layout.root)
-        if not left:
+        stopped += len(alive)
+    # Repeat: the list lacks a process that is just being started.
+    for _ in range(_MAX_SWEEPS):
+        leftovers = members(layout.root)
+        if not leftovers:
             shutil.rmtree(layout.scratch, ignore_errors=True)
-            return ended
-        stop(left, 2.0)
-        ended += len(left)
-    pids = ", ".join(str(p.pid) for p in left)
+            return stopped
+        stop(leftovers, 2.0)
+        stopped += len(leftovers)
+    pids = ", ".join(str(p.pid) for p in leftovers)
     raise ClusterError(f"cannot end every process of {layout.root}: {pids} remain")
 
 
@@ -300,7 +300,9 @@ def _conf(conf: str | Path | Mapping[str, Any] | None) -> SiteConf | None:
     return parse_conf(conf) if isinstance(conf, Mapping) else read_conf(conf)
 
 
-def _same(spec: ClusterSpec, settings: Mapping[str, object], layout: Layout) -> None:
+def _check_same_settings(
+    spec: ClusterSpec, settings: Mapping[str, object], layout: ClusterLayout
+) -> None:
     different = [name for name, value in settings.items() if getattr(spec, name) != value]
     if different:
         raise ClusterError(
@@ -316,7 +318,7 @@ def _option(dir: str | Path | None) -> str:
     return "" if dir is None else f" --dir {shlex.quote(str(dir))}"
 
 
-def _info(layout: Layout, state: State, started: tuple[str, ...]) -> ClusterInfo:
+def _info(layout: ClusterLayout, state: ClusterState, started: tuple[str, ...]) -> ClusterInfo:
     return ClusterInfo(
         directory=layout.root,
         nodes=state.spec.nodes,

@@ -11,7 +11,7 @@ from hopsgpu.devcluster.layout import node_names
 from hopsgpu.gpu.node.devices import DriverError, run_bounded
 from hopsgpu.gpu.node.nvidia_smi import read_output
 
-# An arbitrary constant, so that simulated GPUs keep their UUIDs over restarts.
+# An arbitrary constant: simulated GPUs keep their UUIDs over restarts.
 _NAMESPACE = uuid.UUID("6e0b1a52-6b43-4d0e-9c3e-0f6a2f6d7c11")
 _SIMULATED_NAME = "Simulated A100"
 _SIMULATED_MIB = 40960
@@ -19,11 +19,11 @@ _ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU of a node.
+class NodeGpu:
+    """A GPU of a node.
 
     Attributes:
-        index: index in nvidia-smi's list; within the node for a simulated one.
+        index: index in nvidia-smi's list; within the node for a simulated GPU.
         minor: minor number of the device file.
         memory: memory in MiB.
     """
@@ -40,12 +40,12 @@ class GpuPlan:
     """The GPUs of each node.
 
     Attributes:
-        nodes: host name → its GPUs.
+        nodes: host name → GPUs.
         smi: the real nvidia-smi; None if the GPUs are simulated, or there are none.
         source: "real", or "simulated" and why.
     """
 
-    nodes: dict[str, tuple[Gpu, ...]]
+    nodes: dict[str, tuple[NodeGpu, ...]]
     smi: str | None
     source: str
 
@@ -55,31 +55,33 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
 
     Args:
         root: the cluster's directory: simulated GPUs of two clusters differ.
+        nodes: number of nodes.
+        per_node: number of GPUs of each node.
     """
     names = node_names(nodes)
     if not per_node:
         return GpuPlan(dict.fromkeys(names, ()), None, "none")
     smi = shutil.which("nvidia-smi")
-    real = _ask(smi) if smi else ()
+    real = _query_gpus(smi) if smi else ()
     requested = nodes * per_node
     if smi and len(real) >= requested:
         shares = {n: real[i * per_node : (i + 1) * per_node] for i, n in enumerate(names)}
         return GpuPlan(shares, smi, f"real: {requested} of this machine's {len(real)}")
     if real:
         has = f"{len(real)} GPU{'s' if len(real) > 1 else ''}"
-        nodes_, each = (1, len(real)) if len(real) < nodes else (nodes, len(real) // nodes)
+        possible = (1, len(real)) if len(real) < nodes else (nodes, len(real) // nodes)
         why = (
             f"simulated: this machine has {has}, {requested} were requested; "
-            f"--nodes {nodes_} --gpus-per-node {each} uses the real ones"
+            f"--nodes {possible[0]} --gpus-per-node {possible[1]} uses the real ones"
         )
     else:
         why = "simulated: nvidia-smi does not answer"
-    return GpuPlan({n: _simulated(root, n, per_node) for n in names}, None, why)
+    return GpuPlan({n: _simulated_gpus(root, n, per_node) for n in names}, None, why)
 
 
-def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
+def _simulated_gpus(root: Path, node: str, per_node: int) -> tuple[NodeGpu, ...]:
     return tuple(
-        Gpu(
+        NodeGpu(
             index=i,
             minor=i,
             uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{root}/{node}/{i}')}",
@@ -90,7 +92,7 @@ def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
     )
 
 
-def _ask(smi: str) -> tuple[Gpu, ...]:
+def _query_gpus(smi: str) -> tuple[NodeGpu, ...]:
     """Return the GPUs that an nvidia-smi reports; none if it fails or cannot be understood."""
     try:
         code, out, _ = run_bounded([smi, "-q", "-x"], _ANSWER_SECONDS)
@@ -101,7 +103,7 @@ def _ask(smi: str) -> tuple[Gpu, ...]:
     return () if any(gpu.name == _SIMULATED_NAME for gpu in gpus) else gpus
 
 
-def parse_query(xml: str) -> tuple[Gpu, ...]:
+def parse_query(xml: str) -> tuple[NodeGpu, ...]:
     """Return the GPUs in the XML of `nvidia-smi -q -x`.
 
     Raises:
@@ -112,7 +114,7 @@ def parse_query(xml: str) -> tuple[Gpu, ...]:
     if output is None or not output.is_consistent:
         raise ValueError("the output of nvidia-smi is incomplete")
     return tuple(
-        Gpu(
+        NodeGpu(
             index=i,
             minor=int(gpu.findtext("minor_number", "")),
             uuid=gpu.findtext("uuid", ""),

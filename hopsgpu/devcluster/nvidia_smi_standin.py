@@ -1,8 +1,8 @@
 """The `nvidia-smi` that comes first on the PATH of a node's containers and its NodeManager.
 
-For simulated GPUs it is a stand-in, for real ones a wrapper that shows only the node's own. Both
-are POSIX shell scripts that start no other program, because the discovery script runs them in every
-container.
+For simulated GPUs the program is a stand-in. For real GPUs it is a wrapper that shows only the
+node's GPUs. Both are POSIX shell scripts that start no other program, because the discovery script
+runs them in every container.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
-from hopsgpu.devcluster.node_gpus import Gpu
+from hopsgpu.devcluster.node_gpus import NodeGpu
 
 DRIVER = "550.54.15"
 _USED = 3
-# field of --query-gpu → (value, unit or ""); the only list of what the stand-in answers.
-FIELDS: dict[str, tuple[Callable[[Gpu], object], str]] = {
+# Field of --query-gpu → (value, unit or ""): all fields that the stand-in knows.
+FIELDS: dict[str, tuple[Callable[[NodeGpu], object], str]] = {
     "index": (lambda g: g.index, ""),
     "uuid": (lambda g: g.uuid, ""),
     "gpu_uuid": (lambda g: g.uuid, ""),
@@ -39,8 +39,8 @@ FIELDS: dict[str, tuple[Callable[[Gpu], object], str]] = {
 }
 
 
-def query_xml(gpus: tuple[Gpu, ...]) -> str:
-    """Return the output of `nvidia-smi -x -q`: what YARN's plugin reads, and a few more fields."""
+def query_xml(gpus: tuple[NodeGpu, ...]) -> str:
+    """Return the output of `nvidia-smi -x -q`, with at least the fields for YARN's plugin."""
     begin, end = _xml_frame(len(gpus))
     return begin + "".join(map(_xml_gpu, gpus)) + end
 
@@ -56,7 +56,7 @@ def _xml_frame(attached: int) -> tuple[str, str]:
     return begin, "</nvidia_smi_log>\n"
 
 
-def _xml_gpu(gpu: Gpu) -> str:
+def _xml_gpu(gpu: NodeGpu) -> str:
     return f"""\t<gpu id="{_bus(gpu)}">
 \t\t<product_name>{escape(gpu.name)}</product_name>
 \t\t<uuid>{gpu.uuid}</uuid>
@@ -82,11 +82,11 @@ def _xml_gpu(gpu: Gpu) -> str:
 """
 
 
-def standin_script(gpus: tuple[Gpu, ...]) -> str:
+def standin_script(gpus: tuple[NodeGpu, ...]) -> str:
     """Return a shell script that answers like an nvidia-smi of these GPUs.
 
-    It supports `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS, `--query-compute-apps` (no
-    process is ever listed), and `-i` with indices and UUIDs.
+    The script supports `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS,
+    `--query-compute-apps` (without any process), and `-i` with indices and UUIDs.
     """
     values = "".join(
         f"    {g.index}.{field}) value={shlex.quote(str(value(g)))} ;;\n"
@@ -175,9 +175,9 @@ esac
 """
 
 
-def wrapper_script(smi: str, gpus: tuple[Gpu, ...]) -> str:
+def wrapper_script(smi: str, gpus: tuple[NodeGpu, ...]) -> str:
     """Return a shell script that runs the real nvidia-smi for these GPUs only."""
-    own = ",".join(str(g.index) for g in gpus)
+    indices = ",".join(str(g.index) for g in gpus)
     smi = shlex.quote(smi)
     return f"""#!/bin/sh
 # Written by hopsgpu's development cluster: this node's share of the machine's GPUs.
@@ -185,11 +185,11 @@ case " $* " in
   *" -i "*|*" -i="*|*" --id"*) exec {smi} "$@" ;;
 esac
 case "$1" in
-  -*|'') exec {smi} -i {own} "$@" ;;
+  -*|'') exec {smi} -i {indices} "$@" ;;
 esac
 exec {smi} "$@"
 """
 
 
-def _bus(gpu: Gpu) -> str:
+def _bus(gpu: NodeGpu) -> str:
     return f"00000000:{gpu.index + 1:02X}:00.0"

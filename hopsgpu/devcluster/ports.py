@@ -1,4 +1,4 @@
-"""Free ports: chosen by binding them, and held until the daemon itself has bound its own."""
+"""Chooses free ports by binding them, and holds a port until the daemon has bound it too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopsgpu.devcluster.layout import (
 )
 from hopsgpu.errors import ClusterError
 
-_OF_MASTER = {
+_MASTER_PORTS = {
     KDC: ("rpc",),
     ZOOKEEPER: ("rpc",),
     **dict.fromkeys(NAMENODES, ("rpc", "web")),
@@ -28,27 +28,27 @@ _OF_MASTER = {
     DATANODE: ("data", "ipc", "web"),
     **dict.fromkeys(RESOURCEMANAGERS, ("rpc", "scheduler", "tracker", "admin", "web")),
 }
-_OF_NODE = ("rpc", "localizer", "web")
-_LOWEST = 10240
-_TRIES = 200
+_NODE_PORTS = ("rpc", "localizer", "web")
+_MIN_PORT = 10240
+_MAX_TRIES = 200
 
 
 def port_names(daemons: Iterable[str]) -> tuple[str, ...]:
     """Return every port of a cluster's daemons, as "daemon.use"."""
     return tuple(
-        f"{daemon}.{use}" for daemon in daemons for use in _OF_MASTER.get(daemon, _OF_NODE)
+        f"{daemon}.{use}" for daemon in daemons for use in _MASTER_PORTS.get(daemon, _NODE_PORTS)
     )
 
 
 def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
-    """Yield new ports to try for one use; after some tries yield 0 ("any").
+    """Yield new ports to try; after some tries yield 0 ("any").
 
-    Ports below the ephemeral range come first: no outgoing connection takes them while the cluster
+    Ports below the ephemeral range come first: no outgoing connection takes these while the cluster
     is down.
     """
-    if ephemeral_from > _LOWEST + 1000:
-        for _ in range(_TRIES):
-            yield rng.randrange(_LOWEST, ephemeral_from)
+    if ephemeral_from > _MIN_PORT + 1000:
+        for _ in range(_MAX_TRIES):
+            yield rng.randrange(_MIN_PORT, ephemeral_from)
     yield 0
 
 
@@ -58,9 +58,9 @@ def held_ports(
 ) -> Iterator[dict[str, int]]:
     """Hold one free port for each name, the previous one if it is still free.
 
-    A new port is bound without SO_REUSEADDR, so two clusters never choose the same one. A previous
-    one is bound with it, because old connections may still occupy it. The option is then set on
-    every held port, so that the daemon, which also uses it, can bind the port while it is held.
+    A new port is bound without SO_REUSEADDR, so two clusters never choose the same port. A previous
+    port is bound with this option, because old connections may still occupy the port. The option is
+    then set on every held port. The daemon also sets it, so it can bind the held port.
 
     Args:
         names: names as in `port_names`; the daemon's name determines the address.
@@ -73,7 +73,7 @@ def held_ports(
     ephemeral = _ephemeral_from()
     with ExitStack() as stack:
         ports: dict[str, int] = {}
-        # Previous ports first, or one of them might be given to another name.
+        # Previous ports first: otherwise another name could get one of them.
         for name in sorted(names, key=lambda name: name not in before):
             address = address_of(name.partition(".")[0])
             holder = _hold(address, before.get(name), candidates(ephemeral, rng))

@@ -1,4 +1,4 @@
-"""Queries of the daemons, the ResourceManager and the NameNode, over HTTP."""
+"""Queries the daemons over HTTP."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.devcluster.certificates import Certificates
 from hopsgpu.devcluster.config import ClusterSpec
-from hopsgpu.devcluster.layout import DATANODE, MASTER, Layout
+from hopsgpu.devcluster.layout import DATANODE, MASTER, ClusterLayout
 from hopsgpu.devcluster.realm import Realm, SignInError, realm_of, signed_in_as_superuser
-from hopsgpu.devcluster.state import State
+from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.yarn.answer_lists import join_repeated, with_lists
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class NodeStatus:
 
     Attributes:
         memory: memory in MiB, like memory_used.
-        heard: when its health was last reported, in epoch seconds.
+        heard: time of the last health report, in epoch seconds.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Probe:
     """Queries of a cluster's daemons.
 
     Attributes:
-        spec: the cluster's.
-        ports: the cluster's.
-        realm: the realm whose tickets the web addresses require; None if they require none.
-        authority: file of the certificate that the web addresses are trusted by; "" without HTTPS.
+        spec: spec of the cluster.
+        ports: ports of the cluster.
+        realm: the realm whose tickets the web addresses require, or None.
+        authority: file of the authority's certificate; "" without HTTPS.
     """
 
     spec: ClusterSpec
@@ -59,18 +59,18 @@ class Probe:
     authority: str = ""
 
     def nodes(self) -> tuple[NodeStatus, ...] | None:
-        """Return the nodes that the active ResourceManager knows; None if there is none."""
+        """Return the nodes that the active ResourceManager knows; None if none is active."""
         for daemon in self.spec.resourcemanagers:
             answer = self._get(f"{self._base(daemon)}/ws/v1/cluster/nodes")
             if answer is not None:
-                found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
-                return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
+                nodes = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
+                return tuple(sorted(nodes, key=lambda n: (len(n.name), n.name)))
         return None
 
-    def hdfs_ready(self) -> bool:
-        """Return whether a NameNode is active, out of safe mode, and its DataNode is running.
+    def is_hdfs_ready(self) -> bool:
+        """Return whether a NameNode is active and out of safe mode, and the DataNode is running.
 
-        Both are asked, because a NameNode takes ten minutes to notice that a DataNode is gone.
+        The DataNode is asked too: a NameNode takes ten minutes to notice that a DataNode has ended.
         """
         roles = {
             daemon: self._bean(daemon, "NameNode", "NameNodeStatus").get("State")
@@ -92,10 +92,13 @@ class Probe:
         )
 
     def make_directory(self, path: str, user: str, mode: str) -> bool:
-        """Create an HDFS directory with exactly this mode, or set the mode of an existing one."""
+        """Create an HDFS directory with exactly this mode; return whether that succeeded.
+
+        The mode of an existing directory is set too.
+        """
         import requests
 
-        def done_by(daemon: str) -> bool:
+        def is_done_by(daemon: str) -> bool:
             url = f"{self._base(daemon)}/webhdfs/v1{path}"
             try:
                 with self._session() as session:
@@ -106,8 +109,8 @@ class Probe:
                 return False
             return True
 
-        # A standby refuses.
-        return any(map(done_by, self.spec.namenodes))
+        # A standby NameNode refuses.
+        return any(map(is_done_by, self.spec.namenodes))
 
     def _base(self, daemon: str) -> str:
         return f"{self.spec.scheme}://{MASTER}:{self.ports[f'{daemon}.web']}"
@@ -116,25 +119,25 @@ class Probe:
         import requests
 
         session = requests.Session()
-        # A proxy, meant for outside hosts, cannot reach a daemon on loopback.
+        # A proxy for outside hosts cannot reach a daemon on loopback.
         session.trust_env = False
         session.verify = self.authority or True
         return session
 
     def _bean(self, daemon: str, service: str, name: str) -> dict[str, Any]:
-        """Return one of a daemon's JMX beans; empty if it does not answer."""
+        """Return one of a daemon's JMX beans; {} if the daemon does not answer."""
         url = f"{self._base(daemon)}/jmx?qry=Hadoop:service={service},name={name}"
         beans = (self._get(url) or {}).get("beans") or [{}]
         return dict(beans[0])
 
     def _get(self, url: str) -> dict[str, Any] | None:
-        """Return a JSON object from a daemon; None if it does not answer with one."""
+        """Return a daemon's answer, a JSON object; None for another answer, or no answer."""
         import requests
 
         signed_in = signed_in_as_superuser(self.realm) if self.realm else nullcontext()
         try:
             with signed_in as auth, self._session() as session:
-                # A standby ResourceManager redirects to the active one, with an empty answer.
+                # A standby ResourceManager redirects to the active one with an empty answer.
                 answer = session.get(
                     url,
                     timeout=_SECONDS,
@@ -149,8 +152,8 @@ class Probe:
         return content if isinstance(content, dict) else None
 
 
-def of(layout: Layout, state: State) -> Probe:
-    """Return what asks a cluster's daemons, with what they require."""
+def probe_of(layout: ClusterLayout, state: ClusterState) -> Probe:
+    """Return the probe of a cluster, with the credentials that its daemons require."""
     spec = state.spec
     return Probe(
         spec,

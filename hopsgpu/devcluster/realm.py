@@ -1,7 +1,7 @@
 """The realm of a Kerberized cluster: KDC, principals, keytabs, and Hadoop's properties.
 
-The KDC is MIT's, of the system's packages, with a database, a port and a configuration of its own
-in the cluster's directory; nothing of the machine's own Kerberos is read or changed.
+The KDC is MIT's, from the system's packages. Its database, port and configuration belong to the
+cluster; the machine's own Kerberos is neither read nor changed.
 
 Sources: MIT Kerberos' documentation (kdc.conf, krb5.conf, kadmin); Hadoop's, "Hadoop in Secure
 Mode".
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import last_lines, run_logged
-from hopsgpu.devcluster.layout import MASTER, MAX_NODES, Layout, address_of, node_names
+from hopsgpu.devcluster.layout import MASTER, MAX_NODES, ClusterLayout, address_of, node_names
 from hopsgpu.devcluster.state import write
 from hopsgpu.errors import ClusterError
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from requests.auth import AuthBase
 
 REALM = "HOPSGPU.TEST"
-# Hadoop takes a principal's middle part for a host name. The DataNode and the clients know this one
-# without a hosts file.
+# Hadoop takes a principal's middle part for a host name. The DataNode and the clients know this
+# name without a hosts file.
 HOST = "localhost"
 # Users with a principal, a keytab and a home directory in HDFS.
 USERS = ("alice", "bob")
@@ -47,16 +47,12 @@ _SECONDS = 60.0
 
 
 class SignInError(Exception):
-    """The error of a realm that gives no ticket: its KDC is gone, or a package is missing."""
+    """The realm issues no ticket: its KDC does not answer, or a package is missing."""
 
 
 @dataclass(frozen=True)
 class Realm:
-    """The files of a cluster's realm.
-
-    Args:
-        root: the realm's directory.
-    """
+    """The files of a cluster's realm."""
 
     root: Path
 
@@ -74,7 +70,7 @@ class Realm:
         return self.root / "kdc" / "principal"
 
     @property
-    def created(self) -> Path:
+    def creation_marker(self) -> Path:
         """A file that exists once the database and the keytabs are complete."""
         return self.root / "created"
 
@@ -93,20 +89,20 @@ class Realm:
 
     @property
     def java_options(self) -> tuple[str, ...]:
-        """Return the options with which a JVM uses the realm."""
+        """The options with which a JVM uses the realm."""
         return (f"-Djava.security.krb5.conf={self.client_conf}",)
 
 
-def realm_of(layout: Layout, spec: ClusterSpec) -> Realm | None:
-    """Return a cluster's realm; None if it is not Kerberized."""
+def realm_of(layout: ClusterLayout, spec: ClusterSpec) -> Realm | None:
+    """Return a cluster's realm; None if the cluster is not Kerberized."""
     return Realm(layout.realm) if spec.kerberos else None
 
 
 def container_variables(realm: Realm) -> dict[str, str]:
     """Return the variables of the daemons and containers.
 
-    The ticket cache does not exist: here all have one Unix user, and a container would find the
-    submitter's tickets, which no node of a real cluster has.
+    The ticket cache does not exist. All processes here have one Unix user, so a container would
+    otherwise find the submitter's tickets, which no node of a real cluster has.
     """
     return {"KRB5_CONFIG": str(realm.client_conf), "KRB5CCNAME": realm.tickets("none")}
 
@@ -118,7 +114,7 @@ def client_variables(realm: Realm) -> dict[str, str]:
         "KRB5_CONFIG": str(realm.client_conf),
         "KRB5CCNAME": realm.tickets("client"),
         "HADOOP_OPTS": options,
-        # The JVM of spark-submit in cluster mode reads no driver's options.
+        # The JVM of spark-submit in cluster mode does not read the driver's options.
         "SPARK_SUBMIT_OPTS": options,
     }
 
@@ -133,10 +129,10 @@ def kdc_variables(realm: Realm) -> dict[str, str]:
 
 
 def check_programs(spec: ClusterSpec) -> None:
-    """Refuse to start a Kerberized cluster where a program or package for it is missing.
+    """Check that the programs and packages of a Kerberized cluster are installed.
 
     Raises:
-        ClusterError: what is missing, and how to install it.
+        ClusterError: a program or package is missing; the message says how to install it.
     """
     for name in (*_PROGRAMS, "kinit"):
         _program(name)
@@ -151,25 +147,27 @@ def check_programs(spec: ClusterSpec) -> None:
             ) from None
 
 
-def create_realm(realm: Realm, layout: Layout, port: int) -> None:
+def create_realm(realm: Realm, layout: ClusterLayout, port: int) -> None:
     """Write the configuration; create the database and the keytabs unless they exist.
 
     Args:
-        port: the KDC's, on loopback.
+        realm: the realm.
+        layout: layout of the cluster.
+        port: port of the KDC, on loopback.
 
     Raises:
         ClusterError: a program of MIT Kerberos is missing or failed.
     """
     private = (realm.kdc_conf.parent, realm.keytab("any").parent, realm.root / "tickets")
-    if not realm.created.exists():
-        # Keytabs of a creation that was interrupted do not fit a new database.
+    if not realm.creation_marker.exists():
+        # Keytabs of an interrupted creation do not match a new database.
         for directory in private:
             shutil.rmtree(directory, ignore_errors=True)
     for directory in private:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     write(realm.client_conf, client_conf(port))
     write(realm.kdc_conf, kdc_conf(realm, port))
-    if realm.created.exists():
+    if realm.creation_marker.exists():
         return
     log = layout.logs / "kerberos.log"
     # The master key's password is written to standard input: any user can read a command line.
@@ -187,14 +185,14 @@ def create_realm(realm: Realm, layout: Layout, port: int) -> None:
         raise ClusterError(
             f"kadmin.local created no keytab of {', '.join(missing)} ({log}):\n{last_lines(log)}"
         )
-    realm.created.touch()
+    realm.creation_marker.touch()
 
 
 def principals(realm: Realm) -> list[str]:
     """Return the commands of kadmin that create all principals and their keytabs."""
     users = {name: f"{name}/{HOST}" for name in DAEMON_USERS} | {name: name for name in USERS}
     nodes = node_names(MAX_NODES)
-    # Python's clients know a node by its address alone, and Hadoop's also by its name.
+    # Python's clients know a node only by its address, Hadoop's clients also by its name.
     hosts = [HOST, MASTER, *nodes, *map(address_of, nodes)]
     web = [f"HTTP/{host}" for host in hosts]
     return [
@@ -205,7 +203,7 @@ def principals(realm: Realm) -> list[str]:
 
 
 def client_conf(port: int) -> str:
-    """Return krb5.conf: nothing is looked up in DNS, which a cluster on loopback is not in."""
+    """Return krb5.conf, without lookups in DNS, which has no entries for a cluster on loopback."""
     return f"""[libdefaults]
   default_realm = {REALM}
   dns_lookup_kdc = false
@@ -226,7 +224,6 @@ def client_conf(port: int) -> str:
 
 
 def kdc_conf(realm: Realm, port: int) -> str:
-    """Return kdc.conf."""
     directory = realm.kdc_conf.parent
     return f"""[kdcdefaults]
   kdc_listen = {MASTER}:{port}
@@ -245,13 +242,13 @@ def kdc_conf(realm: Realm, port: int) -> str:
 
 
 def core_site(realm: Realm, spec: ClusterSpec) -> Properties:
-    """Return what core-site has in addition."""
+    """Return additional properties of core-site."""
     groups = "".join(f"{name}={name};" for name in (*DAEMON_USERS, *USERS))
     properties = {
         "hadoop.security.authentication": "kerberos",
         "hadoop.security.authorization": "true",
         "hadoop.rpc.protection": "privacy" if spec.privacy else "authentication",
-        # Most of them are no users of this machine; HDFS's superuser administers YARN too.
+        # Most of these are no users of this machine. HDFS's superuser administers YARN too.
         "hadoop.user.group.static.mapping.overrides": f"{groups}dr.who=;",
     }
     if not spec.simple_web:
@@ -268,7 +265,7 @@ def core_site(realm: Realm, spec: ClusterSpec) -> Properties:
 
 
 def hdfs_site(realm: Realm, spec: ClusterSpec) -> Properties:
-    """Return what hdfs-site has in addition."""
+    """Return additional properties of hdfs-site."""
     properties = {
         "dfs.block.access.token.enable": "true",
         "dfs.namenode.kerberos.principal": _principal("nn"),
@@ -278,11 +275,11 @@ def hdfs_site(realm: Realm, spec: ClusterSpec) -> Properties:
         "dfs.web.authentication.kerberos.principal": "*",
         "dfs.web.authentication.kerberos.keytab": str(realm.keytab(_WEB)),
         "dfs.data.transfer.protection": "privacy" if spec.privacy else "authentication",
-        # The alternative, ports below 1024, is for clusters whose DataNodes start as root.
+        # The alternative, ports below 1024, needs DataNodes that start as root.
         "ignore.secure.ports.for.testing": "true",
     }
     if spec.privacy:
-        # Without it the DataNode encrypts ten times slower.
+        # Without this suite, the DataNode encrypts ten times slower.
         properties["dfs.encrypt.data.transfer.cipher.suites"] = "AES/CTR/NoPadding"
     if spec.token_lifetimes:
         renewal, longest = (str(round(1000 * seconds)) for seconds in spec.token_lifetimes)
@@ -292,12 +289,14 @@ def hdfs_site(realm: Realm, spec: ClusterSpec) -> Properties:
 
 
 def yarn_site(realm: Realm, spec: ClusterSpec, node: str | None) -> Properties:
-    """Return what yarn-site has in addition.
+    """Return additional properties of yarn-site.
 
     Args:
-        node: the NodeManager whose file it is; None for the others'.
+        realm: the realm.
+        spec: spec of the cluster.
+        node: the NodeManager that uses the file; None for clients and masters.
     """
-    # A NodeManager whose principal has another host than its own address answers 403.
+    # A NodeManager answers 403 if its principal has another host than its own address.
     web = f"HTTP/{address_of(node) if node else HOST}@{REALM}"
     properties: Properties = {}
     for daemon, user in (("resourcemanager", "rm"), ("nodemanager", "nm")):
@@ -316,10 +315,10 @@ def yarn_site(realm: Realm, spec: ClusterSpec, node: str | None) -> Properties:
 
 @contextlib.contextmanager
 def signed_in_as_superuser(realm: Realm) -> Iterator[AuthBase]:
-    """Yield what signs in requests of this process as HDFS's superuser, by SPNEGO.
+    """Yield an authenticator for requests of this process as HDFS's superuser, by SPNEGO.
 
-    Inside, KRB5_CONFIG names the realm in the environment of the whole process: MIT's library
-    knows no other way.
+    Inside, KRB5_CONFIG in the environment of the whole process names the realm: MIT's library has
+    no other way.
     """
     try:
         import gssapi
@@ -351,18 +350,18 @@ def signed_in_as_superuser(realm: Realm) -> Iterator[AuthBase]:
 def make_directories(
     realm: Realm, conf: Path, url: str, directories: Mapping[str, tuple[int, str]]
 ) -> str:
-    """Create HDFS directories as its superuser.
+    """Create HDFS directories as the superuser, in a process of its own with tickets of its own.
 
-    By RPC, since WebHDFS takes no keytab where the web addresses are simple; and by a process of
-    its own, with tickets of its own.
+    The process uses RPC, because WebHDFS accepts no keytab if the web addresses are simple.
 
     Args:
+        realm: the realm.
         conf: HADOOP_CONF_DIR of the clients.
         url: URL of HDFS.
-        directories: path → permission bits and owner; set on existing ones too.
+        directories: path → permission bits and owner; set on existing directories too.
 
     Returns:
-        "" if all of them exist, otherwise the error.
+        "" if all directories exist, otherwise the error.
     """
     variables = {
         **os.environ,
@@ -371,17 +370,17 @@ def make_directories(
         "KRB5_CLIENT_KTNAME": f"FILE:{realm.keytab('nn')}",
         "HADOOP_CONF_DIR": str(conf),
     }
-    # Otherwise the tokens of another cluster's container would be used, or another user be named.
+    # These variables could name tokens of another cluster's container, or another user.
     for name in ("HADOOP_TOKEN_FILE_LOCATION", "HADOOP_USER_NAME", "HADOOP_PROXY_USER"):
         variables.pop(name, None)
     argv = [sys.executable, "-c", _MAKE_DIRECTORIES, url, json.dumps(directories)]
     try:
-        ran = subprocess.run(
+        completed = subprocess.run(
             argv, env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return f"no answer in {_SECONDS:.0f} s"
-    return "" if ran.returncode == 0 else ran.stderr.strip()[-500:]
+    return "" if completed.returncode == 0 else completed.stderr.strip()[-500:]
 
 
 _MAKE_DIRECTORIES = """
@@ -402,9 +401,9 @@ def _principal(user: str) -> str:
 
 def _program(name: str) -> str:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), _SYSTEM_PATH])
-    found = shutil.which(name, path=path)
-    if found is None:
+    program = shutil.which(name, path=path)
+    if program is None:
         raise ClusterError(
             f"a Kerberized cluster needs MIT Kerberos, and {name} is not installed: {_INSTALL}"
         )
-    return found
+    return program

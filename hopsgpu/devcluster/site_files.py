@@ -7,10 +7,10 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from hopsgpu.devcluster import admin
-from hopsgpu.devcluster.class_archive import Archive
+from hopsgpu.devcluster.class_archive import ClassArchive
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.java import QUICK
-from hopsgpu.devcluster.layout import MASTER, Layout, address_of, node_names
+from hopsgpu.devcluster.layout import MASTER, ClusterLayout, address_of, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
 from hopsgpu.devcluster.realm import Realm
 
@@ -22,64 +22,64 @@ _PREEMPTION_MONITOR: Mapping[str, str] = {
     ".resourcemanager.monitor.capacity.ProportionalCapacityPreemptionPolicy",
 }
 _MONITOR = "yarn.resourcemanager.monitor.capacity.preemption"
-# By default YARN looks every 3 s, lets a container run for 15 s more, takes back a fifth of the
-# excess in a round, and ignores a tenth: for many small containers, of which most end soon.
+# YARN's defaults are for many small containers that end soon: YARN checks every 3 s, gives a
+# container 15 s, preempts a fifth of the excess in a round, and ignores a tenth.
 _PREEMPTION: Mapping[str, str] = {
     f"{_MONITOR}.monitoring_interval": "1000",
     f"{_MONITOR}.max_wait_before_kill": "3000",
     f"{_MONITOR}.total_preemption_per_round": "1.0",
     f"{_MONITOR}.natural_termination_factor": "1.0",
     f"{_MONITOR}.max_ignored_over_capacity": "0.0",
-    # Among the applications of one queue nothing is taken back.
+    # Containers are not preempted for applications of the same queue.
     f"{_MONITOR}.intra-queue-preemption.enabled": "false",
 }
 _GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
-# Threads that answer the calls to one port. A thread that has no call wakes up each second: with
-# the default of 50, this is most of what an idle ResourceManager does.
+# Threads that answer the calls to one port. An idle thread wakes up every second: with the default
+# of 50, these wake-ups are most of an idle ResourceManager's load.
 _HANDLERS = "8"
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:
     """Return the memory in MiB and the cores that a NodeManager advertises.
 
-    They are enough for the node's share of a gang of default ranks (4 GiB and the overhead, one
-    core each), an application master and CPU executors.
+    Both suffice for the node's share of a gang of default ranks (one core, 4 GiB and the overhead
+    each), an application master and CPU executors.
     """
     memory = 1024 * (gpus_per_node * _GIB_PER_GPU + _GIB_BESIDE)
     return memory, gpus_per_node + _CORES_BESIDE
 
 
-def _plenty(spec: ClusterSpec) -> int:
-    """Return by what the memory and the cores of a node are multiplied.
+def _size_factor(spec: ClusterSpec) -> int:
+    """Return the factor of the memory and the cores of a node.
 
-    Once a queue has exactly its share of the memory or of the cores, YARN's policy preempts nothing
-    more of it, although it has too many GPUs (DominantResourceCalculator.isAnyMajorResourceZero).
-    With plenty of both, no gang reaches its queue's share of them.
+    If a queue has exactly its share of the memory or the cores, YARN's policy preempts none of its
+    containers, even if it has too many GPUs (DominantResourceCalculator.isAnyMajorResourceZero).
+    With a large factor, no gang reaches its queue's share of memory or cores.
     """
     return 4 if spec.preemption else 1
 
 
-def core_site(layout: Layout, spec: ClusterSpec, ports: Ports, user: str) -> Properties:
+def core_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports, user: str) -> Properties:
     return {
         "fs.defaultFS": f"hdfs://{spec.namenode_host}:{ports['namenode.rpc']}",
         "hadoop.tmp.dir": str(layout.scratch),
         "hadoop.security.authentication": "simple",
         "hadoop.http.staticuser.user": user,
-        # Where hopsgpu finds the nodes' names, which only the cluster's JVMs know otherwise.
+        # hopsgpu reads the nodes' names there; otherwise only the cluster's JVMs know the names.
         "hopsgpu.hosts": str(layout.hosts),
     }
 
 
-def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
+def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Properties:
     web = "https" if spec.https else "http"
-    # The properties of one NameNode; those of two are in `standby`.
-    one = {
+    # `standby` has the properties of two NameNodes.
+    single = {
         "dfs.namenode.name.dir": str(layout.name()),
         "dfs.namenode.rpc-address": f"{spec.namenode_host}:{ports['namenode.rpc']}",
         f"dfs.namenode.{web}-address": f"{MASTER}:{ports['namenode.web']}",
     }
     return {
-        **({} if spec.namenode_ha else one),
+        **({} if spec.namenode_ha else single),
         "dfs.replication": "1",
         "dfs.permissions.enabled": "true",
         "dfs.webhdfs.enabled": "true",
@@ -89,11 +89,11 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         "dfs.namenode.handler.count": _HANDLERS,
         "dfs.datanode.handler.count": _HANDLERS,
-        # With the default of 10 ms, the thread that frees deleted blocks is most of an idle
+        # With the default of 10 ms, the thread that frees deleted blocks causes most of an idle
         # NameNode's CPU load.
         "dfs.namenode.block.deletion.unlock.interval.ms": "100",
         "dfs.datanode.data.dir": str(layout.data),
-        # Numeric, because clients other than JVMs do not know the private host names.
+        # An address: clients other than JVMs do not know the private host names.
         "dfs.datanode.hostname": MASTER,
         "dfs.datanode.address": f"{MASTER}:{ports['datanode.data']}",
         "dfs.datanode.ipc.address": f"{MASTER}:{ports['datanode.ipc']}",
@@ -101,12 +101,12 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
     }
 
 
-def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
-    memory, cores = (one * _plenty(spec) for one in node_size(spec.gpus_per_node))
+def yarn_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Properties:
+    memory, cores = (size * _size_factor(spec) for size in node_size(spec.gpus_per_node))
     rm = "yarn.resourcemanager"
     web = "webapp.https.address" if spec.https else "webapp.address"
-    # The addresses of one ResourceManager; those of two are in `standby`.
-    one = {
+    # `standby` has the addresses of two ResourceManagers.
+    single = {
         f"{rm}.hostname": MASTER,
         f"{rm}.address": f"{MASTER}:{ports['resourcemanager.rpc']}",
         f"{rm}.scheduler.address": f"{MASTER}:{ports['resourcemanager.scheduler']}",
@@ -115,7 +115,7 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         f"{rm}.{web}": f"{MASTER}:{ports['resourcemanager.web']}",
     }
     return {
-        **({} if spec.resourcemanager_ha else one),
+        **({} if spec.resourcemanager_ha else single),
         f"{rm}.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager.scheduler"
         ".capacity.CapacityScheduler",
         f"{rm}.nodemanagers.heartbeat-interval-ms": "250",
@@ -123,9 +123,9 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         f"{rm}.scheduler.client.thread-count": _HANDLERS,
         f"{rm}.resource-tracker.client.thread-count": _HANDLERS,
         "yarn.nodemanager.container-manager.thread-count": _HANDLERS,
-        # A NodeManager that starts before the ResourceManager would try again after 30 s.
+        # By default, a NodeManager that starts before the ResourceManager retries after 30 s.
         f"{rm}.connect.retry-interval.ms": "1000",
-        # By default both are in /tmp, where the clusters of one machine would share them.
+        # By default both are in /tmp, which the clusters of a machine would share.
         "yarn.node-attribute.fs-store.root-dir": f"file://{layout.yarn}/node-attributes",
         "yarn.node-labels.fs-store.root-dir": f"file://{layout.yarn}/node-labels",
         "yarn.scheduler.minimum-allocation-mb": "256",
@@ -135,7 +135,7 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         "yarn.nodemanager.resource.memory-mb": str(memory),
         "yarn.nodemanager.resource.cpu-vcores": str(cores),
         "yarn.nodemanager.pmem-check-enabled": "true",
-        # By default the check is left to cgroups, whether there are any or not.
+        # By default the check is left to cgroups, even if there are none.
         "yarn.nodemanager.resource.memory.enforced": "false",
         "yarn.nodemanager.vmem-check-enabled": "false",
         "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.0",
@@ -147,17 +147,22 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
 
 
 def node_site(
-    layout: Layout,
+    layout: ClusterLayout,
     spec: ClusterSpec,
     node: str,
     ports: Ports,
     gpus: GpuPlan,
     environ: Mapping[str, str],
 ) -> Properties:
-    """Return the properties of a NodeManager's yarn-site in addition to the common ones.
+    """Return the additional properties of a NodeManager's yarn-site.
 
     Args:
-        environ: variables of every container, which inherits none of the NodeManager's.
+        layout: layout of the cluster.
+        spec: spec of the cluster.
+        node: the node.
+        ports: ports of the cluster.
+        gpus: GPUs of the nodes.
+        environ: variables of every container; containers do not inherit the NodeManager's.
     """
     nm, home = "yarn.nodemanager", layout.node(node)
     web = "webapp.https.address" if spec.https else "webapp.address"
@@ -188,7 +193,7 @@ def capacity_scheduler(spec: ClusterSpec) -> Properties:
         f"{cs}.maximum-applications": "10000",
         # The default of 5 ms causes a third of the idle daemons' CPU load.
         f"{cs}.schedule-asynchronously.scheduling-interval-ms": "50",
-        # Heartbeats for which a request waits for the node that it prefers: about half a second.
+        # Number of heartbeats that a request waits for its preferred node: about half a second.
         f"{cs}.node-locality-delay": str(4 * spec.nodes),
         **(_PREEMPTION if spec.preemption else {}),
     }
@@ -199,14 +204,14 @@ def resource_types() -> Properties:
 
 
 def spark_defaults(
-    layout: Layout, spark: Path, archive: Archive | None, realm: Realm | None
+    layout: ClusterLayout, spark: Path, archive: ClassArchive | None, realm: Realm | None
 ) -> Properties:
-    # A JVM with this file resolves no other host names. The "default" options of driver and
-    # executors stay when a session sets extraJavaOptions; the AM has only one property.
+    # A JVM with this hosts file resolves no other names. If a session sets extraJavaOptions, the
+    # "default" options of the driver and executors stay; the AM has only one property.
     hosts = f"-Djdk.net.hosts.file={layout.hosts}"
     secure = realm.java_options if realm else ()
     quick = " ".join([hosts, *QUICK, *secure, *([archive.options] if archive else [])])
-    # A JVM can use the archive only if the archive's jars come first on its class path; in a
+    # A JVM uses the archive only if the archive's jars come first on its class path. In a
     # container, a directory would come first.
     jars = archive.class_path if archive else None
     first = {f"spark.{who}.extraClassPath": jars for who in ("driver", "executor") if jars}
@@ -217,7 +222,7 @@ def spark_defaults(
         "spark.driver.defaultJavaOptions": quick,
         "spark.executor.defaultJavaOptions": quick,
         "spark.yarn.am.extraJavaOptions": quick,
-        # The address of an application master, which is the driver in cluster mode.
+        # The address of an application master, which runs the driver in cluster mode.
         "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": MASTER,
         "spark.yarn.jars": f"local:{spark}/jars/*",
         **first,
@@ -225,27 +230,28 @@ def spark_defaults(
 
 
 def hosts_file(system: str, hostname: str, nodes: int, user_hosts: Mapping[str, str]) -> str:
-    """Return the private hosts file: the machine's own names, the nodes', and a user's.
+    """Return the private hosts file: the names of the machine, the nodes, and a user.
 
     Args:
-        system: text of the machine's hosts file; its IPv4 lines are kept.
-        hostname: the machine's own name, on loopback if the hosts file lacks it.
+        system: text of the machine's hosts file; the IPv4 lines are kept.
+        hostname: name of the machine; on loopback if the hosts file lacks it.
+        nodes: number of nodes.
         user_hosts: additional name → address.
     """
     lines = [line.partition("#")[0].split() for line in system.splitlines()]
-    own = {n: address_of(n) for n in node_names(nodes)} | dict(user_hosts)
+    cluster = {n: address_of(n) for n in node_names(nodes)} | dict(user_hosts)
     machine = [(name, f[0]) for f in lines if f and ":" not in f[0] for name in f[1:]]
     if hostname not in dict(machine):
         machine.append((hostname, MASTER))
-    kept = [(name, address) for name, address in machine if name not in own]
-    # Each pair once: a daemon listens on every address of a name, and fails on a duplicate.
-    # localhost comes first, because the first name of an address is the one that it resolves to.
-    pairs = dict.fromkeys([("localhost", MASTER), *kept, *own.items()])
+    kept = [(name, address) for name, address in machine if name not in cluster]
+    # No duplicates: a daemon listens on every address of a name, and fails on a duplicate.
+    # localhost comes first, because an address resolves to its first name.
+    pairs = dict.fromkeys([("localhost", MASTER), *kept, *cluster.items()])
     return "".join(f"{address} {name}\n" for name, address in pairs)
 
 
 def log4j() -> str:
-    """Return the daemons' log4j2.properties, which sends everything to stdout, their log file."""
+    """Return the daemons' log4j2.properties: the log goes to stdout, which is the log file."""
     return """rootLogger.level = info
 rootLogger.appenderRef.stdout.ref = stdout
 appender.stdout.type = Console
@@ -256,7 +262,7 @@ appender.stdout.layout.pattern = %d{ISO8601} %p %c{1}: %m%n%ex
 
 
 def reload4j() -> str:
-    """Return the same as `log4j` for the daemons of a Hadoop before 3.5, which log by reload4j."""
+    """Return the log4j.properties of Hadoop before 3.5, whose daemons use reload4j."""
     return """log4j.rootLogger=INFO,stdout
 log4j.appender.stdout=org.apache.log4j.ConsoleAppender
 log4j.appender.stdout.layout=org.apache.log4j.PatternLayout

@@ -1,8 +1,8 @@
-"""High availability: a second NameNode or ResourceManager that takes over when the first dies.
+"""High availability: a second NameNode or ResourceManager takes over when the first one dies.
 
-ZooKeeper elects the active one of each, as on real clusters: the ResourceManagers take part in the
-election themselves, and each NameNode has a failover controller (ZKFC) beside it. The NameNodes
-share their edits in a directory, which on real clusters is a set of JournalNodes.
+ZooKeeper elects the active daemons, as on real clusters. The ResourceManagers take part in the
+election themselves; each NameNode has a failover controller (ZKFC). The NameNodes share their edits
+in a directory; real clusters have JournalNodes instead.
 
 Sources: the Hadoop documentation, "HDFS High Availability Using the Quorum Journal Manager" and
 "... With NFS", "ResourceManager High Availability"; ZooKeeper's "Administrator's Guide".
@@ -21,24 +21,24 @@ from hopsgpu.devcluster.layout import (
     NAMENODES,
     RESOURCEMANAGERS,
     ZOOKEEPER,
-    Layout,
+    ClusterLayout,
 )
 
 Ports = Mapping[str, int]
-# After this silence ZooKeeper elects another one. A collection of garbage, or a load of many times
-# the cores, must not look like a death.
+# If a daemon is silent for this time, ZooKeeper elects another one. A garbage collection, or an
+# overloaded machine, must not cause an election.
 _SESSION_MS = "6000"
 NAMENODE_IDS = dict(zip(NAMENODES, ("nn1", "nn2"), strict=True))
 RESOURCEMANAGER_IDS = dict(zip(RESOURCEMANAGERS, ("rm1", "rm2"), strict=True))
 
 
 def arguments_of(daemon: str, spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the arguments by which a daemon knows which one of two it is.
+    """Return the arguments that give a daemon its id among the two.
 
-    All have one address, by which Hadoop tells them apart elsewhere.
+    By default, Hadoop distinguishes the daemons by their addresses, which are equal here.
     """
-    of_namenode = dict(zip(FAILOVER_CONTROLLERS, NAMENODES, strict=True))
-    if spec.namenode_ha and (name := of_namenode.get(daemon, daemon)) in NAMENODE_IDS:
+    namenodes = dict(zip(FAILOVER_CONTROLLERS, NAMENODES, strict=True))
+    if spec.namenode_ha and (name := namenodes.get(daemon, daemon)) in NAMENODE_IDS:
         return ("-D", f"dfs.ha.namenode.id={NAMENODE_IDS[name]}")
     if spec.resourcemanager_ha and daemon in RESOURCEMANAGER_IDS:
         return ("-D", f"yarn.resourcemanager.ha.id={RESOURCEMANAGER_IDS[daemon]}")
@@ -46,7 +46,7 @@ def arguments_of(daemon: str, spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def core_site(ports: Ports) -> Properties:
-    """Return what core-site has in addition, with two NameNodes."""
+    """Return additional properties of core-site with two NameNodes."""
     return {
         "fs.defaultFS": f"hdfs://{NAME_SERVICE}",
         "ha.zookeeper.quorum": _quorum(ports),
@@ -54,8 +54,8 @@ def core_site(ports: Ports) -> Properties:
     }
 
 
-def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
-    """Return what hdfs-site has in addition, with two NameNodes."""
+def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Properties:
+    """Return additional properties of hdfs-site with two NameNodes."""
     service = NAME_SERVICE
     web = "https-address" if spec.https else "http-address"
     properties = {
@@ -66,7 +66,7 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
         "dfs.ha.automatic-failover.enabled": "true",
         "dfs.ha.fencing.methods": f"shell({layout.fence})",
         "dfs.namenode.shared.edits.dir": f"file://{layout.edits}",
-        # The standby reads what the active one wrote after so long at the latest.
+        # The longest delay until the standby NameNode reads the edits of the active one.
         "dfs.ha.log-roll.period": "10s",
         "dfs.ha.tail-edits.period": "1s",
     }
@@ -82,11 +82,11 @@ def hdfs_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
     return properties
 
 
-def fence_script(layout: Layout) -> str:
-    """Return the program that ends the NameNode which was active, if it still runs.
+def fence_script(layout: ClusterLayout) -> str:
+    """Return the program that kills the formerly active NameNode, if it still runs.
 
-    Nothing else keeps two from writing into the directory of edits. Hadoop names it in
-    target_namenodeid.
+    Nothing else prevents two NameNodes from writing into the directory of edits. Hadoop sets
+    target_namenodeid to the NameNode's id.
     """
     daemons = "\n".join(
         f"  {name}) member='{marker(layout.root, daemon)}' ;;"
@@ -106,7 +106,7 @@ done
 
 
 def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
-    """Return what yarn-site has in addition, with two ResourceManagers."""
+    """Return additional properties of yarn-site with two ResourceManagers."""
     rm = "yarn.resourcemanager"
     web = "webapp.https.address" if spec.https else "webapp.address"
     uses = {
@@ -122,7 +122,7 @@ def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
         f"{rm}.cluster-id": "hopsgpu",
         f"{rm}.zk-address": _quorum(ports),
         f"{rm}.zk-timeout-ms": _SESSION_MS,
-        # Applications, their containers among them, outlive the one that started them.
+        # Applications and their containers survive the ResourceManager that started them.
         f"{rm}.recovery.enabled": "true",
         f"{rm}.store.class": "org.apache.hadoop.yarn.server.resourcemanager.recovery"
         ".ZKRMStateStore",
@@ -134,8 +134,8 @@ def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
     return properties
 
 
-def zookeeper_conf(layout: Layout, ports: Ports) -> Properties:
-    """Return zoo.cfg: one server, whose data end with the cluster's `down`."""
+def zookeeper_conf(layout: ClusterLayout, ports: Ports) -> Properties:
+    """Return zoo.cfg: one server, whose data `down` removes."""
     return {
         "dataDir": str(layout.temporary(ZOOKEEPER) / "data"),
         "clientPort": str(ports[f"{ZOOKEEPER}.rpc"]),

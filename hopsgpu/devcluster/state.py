@@ -11,22 +11,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
-from hopsgpu.devcluster.daemons import Process
-from hopsgpu.devcluster.layout import NAME_SERVICE, Layout
+from hopsgpu.devcluster.daemons import DaemonProcess
+from hopsgpu.devcluster.layout import NAME_SERVICE, ClusterLayout
 from hopsgpu.errors import ClusterError
 
 _FORM = 4
 
 
 @dataclass(frozen=True)
-class State:
+class ClusterState:
     """The state of the last start in a directory.
 
     Attributes:
         spec: the requested configuration.
         gpus: "real", "simulated" or "none", and why.
         java: JAVA_HOME of the daemons and of clients.
-        ports: as `ports.port_names` names them; kept after `down` for the next `up`.
+        ports: port by the names of `ports.port_names`; kept after `down` for the next `up`.
         processes: daemon → process; empty after `down`.
     """
 
@@ -34,9 +34,9 @@ class State:
     gpus: str
     java: str
     ports: dict[str, int]
-    processes: dict[str, Process] = field(default_factory=dict)
+    processes: dict[str, DaemonProcess] = field(default_factory=dict)
 
-    def with_process(self, daemon: str, process: Process) -> State:
+    def with_process(self, daemon: str, process: DaemonProcess) -> ClusterState:
         return replace(self, processes={**self.processes, daemon: process})
 
     @property
@@ -47,8 +47,8 @@ class State:
         return f"hdfs://{self.spec.namenode_host}:{self.ports['namenode.rpc']}"
 
     @property
-    def running(self) -> bool:
-        """Whether any of its daemons is alive."""
+    def is_running(self) -> bool:
+        """Whether any daemon is alive."""
         return any(process.alive for process in self.processes.values())
 
     @property
@@ -58,13 +58,13 @@ class State:
 
     @property
     def missing(self) -> list[str]:
-        """The daemons that belong to the cluster and do not run."""
+        """The daemons of the spec that do not run."""
         return [
             d for d in self.spec.daemons if d not in self.processes or not self.processes[d].alive
         ]
 
 
-def load(layout: Layout) -> State | None:
+def load(layout: ClusterLayout) -> ClusterState | None:
     """Return the state of a directory; None if no cluster was ever started in it.
 
     Raises:
@@ -77,8 +77,8 @@ def load(layout: Layout) -> State | None:
         spec = content.pop("spec")
         spec["conf"] = SiteConf(**spec["conf"])
         spec["token_lifetimes"] = tuple(spec["token_lifetimes"])
-        processes = {d: Process(**p) for d, p in content.pop("processes").items()}
-        return State(spec=ClusterSpec(**spec), processes=processes, **content)
+        processes = {d: DaemonProcess(**p) for d, p in content.pop("processes").items()}
+        return ClusterState(spec=ClusterSpec(**spec), processes=processes, **content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
@@ -87,13 +87,12 @@ def load(layout: Layout) -> State | None:
         ) from e
 
 
-def save(layout: Layout, state: State) -> None:
-    """Write the state."""
+def save(layout: ClusterLayout, state: ClusterState) -> None:
     write(layout.state, json.dumps({"form": _FORM, **asdict(state)}, indent=1) + "\n")
 
 
 @contextmanager
-def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
+def locked(layout: ClusterLayout, report: Callable[[str], object]) -> Iterator[None]:
     """Exclude any other `up` or `down` from a cluster's directory."""
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
@@ -104,7 +103,7 @@ def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"waiting for another `up` or `down` in {layout.root}")
+            report(f"waiting for another `up` or `down` in {layout.root}")
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:

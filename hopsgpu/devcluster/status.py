@@ -1,4 +1,4 @@
-"""The status of a cluster: its daemons by their processes, its nodes by the ResourceManager."""
+"""The status of a cluster: daemons from their processes, nodes from the ResourceManager."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.devcluster import probe
-from hopsgpu.devcluster.layout import Layout, address_of
-from hopsgpu.devcluster.state import State, load
+from hopsgpu.devcluster.layout import ClusterLayout, address_of
+from hopsgpu.devcluster.state import ClusterState, load
 
 
 @dataclass(frozen=True)
 class DaemonStatus:
-    """One daemon.
+    """The status of a daemon.
 
     Attributes:
-        rpc: host:port for its own protocol.
-        web: URL of its HTTP interface; "" for a daemon that has none.
+        rpc: host:port of the daemon's own protocol.
+        web: URL of the HTTP interface, or "".
     """
 
     name: str
@@ -35,7 +35,7 @@ class ClusterStatus:
     Attributes:
         healthy: whether every daemon is alive, and every node runs according to the
             ResourceManager.
-        resourcemanager_answers: False if it does not, so that the nodes are unknown.
+        resourcemanager_answers: whether the ResourceManager answers; if not, the nodes are unknown.
         gpus: "real", "simulated" or "none", and why.
     """
 
@@ -50,7 +50,6 @@ class ClusterStatus:
     nodes: tuple[probe.NodeStatus, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
         return asdict(self)
 
 
@@ -58,21 +57,21 @@ def status(dir: str | Path | None = None) -> ClusterStatus:
     """Return the status of a cluster, from its processes and its ResourceManager.
 
     Args:
-        dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
+        dir: the cluster's directory; None means `~/.hopsgpu/cluster`.
     """
-    layout = Layout.at(dir)
+    layout = ClusterLayout.at(dir)
     state = load(layout)
     daemons = _daemons(layout, state) if state else ()
-    said = probe.of(layout, state).nodes() if state and daemons else None
+    reported = probe.probe_of(layout, state).nodes() if state and daemons else None
     dead = {d.name for d in daemons if not d.alive}
-    # The ResourceManager takes ten minutes to see that a NodeManager is gone.
-    nodes = [replace(n, state="DEAD") if n.name in dead else n for n in said or ()]
+    # The ResourceManager takes ten minutes to notice that a NodeManager has ended.
+    nodes = [replace(n, state="DEAD") if n.name in dead else n for n in reported or ()]
     running = [n for n in nodes if n.state == "RUNNING"]
     return ClusterStatus(
         directory=str(layout.root),
         running=any(d.alive for d in daemons),
         healthy=bool(state and daemons and not state.missing and len(running) >= state.spec.nodes),
-        resourcemanager_answers=said is not None,
+        resourcemanager_answers=reported is not None,
         gpus=state.gpus if state and daemons else "none",
         gpus_total=sum(n.gpus for n in running),
         gpus_used=sum(n.gpus_used for n in running),
@@ -81,13 +80,13 @@ def status(dir: str | Path | None = None) -> ClusterStatus:
     )
 
 
-def _daemons(layout: Layout, state: State) -> tuple[DaemonStatus, ...]:
-    found = []
+def _daemons(layout: ClusterLayout, state: ClusterState) -> tuple[DaemonStatus, ...]:
+    daemons = []
     for name, process in state.processes.items():
         address, ports = address_of(name), state.ports
         web = ports.get(f"{name}.web")
         rpc = ports.get(f"{name}.rpc") or ports[f"{name}.data"]
-        found.append(
+        daemons.append(
             DaemonStatus(
                 name=name,
                 pid=process.pid,
@@ -97,4 +96,4 @@ def _daemons(layout: Layout, state: State) -> tuple[DaemonStatus, ...]:
                 log=str(layout.log(name)),
             )
         )
-    return tuple(found)
+    return tuple(daemons)

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.devcluster.layout import DATANODE, NAMENODE, Layout
+from hopsgpu.devcluster.layout import DATANODE, NAMENODE, ClusterLayout
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -327,7 +327,7 @@ def clock_off(seconds: int) -> Injection:
             # Else each wait of the JVM returns at once, and it takes all cores.
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
-        site = Layout.at(case.cluster).conf(host) / "yarn-site.xml"
+        site = ClusterLayout.at(case.cluster).conf(host) / "yarn-site.xml"
         kill_daemon(case.cluster, host)
         # `up` writes the file anew.
         properties = "".join(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu import devcluster
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -37,7 +37,7 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> I
 
 @pytest.fixture(scope="session")
 def realm(cluster_dir: Path) -> Realm:
-    return Realm(Layout.at(cluster_dir).realm)
+    return Realm(ClusterLayout.at(cluster_dir).realm)
 
 
 @pytest.fixture(scope="session")

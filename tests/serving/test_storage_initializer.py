@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.devcluster.layout import ExportLayout
+from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.lake import LakePath
 from tests.served_models import Published, publish
@@ -50,7 +50,7 @@ def keytab(
     """Alice's, who has a ticket in this process; None without Kerberos."""
     if not kerberos:
         return None
-    file = Realm(ExportLayout.at(cluster_dir).realm).keytab("alice")
+    file = Realm(ClusterLayout.at(cluster_dir).realm).keytab("alice")
     monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path}/tickets")
     subprocess.run(["kinit", "-k", "-t", str(file), "alice"], check=True)
     return file

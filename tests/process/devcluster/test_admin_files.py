@@ -25,10 +25,10 @@ from hopsgpu.devcluster import admin
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
 from hopsgpu.devcluster.config_files import write_conf, write_spark_conf
 from hopsgpu.devcluster.hadoop_jars import pyspark_home
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import port_names
-from hopsgpu.devcluster.state import State
+from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.storage.spark_defaults import read_properties, spark_defaults
@@ -117,11 +117,11 @@ def test_each_file_is_told_of() -> None:
 def test_the_development_cluster_is_made_of_them(tmp_path: Path) -> None:
     for link in admin.HOME.iterdir():
         assert link.resolve() == ROOT / link.name
-    layout = Layout(tmp_path)
+    layout = ClusterLayout(tmp_path)
     conf = SiteConf(sites={"yarn-site": {"yarn.nodemanager.health-checker.interval-ms": "7"}})
     spec = ClusterSpec(nodes=1, conf=conf)
     ports = {name: 20000 + i for i, name in enumerate(port_names(spec.daemons))}
-    state = State(spec, "simulated", "/jdk", ports)
+    state = ClusterState(spec, "simulated", "/jdk", ports)
     write_conf(layout, state, plan_gpus(tmp_path, 1, 2))
     node = admin.site_properties(layout.conf("node1") / "yarn-site.xml")
     own = {

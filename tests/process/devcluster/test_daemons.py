@@ -13,18 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.devcluster.daemons import MARKER, Process, last_lines, marker, members, spawn, stop
+from hopsgpu.devcluster.daemons import (
+    MARKER,
+    DaemonProcess,
+    last_lines,
+    marker,
+    members,
+    spawn,
+    stop,
+)
 
 PLAIN = {"PATH": "/usr/bin:/bin"}
-Start = Callable[..., Process]
+Start = Callable[..., DaemonProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts shell commands as daemons; ends what is left of them."""
-    started: list[Process] = []
+    started: list[DaemonProcess] = []
 
-    def begin(command: str, daemon: str = "node1", root: Path = tmp_path) -> Process:
+    def begin(command: str, daemon: str = "node1", root: Path = tmp_path) -> DaemonProcess:
         environ = {**PLAIN, MARKER: marker(root, daemon)}
         argv = ["/bin/sh", "-c", command]
         started.append(spawn(argv, environ, tmp_path, tmp_path / "logs" / f"{daemon}.log"))
@@ -76,7 +84,7 @@ def test_another_process_with_the_same_id_is_left_alone(start: Start) -> None:
     assert not stranger.alive
     stop([stranger], 0)
     assert process.alive
-    stop([Process(2**22 - 1, "never")], 0)
+    stop([DaemonProcess(2**22 - 1, "never")], 0)
 
 
 def test_members_are_found_by_cluster_and_daemon(start: Start, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.devcluster.node_gpus import Gpu, parse_query, plan_gpus
+from hopsgpu.devcluster.node_gpus import NodeGpu, parse_query, plan_gpus
 from hopsgpu.devcluster.nvidia_smi_standin import FIELDS, query_xml, standin_script, wrapper_script
 
-REAL = tuple(Gpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
+REAL = tuple(NodeGpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
 
 
 def script(path: Path, text: str) -> Path:

@@ -13,18 +13,20 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 
 from hopsgpu.devcluster.certificates import Certificates, create_certificates
 from hopsgpu.devcluster.java import find_java
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.errors import ClusterError
 
 
 @pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> Layout:
-    layout = Layout(tmp_path_factory.mktemp("cluster"))
+def layout(tmp_path_factory: pytest.TempPathFactory) -> ClusterLayout:
+    layout = ClusterLayout(tmp_path_factory.mktemp("cluster"))
     create_certificates(Certificates(layout.certificates), layout, find_java().home)
     return layout
 
 
-def test_a_client_with_the_bundle_trusts_every_address(layout: Layout, tmp_path: Path) -> None:
+def test_a_client_with_the_bundle_trusts_every_address(
+    layout: ClusterLayout, tmp_path: Path
+) -> None:
     made = Certificates(layout.certificates)
     conf = (made.daemon_conf / "ssl-server.xml").read_text()
     password = conf.partition("keystore.password</name><value>")[2].partition("<")[0]
@@ -71,7 +73,7 @@ def handshake(serving: ssl.SSLContext, trusting: ssl.SSLContext, name: str) -> s
     return None
 
 
-def test_keys_are_for_their_owner_alone_and_made_once(layout: Layout) -> None:
+def test_keys_are_for_their_owner_alone_and_made_once(layout: ClusterLayout) -> None:
     made = Certificates(layout.certificates)
     assert made.root.stat().st_mode & 0o777 == 0o700
     for file in (made.key_store, made.daemon_conf / "ssl-server.xml"):
@@ -94,7 +96,7 @@ def test_a_keytool_that_fails_is_told(tmp_path: Path) -> None:
     java.mkdir()
     (java / "keytool").write_text("#!/bin/sh\necho 'keytool error: no entropy'\nexit 1\n")
     (java / "keytool").chmod(0o755)
-    layout = Layout(tmp_path / "cluster")
+    layout = ClusterLayout(tmp_path / "cluster")
     made = Certificates(layout.certificates)
     with pytest.raises(ClusterError, match="no entropy"):
         create_certificates(made, layout, tmp_path)
@@ -107,6 +109,6 @@ def test_a_keytool_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     java.mkdir()
     (java / "keytool").write_text("#!/bin/sh\nexec sleep 60\n")
     (java / "keytool").chmod(0o755)
-    layout = Layout(tmp_path / "cluster")
+    layout = ClusterLayout(tmp_path / "cluster")
     with pytest.raises(ClusterError, match="keytool did not end within"):
         create_certificates(Certificates(layout.certificates), layout, tmp_path)

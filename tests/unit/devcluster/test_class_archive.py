@@ -10,8 +10,8 @@ import pytest
 
 from hopsgpu.devcluster import class_archive as module
 from hopsgpu.devcluster import site_files
-from hopsgpu.devcluster.class_archive import Archive, archive_of, make_archive
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.class_archive import ClassArchive, archive_of, make_archive
+from hopsgpu.devcluster.layout import ClusterLayout
 
 # In place of the Spark whose JVM leaves the archive.
 MAKES = """#!/bin/sh
@@ -46,14 +46,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "hopsgpu"
 
 
-def found(java: Path, spark: Path) -> Archive:
+def found(java: Path, spark: Path) -> ClassArchive:
     archive = archive_of(java, spark)
     assert archive is not None
     return archive
 
 
 def made(
-    archive: Archive, tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+    archive: ClassArchive, tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """What is said while a program in place of Spark makes it."""
     program, said = tmp_path / "program", list[str]()
@@ -61,7 +61,7 @@ def made(
     program.chmod(0o755)
     monkeypatch.setattr(module.sys, "executable", str(program))
     monkeypatch.setenv("MARKS", str(tmp_path))
-    layout = Layout(tmp_path / "cluster")
+    layout = ClusterLayout(tmp_path / "cluster")
     layout.logs.mkdir(parents=True, exist_ok=True)
     make_archive(archive, layout, {}, "hdfs://here/tmp/classes", said.append)
     return said
@@ -95,12 +95,12 @@ def test_every_jvm_is_told_of_it_and_has_the_jars_first(
     java: Path, spark: Path, tmp_path: Path
 ) -> None:
     archive = found(java, spark)
-    given = site_files.spark_defaults(Layout(tmp_path), spark, archive, None)
+    given = site_files.spark_defaults(ClusterLayout(tmp_path), spark, archive, None)
     for who in ("driver.default", "executor.default", "yarn.am.extra"):
         assert archive.options in given[f"spark.{who}JavaOptions"]
     for who in ("driver", "executor"):
         assert given[f"spark.{who}.extraClassPath"] == f"{spark}/jars/*"
-    without = site_files.spark_defaults(Layout(tmp_path), spark, None, None)
+    without = site_files.spark_defaults(ClusterLayout(tmp_path), spark, None, None)
     assert not [name for name, value in without.items() if "Archive" in value or "Class" in name]
 
 

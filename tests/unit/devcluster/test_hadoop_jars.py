@@ -47,7 +47,7 @@ def test_they_are_fetched_once(tmp_path: Path, cache: Path) -> None:
     said: list[str] = []
     found = daemon_jars(JAVA, home, "3.9.1", said.append)
     jars = found.directory
-    assert (found.version, found.beside) == ("3.9.1", home / "jars")
+    assert (found.version, found.extra) == ("3.9.1", home / "jars")
     assert found.class_path == f"{jars}:{jars}/*:{home}/jars/*"
     assert jars.parent == cache
     assert "3.9.1" in jars.name
@@ -68,7 +68,7 @@ def test_another_hadoop_comes_with_all_its_jars(tmp_path: Path, cache: Path) -> 
     """Beside PySpark's there would be two versions of Hadoop on the class path."""
     home = spark(tmp_path / "spark", RESOLVES.replace("a b c d", "a b c d e f g"))
     found = daemon_jars(JAVA, home, "3.3.6", print)
-    assert (found.version, found.beside) == ("3.3.6", None)
+    assert (found.version, found.extra) == ("3.3.6", None)
     assert found.class_path == f"{found.directory}:{found.directory}/*"
     (call,) = (home / "bin" / "calls").read_text().splitlines()
     assert "org.apache.hadoop:hadoop-hdfs:3.3.6" in call and "minicluster" not in call

@@ -16,11 +16,11 @@ from hopsgpu.devcluster.boot import heap_mib
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
 from hopsgpu.devcluster.config_files import write_conf, write_spark_conf
 from hopsgpu.devcluster.daemons import MARKER
-from hopsgpu.devcluster.layout import MASTERS, Layout, address_of, node_names
-from hopsgpu.devcluster.node_gpus import Gpu, GpuPlan, plan_gpus
+from hopsgpu.devcluster.layout import MASTERS, ClusterLayout, address_of, node_names
+from hopsgpu.devcluster.node_gpus import GpuPlan, NodeGpu, plan_gpus
 from hopsgpu.devcluster.ports import port_names
 from hopsgpu.devcluster.standby import arguments_of
-from hopsgpu.devcluster.state import State
+from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ConfigError
 from hopsgpu.yarn.resource_manager import web_addresses
 
@@ -34,9 +34,9 @@ def ports_of(spec: ClusterSpec) -> dict[str, int]:
 PORTS = ports_of(ClusterSpec())
 
 
-def state(spec: ClusterSpec) -> State:
+def state(spec: ClusterSpec) -> ClusterState:
     ports = ports_of(spec)
-    return State(spec, "simulated", "/jdk", ports)
+    return ClusterState(spec, "simulated", "/jdk", ports)
 
 
 def properties(file: Path) -> dict[str, str]:
@@ -44,8 +44,8 @@ def properties(file: Path) -> dict[str, str]:
     return {str(r.findtext("name")): str(r.findtext("value")) for r in rows}
 
 
-def written(tmp_path: Path, spec: ClusterSpec) -> Layout:
-    layout = Layout(tmp_path)
+def written(tmp_path: Path, spec: ClusterSpec) -> ClusterLayout:
+    layout = ClusterLayout(tmp_path)
     write_conf(layout, state(spec), plan_gpus(tmp_path, spec.nodes, spec.gpus_per_node))
     return layout
 
@@ -57,7 +57,7 @@ def test_a_site_file_survives_what_xml_means() -> None:
 
 
 def test_python_clients_meet_addresses_only(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
+    layout = ClusterLayout(tmp_path)
     for site in (
         site_files.core_site(layout, ClusterSpec(), PORTS, "me"),
         site_files.hdfs_site(layout, ClusterSpec(), PORTS),
@@ -226,7 +226,7 @@ def test_only_a_cluster_with_preemption_takes_back_what_a_queue_has_above_its_sh
 
 def test_each_pyspark_has_its_own_spark_defaults(tmp_path: Path) -> None:
     """A client with the jars of another PySpark on its class path does not start."""
-    layout = Layout(tmp_path)
+    layout = ClusterLayout(tmp_path)
     conf = SiteConf(sites={"spark-defaults": {"spark.master": "local"}})
     texts = {}
     for spark in (Path("/a/pyspark"), Path("/b/pyspark")):
@@ -259,9 +259,9 @@ def test_the_gpu_plugin_is_where_the_gpus_are(tmp_path: Path) -> None:
 
 
 def test_real_gpus_are_shown_by_the_nodes_own_nvidia_smi(tmp_path: Path) -> None:
-    own = (Gpu(2, 5, "GPU-a", "H100", 80000), Gpu(3, 4, "GPU-b", "H100", 80000))
+    own = (NodeGpu(2, 5, "GPU-a", "H100", 80000), NodeGpu(3, 4, "GPU-b", "H100", 80000))
     plan = GpuPlan({"node1": own}, "/usr/bin/nvidia-smi", "real")
-    layout = Layout(tmp_path)
+    layout = ClusterLayout(tmp_path)
     write_conf(layout, state(ClusterSpec(nodes=1)), plan)
     smi = (layout.node("node1") / "bin" / "nvidia-smi").read_text()
     assert "exec /usr/bin/nvidia-smi -i 2,3 " in smi
@@ -294,7 +294,7 @@ def test_the_heaps_stay_under_2_gb(nodes: int) -> None:
 
 
 def test_a_directory_that_yarn_does_not_bear_is_refused(tmp_path: Path) -> None:
-    Layout.at(tmp_path / "a-b_c.d@e+f").check()
+    ClusterLayout.at(tmp_path / "a-b_c.d@e+f").check()
     for name in ("a b", "a'b", 'a"b', "a,b", "a:b", "a$b", "ä"):
         with pytest.raises(ConfigError, match="--dir"):
-            Layout.at(tmp_path / name).check()
+            ClusterLayout.at(tmp_path / name).check()

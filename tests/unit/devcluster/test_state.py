@@ -9,23 +9,23 @@ import pytest
 
 from hopsgpu.devcluster import down, environment, status, up
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
-from hopsgpu.devcluster.daemons import Process
-from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.daemons import DaemonProcess
+from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.ports import port_names
-from hopsgpu.devcluster.state import State, load, locked, save
+from hopsgpu.devcluster.state import ClusterState, load, locked, save
 from hopsgpu.errors import ClusterError, ConfigError
 
-GONE = Process(2**22 - 1, "never")
+GONE = DaemonProcess(2**22 - 1, "never")
 
 
-def state(**other: object) -> State:
+def state(**other: object) -> ClusterState:
     spec = ClusterSpec(1, 1, SiteConf(sites={"yarn-site": {"a": "b"}}, nodes={"node1": {"c": "d"}}))
     ports = {name: 20000 + i for i, name in enumerate(port_names(spec.daemons))}
-    return State(spec, "simulated: why", "/jdk", ports, **other)  # type: ignore[arg-type]
+    return ClusterState(spec, "simulated: why", "/jdk", ports, **other)  # type: ignore[arg-type]
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
+    layout = ClusterLayout(tmp_path)
     assert load(layout) is None
     said = state().with_process("namenode", GONE)
     save(layout, said)
@@ -36,14 +36,14 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"form": 99}', '{"form": 1, "spec": {}}'])
 def test_a_file_that_is_not_ours_is_named(tmp_path: Path, text: str) -> None:
-    layout = Layout(tmp_path)
+    layout = ClusterLayout(tmp_path)
     layout.state.write_text(text)
     with pytest.raises(ClusterError, match=r"cluster\.json"):
         load(layout)
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "new")
+    layout = ClusterLayout(tmp_path / "new")
     waiting, order, said = threading.Event(), [], []
 
     def say(line: str) -> None:
@@ -77,7 +77,7 @@ def test_where_no_cluster_is(tmp_path: Path) -> None:
 
 
 def test_the_status_of_a_cluster_that_died(tmp_path: Path) -> None:
-    save(Layout(tmp_path), state(processes={"namenode": GONE, "node1": GONE}))
+    save(ClusterLayout(tmp_path), state(processes={"namenode": GONE, "node1": GONE}))
     found = status(tmp_path)
     assert not found.running
     assert not found.healthy
