@@ -91,16 +91,16 @@ class ElasticGang:
         self._want(decision.wanted, decision.at_once)
         if decision.start:
             self._begin()
-        if decision.ask:
+        if decision.needs_checkpoint:
             self._clock.after(self._world.costs.checkpoint, self._of_world(self._saved))
-        if decision.stop is not None:
-            self._stop(decision.stop)
+        if decision.stop_reason is not None:
+            self._stop(decision.stop_reason)
         policy = self._policy
         offer = Offer(
             self._id,
-            policy.above_least,
+            policy.surplus_count,
             self._container.gpus,
-            policy.giving,
+            policy.giving_count,
             queue_tag(f"root.{self._record.job.cluster}"),
             "simulated",
             "replay",
@@ -110,15 +110,15 @@ class ElasticGang:
 
     def _poll(self, decision: ElasticDecision) -> None:
         policy = self._policy
-        if decision.start or decision.stop or decision.release:
+        if decision.start or decision.stop_reason or decision.release:
             seconds = _SOON
         elif not policy.world:
-            if not policy.here and decision.wanted:
+            if not policy.executor_count and decision.wanted:
                 return
             seconds = _ASSEMBLING
-        elif policy.here > len(policy.world):
+        elif policy.executor_count > len(policy.world):
             seconds = _WITH_SPARES
-        elif policy.giving or decision.wanted < self._terms.most:
+        elif policy.giving_count or decision.wanted < self._terms.max_executors:
             seconds = _SMALL
         else:
             return
@@ -147,7 +147,7 @@ class ElasticGang:
             return
         if self._place is not None:
             return
-        is_growth = len(self._here) >= self._terms.least
+        is_growth = len(self._here) >= self._terms.min_executors
         is_first = self._record.granted is None
         self._place = Place(
             self._record.job.cluster,
@@ -184,7 +184,7 @@ class ElasticGang:
             self._starting[key] = held
             self._clock.after(self._world.costs.start, self._arrives(key))
         self._asked_executors -= len(granted)
-        if self._record.granted is None and self._count >= self._terms.least:
+        if self._record.granted is None and self._count >= self._terms.min_executors:
             self._record.granted = self._clock.now
             if self._record.size_free is None:
                 self._record.size_free = self._record.waited
@@ -210,10 +210,10 @@ class ElasticGang:
             if held is None:
                 return
             self._here[key] = held
-            self._policy.came(key, held.placed.host, self._clock.now)
-            self._policy.warmed(key, self._clock.now)
+            self._policy.add_executor(key, held.placed.host, self._clock.now)
+            self._policy.record_warm(key, self._clock.now)
             place = None if self._has_turn else self._place
-            is_able = len(self._here) >= self._terms.least
+            is_able = len(self._here) >= self._terms.min_executors
             if place is not None and not place.ticket.is_growth and is_able:
                 # Further executors are asked for behind all gangs.
                 self._leave()
@@ -246,12 +246,12 @@ class ElasticGang:
 
     def _enter(self) -> None:
         self._training_since = self._clock.now
-        self._policy.entered(self._clock.now)
+        self._policy.record_entry(self._clock.now)
         self._clock.after(self._left / self._speed(), self._of_world(self._return))
         self._step()
 
     def _saved(self) -> None:
-        self._policy.saved(self._clock.now)
+        self._policy.record_checkpoint(self._clock.now)
         self._step()
 
     def _trained(self, repeated: float) -> None:
@@ -273,14 +273,14 @@ class ElasticGang:
         self._clock.after(seconds, self._of_world(lambda: self._ended(how)))
 
     def _ended(self, how: WorldEnd) -> None:
-        self._policy.ended(how, self._clock.now)
+        self._policy.record_end(how, self._clock.now)
         self._step()
 
     def _return(self) -> None:
         self._trained(0.0)
         self._record.trained += self._left
-        self._policy.returned()
-        self._policy.ended(WorldEnd.RETURNED, self._clock.now)
+        self._policy.record_return()
+        self._policy.record_end(WorldEnd.RETURNED, self._clock.now)
         self._over = True
         self._record.ended = self._clock.now
         self._leave()

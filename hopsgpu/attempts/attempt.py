@@ -49,8 +49,8 @@ _EVENT_SECONDS = 0.2
 _REASON_SECONDS = 5.0
 _PENDING_SECONDS = 30.0
 # Samples of GPUs come every second.
-_IDLE_LOOK_SECONDS = 1.0
-_MOST_LISTED = 8
+_IDLE_POLL_SECONDS = 1.0
+_MAX_LISTED = 8
 
 
 class AttemptListener:
@@ -59,22 +59,22 @@ class AttemptListener:
     The attempt's reports are in its `RankTable`, which `placed` gives.
     """
 
-    def placed(self, ranks: RankTable) -> None:
+    def on_placement(self, ranks: RankTable) -> None:
         """Handle the places of the ranks, before any of them starts."""
 
-    def started(self, rank: int) -> None:
+    def on_start(self, rank: int) -> None:
         """Handle the start of a rank's process."""
 
-    def entered(self, entered: Entered) -> None:
+    def on_entry(self, entered: Entered) -> None:
         """Handle that the user's function runs in one more rank."""
 
-    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+    def on_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
         """Handle the ranks' last metrics, by rank."""
 
-    def record(self, rank: int, chunk: bytes) -> None:
+    def on_record(self, rank: int, chunk: bytes) -> None:
         """Handle a chunk of a rank's file of reports, which may begin and end anywhere."""
 
-    def saved(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
+    def on_save(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
         """Handle that a rank's part of a checkpoint is on the lake.
 
         Args:
@@ -86,7 +86,7 @@ class AttemptListener:
             agreed: the last step at which the rank had been told that all ranks save, or None.
         """
 
-    def checkpoint_agreed(self, step: int) -> None:
+    def on_checkpoint_agreed(self, step: int) -> None:
         """Handle that all ranks save a checkpoint as `AttemptRunner.request_checkpoint` asked.
 
         Args:
@@ -94,7 +94,7 @@ class AttemptListener:
                 about this step, the first one after it.
         """
 
-    def checkpoint_passed(self, step: int) -> None:
+    def on_checkpoint_passed(self, step: int) -> None:
         """Handle that all ranks have passed an agreed step, or have ended.
 
         Their agents have what they save there, and upload it even if the ranks are stopped now. If
@@ -105,23 +105,23 @@ class AttemptListener:
             step: as for `checkpoint_agreed`.
         """
 
-    def checkpoint_given_up(self, reason: str) -> None:
+    def on_checkpoint_given_up(self, reason: str) -> None:
         """Handle that the ranks do not agree on a checkpoint.
 
         Args:
             reason: why, for the log.
         """
 
-    def ended(self, end: EndedRank) -> None:
+    def on_end(self, end: EndedRank) -> None:
         """Handle the end of a rank."""
 
-    def warn(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         """Handle a warning for people."""
 
 
 @dataclass
 class AttemptResult:
-    """What the ranks of an attempt left.
+    """The results of an attempt.
 
     Attributes:
         values: values of the ranks that returned, by rank.
@@ -137,8 +137,9 @@ class AttemptRunner:
 
     Attributes:
         result: the results so far.
-        drops_saves: whether its ranks, when they are stopped, abandon what is not on the lake yet.
-        rendezvous: where the ranks meet, once it is known.
+        should_drop_saves: whether ranks that are stopped abandon checkpoints that are not on the
+            lake yet.
+        rendezvous: the addresses at which the ranks connect, once they are known.
     """
 
     def __init__(
@@ -159,16 +160,16 @@ class AttemptRunner:
         self._outputs = outputs
         self._listener = listener
         self._cancelled = cancelled
-        self.drops_saves = False
+        self.should_drop_saves = False
         self._bounds = bounds
         self._ranks = RankTable(world)
         self._ends = RankEnds(world, call.log_url)
         self._watcher = AttemptWatcher(self._ends, call.plan.spec.run_timeout, bounds)
-        own = {place.rank: place.gpus for place in world.places}
-        self._idle = GpuIdleWatch(own, bounds.idle, time.monotonic())
+        gpus_by_rank = {place.rank: place.gpus for place in world.places}
+        self._idle = GpuIdleWatch(gpus_by_rank, bounds.idle, time.monotonic())
         self._idle_end: IdleEnd | None = None
-        self._idle_at = float("-inf")
-        self._tokens = TokenSender(allocation, call.run_id, listener.warn)
+        self._idle_checked_at = float("-inf")
+        self._tokens = TokenSender(allocation, call.run_id, listener.on_warning)
         self.result = AttemptResult()
         self.rendezvous: Rendezvous | None = None
         self._pending_logged_at = time.monotonic()
@@ -176,13 +177,13 @@ class AttemptRunner:
         self._request: CheckpointRequest | None = None
         self._last_proposed = -1
         self._agreed: AgreedCheckpoint | None = None
-        listener.placed(self._ranks)
+        listener.on_placement(self._ranks)
 
-    def run(self, known: Rendezvous | None = None) -> AttemptResult:
+    def run(self, reused: Rendezvous | None = None) -> AttemptResult:
         """Start all ranks, wait for all, and stop them at the first failure.
 
         Args:
-            known: the rendezvous of an earlier rank in the same slot, which saves a round trip to
+            reused: the rendezvous of an earlier rank in the same slot, which saves a round trip to
                 the agent. It is for a single rank only: several ranks meet in a store that serves
                 one attempt.
 
@@ -192,9 +193,9 @@ class AttemptRunner:
             ConfigError: a node lacks the configured interface, or modules that the call needs.
         """
         refuse_duplicates(self._allocation.containers)
-        if known is not None and self._cancelled.is_set():
+        if reused is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
-        rendezvous = known or arrange_rendezvous(
+        rendezvous = reused or arrange_rendezvous(
             self._world,
             self._call,
             self._agents.send,
@@ -220,7 +221,7 @@ class AttemptRunner:
                 self._agents.send(message.key, "run", message.payload, **message.fields)
             self._await_ends()
         except BaseException:
-            # On a held gang the ranks would continue otherwise.
+            # Otherwise the ranks would continue on a held gang.
             self._stop_all()
             raise
         if self._cancelled.is_set():
@@ -244,23 +245,25 @@ class AttemptRunner:
         self.wake()
 
     def wake(self) -> None:
-        """Have the attempt see at once that it is cancelled; callable from any thread."""
+        """Have the attempt check at once for cancellation; callable from any thread."""
         self._agents.wake()
 
     def _await_ends(self) -> None:
         """Process events until all ranks have ended, and stop the ranks when it is due."""
-        self._watcher.begin(time.monotonic())
+        self._watcher.start_timeout(time.monotonic())
         while self._ends.pending:
             now = time.monotonic()
-            self._look_for_idle(now)
-            step = self._watcher.step(
-                cancelled=self._cancelled.is_set(), now=now, idled=self._idle_end is not None
+            self._check_idle_gpus(now)
+            step = self._watcher.decide(
+                is_cancelled=self._cancelled.is_set(),
+                now=now,
+                have_gpus_idled=self._idle_end is not None,
             )
             if step is Step.GIVE_UP:
                 self._give_up()
                 break
             if step is not Step.WAIT:
-                self._stop_left(dump_stacks=step is Step.DUMP_AND_STOP)
+                self._stop_remaining(dump_stacks=step is Step.DUMP_AND_STOP)
             self._tokens.look()
             self._advance_request()
             event = self._next_event()
@@ -268,20 +271,20 @@ class AttemptRunner:
                 self._outputs.refresh()
                 self._log_pending()
                 continue
-            self._watcher.heard(event.message, time.monotonic())
-            self._take(event)
+            self._watcher.record_message(event.message, time.monotonic())
+            self._handle_event(event)
 
-    def _look_for_idle(self, now: float) -> None:
-        """Tell people of GPUs that idle, and decide whether that ends the run."""
-        if now < self._idle_at + _IDLE_LOOK_SECONDS or self._watcher.has_failed:
+    def _check_idle_gpus(self, now: float) -> None:
+        """Warn of idle GPUs, and decide whether they end the run."""
+        if now < self._idle_checked_at + _IDLE_POLL_SECONDS or self._watcher.has_failed:
             return
-        if self._watcher.only_uploads:
+        if self._watcher.has_only_uploads:
             return
-        self._idle_at, run_id, timeout = now, self._call.run_id, self._bounds.idle.timeout
+        self._idle_checked_at, run_id, timeout = now, self._call.run_id, self._bounds.idle.timeout
         if ranks := self._idle.unwatched_ranks(now):
-            self._listener.warn(
+            self._listener.on_warning(
                 f"gpu_idle_timeout={timeout:g} s does not watch the GPUs of rank"
-                f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MOST_LISTED]))}: NVML gives"
+                f"{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MAX_LISTED]))}: NVML gives"
                 " no utilisation for them"
             )
         verdict = self._idle.verdict(now)
@@ -292,7 +295,7 @@ class AttemptRunner:
                 f" compute on the CPU alone? `hopsgpu runs cancel {run_id}` ends the run;"
                 " gpu_idle_timeout= of a launch does so by itself"
             )
-            self._listener.warn(text)
+            self._listener.on_warning(text)
             self._outputs.note(verdict.ranks[0], text)
         elif verdict.step is IdleStep.END and timeout is not None and self._idle_end is None:
             log.info("%s: %s: ends the run", run_id, verdict)
@@ -308,12 +311,12 @@ class AttemptRunner:
                 log.info("%s: asks the ranks to save a checkpoint", self._call.run_id)
                 self._request = CheckpointRequest(workers, now, self._last_proposed)
                 for rank in set(workers) - self._ends.pending:
-                    self._rank_left(rank)
+                    self._drop_from_request(rank)
         if self._request is not None:
             self._send_orders(self._request, self._request.tick(now))
 
     def _send_orders(self, request: CheckpointRequest, orders: Sequence[Order]) -> None:
-        """Send what a request for a checkpoint orders, and tell the listener of its outcome."""
+        """Send what a request for a checkpoint orders, and notify the listener of its outcome."""
         for order in orders:
             for container in self._allocation.containers:
                 self._agents.send(container.key, order.kind, **order.fields)
@@ -323,15 +326,15 @@ class AttemptRunner:
         match request.outcome:
             case Agreed(step):
                 self._agreed = AgreedCheckpoint(step, range(self._world.size))
-                self._listener.checkpoint_agreed(step)
+                self._listener.on_checkpoint_agreed(step)
             case GivenUp(reason):
-                self._listener.checkpoint_given_up(reason)
+                self._listener.on_checkpoint_given_up(reason)
 
-    def _take_answer(self, message: Message) -> None:
-        """Take an agent's answer to a request for a checkpoint."""
+    def _handle_answer(self, message: Message) -> None:
+        """Handle an agent's answer to a request for a checkpoint."""
         request, now = self._request, time.monotonic()
         if message.kind == "passed":
-            self._passed(message["rank"], message["step"])
+            self._record_passed(message["rank"], message["step"])
             return
         if request is None:
             return
@@ -342,23 +345,23 @@ class AttemptRunner:
             orders = request.answered(message["rank"], message["step"], now, accepted=accepted)
         self._send_orders(request, orders)
 
-    def _rank_left(self, rank: int) -> None:
-        """End a request for a checkpoint, as a rank has ended or is lost."""
+    def _drop_from_request(self, rank: int) -> None:
+        """Update a request for a checkpoint after the end or the loss of a rank."""
         if self._agreed is not None:
-            self._passed(rank, self._agreed.step)
+            self._record_passed(rank, self._agreed.step)
         if self._request is not None:
             self._send_orders(self._request, self._request.ended(rank))
 
-    def _passed(self, rank: int, step: int) -> None:
+    def _record_passed(self, rank: int, step: int) -> None:
         """Record that a rank has nothing more to save at an agreed step."""
         agreed = self._agreed
         if agreed is not None and step == agreed.step and agreed.passed(rank):
             self._agreed = None
             log.info("%s: all ranks have passed step %d", self._call.run_id, step)
-            self._listener.checkpoint_passed(step)
+            self._listener.on_checkpoint_passed(step)
 
     def _log_pending(self) -> None:
-        """Log from time to time which ranks have not ended, as a hang shows in nothing else."""
+        """Log every 30 s which ranks have not ended: nothing else shows a hang."""
         now = time.monotonic()
         if now >= self._pending_logged_at + _PENDING_SECONDS:
             self._pending_logged_at = now
@@ -373,29 +376,31 @@ class AttemptRunner:
         below = self._call.logs.url.removeprefix(f"{self._call.directory.url}/")
         return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
 
-    def keep_logs(self, background: Background) -> None:
-        """Have the ranks' output written to the lake in the background."""
+    def queue_log_uploads(self, background: Background) -> None:
+        """Queue the upload of the ranks' output."""
         for url, upload in self._outputs.take_over().uploads(self._call.logs):
             background.put(url, upload)
 
     def publisher(self, name: str) -> Publisher:
-        """Return a publisher of what the workers that returned have left, for this model name."""
+        """Return a publisher of the files that the returned workers left, for this model name."""
         returned = [
             report.rank
             for report in self._ranks.reports
             if report.rank < self._world.size and not report.stopped
         ]
-        agents = Agents(self._world, self._agents, self._next_event, self._cancelled, self._reason)
-        return Publisher(name, agents, returned, self._listener.warn)
+        agents = Agents(
+            self._world, self._agents, self._next_event, self._cancelled, self._explain_loss
+        )
+        return Publisher(name, agents, returned, self._listener.on_warning)
 
     def _place(self, rank: int) -> RankPlacement:
         return self._world.processes[rank]
 
     def _next_event(self) -> Event | None:
-        """Return the next event, or None; presume lost agents, and keep the agents' own logs."""
+        """Return the next event, or None; presume lost agents, and store the agents' own logs."""
         event = self._agents.next_event(_EVENT_SECONDS)
-        lost = self._watcher.presumed_lost(
-            self._allocation.keys_without_job, heard=event is not None, now=time.monotonic()
+        lost = self._watcher.find_presumed_lost(
+            self._allocation.keys_without_job, has_event=event is not None, now=time.monotonic()
         )
         if lost is not None:
             log.info("%s: presumes agent %d lost: its job has ended", self._call.run_id, lost)
@@ -412,7 +417,7 @@ class AttemptRunner:
         modules = self._call.function.modules
         self._agents.keep(key, modules.digest, modules.archive)
 
-    def _stop_left(self, *, dump_stacks: bool) -> None:
+    def _stop_remaining(self, *, dump_stacks: bool) -> None:
         """Stop the ranks that have not ended."""
         if dump_stacks:
             log.info(
@@ -428,59 +433,59 @@ class AttemptRunner:
     def _stop_all(self, *, dump_stacks: bool = False) -> None:
         for container in self._allocation.containers:
             self._agents.send(
-                container.key, "stop", dump_stacks=dump_stacks, drop_saves=self.drops_saves
+                container.key, "stop", dump_stacks=dump_stacks, drop_saves=self.should_drop_saves
             )
 
     def _give_up(self) -> None:
-        """Drop the agents that do not answer; they serve no further attempt."""
-        self._drop({self._place(rank).container.key for rank in self._ends.pending})
+        """Disconnect the agents that do not answer; they serve no further attempt."""
+        self._disconnect({self._place(rank).container.key for rank in self._ends.pending})
         for rank in sorted(self._ends.pending):
             self._outputs.lost(rank, "its agent did not answer")
-            self._listener.warn(
+            self._listener.on_warning(
                 f"the end of rank {rank} is unknown: its agent did not answer for"
                 f" {self._bounds.stop:g} s"
             )
 
-    def _drop(self, silent: Collection[int]) -> None:
+    def _disconnect(self, silent: Collection[int]) -> None:
         """Disconnect agents that do not answer."""
         for key in silent:
             log.info("%s: agent %d does not answer: closes its connection", self._call.run_id, key)
         self._agents.disconnect(silent)
 
-    def _take(self, event: Event) -> None:
+    def _handle_event(self, event: Event) -> None:
         message = event.message
         if message is None:
-            self._lose(event)
+            self._handle_loss(event)
             return
         match message.kind:
             case "started" | "entered":
-                self._take_start(message)
+                self._handle_start(message)
             case "output" | "record" | "reports" | "blocked":
-                self._take_output(message)
+                self._handle_output(message)
             case "warning":
-                self._listener.warn(message["text"])
+                self._listener.on_warning(message["text"])
             case "saved":
-                self._saved(message)
+                self._handle_save(message)
             case "steps" | "accepted" | "rejected" | "passed":
-                self._take_answer(message)
+                self._handle_answer(message)
             case "kept-tokens":
                 self._tokens.kept(event.peer, message)
             case "failing":
-                self._watcher.failing(time.monotonic(), raised=bool(message["raised"]))
+                self._watcher.record_failure(time.monotonic(), has_raised=bool(message["raised"]))
             case "ended":
-                self._end(message)
+                self._handle_end(message)
 
-    def _take_start(self, message: Message) -> None:
+    def _handle_start(self, message: Message) -> None:
         rank = int(message["rank"])
         log.debug("%s: rank %d has %s", self._call.run_id, rank, message.kind)
         if message.kind == "started":
             self._ranks.started(rank, message["pid"])
-            self._listener.started(rank)
+            self._listener.on_start(rank)
         else:
             self._idle.record_function_start(rank, time.monotonic())
-            self._listener.entered(self._ranks.entered(rank, float(message["time"])))
+            self._listener.on_entry(self._ranks.entered(rank, float(message["time"])))
 
-    def _saved(self, message: Message) -> None:
+    def _handle_save(self, message: Message) -> None:
         rank, step, complete = int(message["rank"]), int(message["step"]), bool(message["complete"])
         log.debug(
             "%s: rank %d has saved step %d%s",
@@ -490,15 +495,15 @@ class AttemptRunner:
             ", which is complete" if complete else "",
         )
         agreed = None if message["agreed"] is None else int(message["agreed"])
-        self._listener.saved(rank, step, complete, agreed)
+        self._listener.on_save(rank, step, complete, agreed)
 
-    def _take_output(self, message: Message) -> None:
+    def _handle_output(self, message: Message) -> None:
         rank, payload = int(message["rank"]), message.payload
         if message.kind == "output":
             self._outputs.take(rank, payload)
         elif message.kind == "record":
             self._outputs.take_record(rank, payload)
-            self._listener.record(rank, payload)
+            self._listener.on_record(rank, payload)
         elif message.kind == "blocked":
             self._ranks.blocked(rank, float(message["data"]), float(message["checkpoints"]))
         else:
@@ -506,12 +511,12 @@ class AttemptRunner:
             if samples:
                 self._idle.add_samples(rank, samples, time.monotonic())
                 self._ranks.unused(rank, self._outputs.unused(rank))
-            self._listener.metrics(self._outputs.metrics())
+            self._listener.on_metrics(self._outputs.metrics())
 
-    def _end(self, message: Message) -> None:
+    def _handle_end(self, message: Message) -> None:
         end = ended_rank(self._place(int(message["rank"])), message)
         rank = end.place.rank
-        is_first_failure = self._watcher.ended(end, time.monotonic())
+        is_first_failure = self._watcher.record_end(end, time.monotonic())
         log.debug(
             "%s: rank %d ended: %s%s",
             self._call.run_id,
@@ -521,7 +526,7 @@ class AttemptRunner:
         )
         self._outputs.ended(rank)
         self._idle.record_rank_end(rank, time.monotonic())
-        self._rank_left(rank)
+        self._drop_from_request(rank)
         self._ranks.ended(
             rank,
             exit_code=end.exit_code,
@@ -531,7 +536,7 @@ class AttemptRunner:
             stopped=end.stopped and not end.has_returned,
         )
         for text in (*self._outputs.warnings(rank), *odd_end(end)):
-            self._listener.warn(text)
+            self._listener.on_warning(text)
         if end.has_returned and rank < self._world.size:
             self.result.values[rank] = value_of(message)
         if is_first_failure:
@@ -542,12 +547,12 @@ class AttemptRunner:
                 end.place.container.host,
                 end.status or end.signal or f"exit code {end.exit_code}",
             )
-        self._listener.ended(end)
+        self._listener.on_end(end)
 
-    def _lose(self, event: Event) -> None:
+    def _handle_loss(self, event: Event) -> None:
         """Record that an executor was lost, and with it those of its ranks that still ran."""
         for place in self._world.of_container(event.peer):
-            if self._watcher.lost(place, event.reason, at=time.time(), now=time.monotonic()):
+            if self._watcher.record_loss(place, event.reason, at=time.time(), now=time.monotonic()):
                 log.info(
                     "%s: rank %d and its executor on %s were lost: %s",
                     self._call.run_id,
@@ -557,10 +562,10 @@ class AttemptRunner:
                 )
                 self._outputs.lost(place.rank, event.reason)
                 self._idle.record_rank_end(place.rank, time.monotonic())
-                self._rank_left(place.rank)
+                self._drop_from_request(place.rank)
 
     def _conclude_without_rendezvous(self, failed: RendezvousFailure) -> None:
-        """Conclude an attempt whose ranks cannot meet."""
+        """Conclude an attempt without a rendezvous."""
         log.info(
             "%s: attempt %d: the rendezvous failed at the executor on %s%s",
             self._call.run_id,
@@ -568,7 +573,7 @@ class AttemptRunner:
             failed.failure.host,
             ", whose agent does not answer" if failed.silent else "",
         )
-        self._drop(failed.silent)
+        self._disconnect(failed.silent)
         suspect = None if failed.avoid.is_any else failed.failure.host
         self.result.conclusion = Conclusion(
             failed.failure,
@@ -588,7 +593,7 @@ class AttemptRunner:
         """
         timeout = self._call.plan.spec.run_timeout
         conclusion = self._ends.conclude(
-            self._reason, self._watcher.overdue, timeout, self._idle_end
+            self._explain_loss, self._watcher.overdue, timeout, self._idle_end
         )
         if conclusion is not None:
             self._outputs.keep_agent_logs()
@@ -610,7 +615,7 @@ class AttemptRunner:
             missing = sorted(set(range(self._world.size)) - self.result.values.keys())
             raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
 
-    def _reason(self, host: str) -> str:
+    def _explain_loss(self, host: str) -> str:
         """Return why the executor on a node was lost; "" if neither Spark nor YARN knows."""
         return self._allocation.explain_loss(self._allocation.job.loss(_REASON_SECONDS), host)
 

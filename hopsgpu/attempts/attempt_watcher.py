@@ -1,6 +1,6 @@
 """The watcher of an attempt: when its ranks are stopped, given up, or presumed lost.
 
-It is pure: the clock's reading is a parameter, and `attempts.attempt` does what it decides.
+The module is pure: the clock's reading is a parameter. `attempts.attempt` performs the decisions.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class WatchBounds:
 
 
 class Step(Enum):
-    """What to do next with the ranks of an attempt."""
+    """The next action on the ranks of an attempt."""
 
     WAIT = "wait"
     STOP = "stop"
-    # The stacks show where ranks are that took too long, or that left their GPUs idle.
+    # The stacks show where overdue ranks, or ranks with idle GPUs, are.
     DUMP_AND_STOP = "dump the stacks and stop"
     GIVE_UP = "give up"
 
@@ -78,21 +78,21 @@ class AttemptWatcher:
         return self._failed_at is not None
 
     @property
-    def only_uploads(self) -> bool:
+    def has_only_uploads(self) -> bool:
         """Return whether the ranks that have not ended are gone, and only upload checkpoints."""
         return bool(self._ends.pending) and self._ends.pending <= self._saving.keys()
 
-    def begin(self, now: float) -> None:
+    def start_timeout(self, now: float) -> None:
         """Record that the ranks were started: the timeout counts from now on."""
         self._overdue_at = None if self._timeout is None else now + self._timeout
 
-    def step(self, *, cancelled: bool, now: float, idled: bool = False) -> Step:
+    def decide(self, *, is_cancelled: bool, now: float, have_gpus_idled: bool = False) -> Step:
         """Return what to do next.
 
         Args:
-            cancelled: whether the run was cancelled.
+            is_cancelled: whether the run was cancelled.
             now: the clock's reading.
-            idled: whether the GPUs have idled for too long.
+            have_gpus_idled: whether the GPUs have idled for too long.
         """
         if self._stop_until is not None:
             return Step.GIVE_UP if now > self._stop_until else Step.WAIT
@@ -101,46 +101,52 @@ class AttemptWatcher:
             # A rank that only uploads is not too late.
             self.overdue = tuple(sorted(self._ends.pending - self._saving.keys()))
         failed = self._failed_at is not None and now >= self._failed_at
-        if not (cancelled or failed or idled or self.overdue or self._ends.chief_has_returned):
+        if not (
+            is_cancelled
+            or failed
+            or have_gpus_idled
+            or self.overdue
+            or self._ends.chief_has_returned
+        ):
             return Step.WAIT
         self._stop_until = now + self._bounds.stop
-        return Step.DUMP_AND_STOP if self.overdue or idled else Step.STOP
+        return Step.DUMP_AND_STOP if self.overdue or have_gpus_idled else Step.STOP
 
-    def heard(self, message: Message | None, now: float) -> None:
+    def record_message(self, message: Message | None, now: float) -> None:
         """Record that a message of an agent, or the end of its connection (None), has arrived.
 
-        Ranks that are being stopped get more time: much output may still be on its way, and arrives
-        only as fast as it is processed. That a rank has ended but still uploads checkpoints is a
-        reason to wait for two minutes.
+        Ranks that are being stopped get more time after a message: much output may still be on its
+        way, and arrives only as fast as it is processed. A rank that has ended but still uploads
+        checkpoints gets two minutes.
         """
-        # A rank that no signal ends stays blocked, and its agent goes on to tell for how long.
-        is_sign = message is None or message.kind != "blocked"
+        # The agent of a rank that no signal ends continues to report how long the rank is blocked.
+        extends_wait = message is None or message.kind != "blocked"
         if message is not None and message.kind == "saving":
             since = self._saving.setdefault(message["rank"], now)
-            is_sign = now - since < self._bounds.saving
-        if self._stop_until is not None and is_sign:
+            extends_wait = now - since < self._bounds.saving
+        if self._stop_until is not None and extends_wait:
             self._stop_until = now + self._bounds.stop
 
-    def failing(self, now: float, *, raised: bool) -> None:
+    def record_failure(self, now: float, *, has_raised: bool) -> None:
         """Record that a rank is about to end as failed.
 
         Args:
             now: the clock's reading.
-            raised: whether it has raised an exception.
+            has_raised: whether it has raised an exception.
         """
         if self._failed_at is None:
-            self._failed_at = now + (self._bounds.alike if raised else 0.0)
+            self._failed_at = now + (self._bounds.alike if has_raised else 0.0)
 
-    def ended(self, end: EndedRank, now: float) -> bool:
+    def record_end(self, end: EndedRank, now: float) -> bool:
         """Record the end of a rank; return whether it is the first failure that was seen."""
         self._ends.end(end)
         if end.has_returned or end.stopped or self._failed_at is not None:
             return False
         # Other ranks may be about to raise the same exception.
-        self.failing(now, raised=end.status == "raised" and bool(self._ends.pending))
+        self.record_failure(now, has_raised=end.status == "raised" and bool(self._ends.pending))
         return True
 
-    def lost(self, place: RankPlacement, reason: str, *, at: float, now: float) -> bool:
+    def record_loss(self, place: RankPlacement, reason: str, *, at: float, now: float) -> bool:
         """Record that an executor was lost; return whether one of its ranks still ran.
 
         Args:
@@ -155,7 +161,9 @@ class AttemptWatcher:
         self._failed_at = now
         return True
 
-    def presumed_lost(self, jobless: Collection[int], *, heard: bool, now: float) -> int | None:
+    def find_presumed_lost(
+        self, jobless: Collection[int], *, has_event: bool, now: float
+    ) -> int | None:
         """Return the key of an agent to presume lost, or None.
 
         Spark may detect a lost node, and end the other tasks, while the control channel's
@@ -164,10 +172,10 @@ class AttemptWatcher:
 
         Args:
             jobless: keys of the agents that are connected although their job has ended.
-            heard: whether an event has arrived.
+            has_event: whether an event has arrived.
             now: the clock's reading.
         """
-        if heard or not jobless:
+        if has_event or not jobless:
             self._quiet_since = None
             return None
         if self._quiet_since is None:

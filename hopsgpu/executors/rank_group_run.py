@@ -81,18 +81,18 @@ class RankGroupListener(AttemptListener):
         self._board = board
         self._ranks: RankTable | None = None
 
-    def placed(self, ranks: RankTable) -> None:
+    def on_placement(self, ranks: RankTable) -> None:
         self._ranks = ranks
 
     def losses(self, gpus: float) -> RankLosses:
         """Return the GPU seconds that the ranks have lost; each has so many GPUs."""
         return RankLosses() if self._ranks is None else self._ranks.losses(gpus)
 
-    def entered(self, entered: Entered) -> None:
+    def on_entry(self, entered: Entered) -> None:
         if entered.all:
             self._board.runs(entered.at)
 
-    def warn(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         self.warnings.append(text)
 
 
@@ -232,7 +232,7 @@ class RankGroupRun(ABC):
                     self._report_end()
                     self._wait_before_log_upload()
                 finally:
-                    runner.keep_logs(self._background)
+                    runner.queue_log_uploads(self._background)
         except Cancelled:
             self.outcome = RankGroupOutcome(ItemEnd.STOPPED)
         except (ConfigError, DiscoveryError) as error:

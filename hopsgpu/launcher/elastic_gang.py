@@ -31,7 +31,7 @@ from hopsgpu.executors.executor_loop import ExecutorLoop
 from hopsgpu.launcher.arguments import Arguments
 from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_policy import (
-    MOST_LOSSES,
+    MAX_LOSSES_IN_A_ROW,
     DurableCheckpoints,
     ElasticDecision,
     ElasticPolicy,
@@ -62,11 +62,11 @@ def terms_of(plan: LaunchPlan, application: GangApplication) -> ElasticTerms:
         ConfigError: an option of the application is invalid.
     """
     return ElasticTerms(
-        least=plan.least_executors,
-        most=plan.executors,
+        min_executors=plan.least_executors,
+        max_executors=plan.executors,
         interval=application.elastic_interval,
-        gives_way=application.should_give_way,
-        spread=plan.spec.placement == "spread",
+        should_give_way=application.should_give_way,
+        is_spread=plan.spec.placement == "spread",
         run_timeout=plan.spec.run_timeout,
     )
 
@@ -139,7 +139,7 @@ class _WorldThread:
                 return False
             self.stop_reason = self.stop_reason or reason
             if self.runner is not None:
-                self.runner.drops_saves = True
+                self.runner.should_drop_saves = True
             self._stop()
             return True
 
@@ -170,27 +170,27 @@ class _WorldListener(BoardListener):
         self._elastic = board
         self._loop = loop
 
-    def entered(self, entered: Entered) -> None:
-        super().entered(entered)
+    def on_entry(self, entered: Entered) -> None:
+        super().on_entry(entered)
         if entered.all:
             self._elastic.entered(entered.at)
             self._loop.post(self._loop.record_entry)
 
-    def saved(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
+    def on_save(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
         """Handle that a rank's part of a checkpoint is on the lake."""
         if complete:
             self._loop.post(functools.partial(self._loop.record_save, step, agreed))
 
-    def checkpoint_agreed(self, step: int) -> None:
+    def on_checkpoint_agreed(self, step: int) -> None:
         self._loop.post(functools.partial(self._loop.record_agreement, step))
 
-    def checkpoint_passed(self, step: int) -> None:
+    def on_checkpoint_passed(self, step: int) -> None:
         self._loop.post(self._loop.record_passed)
 
-    def checkpoint_given_up(self, reason: str) -> None:
+    def on_checkpoint_given_up(self, reason: str) -> None:
         self._loop.post(functools.partial(self._loop.record_refusal, reason))
 
-    def ended(self, end: EndedRank) -> None:
+    def on_end(self, end: EndedRank) -> None:
         if not end.has_returned:
             self._elastic.stops()
 
@@ -225,7 +225,7 @@ class ElasticLoop(ExecutorLoop):
         self._retries = retries
         self._policy = ElasticPolicy(terms, time.monotonic())
         self._durable = DurableCheckpoints()
-        self._wanted = terms.most
+        self._wanted = terms.max_executors
         self._world: _WorldThread | None = None
         # Why no more executors can arrive.
         self._shortage: HopsGpuError | None = None
@@ -236,7 +236,7 @@ class ElasticLoop(ExecutorLoop):
 
     def record_entry(self) -> None:
         """Record that the function runs in all ranks of the world."""
-        self._policy.entered(time.monotonic())
+        self._policy.record_entry(time.monotonic())
 
     def record_save(self, step: int, agreed: int | None) -> None:
         """Record that a checkpoint is complete on the lake.
@@ -247,45 +247,51 @@ class ElasticLoop(ExecutorLoop):
         """
         now = time.monotonic()
         log.info("%s: the checkpoint of step %d is complete", self.run_id, step)
-        if self._durable.saved(agreed, now):
+        if self._durable.record_save(agreed, now):
             self._record_checkpoint(now)
 
     def record_agreement(self, step: int) -> None:
         """Record that all ranks save at a step."""
-        self._durable.agreed(step)
+        self._durable.record_agreement(step)
 
     def record_passed(self) -> None:
         """Record that all ranks have passed the agreed step."""
-        if self._durable.passed():
+        if self._durable.record_passed():
             self._record_checkpoint(time.monotonic())
 
     def record_refusal(self, reason: str) -> None:
         """Record that the ranks do not agree on a checkpoint."""
         log.info("%s: no checkpoint to be resized at: %s", self.run_id, reason)
-        self._durable.refused()
-        self._policy.refused(time.monotonic())
+        self._durable.record_refusal()
+        self._policy.record_refusal(time.monotonic())
 
     def _record_checkpoint(self, at: float) -> None:
         """Record that a checkpoint counts: earlier losses had other causes than later ones."""
-        self._policy.saved(at)
+        self._policy.record_checkpoint(at)
         self._retries.clear_suspects()
 
     def _decide(self, now: float) -> bool:
         if self._error is None and not self._has_returned:
-            if (at := self._durable.due(now)) is not None:
+            if (at := self._durable.take_due(now)) is not None:
                 self._record_checkpoint(at)
             decision = self._policy.decide(now, random.random())  # noqa: S311
             if self._shortage is not None:
                 # The gang continues with the executors that it has, until they are too few.
-                decision = replace(decision, wanted=self._policy.here)
+                decision = replace(decision, wanted=self._policy.executor_count)
             self._perform(decision)
-            if self._shortage and not self._world and self._policy.here < self._terms.least:
+            if (
+                self._shortage
+                and not self._world
+                and self._policy.executor_count < self._terms.min_executors
+            ):
                 self._fail(self._shortage)
         return self._world is None and (self._has_returned or self._error is not None)
 
     def _perform(self, decision: ElasticDecision) -> None:
         self._wanted = decision.wanted
-        self.allocator.set_wanted(decision.wanted, decision.at_once, least=self._terms.least)
+        self.allocator.set_wanted(
+            decision.wanted, decision.at_once, least=self._terms.min_executors
+        )
         if decision.release:
             self._release(decision.release)
         if decision.start:
@@ -295,15 +301,15 @@ class ElasticLoop(ExecutorLoop):
             if self._board.status().state != GangState.WAITING.value:
                 self._board.state(GangState.WAITING)
             return
-        if decision.ask and world.runner is not None:
+        if decision.needs_checkpoint and world.runner is not None:
             log.info("%s: requests a checkpoint of the ranks, to be resized", self.run_id)
             world.runner.request_checkpoint()
-        if decision.stop is not None and world.stop(decision.stop):
+        if decision.stop_reason is not None and world.stop(decision.stop_reason):
             log.info(
                 "%s: the world of %s %s: stops it at a checkpoint",
                 self.run_id,
                 count_of(len(world.keys), "executor"),
-                "gives way" if decision.stop is WorldEnd.GAVE_WAY else "grows",
+                "gives way" if decision.stop_reason is WorldEnd.GAVE_WAY else "grows",
             )
             self._board.stops()
 
@@ -354,11 +360,11 @@ class ElasticLoop(ExecutorLoop):
                 raise
         if runner.result.conclusion is None:
             world.record_return()
-            self.post(self._policy.returned)
+            self.post(self._policy.record_return)
         self._board.returned()
 
     def _on_arrival(self, executor: GangExecutor, now: float) -> None:
-        self._policy.came(executor.key, executor.host, now)
+        self._policy.add_executor(executor.key, executor.host, now)
         env, modules = self._request.python_env, self._arguments.function.modules
         self.allocator.server.keep(executor.key, modules.digest, modules.archive)
         self.allocator.server.send(
@@ -375,15 +381,15 @@ class ElasticLoop(ExecutorLoop):
         super()._on_event(event)
         if event.message is not None and event.message.kind == "warmed":
             log.debug("%s: agent %d is warm", self.run_id, event.peer)
-            self._policy.warmed(event.peer, time.monotonic())
+            self._policy.record_warm(event.peer, time.monotonic())
 
     def _on_loss(self, key: int, now: float) -> None:
-        self._policy.gone(key)
+        self._policy.remove_executor(key)
         if self._world is not None and key in self._world.keys:
             self._board.lost_executor()
 
     def _on_exclusion(self, key: int, now: float) -> None:
-        self._policy.gone(key)
+        self._policy.remove_executor(key)
 
     def _on_shortage(self, error: HopsGpuError) -> None:
         if self._shortage is None:
@@ -400,11 +406,13 @@ class ElasticLoop(ExecutorLoop):
         hosts = [executor.host for executor in allocator.ready_executors.values()]
         gpus = self._active.plan.shape.gpus
         why = outlook(self._policy, self._wanted, gpus, allocator.wait_reason)
-        self._board.executors(allocator.held_count, hosts, self._wanted, why, self._policy.warming)
-        self._policy.coming = allocator.starting_count
-        if self._terms.gives_way:
+        self._board.executors(
+            allocator.held_count, hosts, self._wanted, why, self._policy.warming_count
+        )
+        self._policy.starting_count = allocator.starting_count
+        if self._terms.should_give_way:
             self._policy.reclaimed_count = allocator.reclaimed_count
-            allocator.offer(self._policy.above_least, self._policy.giving)
+            allocator.offer(self._policy.surplus_count, self._policy.giving_count)
 
     def _close(self) -> None:
         if self._world is not None:
@@ -429,10 +437,10 @@ class ElasticLoop(ExecutorLoop):
             self._has_returned = True
             self._record_end(WorldEnd.RETURNED, "")
 
-    def _record_end(self, how: WorldEnd, why: str, *, preempted: bool = False) -> None:
+    def _record_end(self, how: WorldEnd, why: str, *, was_preempted: bool = False) -> None:
         log.info("%s: world %d %s", self.run_id, self._board.attempt, how.value)
-        self._policy.ended(how, time.monotonic(), preempted=preempted)
-        self._durable.ended()
+        self._policy.record_end(how, time.monotonic(), was_preempted=was_preempted)
+        self._durable.record_end()
         self._board.ended(how, why)
 
     def _continue_after_failure(self, conclusion: Conclusion) -> None:
@@ -447,10 +455,10 @@ class ElasticLoop(ExecutorLoop):
                 return
         else:
             self._retries.exclude_causes(conclusion)
-            self._record_loss(why, preempted=conclusion.was_preempted)
+            self._record_loss(why, was_preempted=conclusion.was_preempted)
             if self._active.cancelled.is_set():
                 return
-            if self._policy.losses >= MOST_LOSSES:
+            if self._policy.losses >= MAX_LOSSES_IN_A_ROW:
                 failure.add_note(
                     f"{self._policy.losses} worlds in a row were lost, and saved no checkpoint"
                 )
@@ -466,17 +474,17 @@ class ElasticLoop(ExecutorLoop):
         """Have another world follow one that lost what it was about to publish, or end the run."""
         why = str(error).partition("\n")[0]
         self._lost_upload_count += 1
-        self._record_loss(why, preempted=was_preempted(why))
+        self._record_loss(why, was_preempted=was_preempted(why))
         if self._active.cancelled.is_set():
             return
-        if self._lost_upload_count >= MOST_LOSSES:
+        if self._lost_upload_count >= MAX_LOSSES_IN_A_ROW:
             error.add_note(f"{self._lost_upload_count} worlds were lost while they published")
             self._fail(error)
             return
         self._show_loss(why, None, None)
 
-    def _record_loss(self, why: str, *, preempted: bool) -> None:
-        self._record_end(WorldEnd.LOST, why, preempted=preempted)
+    def _record_loss(self, why: str, *, was_preempted: bool) -> None:
+        self._record_end(WorldEnd.LOST, why, was_preempted=was_preempted)
         self._board.warn(f"world {self._board.attempt} lost something: {why}")
 
     def _show_loss(self, why: str, rank: int | None, host: str | None) -> None:

@@ -1,7 +1,7 @@
-"""The decisions of an elastic gang: when a world starts, grows, gives way, and what it asks for.
+"""The decisions of an elastic gang: when a world starts, grows, gives way, and requests executors.
 
-It is pure: the clock's reading is a parameter, and `launcher.elastic_gang` does what it decides.
-Sizes are counted in executors.
+The module is pure: the clock's reading is a parameter. `launcher.elastic_gang` performs the
+decisions. Sizes are counted in executors.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from enum import Enum
 from hopsgpu.core.gang import PART_SECONDS, backoff_seconds
 from hopsgpu.units import count_of
 
-# A first world waits so long for further executors, after the last one arrived.
+# Wait of the first world for further executors after the latest arrival.
 SETTLE_SECONDS = 3.0
-# Executors that are granted may take this long to start, on a busy node.
+# Longest start of a granted executor, on a busy node.
 _STARTING_SECONDS = PART_SECONDS
-# Further executors are requested so long before they can be used: what their start takes.
+# Further executors are requested this long before they can be used: an executor's start.
 _LEAD_SECONDS = 20.0
-# Executors that a running world has no use for yet are held so long, and then given back.
+# Executors that a running world cannot use yet are released after this time.
 _SPARE_SECONDS = 60.0
-# What a resize costs before one was measured.
+# Assumed duration of a resize until one was measured.
 _RESIZE_SECONDS = 10.0
-# From the first complete checkpoint of a world until it counts: other ranks may be about to save.
+# The first complete checkpoint of a world counts after this time: other ranks may be about to save.
 _FIRST_SECONDS = 3.0
-# Ranks that did not agree on a checkpoint, or did not save it, are asked again after this time; an
+# A checkpoint is requested again after this time if the ranks did not save the agreed one. An
 # agreement takes 2 minutes at most.
-_ASK_AGAIN_SECONDS = 150.0
+_REQUEST_AGAIN_SECONDS = 150.0
 _REFUSED_SECONDS = 10.0
-# Losses in a row, without a checkpoint between them, that end a run.
-MOST_LOSSES = 5
+# This many losses without a checkpoint between them end a run.
+MAX_LOSSES_IN_A_ROW = 5
 
 
 class WorldEnd(Enum):
@@ -56,78 +56,78 @@ class WorldEnd(Enum):
 
 @dataclass(frozen=True)
 class ElasticTerms:
-    """What an elastic gang may do.
+    """The bounds of an elastic gang.
 
     Attributes:
-        least: executors of the smallest world.
-        most: executors of the largest world.
+        min_executors: executors of the smallest world.
+        max_executors: executors of the largest world.
         interval: seconds between two growths at least.
-        gives_way: whether it shrinks while other gangs wait for its GPUs.
-        spread: whether no two executors of a world may share a node.
+        should_give_way: whether it shrinks while other gangs wait for its GPUs.
+        is_spread: whether no two executors of a world may share a node.
         run_timeout: seconds that the ranks of one world may take, None for no bound.
     """
 
-    least: int
-    most: int
+    min_executors: int
+    max_executors: int
     interval: float = 300.0
-    gives_way: bool = True
-    spread: bool = False
+    should_give_way: bool = True
+    is_spread: bool = False
     run_timeout: float | None = None
 
 
 @dataclass(frozen=True)
 class ElasticDecision:
-    """What an elastic gang does next.
+    """The next actions of an elastic gang.
 
     Attributes:
-        wanted: executors to have, those that are here included.
+        wanted: number of executors to have, including those that have arrived.
         at_once: how many of the missing ones to request together.
         start: keys of the executors of the world to start; empty for none.
-        stop: why the running world is to be stopped now, to be resized; None to leave it.
-        ask: whether the ranks are to be asked to save a checkpoint.
+        stop_reason: why the running world is to be stopped now, to be resized; None to leave it.
+        needs_checkpoint: whether to request a checkpoint of the ranks.
         release: keys of executors to give back.
     """
 
     wanted: int
     at_once: int = 1
     start: tuple[int, ...] = ()
-    stop: WorldEnd | None = None
-    ask: bool = False
+    stop_reason: WorldEnd | None = None
+    needs_checkpoint: bool = False
     release: frozenset[int] = frozenset()
 
 
 @dataclass
 class _Executor:
     host: str
-    came: float
-    ready: float | None = None
+    arrived_at: float
+    warm_since: float | None = None
 
 
 @dataclass
 class _World:
     keys: tuple[int, ...]
-    began: float
-    # When the function ran in all ranks.
-    entered: float | None = None
-    stopping: WorldEnd | None = None
-    # When the gang decided to resize it at the next checkpoint; None if it did not.
-    wants_since: float | None = None
-    # Executors that it gets at its next checkpoint.
+    started_at: float
+    # Time at which the function ran in all ranks.
+    entered_at: float | None = None
+    stop_reason: WorldEnd | None = None
+    # Time of the decision to resize the world at its next checkpoint; None without one.
+    resize_wanted_since: float | None = None
+    # Number of executors that the world gets at its next checkpoint.
     growth: int = 0
-    # When the ranks were asked for a checkpoint.
-    asked_at: float | None = None
-    # Whether all ranks have returned; what they left may still be published.
+    # Time at which a checkpoint was requested of the ranks.
+    requested_at: float | None = None
+    # Whether all ranks have returned; their files may still be published.
     has_returned: bool = False
-    saved: list[float] = field(default_factory=list)
+    checkpoint_times: list[float] = field(default_factory=list)
 
 
 class DurableCheckpoints:
-    """Tells when a checkpoint that was reported as complete can be relied upon.
+    """Decides when a checkpoint that was reported as complete counts.
 
-    Which ranks save is known only from their saves. So the first complete checkpoint of a world may
-    lack the part of a rank that has not saved yet, and it counts only some seconds later. A
-    checkpoint on whose step the ranks have agreed counts once all of them have passed that step; it
-    may be uploaded after an earlier one, which does not count then.
+    Only saves tell which ranks save. The first complete checkpoint of a world may lack the part of
+    a rank that has not saved yet, so this checkpoint counts only some seconds later. If the ranks
+    have agreed on a step, the checkpoint of this step counts once all ranks have passed the step.
+    An earlier checkpoint whose upload ends meanwhile does not count.
     """
 
     def __init__(self) -> None:
@@ -137,26 +137,26 @@ class DurableCheckpoints:
         self._first_at: float | None = None
         self._has_first = False
 
-    def agreed(self, step: int) -> None:
+    def record_agreement(self, step: int) -> None:
         """Record that all ranks save at a step, or at the first one after it."""
         self._agreed, self._have_passed, self._is_complete = step, False, False
 
-    def passed(self) -> bool:
-        """Record that all ranks have passed the agreed step; return whether one counts now."""
+    def record_passed(self) -> bool:
+        """Record that all ranks have passed the agreed step; return whether a checkpoint counts."""
         self._have_passed = True
         return self._is_met()
 
-    def saved(self, agreed: int | None, now: float) -> bool:
+    def record_save(self, agreed: int | None, now: float) -> bool:
         """Record that a checkpoint is complete; return whether it counts now.
 
         Args:
             agreed: the last step at which its ranks had been told that all of them save, or None.
-                The step that it was saved under tells nothing: code may save under the number of an
-                epoch, and ask about batches.
+                The step of the checkpoint itself says nothing: user code may save under the number
+                of an epoch, and ask about batches.
             now: the clock's reading.
         """
         if self._agreed is not None:
-            # One that was handed over before counts for nothing: the agreed one would be lost.
+            # Ignore checkpoints saved before the agreed step: a stop now would lose the agreed one.
             self._is_complete |= agreed is not None and agreed >= self._agreed
             return self._is_met()
         if not self._has_first and self._first_at is None:
@@ -169,7 +169,7 @@ class DurableCheckpoints:
         self._agreed, self._has_first = None, True
         return True
 
-    def due(self, now: float) -> float | None:
+    def take_due(self, now: float) -> float | None:
         """Return when the first checkpoint was complete, once it counts; else None."""
         if self._agreed is not None:
             return None
@@ -178,16 +178,16 @@ class DurableCheckpoints:
         at, self._first_at, self._has_first = self._first_at, None, True
         return at
 
-    def refused(self) -> None:
-        """Record that the ranks do not agree again: what they agreed on before is dropped.
+    def record_refusal(self) -> None:
+        """Record that the ranks do not agree, and drop an earlier agreement.
 
-        They may never come to that step: their code counts the steps of each epoch anew, or asks
-        about none any more. Their own checkpoints count again.
+        The ranks may never reach the agreed step: user code may count the steps of each epoch anew,
+        or ask about no further step. Afterwards all complete checkpoints count.
         """
         self._agreed, self._have_passed, self._is_complete = None, False, False
 
-    def ended(self) -> None:
-        """Record the end of a world, and with it of all agreements."""
+    def record_end(self) -> None:
+        """Record the end of a world, which ends all agreements."""
         self._agreed, self._have_passed, self._is_complete = None, False, False
         self._has_first, self._first_at = False, None
 
@@ -200,41 +200,41 @@ class ElasticPolicy:
         now: the clock's reading.
 
     Attributes:
-        losses: losses in a row, without a checkpoint between them; preemptions do not count.
-        reclaimed_count: executors that gangs which wait need from this one.
-        coming: executors that YARN has granted and that start.
+        losses: losses without a checkpoint between them; preemptions do not count.
+        reclaimed_count: number of executors that waiting gangs need from this gang.
+        starting_count: number of executors that YARN has granted and that start.
     """
 
     def __init__(self, terms: ElasticTerms, now: float) -> None:
         self._terms = terms
-        self._here: dict[int, _Executor] = {}
+        self._executors: dict[int, _Executor] = {}
         self._world: _World | None = None
-        self._has_begun = False
-        self._last_came = now
-        self._resized = float("-inf")
+        self._has_started_world = False
+        self._last_arrival = now
+        self._resized_at = float("-inf")
         self._stopped_at: float | None = None
-        self._cost = _RESIZE_SECONDS
-        self._period: float | None = None
-        self._last_saved: float | None = None
-        self._given_back = 0
-        # Executors for which a world was stopped: they are given even if the gang that waits is
-        # asking YARN just then, and so does not stand in line.
-        self._promised = 0
-        # When executors are requested again: without a world, and for a larger one.
-        self._asks_at = self._grows_at = float("-inf")
+        self._resize_seconds = _RESIZE_SECONDS
+        self._checkpoint_period: float | None = None
+        self._last_checkpoint: float | None = None
+        self._partial_releases = 0
+        # Executors for whose release a world was stopped. They are released even if the waiting
+        # gang requests executors at that moment, and so has no ticket in the queue.
+        self._promised_count = 0
+        # Times from which executors are requested again: without a world, and for a larger world.
+        self._requests_at = self._grows_at = float("-inf")
         self.losses = 0
         self.reclaimed_count = 0
-        self.coming = 0
+        self.starting_count = 0
 
     @property
-    def here(self) -> int:
-        """Return the number of executors that are here."""
-        return len(self._here)
+    def executor_count(self) -> int:
+        """Return the number of executors that have arrived and are not released."""
+        return len(self._executors)
 
     @property
-    def warming(self) -> int:
-        """Return how many of the executors that are here cannot start ranks at once yet."""
-        return sum(executor.ready is None for executor in self._here.values())
+    def warming_count(self) -> int:
+        """Return how many executors still import the frameworks."""
+        return sum(executor.warm_since is None for executor in self._executors.values())
 
     @property
     def world(self) -> tuple[int, ...]:
@@ -242,96 +242,96 @@ class ElasticPolicy:
         return () if self._world is None else self._world.keys
 
     @property
-    def above_least(self) -> int:
+    def surplus_count(self) -> int:
         """Return how many executors the gang has above its minimum."""
-        return max(len(self._here) - self._terms.least, 0)
+        return max(len(self._executors) - self._terms.min_executors, 0)
 
     @property
-    def giving(self) -> int:
+    def giving_count(self) -> int:
         """Return how many executors the running world gives at its next checkpoint."""
-        if self._world is None or not self._terms.gives_way:
+        if self._world is None or not self._terms.should_give_way:
             return 0
-        return self._surplus_of(self._world)
+        return self._count_surplus(self._world)
 
     @property
-    def growing(self) -> int:
+    def growing_count(self) -> int:
         """Return how many executors the running world gets at its next checkpoint."""
         return 0 if self._world is None else self._world.growth
 
     @property
-    def stopping(self) -> WorldEnd | None:
+    def stop_reason(self) -> WorldEnd | None:
         """Return why the running world is being stopped, to be resized; None if it is not."""
-        return None if self._world is None else self._world.stopping
+        return None if self._world is None else self._world.stop_reason
 
     @property
     def resize_seconds(self) -> float:
-        """Return what the last resize cost: from the order to stop until all ranks ran again."""
-        return self._cost
+        """Return the duration of the last resize, from the stop until all ranks ran again."""
+        return self._resize_seconds
 
-    def came(self, key: int, host: str, now: float) -> None:
-        """Record that an executor has arrived; it is not warm yet."""
-        self._here[key] = _Executor(host, now)
-        self._last_came = now
+    def add_executor(self, key: int, host: str, now: float) -> None:
+        """Record the arrival of an executor, which is not warm yet."""
+        self._executors[key] = _Executor(host, now)
+        self._last_arrival = now
 
-    def warmed(self, key: int, now: float) -> None:
+    def record_warm(self, key: int, now: float) -> None:
         """Record that an executor can start ranks at once."""
-        if key in self._here and self._here[key].ready is None:
-            self._here[key].ready = now
+        if key in self._executors and self._executors[key].warm_since is None:
+            self._executors[key].warm_since = now
 
-    def gone(self, key: int) -> None:
-        """Record that an executor was lost, given back or set aside."""
-        self._here.pop(key, None)
+    def remove_executor(self, key: int) -> None:
+        """Record that an executor was lost, released or parked."""
+        self._executors.pop(key, None)
 
-    def entered(self, now: float) -> None:
+    def record_entry(self, now: float) -> None:
         """Record that the function runs in all ranks of the world."""
-        if self._world is not None and self._world.entered is None:
-            self._world.entered = now
+        if self._world is not None and self._world.entered_at is None:
+            self._world.entered_at = now
             if self._stopped_at is not None:
-                self._cost = now - self._stopped_at
+                self._resize_seconds = now - self._stopped_at
                 self._stopped_at = None
 
-    def refused(self, now: float) -> None:
-        """Record that the ranks do not agree on a checkpoint: they are asked again soon."""
+    def record_refusal(self, now: float) -> None:
+        """Record that the ranks do not agree on a checkpoint; it is requested again soon."""
         if self._world is not None:
-            self._world.asked_at = now + _REFUSED_SECONDS - _ASK_AGAIN_SECONDS
+            self._world.requested_at = now + _REFUSED_SECONDS - _REQUEST_AGAIN_SECONDS
 
-    def returned(self) -> None:
-        """Record that all ranks of the world have returned: it is not resized any more."""
+    def record_return(self) -> None:
+        """Record that all ranks of the world have returned; it is not resized any more."""
         if self._world is not None:
             self._world.has_returned = True
 
-    def saved(self, now: float) -> None:
+    def record_checkpoint(self, now: float) -> None:
         """Record that a checkpoint of the running world was complete on the lake at a time."""
         world = self._world
         if world is None:
             return
         self.losses = 0
-        if world.saved:
-            self._period = now - world.saved[-1]
-        self._last_saved = now
-        world.saved.append(now)
+        if world.checkpoint_times:
+            self._checkpoint_period = now - world.checkpoint_times[-1]
+        self._last_checkpoint = now
+        world.checkpoint_times.append(now)
 
-    def ended(self, how: WorldEnd, now: float, *, preempted: bool = False) -> None:
+    def record_end(self, how: WorldEnd, now: float, *, was_preempted: bool = False) -> None:
         """Record that all ranks of the running world have ended.
 
         Args:
             how: why it ended.
             now: the clock's reading.
-            preempted: whether YARN took executors for a queue that has a right to them. Nothing is
-                wrong then, and the gang does not ask for them again at once.
+            was_preempted: whether YARN took executors for a queue that has a right to them. This is
+                no failure, and the gang does not request the executors again at once.
         """
         self._world = None
-        # A part that is left is kept as long as one that has just arrived.
-        self._last_came = max(self._last_came, now)
+        # The remaining executors are kept as long as if they had just arrived.
+        self._last_arrival = max(self._last_arrival, now)
         if self._stopped_at is None:
             self._stopped_at = now
-        if how is WorldEnd.LOST and not preempted:
+        if how is WorldEnd.LOST and not was_preempted:
             self.losses += 1
-        if how is WorldEnd.GAVE_WAY or preempted:
-            # Until the gang that waits has seen that the GPUs are free, and has asked for them.
+        if how is WorldEnd.GAVE_WAY or was_preempted:
+            # Do not grow before the waiting gang has had time to request the freed GPUs.
             self._grows_at = now + _SPARE_SECONDS
-        if how in (WorldEnd.GREW, WorldEnd.GAVE_WAY) or preempted:
-            self._resized = now
+        if how in (WorldEnd.GREW, WorldEnd.GAVE_WAY) or was_preempted:
+            self._resized_at = now
 
     def decide(self, now: float, chance: float = 0.0) -> ElasticDecision:
         """Return what to do next.
@@ -342,176 +342,183 @@ class ElasticPolicy:
         """
         if self._world is None:
             return self._assemble(now, chance)
-        if (how := self._world.stopping) is not None:
-            grows = how is WorldEnd.GREW
-            return ElasticDecision(wanted=self._terms.most if grows else len(self._here))
+        if (how := self._world.stop_reason) is not None:
+            is_growth = how is WorldEnd.GREW
+            return ElasticDecision(
+                wanted=self._terms.max_executors if is_growth else len(self._executors)
+            )
         return self._resize(self._world, now)
 
     def _assemble(self, now: float, chance: float) -> ElasticDecision:
-        """Decide without a world: whether one can start, or has to be waited for."""
+        """Decide, without a world, whether one can start."""
         terms = self._terms
-        if now < self._asks_at:
+        if now < self._requests_at:
             return ElasticDecision(wanted=0)
-        usable, surplus = self._usable()
-        most = self._room(len(usable))
-        warm = [key for key in usable if self._here[key].ready is not None]
-        if len(warm) >= terms.least:
-            # After a world, the next one starts at once: its executors are idle.
-            waited = now - self._last_came
-            # An executor that cannot start, or load its frameworks, does not keep the others
-            # waiting.
-            are_all_warm = len(warm) == len(usable) and not self.coming
-            settled = are_all_warm or waited >= _STARTING_SECONDS
-            if len(warm) >= most or (settled and waited >= SETTLE_SECONDS) or self._has_begun:
+        usable, surplus = self._split_usable()
+        most = self._max_size(len(usable))
+        warm = [key for key in usable if self._executors[key].warm_since is not None]
+        if len(warm) >= terms.min_executors:
+            # After a world, the next one starts at once, because its executors are idle.
+            waited = now - self._last_arrival
+            # Do not wait long for an executor that cannot start or import its frameworks.
+            are_all_warm = len(warm) == len(usable) and not self.starting_count
+            is_settled = are_all_warm or waited >= _STARTING_SECONDS
+            if (
+                len(warm) >= most
+                or (is_settled and waited >= SETTLE_SECONDS)
+                or self._has_started_world
+            ):
                 return self._start(tuple(warm[:most]), surplus, now)
-        elif self._here and now - self._last_came >= PART_SECONDS + _STARTING_SECONDS:
-            # A part that others may need to be whole.
-            self._given_back += 1
-            self._asks_at = now + backoff_seconds(self._given_back, chance)
-            return ElasticDecision(wanted=0, release=self._give_back(list(self._here)))
-        missing = max(terms.least - len(usable), 1)
-        return ElasticDecision(wanted=terms.most, at_once=missing)
+        elif self._executors and now - self._last_arrival >= PART_SECONDS + _STARTING_SECONDS:
+            # Release the partial allocation: other gangs may need it.
+            self._partial_releases += 1
+            self._requests_at = now + backoff_seconds(self._partial_releases, chance)
+            return ElasticDecision(wanted=0, release=self._release(list(self._executors)))
+        missing = max(terms.min_executors - len(usable), 1)
+        return ElasticDecision(wanted=terms.max_executors, at_once=missing)
 
-    def _room(self, usable: int) -> int:
+    def _max_size(self, usable: int) -> int:
         """Return the largest size that the next world may have."""
-        most, given = self._terms.most, self._given_now
-        return min(most, max(usable - given, self._terms.least)) if given else most
+        most, given = self._terms.max_executors, self._reserved_count
+        return min(most, max(usable - given, self._terms.min_executors)) if given else most
 
     @property
-    def _given_now(self) -> int:
+    def _reserved_count(self) -> int:
         """Return how many executors the next world leaves to gangs that wait."""
-        return max(self.reclaimed_count, self._promised) if self._terms.gives_way else 0
+        return max(self.reclaimed_count, self._promised_count) if self._terms.should_give_way else 0
 
     def _start(
         self, keys: tuple[int, ...], surplus: Collection[int], now: float
     ) -> ElasticDecision:
         self._world = _World(keys, now)
-        self._has_begun = True
-        self._given_back = 0
+        self._has_started_world = True
+        self._partial_releases = 0
         left = set(surplus)
-        if self._given_now:
-            left |= self._here.keys() - set(keys)
-        self._promised = 0
-        released = self._give_back(left)
-        wanted = self._wanted(now)
+        if self._reserved_count:
+            left |= self._executors.keys() - set(keys)
+        self._promised_count = 0
+        released = self._release(left)
+        wanted = self._count_wanted(now)
         return ElasticDecision(wanted=wanted, start=keys, release=released)
 
     def _resize(self, world: _World, now: float) -> ElasticDecision:
         """Decide on a running world: whether it is resized, and how many executors it wants."""
         world.growth = 0
-        usable, surplus = self._usable(world.keys)
+        usable, surplus = self._split_usable(world.keys)
         spare = [key for key in usable if key not in world.keys]
         if world.has_returned:
-            released = self._give_back([*spare, *surplus])
-            return ElasticDecision(wanted=len(self._here), release=released)
-        if self.reclaimed_count and self._terms.gives_way:
-            released = self._give_back([*spare, *surplus])
-            if self._surplus_of(world):
-                return self._at_checkpoint(world, WorldEnd.GAVE_WAY, now, released)
-            world.wants_since = None
+            released = self._release([*spare, *surplus])
+            return ElasticDecision(wanted=len(self._executors), release=released)
+        if self.reclaimed_count and self._terms.should_give_way:
+            released = self._release([*spare, *surplus])
+            if self._count_surplus(world):
+                return self._resize_at_checkpoint(world, WorldEnd.GAVE_WAY, now, released)
+            world.resize_wanted_since = None
             return ElasticDecision(wanted=len(world.keys), release=released)
-        warm = [key for key in spare if self._here[key].ready is not None]
+        warm = [key for key in spare if self._executors[key].warm_since is not None]
         if spare and not self._may_grow(world, len(spare), now + _LEAD_SECONDS):
-            # They would be idle until the next growth is allowed.
-            world.wants_since = None
-            released = self._give_back([*spare, *surplus])
-            return ElasticDecision(wanted=self._wanted(now), release=released)
-        if warm and world.entered is not None and self._may_grow(world, len(warm), now):
-            allowed = max(self._resized + self._terms.interval, world.entered)
-            oldest = max(min(self._here[key].ready or now for key in warm), allowed)
-            if now - oldest < self._patience(world):
+            # Release executors that would be idle until the next growth is allowed.
+            world.resize_wanted_since = None
+            released = self._release([*spare, *surplus])
+            return ElasticDecision(wanted=self._count_wanted(now), release=released)
+        if warm and world.entered_at is not None and self._may_grow(world, len(warm), now):
+            allowed = max(self._resized_at + self._terms.interval, world.entered_at)
+            oldest = max(min(self._executors[key].warm_since or now for key in warm), allowed)
+            if now - oldest < self._spare_seconds(world):
                 world.growth = len(warm)
-                return self._at_checkpoint(world, WorldEnd.GREW, now, self._give_back(surplus))
-            # No checkpoint came: the GPUs serve others until one is near.
+                return self._resize_at_checkpoint(world, WorldEnd.GREW, now, self._release(surplus))
+            # No checkpoint came: release the GPUs until a checkpoint is near.
             surplus = [*surplus, *spare]
-        world.wants_since = None
+        world.resize_wanted_since = None
         if surplus:
-            rest = self._period or self._terms.interval
-            self._grows_at = max((self._last_saved or now) + rest, now + _SPARE_SECONDS)
-        released = self._give_back(surplus)
-        return ElasticDecision(wanted=self._wanted(now), release=released)
+            rest = self._checkpoint_period or self._terms.interval
+            self._grows_at = max((self._last_checkpoint or now) + rest, now + _SPARE_SECONDS)
+        released = self._release(surplus)
+        return ElasticDecision(wanted=self._count_wanted(now), release=released)
 
-    def _give_back(self, keys: Collection[int]) -> frozenset[int]:
+    def _release(self, keys: Collection[int]) -> frozenset[int]:
         for key in keys:
-            del self._here[key]
+            del self._executors[key]
         return frozenset(keys)
 
-    def _at_checkpoint(
+    def _resize_at_checkpoint(
         self, world: _World, how: WorldEnd, now: float, released: frozenset[int]
     ) -> ElasticDecision:
         """Stop the world if a checkpoint was completed since the decision to resize; else ask."""
-        if world.wants_since is None:
-            world.wants_since, world.asked_at = now, None
-        if any(at >= world.wants_since for at in world.saved):
-            world.stopping, self._stopped_at = how, now
+        if world.resize_wanted_since is None:
+            world.resize_wanted_since, world.requested_at = now, None
+        if any(at >= world.resize_wanted_since for at in world.checkpoint_times):
+            world.stop_reason, self._stopped_at = how, now
             if how is WorldEnd.GAVE_WAY:
-                self._promised = self._surplus_of(world)
-            return ElasticDecision(wanted=len(self._here), stop=how, release=released)
-        ask = world.entered is not None and (
-            world.asked_at is None or now - world.asked_at >= _ASK_AGAIN_SECONDS
+                self._promised_count = self._count_surplus(world)
+            return ElasticDecision(wanted=len(self._executors), stop_reason=how, release=released)
+        is_request_due = world.entered_at is not None and (
+            world.requested_at is None or now - world.requested_at >= _REQUEST_AGAIN_SECONDS
         )
-        if ask:
-            world.asked_at = now
-        wanted = self._terms.most if how is WorldEnd.GREW else len(world.keys)
-        return ElasticDecision(wanted=wanted, ask=ask, release=released)
+        if is_request_due:
+            world.requested_at = now
+        wanted = self._terms.max_executors if how is WorldEnd.GREW else len(world.keys)
+        return ElasticDecision(wanted=wanted, needs_checkpoint=is_request_due, release=released)
 
-    def _surplus_of(self, world: _World) -> int:
-        return min(self.reclaimed_count, len(world.keys) - self._terms.least)
+    def _count_surplus(self, world: _World) -> int:
+        return min(self.reclaimed_count, len(world.keys) - self._terms.min_executors)
 
     def _may_grow(self, world: _World, more: int, now: float) -> bool:
         """Return whether a growth is allowed now, and brings more than it costs."""
-        if now - self._resized < self._terms.interval:
+        if now - self._resized_at < self._terms.interval:
             return False
         if self._terms.run_timeout is None:
             return True
-        left = self._terms.run_timeout - (now - world.began)
+        left = self._terms.run_timeout - (now - world.started_at)
         size = len(world.keys)
-        return self._cost < left * more / (size + more)
+        return self._resize_seconds < left * more / (size + more)
 
-    def _patience(self, world: _World) -> float:
+    def _spare_seconds(self, world: _World) -> float:
         """Return how long spare executors are held for a checkpoint."""
-        if self._period is not None and self._last_saved is not None:
-            return max(_SPARE_SECONDS, min(self._period, 2 * _SPARE_SECONDS))
+        if self._checkpoint_period is not None and self._last_checkpoint is not None:
+            return max(_SPARE_SECONDS, min(self._checkpoint_period, 2 * _SPARE_SECONDS))
         return _SPARE_SECONDS
 
-    def _wanted(self, now: float) -> int:
+    def _count_wanted(self, now: float) -> int:
         """Return how many executors a world that is not being resized wants.
 
         More are requested shortly before they can be used: before the next growth is allowed, or
         before a checkpoint after one that did not come in time.
         """
-        may_at = max(self._resized + self._terms.interval, self._grows_at) - _LEAD_SECONDS
-        more = self._terms.most - len(self._here)
+        may_at = max(self._resized_at + self._terms.interval, self._grows_at) - _LEAD_SECONDS
+        more = self._terms.max_executors - len(self._executors)
         world = self._world
         brings = world is None or more <= 0 or self._may_grow(world, more, now + _LEAD_SECONDS)
-        return len(self._here) if now < may_at or not brings else self._terms.most
+        return len(self._executors) if now < may_at or not brings else self._terms.max_executors
 
-    def _usable(self, first: Sequence[int] = ()) -> tuple[list[int], list[int]]:
+    def _split_usable(self, first: Sequence[int] = ()) -> tuple[list[int], list[int]]:
         """Return the executors that a world could have, in order, and those that it could not.
 
-        The executors of a node stay together at the end, so that what a smaller world gives back
-        comes from few nodes. Of a spread gang, a node's further executors are of no use.
+        The executors of a node stay together, so that a smaller world releases executors of few
+        nodes. A spread gang uses only one executor of a node.
 
         Args:
             first: keys of executors that come first, because they have a world.
         """
-        hosts = Counter(executor.host for executor in self._here.values())
-        there = set(first)
+        hosts = Counter(executor.host for executor in self._executors.values())
+        first_keys = set(first)
         order = sorted(
-            self._here,
+            self._executors,
             key=lambda key: (
-                key not in there,
-                -hosts[self._here[key].host],
-                self._here[key].host,
-                self._here[key].came,
+                key not in first_keys,
+                -hosts[self._executors[key].host],
+                self._executors[key].host,
+                self._executors[key].arrived_at,
             ),
         )
-        if not self._terms.spread:
-            return order[: self._terms.most], order[self._terms.most :]
+        if not self._terms.is_spread:
+            return order[: self._terms.max_executors], order[self._terms.max_executors :]
         usable, surplus, seen = list[int](), list[int](), set[str]()
         for key in order:
-            host = self._here[key].host
-            (surplus if host in seen or len(usable) == self._terms.most else usable).append(key)
+            host = self._executors[key].host
+            (
+                surplus if host in seen or len(usable) == self._terms.max_executors else usable
+            ).append(key)
             seen.add(host)
         return usable, surplus
 
@@ -521,27 +528,32 @@ def outlook(policy: ElasticPolicy, wanted: int, gpus: int, why: str) -> str:
 
     Args:
         policy: decides on the gang.
-        wanted: executors that it wants at present, those that are here included.
+        wanted: number of executors that it wants now, including those that have arrived.
         gpus: GPUs of each executor.
         why: why more executors have not arrived, or "".
     """
     if not policy.world:
         if wanted == 0:
             return "gave its executors back, because the others did not arrive; asks again soon"
-        if not why and policy.warming:
-            return f"{count_of(policy.warming, 'executor')} cannot start ranks yet: frameworks load"
+        if not why and policy.warming_count:
+            warming = count_of(policy.warming_count, "executor")
+            return f"{warming} cannot start ranks yet: frameworks load"
         return why
-    missing, parts = wanted - policy.here, list[str]()
-    if policy.stopping is not None:
-        grows = policy.stopping is WorldEnd.GREW
-        parts.append(f"the ranks start again as a {'larger' if grows else 'smaller'} world")
-    elif policy.giving:
+    missing, parts = wanted - policy.executor_count, list[str]()
+    if policy.stop_reason is not None:
+        is_growth = policy.stop_reason is WorldEnd.GREW
+        parts.append(f"the ranks start again as a {'larger' if is_growth else 'smaller'} world")
+    elif policy.giving_count:
         given = (
-            count_of(policy.giving * gpus, "GPU") if gpus else count_of(policy.giving, "executor")
+            count_of(policy.giving_count * gpus, "GPU")
+            if gpus
+            else count_of(policy.giving_count, "executor")
         )
         parts.append(f"gives {given} to waiting gangs at its next checkpoint")
-    elif policy.growing:
-        parts.append(f"grows by {count_of(policy.growing, 'executor')} at its next checkpoint")
+    elif policy.growing_count:
+        parts.append(
+            f"grows by {count_of(policy.growing_count, 'executor')} at its next checkpoint"
+        )
     if missing > 0:
         more = f"waits for {missing} more {'executor' if missing == 1 else 'executors'}"
         parts.append(f"{more}: {why}" if why else more)

@@ -61,10 +61,10 @@ class BoardListener(AttemptListener):
     def __init__(self, board: Board) -> None:
         self._board = board
 
-    def placed(self, ranks: RankTable) -> None:
+    def on_placement(self, ranks: RankTable) -> None:
         self._board.placed(ranks)
 
-    def entered(self, entered: Entered) -> None:
+    def on_entry(self, entered: Entered) -> None:
         if entered.all:
             self._board.mark("started", entered.at)
             self._board.state(GangState.RUNNING)
@@ -72,10 +72,10 @@ class BoardListener(AttemptListener):
             why = f"{entered.ranks} of {count_of(entered.of, 'rank')} run"
             self._board.state(GangState.STARTING, why=why)
 
-    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+    def on_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
         self._board.metrics(metrics)
 
-    def warn(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         self._board.warn_of_attempt(text)
 
 
@@ -216,7 +216,7 @@ class GangRun:
                     run_ranks(runner)
             finally:
                 self._board.mark("returned")
-                runner.keep_logs(self._active.background)
+                runner.queue_log_uploads(self._active.background)
             if runner.result.conclusion is None and spec.model is not None:
                 self._publish(runner, allocation, spec.model)
         return runner.result.conclusion

@@ -61,10 +61,10 @@ class _ScoringListener(RankGroupListener):
         self._events = setting.events
         self._reports = PartReports()
 
-    def started(self, rank: int) -> None:
+    def on_start(self, rank: int) -> None:
         self._events.on_rank_started(self._rank)
 
-    def record(self, rank: int, chunk: bytes) -> None:
+    def on_record(self, rank: int, chunk: bytes) -> None:
         for report in self._reports.take(chunk):
             self._events.on_report(self._rank, report)
 

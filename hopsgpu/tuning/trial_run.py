@@ -92,15 +92,15 @@ class _TrialListener(RankGroupListener):
         self._events = setting.events
         self._reports = Reports(setting.metric)
 
-    def started(self, rank: int) -> None:
+    def on_start(self, rank: int) -> None:
         if rank == 0:
             self._events.on_trial_started(self._number)
 
-    def record(self, rank: int, chunk: bytes) -> None:
+    def on_record(self, rank: int, chunk: bytes) -> None:
         if rank == 0 and (reported := self._reports.take(chunk)):
             self._events.on_report(self._number, reported)
 
-    def ended(self, end: EndedRank) -> None:
+    def on_end(self, end: EndedRank) -> None:
         if end.place.rank == 0:
             self.was_pruned = end.pruned
 

@@ -73,25 +73,25 @@ class Told(AttemptListener):
         self.saves: list[tuple[int, int, bool, int | None]] = []
         self.requests: list[int | str] = []
 
-    def saved(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
+    def on_save(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
         self.saves.append((rank, step, complete, agreed))
 
-    def checkpoint_agreed(self, step: int) -> None:
+    def on_checkpoint_agreed(self, step: int) -> None:
         self.requests.append(step)
 
-    def checkpoint_passed(self, step: int) -> None:
+    def on_checkpoint_passed(self, step: int) -> None:
         self.requests.append(f"passed {step}")
 
-    def checkpoint_given_up(self, reason: str) -> None:
+    def on_checkpoint_given_up(self, reason: str) -> None:
         self.requests.append(reason)
 
-    def placed(self, ranks: RankTable) -> None:
+    def on_placement(self, ranks: RankTable) -> None:
         self.ranks = ranks
 
-    def entered(self, entered: Entered) -> None:
+    def on_entry(self, entered: Entered) -> None:
         self.runs.append(entered)
 
-    def warn(self, text: str) -> None:
+    def on_warning(self, text: str) -> None:
         self.warnings.append(text)
 
 
