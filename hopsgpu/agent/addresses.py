@@ -91,9 +91,6 @@ def address_towards(peer: str) -> str:
 
     Nothing is sent: connect() of a datagram socket only looks up the route, udp(7).
 
-    Args:
-        peer: address or name of another node.
-
     Raises:
         OSError: the name is unknown, or there is no route.
     """
@@ -127,13 +124,7 @@ def reach(
 def choose(
     address: str, interface: str | None, interfaces: Mapping[str, Sequence[str]]
 ) -> AgentAddress:
-    """Return the address of an interface, of the same family as `address` if possible.
-
-    Args:
-        address: address of this node.
-        interface: as for `reach`.
-        interfaces: addresses by interface.
-    """
+    """Return the address of an interface, of the same family as `address` if possible."""
     if not interface:
         return AgentAddress(address, _interface_of(address, interfaces))
     if not interfaces.get(interface):

@@ -84,9 +84,7 @@ def run_agent(
     """Serve the driver until the connection ends; call it in the main thread.
 
     Args:
-        driver: where the driver listens.
         watched_pid: process with which the process daemon ends, as for `connected`.
-        daemon_start: start of the process daemon that is under way, or None.
 
     Raises:
         OSError: the driver cannot be reached.
@@ -375,12 +373,7 @@ class Agent:
         await self._channel.notify("warmed")
 
     async def _warm_for(self, message: Message) -> None:
-        """Start a fork server with the Python environment of a message.
-
-        Raises:
-            ConfigError: ranks cannot run with the environment here.
-            OSError: the environment could not be fetched.
-        """
+        """Start a fork server with the Python environment of a message."""
         python = RankPython()
         if (fields := message["python_env"]) is not None:
             daemon = await self._connect_daemon()
@@ -416,22 +409,13 @@ class Agent:
             await attempt.refuse(error)
 
     async def _unpack_modules(self, message: Message, unpacked: UnpackedModules) -> list[str]:
-        """Return the directories to import the user's modules from.
-
-        Raises:
-            ChannelError: the driver has sent other modules.
-            OSError: the modules cannot be written.
-        """
+        """Return the directories to import the user's modules from."""
         name, archive = self._named_archive(message["modules"])
         # Run in a thread: the event loop must keep sending heartbeats.
         return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
 
     def _named_archive(self, name: str) -> tuple[str, bytes]:
-        """Return the name and the archive of the user's modules.
-
-        Raises:
-            ChannelError: the driver has sent other modules.
-        """
+        """Return the name and the archive of the user's modules."""
         if name != self._archive[0]:
             raise ChannelError("the driver named modules that it has not sent")
         return self._archive

@@ -111,10 +111,6 @@ class DaemonClient:
 
         Unpacking continues after a cancellation.
 
-        Args:
-            env: the environment.
-            variables: variables with which the lake is reached.
-
         Raises:
             ConfigError: ranks cannot run with the environment here.
             OSError: the environment could not be fetched, or the daemon ended.
@@ -176,8 +172,6 @@ class DaemonClient:
         """Send a signal to a process that this client started; do nothing if it has exited.
 
         Args:
-            pid: pid of the process.
-            number: number of the signal.
             scope: the process, its process group, or "tree": SIGKILL to all its descendants.
         """
         if not self.is_lost:

@@ -39,10 +39,6 @@ _LOCK = "lock"
 async def start_process_daemon(directory: Path, watched_pid: int) -> None:
     """Wait until a daemon answers; start one unless another task does.
 
-    Args:
-        directory: the daemon's.
-        watched_pid: process with which the daemon ends.
-
     Raises:
         OSError: the daemon did not start.
     """

@@ -40,11 +40,6 @@ class EnvironmentUnpacker:
 
     A placeholder requests an environment while the gang waits, and the agent uses it later. So a
     process continues when its requester disconnects.
-
-    Args:
-        directory: the daemon's.
-        mark: variables that mark the processes.
-        reaper: reaper of the daemon's children.
     """
 
     def __init__(self, directory: Path, mark: Mapping[str, str], reaper: Reaper) -> None:

@@ -18,8 +18,6 @@ def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) ->
     """Set this child up and run its body; report errors during the setup to the server.
 
     Args:
-        prepare: sets the child up.
-        body: returns the exit code.
         report: descriptor to the server; closed at the end of the setup, which means success.
     """
     try:

@@ -22,9 +22,6 @@ def why_unsafe(modules: Mapping[str, Any]) -> str | None:
 
     The check forks once. Libraries that handle fork (OpenBLAS) end their threads then and restart
     them when needed; any remaining threads would be missing in a rank.
-
-    Args:
-        modules: the loaded modules, `sys.modules`.
     """
     bad_fork = _try_fork(modules)
     return (
@@ -62,11 +59,7 @@ def forget_devices(modules: Mapping[str, Any]) -> None:
 
 
 def stray_threads(names: Iterable[str]) -> str | None:
-    """Return which threads, besides the main one, a fork would lose, for people.
-
-    Args:
-        names: names of all but the main thread.
-    """
+    """Return which threads, besides the main one, a fork would lose, for people."""
     stray = sorted(set(names) - _HARMLESS)
     return f"importing started threads ({', '.join(stray)})" if stray else None
 
@@ -74,13 +67,7 @@ def stray_threads(names: Iterable[str]) -> str | None:
 def cuda_use(
     modules: Mapping[str, Any], devices: Iterable[str], *, is_driver_initialised: bool
 ) -> str | None:
-    """Return how CUDA was touched, for people; a child of this process could not use it then.
-
-    Args:
-        modules: the loaded modules.
-        devices: GPU devices that this process has open.
-        is_driver_initialised: whether a library has initialised the CUDA driver.
-    """
+    """Return how CUDA was touched, for people; a child of this process could not use it then."""
     cuda = modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
         return "torch has initialised CUDA"

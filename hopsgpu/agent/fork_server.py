@@ -197,10 +197,7 @@ class ForkServer:
         """Report a child to the daemon; kill a child whose setup took too long.
 
         Args:
-            number: number of the request.
-            child: pid.
             problem: problem of the setup, as JSON; empty for none, None if the setup took too long.
-            **fields: sent along with the pid.
         """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")

@@ -30,14 +30,10 @@ class ForkServerPool:
     """The fork servers of a container.
 
     Args:
-        directory: the daemon's.
         temporary: short path of the directory for temporary files of fork servers.
-        mark: variables that are set for every server and rank.
         selector: selector of the daemon's loop, which calls the registered functions.
-        reaper: reaper of the daemon's children.
         serve_without: serves a request without a server, or reports why it cannot; the second
             argument says why there is no server, None if nothing is wrong.
-        on_exit: is notified of the exit of a server's rank.
     """
 
     def __init__(
@@ -94,11 +90,7 @@ class ForkServerPool:
             server.waiting.append(request)
 
     def _start_server(self, spec: ServerSpec, now: float) -> ForkServerProcess:
-        """Start a fork server; at the limit, end an idle server first.
-
-        Raises:
-            OSError: the server cannot be started.
-        """
+        """Start a fork server; at the limit, end an idle server first."""
         surplus = fork_servers.server_to_replace(self._servers)
         if surplus is not None:
             self._end(surplus)

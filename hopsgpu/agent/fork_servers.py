@@ -122,12 +122,8 @@ def start(
     """Start a fork server as a child of this process, in its own session.
 
     Args:
-        spec: what the server shares with its ranks.
-        mark: variables that mark the process.
         directory: directory of the daemon, used as home by frameworks while they are imported.
         temporary: directory for temporary files; created if missing.
-        number: number in the name of the server's log.
-        now: monotonic time.
 
     Raises:
         OSError: the server cannot be started.
@@ -166,10 +162,7 @@ def start_process(
     """Start a child that leads a session and writes errors to its stdout; return its pid.
 
     Args:
-        command: command with arguments.
         env: variables, as returned by `rank_environment`.
-        stdin: standard input, empty by default.
-        **options: options of subprocess.Popen.
 
     Raises:
         OSError: the child cannot be started.

@@ -46,7 +46,6 @@ def detach_child(server: int, keep: Sequence[int] = ()) -> None:
     """Detach a forked child from its fork server: it leads a session, and dies with the server.
 
     Args:
-        server: pid.
         keep: descriptors that stay open, besides the first three.
     """
     os.setsid()
@@ -74,13 +73,7 @@ def write_to(log: Path) -> None:
 
 
 def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerState) -> None:
-    """Make this forked child's interpreter like that of `python -m hopsgpu.rank.entry`.
-
-    Args:
-        directory: the rank's.
-        environment: all variables of the rank.
-        birth: the fork server's state.
-    """
+    """Make this forked child's interpreter like that of `python -m hopsgpu.rank.entry`."""
     os.environb.clear()
     os.environb.update(as_bytes(environment))
     if birth.locale is not None and not os.environ.get("LC_ALL"):

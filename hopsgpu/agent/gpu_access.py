@@ -67,11 +67,7 @@ async def _check_gpu(gpu: str) -> str:
 
 
 def why_not(cuda: Any) -> str:
-    """Return why the one visible GPU cannot be opened, "" if it can.
-
-    Args:
-        cuda: the driver's library.
-    """
+    """Return why the one visible GPU cannot be opened, "" if it can."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     calls = (
         ("cuInit", (0,)),
@@ -97,9 +93,6 @@ def try_to_open(load: Callable[[str], Any]) -> str:
 
     If neither of the driver's libraries is found, the check is skipped: the ranks' own variables
     may name the libraries' directory.
-
-    Args:
-        load: loads a library by its name.
     """
     try:
         return why_not(load(_CUDA))

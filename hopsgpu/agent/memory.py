@@ -90,11 +90,6 @@ def excess(before: MemoryUse, now: MemoryUse, limit: int) -> str | None:
 
     Both measurements must show the excess. Processes are read one after the other, so a shared page
     is counted too often if a process exits during a measurement.
-
-    Args:
-        before: the previous measurement.
-        now: the latest measurement.
-        limit: bytes of all processes together.
     """
     sizes = surviving_processes(before, now).proportional
     used = sum(sizes.values())

@@ -53,9 +53,7 @@ def upload_all(
     """Upload the model directory of each rank; at the first problem stop the others.
 
     Args:
-        directories: directories by rank.
         staging_url: URL of the directory that `publication.begin` returned.
-        stop: event that cancels the upload.
 
     Returns:
         The results of `publication.upload`, by rank.

@@ -58,9 +58,6 @@ class UnpackedModules:
     def prepare(self, name: str, archive: bytes) -> None:
         """Unpack an archive before an attempt needs it.
 
-        Args:
-            name, archive: as for `roots`.
-
         Raises:
             OSError: the files cannot be written.
         """

@@ -15,12 +15,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(cgroup: Path = _CGROUP, root: Path = _ROOT) -> int:
-    """Return the number of OOM kills in this process's control group; 0 without a memory group.
-
-    Args:
-        cgroup: file of the process's groups (proc(5), cgroup).
-        root: mount point of the groups.
-    """
+    """Return the number of OOM kills in this process's control group; 0 without a memory group."""
     for line in _read(cgroup).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":

@@ -22,10 +22,6 @@ log = logging.getLogger(__name__)
 def run_placeholder(driver: DriverEndpoint, warm: WarmUp) -> None:
     """Connect to the driver and hold the task's slot until the driver closes the connection.
 
-    Args:
-        driver: where the driver listens.
-        warm: fork server to start while the gang waits.
-
     Raises:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.

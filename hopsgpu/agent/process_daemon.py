@@ -80,10 +80,7 @@ class DaemonServer:
     """Serves the tasks of one container; must run in the main thread of its process.
 
     Args:
-        directory: the daemon's own directory.
-        listener: socket on which tasks connect.
         token: mark of its processes.
-        links: links that give TMPDIR a short path.
 
     Raises:
         OSError: there is no short path.

@@ -133,14 +133,7 @@ def server_spec(
     modules: Sequence[str],
     python: RankPython,
 ) -> ServerSpec:
-    """Return the spec of a container's fork server, which is the same in each Spark task.
-
-    Args:
-        executor: variables of a Spark task.
-        shared: variables of all ranks.
-        modules: modules that the ranks will import.
-        python: Python environment of the ranks.
-    """
+    """Return the spec of a container's fork server, which is the same in each Spark task."""
     lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
     environment = rank_environment(lasting, shared, [*python.packages, package_path()])
     return ServerSpec(python.executable or sys.executable, environment, tuple(modules))

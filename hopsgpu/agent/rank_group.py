@@ -86,11 +86,6 @@ class RankGroup:
         run_id: ID of its run.
         started: event, set once a rank was started or failed to start.
         ended: event, set once the exits of all ranks are reported, or about to be.
-
-    Args:
-        channel: channel to the driver.
-        tasks: task group in which the ranks are watched.
-        message: the `run` message.
     """
 
     def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
@@ -121,13 +116,7 @@ class RankGroup:
         self.ended = asyncio.Event()
 
     async def start(self, daemon: DaemonClient, roots: Sequence[str], python: RankPython) -> None:
-        """Start the ranks, each watched by a task; report a failed start as the rank's exit.
-
-        Args:
-            daemon: process daemon that starts the ranks.
-            roots: directories to import the user's modules from.
-            python: Python environment of the ranks.
-        """
+        """Start the ranks, each watched by a task; report a failed start as the rank's exit."""
         message = self._message
         ranks = ", ".join(str(described["context"]["rank"]) for described in message["ranks"])
         log.info("%s: attempt %d: starts ranks %s", self.run_id, message["attempt"], ranks)
@@ -217,11 +206,7 @@ class RankGroup:
                 rank.kill()
 
     async def report_steps(self, number: int) -> None:
-        """Report the last steps that the ranks have asked about.
-
-        Args:
-            number: number of the driver's question.
-        """
+        """Report the last steps that the ranks have asked about."""
         ranks = [described["context"]["rank"] for described in self._message["ranks"]]
         shared = {rank: self._proposals.get(rank) for rank in ranks}
         asked = [[rank, words and words.last_asked_step] for rank, words in shared.items()]

@@ -52,12 +52,7 @@ async def follow_output(
     *,
     should_keep_own: bool = False,
 ) -> None:
-    """Like `follow`, without hopsgpu's own frames in the stacks of a crash.
-
-    Args:
-        log, ended, send: as for `follow`.
-        should_keep_own: whether to keep these frames.
-    """
+    """Like `follow`, without hopsgpu's own frames in the stacks of a crash."""
     frames = OwnFrames(should_keep=should_keep_own)
 
     async def send_filtered(chunk: bytes) -> None:
@@ -100,13 +95,7 @@ async def follow_reports(
 async def follow_warnings(
     directory: Path, ended: asyncio.Event, send: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Send each warning that a rank writes for its run, until `ended` is set and all are sent.
-
-    Args:
-        directory: the rank's.
-        ended: event, set when the rank has exited.
-        send: receives a warning.
-    """
+    """Send each warning that a rank writes for its run, until `ended` is set and all are sent."""
     sent_count = 0
     is_last = False
     while not is_last:
@@ -151,9 +140,6 @@ class LineSplitter:
     Bytes that are not UTF-8 are shown as `\\xff`. A line longer than 64 Ki characters is split,
     with `…` at the cuts. A line that rewrites itself with carriage returns, such as a progress bar,
     is shown once a second in its latest state, and finally in its last state.
-
-    Args:
-        clock: seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -75,11 +75,8 @@ class RankProcess:
         was_stopped: whether hopsgpu has stopped the rank, or prevented its start.
 
     Args:
-        daemon: process daemon that starts the rank.
         directory: directory that the caller has created.
-        context: description of the gang for the rank.
         spec: spec of the fork server: what the rank shares with others.
-        environment: the rank's own variables.
         memory: bytes that the process and its descendants may use, None for no limit.
     """
 
@@ -235,9 +232,6 @@ class RankProcess:
         """Send SIGTERM to the rank's process group, and SIGKILL to all descendants after 5 s.
 
         Return when the process has exited.
-
-        Args:
-            should_dump_stacks: whether to write the stacks of all threads to the log first.
         """
         if self._exited.is_set():
             return

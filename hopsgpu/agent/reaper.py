@@ -63,8 +63,6 @@ class Reaper:
         """Send a signal to a rank that has not been reaped; ignore other pids.
 
         Args:
-            pid: the rank's.
-            number: number of the signal.
             scope: "process", "group" (the rank's process group) or "tree" (all descendants of the
                 rank are killed, whatever the number).
         """
@@ -106,11 +104,7 @@ class Reaper:
         _kill(pid for pid in orphans if self._cleaning.get(pid, now) <= now)
 
     def adopt_or_report_dead(self, ranks: Iterable[int]) -> list[int]:
-        """Take over a dead child's ranks; return the ranks that were reaped before.
-
-        Args:
-            ranks: pids.
-        """
+        """Take over a dead child's ranks; return the ranks that were reaped before."""
         dead = []
         for pid in ranks:
             if parent_of(pid) == os.getpid():

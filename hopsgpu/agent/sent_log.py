@@ -16,12 +16,7 @@ _MAX_BYTES = 256 * 1024
 
 
 async def send_log(send: Callable[..., Awaitable[None]], daemon_pid: int | None) -> None:
-    """Send the ends of both logs; call it before the failure is reported.
-
-    Args:
-        send: sends a message: kind, payload.
-        daemon_pid: pid of the process daemon, None if there is none.
-    """
+    """Send the ends of both logs; call it before the failure is reported."""
     await send(KIND, await asyncio.to_thread(_read_logs, daemon_pid))
 
 

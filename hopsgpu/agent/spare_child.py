@@ -43,10 +43,6 @@ class SpareChild:
     def hand_over(self, directory: Path, environment: Mapping[str, str]) -> bytes | None:
         """Turn the spare into a rank; return the result of `fork_protocol.read_report`.
 
-        Args:
-            directory: the rank's.
-            environment: all variables of the rank.
-
         Raises:
             OSError: the spare died before it became a rank, or was killed because it did not
                 respond.

@@ -28,6 +28,7 @@ _LINES_BEFORE = 5
 _ON_GPU = re.compile(r".*: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion .+ failed\.?")
 _CRASHED = "Fatal Python error: "
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?:\d+|\?\?\?) in .*')
+_FRAME_START = b'  File "'
 # The frames of runpy above hopsgpu's modules.
 _RUNPY = "<frozen runpy>"
 # As of Python 3.14, the line contains the thread's name.
@@ -45,16 +46,9 @@ _NATIVE = re.compile(
 
 
 class OwnFrames:
-    """Removes hopsgpu's frames from the stacks that faulthandler writes, wherever chunks end.
-
-    Args:
-        should_keep: whether to keep these frames.
-    """
+    """Removes hopsgpu's frames from the stacks that faulthandler writes, wherever chunks end."""
 
     def __init__(self, *, should_keep: bool = False) -> None:
-        self._prefixes = tuple(
-            f'  File "{home}'.encode() for home in tracebacks.own_file_prefixes()
-        )
         self._should_keep = should_keep
         self._rest = b""
         self._is_in_line = False
@@ -65,43 +59,20 @@ class OwnFrames:
         if self._should_keep:
             return chunk
         data = self._rest + chunk
-        if not self._is_after_own and b'  File "' not in data:
-            # Shortcut for nearly all chunks.
-            cut = self._decided_length(data)
-            data, self._rest = data[:cut], data[cut:]
-            self._is_in_line = not data.endswith(b"\n") if data else self._is_in_line
-            return data
-        filtered = bytearray()
-        *lines, last = data.split(b"\n")
-        for line in lines:
-            filtered += self._filter_line(line + b"\n")
-        cut = 0 if self._may_be_own(last) else len(last)
-        self._rest = last[cut:]
-        if last[:cut]:
-            filtered += last[:cut]
-            self._is_in_line, self._is_after_own = True, False
-        return bytes(filtered)
+        begin = data.rfind(b"\n") + 1
+        is_line_start = begin > 0 or not self._is_in_line
+        may_be_frame = is_line_start and _FRAME_START.startswith(data[begin:][: len(_FRAME_START)])
+        cut = begin if may_be_frame else len(data)
+        data, self._rest = data[:cut], data[cut:]
+        if self._is_after_own or _FRAME_START in data:
+            return b"".join(map(self._filter_line, re.findall(rb"[^\n]*\n|[^\n]+", data)))
+        self._is_in_line = not data.endswith(b"\n") if data else self._is_in_line
+        return data
 
     def rest(self) -> bytes:
         """Return the bytes that are held back, at the end of the output."""
         rest, self._rest = self._rest, b""
         return self._filter_line(rest) if rest else b""
-
-    def _decided_length(self, data: bytes) -> int:
-        """Return the length without a last line that may become a frame of hopsgpu."""
-        begin = data.rfind(b"\n") + 1
-        if begin == 0 and self._is_in_line:
-            return len(data)
-        return begin if self._may_be_own(data[begin:]) else len(data)
-
-    def _may_be_own(self, part: bytes) -> bool:
-        """Return whether the start of a line may belong to a frame of hopsgpu."""
-        if self._is_in_line or not part:
-            return False
-        prefixes = self._prefixes
-        if self._is_after_own:
-            prefixes = (*prefixes, f'  File "{_RUNPY}'.encode())
-        return any(part.startswith(prefix) or prefix.startswith(part) for prefix in prefixes)
 
     def _filter_line(self, line: bytes) -> bytes:
         is_in_line, self._is_in_line = self._is_in_line, not line.endswith(b"\n")
@@ -118,7 +89,6 @@ def is_own(file: str, *, is_after_own: bool) -> bool:
     """Return whether a frame is hopsgpu's, or runs hopsgpu's modules.
 
     Args:
-        file: file of the frame's code.
         is_after_own: whether the frame that this one called is hopsgpu's.
     """
     return file.startswith(tracebacks.own_file_prefixes()) or (is_after_own and file == _RUNPY)
@@ -149,10 +119,6 @@ def last_lines(text: str, *, should_keep_own: bool = False) -> tuple[str, ...]:
     """Return the last 20 lines of a log, as a terminal shows them, and a stack beside them.
 
     The stack is that of the thread that crashed or got a signal, without hopsgpu's frames.
-
-    Args:
-        text: the log, or its end.
-        should_keep_own: whether to keep hopsgpu's frames.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if lines and not lines[-1]:
@@ -169,9 +135,6 @@ def context_of_failure(text: str, *, should_keep_own: bool = False) -> str | Non
 
     The part is the last crash of a child process, with the lines before it, or an assertion that
     failed on a GPU, which CUDA's error does not repeat. None if there is neither.
-
-    Args:
-        text, should_keep_own: as for `last_lines`.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if asserted := next(filter(_ON_GPU.fullmatch, lines), None):

@@ -71,11 +71,7 @@ class Links:
         return [link for link, target in self._targets.items() if target.is_relative_to(directory)]
 
     def refresh(self, now: float) -> None:
-        """Renew the links' times once an hour, so that cleaners keep them.
-
-        Args:
-            now: monotonic time.
-        """
+        """Renew the links' times once an hour, so that cleaners keep them."""
         if now - self._refreshed < _REFRESH_SECONDS:
             return
         self._refreshed = now
@@ -99,7 +95,6 @@ def links(private: Path, shared: Path = SHARED) -> Iterator[Links]:
 
     Args:
         private: a directory of this process; its path may be long.
-        shared: a directory of all users.
     """
     sweep(shared)
     with contextlib.ExitStack() as stack:

@@ -63,12 +63,8 @@ class RankUploads:
     """Context manager that uploads a rank's checkpoints and logs to the lake; see `finish`.
 
     Args:
-        directory: the rank's.
-        context: description of the gang for the rank.
         hurry: event, set when the attempt must end.
         drop: event, set when no attempt will resume from checkpoints that are not on the lake yet.
-        warn: receives warnings for people.
-        on_saved: is notified of each checkpoint on the lake.
     """
 
     def __init__(
@@ -127,7 +123,6 @@ class RankUploads:
 
         Args:
             report_progress: is awaited every second during the wait.
-            has_returned: whether the rank ended by itself, and successfully.
         """
         self._ended.set()
         now = time.monotonic()

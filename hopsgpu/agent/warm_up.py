@@ -45,9 +45,6 @@ class WarmUp:
 
         The daemon starts the fork server at once if no Python environment must be unpacked before.
 
-        Args:
-            driver: the driver whose ranks the daemon will start.
-
         Returns:
             The start; None if there is a daemon, or another task starts one.
         """

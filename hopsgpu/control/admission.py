@@ -23,8 +23,6 @@ def seconds_until_room(since: Mapping[Any, float], *, limit: int, now: float) ->
 
     Args:
         since: the loop's time at the arrival of each connection, the oldest first.
-        limit: number of connections that are allowed.
-        now: the loop's time.
     """
     if len(since) < limit:
         return None

@@ -77,11 +77,7 @@ async def connect(
     A refused connection is retried twice, within 2 s; the timeout of a try is 10 s.
 
     Args:
-        host: address at which the driver can be reached.
-        port: port of its control channel.
-        secret: the run's.
         certificate: the only certificate (DER) to accept, if the driver speaks TLS.
-        heartbeat: seconds without a heartbeat after which the driver counts as lost.
 
     Raises:
         ChannelError: the other end is not the run's driver.

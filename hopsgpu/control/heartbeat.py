@@ -53,11 +53,6 @@ def check_heartbeat(state: HeartbeatState, *, heartbeat: float, now: float) -> H
     Each end sends three times in a heartbeat. Two checks must find silence. A process that could
     not run, because user code held the GIL or the process was stopped, handles its timers before
     it reads the data that arrived.
-
-    Args:
-        state: the facts of this end.
-        heartbeat: seconds of silence after which the other end counts as lost.
-        now: time of the check.
     """
     interval = heartbeat / _SENDS_PER_HEARTBEAT
     should_send = now - state.sent_at >= interval

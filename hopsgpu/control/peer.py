@@ -74,7 +74,6 @@ def _hello_fields(address: str, driver: DriverEndpoint) -> dict[str, Any]:
     Args:
         address: local address of the connection to the driver, on the interface that other nodes
             reach.
-        driver: names the modules to look for.
     """
     return {
         "container": os.environ.get("CONTAINER_ID", ""),

@@ -97,8 +97,6 @@ class ControlServer:
         run without a subscription are dropped.
 
         Args:
-            run_id: ID of the run in messages.
-            peers: the run's agents.
             attempt: number of the attempt, if messages of other attempts do not count.
         """
         return self._router.subscribed(self, run_id, peers, attempt)
@@ -116,11 +114,6 @@ class ControlServer:
 
         A peer keeps only the bytes of the last `keep` message. Nothing is sent if their name is the
         same.
-
-        Args:
-            peer: the peer.
-            name: name that differs for different bytes.
-            content: the bytes.
 
         Returns:
             False if the peer is not connected, or reads nothing for a minute.
@@ -280,11 +273,7 @@ def serve(
     """Run a server on `address`, at a port of `ports` (any free one by default).
 
     Args:
-        secret: secret of the run; other peers are disconnected.
-        address: address to listen on.
         ports: ports to choose from, in order.
-        heartbeat: seconds without a heartbeat after which a peer counts as lost.
-        encrypted: whether to use TLS, with a new certificate.
 
     Raises:
         ConfigError: this machine lacks the address, no port of the range is free, or the package

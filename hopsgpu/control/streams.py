@@ -64,8 +64,6 @@ async def open_streams(
     Args:
         attach: creates the transport for a protocol: `loop.create_connection` with its address, or
             `loop.connect_accepted_socket` with its socket.
-        tls: TLS context, or None for no TLS.
-        is_server: whether this is the server's end of TLS.
 
     Raises:
         ssl.SSLError: the other end does not speak TLS, or its certificate is not trusted.

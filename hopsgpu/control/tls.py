@@ -27,9 +27,6 @@ def is_network_encrypted(setting: Callable[[str], str | None]) -> bool:
 
     Then the run's secret and certificate reach the executors encrypted, and the control channel is
     encrypted too.
-
-    Args:
-        setting: a Spark property by its name, None if it is not set.
     """
     return any((setting(name) or "").strip().lower() == "true" for name in _ENCRYPTING)
 

@@ -26,11 +26,8 @@ _WORDS = 4
 class BlockedTime:
     """The agent's side of the file.
 
-    Args:
-        directory: the rank's.
-
     Raises:
-        OSError: the file cannot be create_file, for example because the disk is full.
+        OSError: the file cannot be created, for example because the disk is full.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,7 +82,6 @@ class RankBlockedTime:
     """The rank's side of the file.
 
     Args:
-        directory: the rank's, in which the agent has created the file.
         clock: seconds, the same for all processes of the machine.
 
     Attributes:

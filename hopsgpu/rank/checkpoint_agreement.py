@@ -42,11 +42,8 @@ _POLL_SECONDS = 0.001
 class ProposalWords:
     """The agent's side of the file that it shares with a rank.
 
-    Args:
-        directory: the rank's.
-
     Raises:
-        OSError: the file cannot be create_file, for example because the disk is full.
+        OSError: the file cannot be created, for example because the disk is full.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -84,11 +81,7 @@ class ProposalWords:
 
 
 class RankAgreement:
-    """The rank's side of the shared file. Not thread-safe.
-
-    Args:
-        directory: the rank's, in which the agent has created the file.
-    """
+    """The rank's side of the shared file. Not thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._words = map_file(directory / _FILE, _WORDS).cast("Q")

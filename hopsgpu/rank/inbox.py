@@ -23,9 +23,6 @@ _POLL_SECONDS = 0.2
 class InboxWriter:
     """The agent's side, which never waits for the rank.
 
-    Args:
-        directory: the rank's.
-
     Raises:
         OSError: the pipe cannot be created.
     """

@@ -56,9 +56,6 @@ def _plain(value: object) -> Any:
 def ask_to_end(directory: Path) -> None:
     """Request that a rank ends its trial: `is_to_end` then returns True in the rank.
 
-    Args:
-        directory: the rank's.
-
     Raises:
         OSError: the node's disk is full.
     """
