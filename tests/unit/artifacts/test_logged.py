@@ -64,8 +64,8 @@ def test_a_number_that_another_publisher_has_is_named(
     (home / CLAIMS).make()
     names = LakePath.names
 
-    def names_before_the_other(place: LakePath, *, directories: bool = False) -> tuple[str, ...]:
-        before = names(place, directories=directories)
+    def names_before_the_other(place: LakePath, *, only_directories: bool = False) -> tuple[str, ...]:
+        before = names(place, only_directories=only_directories)
         (home / CLAIMS / "1").create()
         return before
 
