@@ -214,7 +214,7 @@ def _target_of(directory: LakePath) -> str | None:
         target = os.path.realpath(directory.path)
         return None if target == directory.path else f"file://{target}"
     if directory.url.startswith("viewfs:"):
-        return resolve_mount(directory.url, HadoopConf.load_hdfs(os.environ).filled())
+        return resolve_mount(directory.url, HadoopConf.load_hdfs(os.environ).all_values())
     return None
 
 

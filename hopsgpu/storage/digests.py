@@ -1,4 +1,4 @@
-"""Sizes and digests that identify files, even before a file is uploaded to its end."""
+"""Sizes and digests that identify files; for an upload, they are known before its end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.names import is_path_below
 
-# It has 128 bits and finds damage, at 10 GB/s or more per core; it does not stop forgers.
+# A 128-bit digest that detects damage, at 10 GB/s or more per core. It is not cryptographic.
 DIGEST = "xxh3_128"
-# Reading this much takes a tenth of a second; uploading it takes longer than HDFS takes to write
-# the manifest beside it.
-_AHEAD = 256 * 2**20
-_LEAST_AHEAD = 16 * 2**20
+# A second reader digests the last part of a large file. It reads this part in a tenth of a second;
+# the upload of the part takes longer than HDFS takes to write the manifest.
+_AHEAD_BYTES = 256 * 2**20
+_MIN_AHEAD_BYTES = 16 * 2**20
 # No file system has a larger file.
-_LARGEST = 2**63 - 1
+_MAX_BYTES = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
 
     Raises:
         ValueError: there are no files, a path is not inside the directory, or a size or digest is
-            invalid. Other content than expected may also raise the other errors of `JSON_ERRORS`.
+            invalid. Unexpected content may also raise the other errors of `JSON_ERRORS`.
     """
     files = {path: FileFacts(fields["bytes"], fields[digest]) for path, fields in content.items()}
     if not files:
@@ -54,7 +54,7 @@ def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
     for path, facts in files.items():
         if not is_path_below(path):
             raise ValueError(f"{path!r:.99} is not a path inside the directory")
-        if type(facts.bytes) is not int or not 0 <= facts.bytes <= _LARGEST:
+        if type(facts.bytes) is not int or not 0 <= facts.bytes <= _MAX_BYTES:
             raise ValueError(f"{facts.bytes!r:.99} is not a size of {path!r}")
         if not isinstance(facts.digest, str):
             raise ValueError(f"{facts.digest!r:.99} is not a digest of {path!r}")
@@ -62,7 +62,7 @@ def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
 
 
 class Digest:
-    """The digest of bytes that come block by block."""
+    """The digest of consecutive blocks."""
 
     def __init__(self) -> None:
         import xxhash
@@ -76,25 +76,25 @@ class Digest:
         self._state.update(block)
 
     def copy(self) -> Digest:
-        """Return another digest of the same bytes so far."""
+        """Return an independent digest of the same blocks."""
         other = Digest.__new__(Digest)
         other._bytes, other._state = self._bytes, self._state.copy()
         return other
 
     @property
     def facts(self) -> FileFacts:
-        """Return the facts of the bytes so far."""
+        """Return the facts of the blocks until now."""
         return FileFacts(self._bytes, self._state.hexdigest())
 
 
 class DigestingReader:
-    """A local file that is read once, from its beginning to its end.
+    """Reads a local file once.
 
     Args:
         source: the file.
-        on_facts: called with the file's facts once all of it was read; for a large file also once
-            before, by a second reader of its last part. These earlier facts must be compared with
-            `facts`, because the file may be changed meanwhile.
+        on_facts: called with the file's facts at the end; for a large file also earlier, by a
+            second reader of the last part. Compare early facts with `facts`: the file may change
+            in between.
     """
 
     def __init__(self, source: Path, on_facts: Callable[[FileFacts], None] | None) -> None:
@@ -104,11 +104,11 @@ class DigestingReader:
 
     @property
     def facts(self) -> FileFacts:
-        """Return the facts of what `blocks` yielded."""
+        """Return the facts of the blocks that `blocks` has yielded."""
         return self._digest.facts
 
     def blocks(self) -> Generator[bytes, None, None]:
-        """Yield the file's bytes in blocks; call it once.
+        """Yield the file's bytes in blocks; call this once.
 
         Raises:
             ConfigError: the file cannot be opened.
@@ -119,34 +119,36 @@ class DigestingReader:
             except OSError as error:
                 raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from error
             size = os.fstat(file.fileno()).st_size
-            ahead_from = max(size - _AHEAD, 0) if size >= _LEAST_AHEAD else None
-            done = 0
+            ahead_from = max(size - _AHEAD_BYTES, 0) if size >= _MIN_AHEAD_BYTES else None
+            offset = 0
             while block := file.read(BLOCK):
-                if self._on_facts is not None and ahead_from is not None and done >= ahead_from:
+                if self._on_facts is not None and ahead_from is not None and offset >= ahead_from:
                     ahead_from = None
-                    stack.enter_context(_ahead(file.fileno(), done, self._digest, self._on_facts))
+                    stack.enter_context(
+                        _digest_ahead(file.fileno(), offset, self._digest, self._on_facts)
+                    )
                 self._digest.update(block)
-                done += len(block)
+                offset += len(block)
                 yield block
         if self._on_facts is not None:
             self._on_facts(self.facts)
 
 
 @contextlib.contextmanager
-def _ahead(
+def _digest_ahead(
     file: int, begin: int, digest: Digest, on_facts: Callable[[FileFacts], None]
 ) -> Iterator[None]:
-    """Have another thread read the rest of an open file and report its facts, during the block."""
+    """Read the rest of an open file in another thread, and report its facts, during the context."""
     digest = digest.copy()
-    over = threading.Event()
+    stopped = threading.Event()
 
     def read() -> None:
         at = begin
-        # One buffer: new memory for each block would cost more than reading and digesting it.
+        # Reuse one buffer: new memory for each block would cost more than to read and digest it.
         buffer = memoryview(bytearray(BLOCK))
-        # The reader for the upload meets the same error, and raises it.
+        # The reader for the upload raises the same error.
         with contextlib.suppress(OSError):
-            while not over.is_set():
+            while not stopped.is_set():
                 size = os.preadv(file, [buffer], at)
                 if not size:
                     on_facts(digest.facts)
@@ -157,11 +159,11 @@ def _ahead(
     thread = threading.Thread(target=read, name="hopsgpu-digest", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no thread can be started: the facts are known at the file's end
+    except RuntimeError:  # no thread can start: the facts are known at the file's end
         yield
         return
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()

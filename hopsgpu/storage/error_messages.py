@@ -1,4 +1,4 @@
-"""The meaning of the file systems' errors, and what to do about each. Pure functions."""
+"""The meaning of the file systems' errors, and their remedies. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ QUOTA = "quota"
 SAFE_MODE = "safe mode"
 UNREACHABLE = "unreachable"
 UNSUPPORTED = "unsupported"
-# Our words, in the place of a Java class, for what Kerberos' library says.
+# hopsgpu's own names, instead of a Java class, for errors of Kerberos' library.
 NO_CREDENTIALS, NO_KDC = "NoCredentials", "NoKdc"
 # The same for an object store that does not answer, or that refuses the user.
 NO_STORE, STORE_DENIED = "NoObjectStore", "ObjectStoreDenied"
-# What reading JSON raises if a text is not JSON, or has other content than expected.
+# The errors of code that parses JSON, if the text is not JSON or has unexpected content.
 JSON_ERRORS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class StoreRefusal(Exception):
-    """A refusal by a NameNode or DataNode, as a client passed it on.
+    """A refusal by a file system.
 
     Attributes:
-        java: the Java exception's class, without its package; or the client's own word for it.
-        reason: the first line of its message.
+        java: the Java exception's class, without its package, or the client's own name.
+        reason: the first line of the message.
     """
 
     def __init__(self, java: str, reason: str) -> None:
@@ -44,15 +44,15 @@ class ErrorMeaning:
 
     Attributes:
         kind: as `StoreError.kind`.
-        reason: what the file system said.
-        advice: what to do, or "".
-        retryable: whether the same call may work in some seconds.
+        reason: message of the file system.
+        advice: remedy, or "".
+        is_retryable: whether a retry may succeed in some seconds.
     """
 
     kind: str
     reason: str
     advice: str = ""
-    retryable: bool = False
+    is_retryable: bool = False
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.advice}" if self.advice else self.reason
@@ -79,8 +79,8 @@ _NAME_NODE = (
     "the URL names no NameNode and no fs.defaultFS is known; set HADOOP_CONF_DIR, or write"
     " hdfs://host:port/…"
 )
-_RETRYABLE = frozenset({SAFE_MODE, UNREACHABLE})
-# hdfs-native's words for a file in an encryption zone, if it has no key provider that it accepts.
+_RETRYABLE_KINDS = frozenset({SAFE_MODE, UNREACHABLE})
+# hdfs-native's message for a file in an encryption zone without a supported key provider.
 _ENCRYPTED = re.compile(r"in an HDFS encryption zone but no KMS provider")
 _UNMOUNTED = (
     "the mount table of viewfs has no mount point on HDFS for this path"
@@ -93,8 +93,8 @@ _KEY_PROVIDER = (
 )
 _LOCAL_SPACE = "the disk is full, or your quota on it is exhausted"
 
-# The kind of error by the last part of the Java class's name.
-_CLASSES = {
+# The name of the Java class without its package → the kind of error.
+_KINDS_BY_CLASS = {
     "AccessControlException": PERMISSION,
     "AuthorizationException": PERMISSION,
     "InvalidToken": PERMISSION,
@@ -133,8 +133,8 @@ _CLASSES = {
     "ChecksumError": DAMAGED,
     "ChecksumException": DAMAGED,
 }
-# The kind by the message, if the class says nothing: an IOException, an answer in HTML.
-_SAID = (
+# The message → the kind, if the class is unspecific: an IOException, or an answer in HTML.
+_KINDS_BY_MESSAGE = (
     (re.compile(r"safe ?mode is on|is in safe mode", re.IGNORECASE), SAFE_MODE),
     (re.compile(r"quota of .* is exceeded", re.IGNORECASE), QUOTA),
     (re.compile(r"permission denied", re.IGNORECASE), PERMISSION),
@@ -146,11 +146,11 @@ _SAID = (
     (re.compile(r"failed to complete file in time", re.IGNORECASE), UNREACHABLE),
     (re.compile(r"authentication (failure|required)", re.IGNORECASE), PERMISSION),
 )
-# HDFS raises FileNotFoundException if the path that is to be read is a directory.
+# HDFS raises FileNotFoundException with this message for a read of a directory.
 _A_DIRECTORY = re.compile(r"^Path is not a file")
-# A strict rename of a file onto a directory, or of a directory onto a file.
+# The message for a strict rename of a file onto a directory, or of a directory onto a file.
 _OTHER_SORT = re.compile(r"Source .* and destination .* must both be directories")
-_NUMBERS = {
+_KINDS_BY_ERRNO = {
     errno.EACCES: PERMISSION,
     errno.EPERM: PERMISSION,
     errno.EROFS: PERMISSION,
@@ -169,8 +169,8 @@ def refusal(java: str, text: str) -> Exception:
     """Return the exception that a client raises for a Java exception.
 
     Args:
-        java: its class, with or without its package.
-        text: its message, of any number of lines.
+        java: class of the Java exception, with or without its package.
+        text: message, of any number of lines.
     """
     name = re.split(r"[.$]", java)[-1]
     reason = (text.strip().splitlines() or [name])[0]
@@ -197,16 +197,16 @@ def explain(error: BaseException) -> ErrorMeaning:
     if isinstance(error, OSError) and error.errno == errno.EIO:
         advice = "the disk cannot be read or written"
     if isinstance(error, StoreRefusal) and error.java in (NO_CREDENTIALS, NO_KDC):
-        advice = ""  # the reason says it
+        advice = ""  # the reason includes the remedy
     if isinstance(error, StoreRefusal):
         advice = _STORE_ADVICE.get(error.java, advice)
-    return ErrorMeaning(kind, reason, advice, kind in _RETRYABLE)
+    return ErrorMeaning(kind, reason, advice, kind in _RETRYABLE_KINDS)
 
 
 def _kind(error: BaseException, reason: str) -> str:
     if isinstance(error, StoreRefusal):
-        said = next((kind for pattern, kind in _SAID if pattern.search(reason)), "")
-        return said if said == SAFE_MODE else _CLASSES.get(error.java, said)
+        kind = next((kind for pattern, kind in _KINDS_BY_MESSAGE if pattern.search(reason)), "")
+        return kind if kind == SAFE_MODE else _KINDS_BY_CLASS.get(error.java, kind)
     if isinstance(error, FileNotFoundError):
         return EXISTS if _A_DIRECTORY.search(reason) else ABSENT
     if isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
@@ -214,8 +214,8 @@ def _kind(error: BaseException, reason: str) -> str:
     if isinstance(error, NotImplementedError):
         return UNSUPPORTED
     if isinstance(error, OSError) and error.errno is not None:
-        return _NUMBERS.get(error.errno, "")
-    # An OSError without a number is a client's own: a connection broke.
+        return _KINDS_BY_ERRNO.get(error.errno, "")
+    # Clients raise an OSError without a number if a connection breaks.
     return UNREACHABLE if isinstance(error, OSError) else ""
 
 

@@ -1,7 +1,7 @@
-"""Hadoop's settings, read from its files as a client's JVM reads them, but without a JVM.
+"""Hadoop's settings, read from its files as in Hadoop's clients, but without a JVM.
 
-Source of the rules: Hadoop's class Configuration, and its documentation. Hadoop's own defaults,
-which are in its jars, and system properties in `${…}`, which only a JVM has, are not read.
+Source of the rules: Hadoop's class Configuration, and its documentation. Hadoop's defaults, which
+are in its jars, and system properties in `${…}`, which only a JVM has, are not read.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _HDFS_FILES = ("core-site.xml", "hdfs-site.xml")
 _NAMES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _VARIABLE = re.compile(r"\$\{([^}$ ]+)\}")
 _ENVIRONMENT = re.compile(r"env\.(?P<name>\w+)(?:(?P<when>:?-)(?P<otherwise>.*))?")
-# The first bound is Hadoop's own; the second is ours, against files that include each other.
-_MOST_SUBSTITUTIONS = 20
-_MOST_INCLUDES = 20
+# The first limit is Hadoop's; the second is hopsgpu's, against files that include each other.
+_MAX_SUBSTITUTIONS = 20
+_MAX_INCLUDES = 20
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:
@@ -35,8 +35,8 @@ class HadoopConf:
     """Hadoop's properties by their names.
 
     Args:
-        properties: the values as they are in the files.
-        environ: the environment variables that `${env.NAME}` refers to.
+        properties: the values in the files.
+        environ: the environment variables for `${env.NAME}`.
     """
 
     def __init__(self, properties: Mapping[str, str], environ: Mapping[str, str]) -> None:
@@ -45,9 +45,7 @@ class HadoopConf:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> HadoopConf:
-        """Load the properties of the cluster that HADOOP_CONF_DIR and YARN_CONF_DIR point at.
-
-        Spark finds its cluster in the same way.
+        """Load the properties in HADOOP_CONF_DIR and YARN_CONF_DIR, as Spark does.
 
         Args:
             environ: environment variables; this process's by default.
@@ -57,54 +55,49 @@ class HadoopConf:
                 unreadable.
         """
         environ = os.environ if environ is None else environ
-        places = _places(environ)
-        if not places:
+        directories = _directories(environ)
+        if not directories:
             raise ConfigError(
                 "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's"
                 " Hadoop configuration (for the development cluster:"
                 ' eval "$(hopsgpu cluster env)")'
             )
-        files = [_first(places, name) for name in _FILES]
+        files = [_find_file(directories, name) for name in _FILES]
         if files[-1] is None:
             raise ConfigError(
-                f"there is no {_FILES[-1]} in {', '.join(map(str, places))}: set HADOOP_CONF_DIR"
-                " to the cluster's Hadoop configuration"
+                f"there is no {_FILES[-1]} in {', '.join(map(str, directories))}: set"
+                " HADOOP_CONF_DIR to the cluster's Hadoop configuration"
             )
-        return cls(_merged(files, places), environ)
+        return cls(_merge_files(files, directories), environ)
 
     @classmethod
     def load_hdfs(cls, environ: Mapping[str, str]) -> HadoopConf:
-        """Load what a client of HDFS reads; without a configuration, no properties.
-
-        Args:
-            environ: environment variables.
+        """Load the properties of an HDFS client; none without a configuration.
 
         Raises:
             ConfigError: a file is unreadable.
         """
-        places = _places(environ)
-        return cls(_merged([_first(places, name) for name in _HDFS_FILES], places), environ)
+        directories = _directories(environ)
+        files = [_find_file(directories, name) for name in _HDFS_FILES]
+        return cls(_merge_files(files, directories), environ)
 
-    def filled(self) -> dict[str, str]:
-        """Return all properties with their `${…}` filled in."""
+    def all_values(self) -> dict[str, str]:
+        """Return all properties with expanded variables."""
         return {name: self.get(name) or "" for name in self._properties}
 
     def get(self, name: str) -> str | None:
-        """Return a property's value with its `${…}` filled in, or None if no file has it.
-
-        A variable that is not known stays as it is.
-        """
+        """Return a property's value, or None; unknown variables stay unexpanded."""
         value = self._properties.get(name)
         if value is None:
             return None
-        for _ in range(_MOST_SUBSTITUTIONS):
-            filled = _VARIABLE.sub(self._filled, value)
-            if filled == value:
+        for _ in range(_MAX_SUBSTITUTIONS):
+            expanded = _VARIABLE.sub(self._expand, value)
+            if expanded == value:
                 break
-            value = filled
+            value = expanded
         return value
 
-    def _filled(self, variable: re.Match[str]) -> str:
+    def _expand(self, variable: re.Match[str]) -> str:
         reference = _ENVIRONMENT.fullmatch(variable[1])
         if reference is None:
             return self._properties.get(variable[1], variable[0])
@@ -114,64 +107,61 @@ class HadoopConf:
         return value
 
 
-def _places(environ: Mapping[str, str]) -> list[Path]:
-    """Return the directories of the configuration.
-
-    They are on a JVM's class path, where the first file of a name counts.
-    """
+def _directories(environ: Mapping[str, str]) -> list[Path]:
+    """Return the directories of the configuration, in the order of a JVM's class path."""
     values = [environ[name] for name in _NAMES if environ.get(name)]
-    return [Path(place) for value in values for place in value.split(os.pathsep) if place]
+    return [Path(part) for value in values for part in value.split(os.pathsep) if part]
 
 
-def _first(places: list[Path], name: str) -> Path | None:
-    return next((place / name for place in places if (place / name).is_file()), None)
+def _find_file(directories: list[Path], name: str) -> Path | None:
+    return next((d / name for d in directories if (d / name).is_file()), None)
 
 
-def _merged(paths: list[Path | None], places: list[Path]) -> dict[str, str]:
+def _merge_files(paths: list[Path | None], directories: list[Path]) -> dict[str, str]:
     values: dict[str, str] = {}
     final: set[str] = set()
     for path in paths:
-        for name, value, last in _properties(path, places, 0) if path is not None else ():
+        for name, value, is_final in _properties(path, directories, 0) if path is not None else ():
             if name not in final:
                 values[name] = value
-            if last:
+            if is_final:
                 final.add(name)
     return values
 
 
-def _properties(path: Path, places: list[Path], depth: int) -> Iterator[tuple[str, str, bool]]:
-    """Yield (name, value, whether it is final) of a file and of its includes, in their order."""
+def _properties(path: Path, directories: list[Path], depth: int) -> Iterator[tuple[str, str, bool]]:
+    """Yield (name, value, whether it is final) of a file and its includes, in order."""
     try:
-        if depth > _MOST_INCLUDES:
+        if depth > _MAX_INCLUDES:
             raise ConfigError(f"{path} includes itself")
         root = ET.parse(path).getroot()
     except (OSError, ET.ParseError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
-    yield from _inside(root, path, places, depth)
+    yield from _child_properties(root, path, directories, depth)
 
 
-def _inside(
-    element: ET.Element, path: Path, places: list[Path], depth: int
+def _child_properties(
+    element: ET.Element, path: Path, directories: list[Path], depth: int
 ) -> Iterator[tuple[str, str, bool]]:
     for child in element:
         tag = child.tag.rpartition("}")[2]
         if tag == "property":
             yield from _property(child)
         elif tag == "include":
-            included = _included(child.get("href", ""), path, places)
-            fallback = next((one for one in child if one.tag.endswith("fallback")), None)
+            included = _resolve_include(child.get("href", ""), path, directories)
+            fallback = next((e for e in child if e.tag.endswith("fallback")), None)
             if included.is_file() or fallback is None:
-                yield from _properties(included, places, depth + 1)
+                yield from _properties(included, directories, depth + 1)
             else:
-                yield from _inside(fallback, path, places, depth)
+                yield from _child_properties(fallback, path, directories, depth)
         elif tag == "configuration":
-            yield from _inside(child, path, places, depth)
+            yield from _child_properties(child, path, directories, depth)
 
 
-def _included(href: str, path: Path, places: list[Path]) -> Path:
-    """Return the file that an include names: of the class path, a URL, or beside the including."""
-    if (of_class_path := _first(places, href)) is not None:
-        return of_class_path
+def _resolve_include(href: str, path: Path, directories: list[Path]) -> Path:
+    """Return the file of an include: on the class path, at a URL, or in the same directory."""
+    if (file := _find_file(directories, href)) is not None:
+        return file
     url = urlsplit(href)
     return Path(unquote(url.path)) if url.scheme == "file" else path.parent / href
 
@@ -179,7 +169,7 @@ def _included(href: str, path: Path, places: list[Path]) -> Path:
 def _property(element: ET.Element) -> Iterator[tuple[str, str, bool]]:
     fields = dict(element.attrib)
     fields.update((child.tag, child.text or "") for child in element)
-    # Hadoop treats an empty value as none.
+    # Hadoop ignores properties with an empty value.
     if fields.get("name") and fields.get("value"):
-        # Hadoop, too, trims addresses and switches when it reads them.
+        # Hadoop trims addresses and booleans, too.
         yield fields["name"].strip(), fields["value"].strip(), fields.get("final") == "true"

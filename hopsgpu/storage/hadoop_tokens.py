@@ -1,12 +1,12 @@
-"""The file of Hadoop's tokens in a container: renewed ones, and the names of NameNodes.
+"""The file of Hadoop's tokens in a container: renewal, and the names of NameNodes.
 
-YARN names the file in HADOOP_TOKEN_FILE_LOCATION, and HDFS clients read it. It is replaced under
-its name, so that running ranks also find the new tokens. The tokens of other services that YARN put
-into it stay.
+YARN names the file in HADOOP_TOKEN_FILE_LOCATION, and HDFS clients read it. hopsgpu replaces the
+file under the same name, so that running ranks also find the new tokens. Tokens of other services
+stay.
 
-Hadoop writes the token of a NameNode that is not in a name service for its IP address and port
-(unless hadoop.security.token.service.use_ip is false), and hdfs-native looks for the "host:port" of
-the URL. A copy of the token for each name makes it found.
+Hadoop issues the token of a NameNode outside name services for its IP address and port, unless
+hadoop.security.token.service.use_ip is false. But hdfs-native looks for the "host:port" of the URL.
+So the file gets a copy of the token for each name.
 
 The format is that of Hadoop's `Credentials`, as Writables:
 
@@ -40,32 +40,32 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 log = logging.getLogger(__name__)
 
 TOKEN_FILE_VARIABLE = "HADOOP_TOKEN_FILE_LOCATION"
-# The container's own, where YARN gave none or it cannot be replaced.
-OWN = "tokens"
+# The name of hopsgpu's own file, if YARN's file is missing or cannot be replaced.
+OWN_FILE = "tokens"
 _HDFS = b"HDFS_DELEGATION_TOKEN"
-# The NameNode's port where a URL has none.
+# The NameNode's port if a URL has none.
 _PORT = 8020
 _COPY = b"hopsgpu "
 _FILE_SYSTEMS = ("fs.defaultFS", "fs.default.name")
-_OF_SERVICE = re.compile(r"dfs\.namenode\.(?:rpc|http|https)-address\.([^.]+)\.[^.]+")
+_SERVICE_ADDRESS = re.compile(r"dfs\.namenode\.(?:rpc|http|https)-address\.([^.]+)\.[^.]+")
 _MAGIC = b"HDTS\0"
 _TOKEN_PARTS = 5
 _KEY_PARTS = 2
 
 
-def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: Path) -> None:
-    """Replace the container's tokens of the services for which there are renewed ones.
+def keep_tokens(renewed: bytes, environment: MutableMapping[str, str], directory: Path) -> None:
+    """Replace the container's tokens by renewed tokens of the same services.
 
     Args:
-        fresh: renewed tokens, in Hadoop's format.
+        renewed: renewed tokens, in Hadoop's format.
         environment: environment of this process, which ranks inherit; it names the file afterwards.
-        directory: directory for our own file if YARN's cannot be written; absolute.
+        directory: absolute path for hopsgpu's own file if YARN's cannot be written.
 
     Raises:
         OSError: neither file can be written.
         ValueError: the renewed tokens are in another format.
     """
-    _update(environment, directory, lambda before: _renamed(merged(before, fresh)))
+    _update(environment, directory, lambda before: _renew_copies(merge_tokens(before, renewed)))
 
 
 def name_tokens(
@@ -73,42 +73,42 @@ def name_tokens(
     environment: MutableMapping[str, str],
     resolve: Callable[[str], set[str]] | None = None,
 ) -> None:
-    """Make the container's tokens found by the names of their NameNodes.
+    """Copy the container's tokens for IP addresses to the names of their NameNodes.
 
-    Without tokens for IP addresses, as without Kerberos, nothing is looked up or written. If the
-    file cannot be written, that is logged: the NameNode may be found all the same.
+    Without such tokens, as without Kerberos, nothing is resolved or written. If the file cannot be
+    written, a warning is logged: HDFS may still accept this process.
 
     Args:
-        addresses: NameNodes as URLs name them, "host:port" or "host".
+        addresses: addresses of NameNodes in URLs, "host:port" or "host".
         environment: environment of this process, which ranks inherit; it names the file.
-        resolve: returns the IP addresses of a host; asks DNS by default.
+        resolve: returns the IP addresses of a host; by DNS as the default.
     """
     file = environment.get(TOKEN_FILE_VARIABLE)
     if file is None:
         return
-    added = _named(_present(file), addresses, resolve or _addresses_of)
-    if not added:
+    service_by_name = _missing_names(_read(file), addresses, resolve or _addresses_of)
+    if not service_by_name:
         return
-    # The agent's own directory, in a rank too.
-    beside = Path(file).absolute().parent
-    directory = beside if Path(file).name == OWN else beside / "hopsgpu"
-    log.info("copies HDFS tokens for %s", ", ".join(sorted(added)))
+    # Use the agent's directory, also in a rank.
+    parent = Path(file).absolute().parent
+    directory = parent if Path(file).name == OWN_FILE else parent / "hopsgpu"
+    log.info("copies HDFS tokens for %s", ", ".join(sorted(service_by_name)))
     try:
-        _update(environment, directory, lambda before: _with_copies(before, added))
+        _update(environment, directory, lambda before: _with_copies(before, service_by_name))
     except OSError as error:
         log.warning(
             "the HDFS tokens in %s could not be copied for %s, so that HDFS may refuse this"
             " process: %s",
             file,
-            ", ".join(sorted(added)),
+            ", ".join(sorted(service_by_name)),
             error,
         )
 
 
 def name_configured_tokens(environment: MutableMapping[str, str]) -> None:
-    """Do as `name_tokens` for the NameNodes that the Hadoop configuration names."""
+    """Call `name_tokens` for the NameNodes of the Hadoop configuration."""
     try:
-        properties = HadoopConf.load_hdfs(environment).filled()
+        properties = HadoopConf.load_hdfs(environment).all_values()
     except ConfigError as error:
         log.warning("HDFS tokens are not copied for the configured NameNodes: %s", error)
         return
@@ -116,12 +116,21 @@ def name_configured_tokens(environment: MutableMapping[str, str]) -> None:
 
 
 def hdfs_services(environment: Mapping[str, str]) -> list[str]:
-    """Return the services that the container's HDFS tokens are for."""
+    """Return the services of the container's HDFS tokens."""
     try:
-        held = _Tokens.parse(_present(environment.get(TOKEN_FILE_VARIABLE))).tokens.values()
+        return sorted({token[4].decode(errors="replace") for token in _hdfs_tokens(environment)})
     except ValueError:
         return []
-    return sorted({token[4].decode(errors="replace") for token in held if token[3] == _HDFS})
+
+
+def _hdfs_tokens(environment: Mapping[str, str]) -> list[tuple[bytes, ...]]:
+    """Return the container's HDFS tokens.
+
+    Raises:
+        ValueError: there is no file, or its format is unknown.
+    """
+    tokens = _Tokens.parse(_read(environment.get(TOKEN_FILE_VARIABLE))).tokens.values()
+    return [token for token in tokens if token[3] == _HDFS]
 
 
 def web_token(
@@ -130,47 +139,37 @@ def web_token(
     service_hosts: Mapping[str, Collection[str]],
     resolve: Callable[[str], set[str]] | None = None,
 ) -> str | None:
-    """Return the container's token for a NameNode's web address, as WebHDFS takes it in URLs.
+    """Return the container's token for a NameNode, or its name service, as in URLs of WebHDFS.
 
     Args:
         environment: environment that names the container's file.
         host: the NameNode.
         service_hosts: the hosts of each name service, as `name_services` returns them.
-        resolve: returns the IP addresses of a host; asks DNS by default.
-
-    Returns:
-        The token of that NameNode or of its name service; None if there is none.
+        resolve: returns the IP addresses of a host; by DNS as the default.
     """
     try:
-        tokens = [
-            token
-            for token in _Tokens.parse(
-                _present(environment.get(TOKEN_FILE_VARIABLE))
-            ).tokens.values()
-            if token[3] == _HDFS
-        ]
+        tokens = _hdfs_tokens(environment)
     except ValueError:
         return None
     by_host = {_host_and_port(token[4].decode(errors="replace"))[0]: token for token in tokens}
-    found = by_host.get(host)
-    if found is None and tokens:
+    token = by_host.get(host)
+    if token is None and tokens:
         addresses = (resolve or _addresses_of)(host)
-        found = next((by_host[address] for address in addresses if address in by_host), None)
-    if found is None:
-        found = next((t for t in tokens if host in service_hosts.get(_name_service(t), ())), None)
-    if found is None:
+        token = next((by_host[address] for address in addresses if address in by_host), None)
+    if token is None:
+        token = next((t for t in tokens if host in service_hosts.get(_name_service(t), ())), None)
+    if token is None:
         return None
-    # Hadoop's Token.encodeToUrlString
-    written = b"".join(_vint(len(part)) + part for part in found[1:5])
-    return base64.urlsafe_b64encode(written).decode().rstrip("=")
+    # The format of Hadoop's Token.encodeToUrlString.
+    content = b"".join(_vint(len(part)) + part for part in token[1:5])
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def token_owner(environment: Mapping[str, str]) -> str | None:
-    """Return the owner of the container's HDFS tokens, a principal or a user; None without any."""
+    """Return the owner of the container's HDFS tokens, a principal or a user; else None."""
     try:
-        tokens = _Tokens.parse(_present(environment.get(TOKEN_FILE_VARIABLE))).tokens.values()
-        for token in tokens:
-            if token[3] == _HDFS and token[1][:1] == b"\0":
+        for token in _hdfs_tokens(environment):
+            if token[1][:1] == b"\0":
                 length, at = _read_vint(token[1], 1)
                 return token[1][at : at + length].decode(errors="replace")
     except ValueError:
@@ -180,11 +179,11 @@ def token_owner(environment: Mapping[str, str]) -> str | None:
 
 def name_services(properties: Mapping[str, str]) -> dict[str, set[str]]:
     """Return the hosts of the NameNodes of each name service in Hadoop's properties."""
-    found: dict[str, set[str]] = {}
+    hosts: dict[str, set[str]] = {}
     for name, value in properties.items():
-        if parts := _OF_SERVICE.fullmatch(name):
-            found.setdefault(parts[1], set()).add(_host_and_port(value)[0])
-    return found
+        if match := _SERVICE_ADDRESS.fullmatch(name):
+            hosts.setdefault(match[1], set()).add(_host_and_port(value)[0])
+    return hosts
 
 
 def _name_service(token: tuple[bytes, ...]) -> str:
@@ -198,8 +197,8 @@ class Lifetime:
     """The life of delegation tokens, in seconds since the epoch.
 
     Attributes:
-        issued: when the first of them was issued.
-        ends: when the first of them ends, whoever renews it.
+        issued: earliest time of issue.
+        ends: earliest end, which no renewal can move.
     """
 
     issued: float
@@ -207,10 +206,10 @@ class Lifetime:
 
 
 def lifetime(content: bytes) -> Lifetime | None:
-    """Return the life of a file's HDFS tokens; None without any, or in an unknown format."""
+    """Return the life of a file's HDFS tokens; None without tokens, or in an unknown format."""
     try:
-        held = [t for t in _Tokens.parse(content).tokens.values() if t[3] == _HDFS]
-        times = [_times(identifier) for _, identifier, *_ in held]
+        tokens = [t for t in _Tokens.parse(content).tokens.values() if t[3] == _HDFS]
+        times = [_issue_and_end(identifier) for _, identifier, *_ in tokens]
     except ValueError:
         return None
     if not times:
@@ -218,10 +217,10 @@ def lifetime(content: bytes) -> Lifetime | None:
     return Lifetime(min(issued for issued, _ in times), min(ends for _, ends in times))
 
 
-def _times(identifier: bytes) -> tuple[float, float]:
-    """Return when a token was issued and ends, by Hadoop's AbstractDelegationTokenIdentifier.
+def _issue_and_end(identifier: bytes) -> tuple[float, float]:
+    """Return a token's times of issue and end, from an AbstractDelegationTokenIdentifier.
 
-    That is a version (0), owner, renewer and real user, the two times in milliseconds, and more.
+    The format is a version (0), owner, renewer, real user, the two times in milliseconds, and more.
     """
     if identifier[:1] != b"\0":
         raise ValueError("a token identifier of another version")
@@ -235,38 +234,38 @@ def _times(identifier: bytes) -> tuple[float, float]:
 
 
 def _name_nodes(properties: Mapping[str, str]) -> set[str]:
-    """Return the NameNodes that properties name, as "host:port" or "host"."""
+    """Return the NameNodes in properties, as "host:port" or "host"."""
     rpc = "dfs.namenode.rpc-address"
-    found = {urlsplit(properties.get(name, "")).netloc for name in _FILE_SYSTEMS}
-    found |= {v for n, v in properties.items() if n == rpc or n.startswith(f"{rpc}.")}
-    return found - {""}
+    addresses = {urlsplit(properties.get(name, "")).netloc for name in _FILE_SYSTEMS}
+    addresses |= {v for n, v in properties.items() if n == rpc or n.startswith(f"{rpc}.")}
+    return addresses - {""}
 
 
 def _update(
     environment: MutableMapping[str, str], directory: Path, change: Callable[[bytes], bytes]
 ) -> None:
-    """Replace the container's file, or create our own if YARN's cannot be replaced.
+    """Replace the container's file, or create hopsgpu's own if YARN's cannot be replaced.
 
-    The agent and the ranks take turns.
+    A lock prevents concurrent updates by the agent and the ranks.
     """
     file = environment.get(TOKEN_FILE_VARIABLE)
-    with _alone(None if file is None else Path(file).parent):
-        content = change(_present(file))
+    with _locked(None if file is None else Path(file).parent):
+        content = change(_read(file))
         if file is not None:
             try:
                 _replace(Path(file), content)
                 return
             except OSError:
-                if Path(file) == directory / OWN:
+                if Path(file) == directory / OWN_FILE:
                     raise
         directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-        _replace(directory / OWN, content)
-        environment[TOKEN_FILE_VARIABLE] = str(directory / OWN)
+        _replace(directory / OWN_FILE, content)
+        environment[TOKEN_FILE_VARIABLE] = str(directory / OWN_FILE)
 
 
 @contextlib.contextmanager
-def _alone(directory: Path | None) -> Iterator[None]:
-    """Keep others from replacing files of a directory in this way; a missing one needs no turn."""
+def _locked(directory: Path | None) -> Iterator[None]:
+    """Lock a directory for the context, if it exists."""
     if directory is None or not directory.is_dir():
         yield
         return
@@ -275,21 +274,21 @@ def _alone(directory: Path | None) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        # A process that was forked meanwhile has the descriptor, and would keep the lock.
+        # Unlock explicitly: a process that was forked meanwhile has the descriptor, too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
-def _named(
+def _missing_names(
     content: bytes, addresses: Iterable[str], resolve: Callable[[str], set[str]]
 ) -> dict[str, str]:
-    """Return the names, "host:port", that no token is for → the "address:port" that one is for."""
+    """Return the names, "host:port", without a token → the "address:port" that has a token."""
     try:
         services = {t[4].decode() for t in _Tokens.parse(content).tokens.values() if t[3] == _HDFS}
     except (ValueError, UnicodeDecodeError):
         return {}
     numeric = {service for service in services if _is_numeric(service)}
-    found: dict[str, str] = {}
+    service_by_name: dict[str, str] = {}
     for address in sorted(set(addresses)) if numeric else ():
         host, port = _host_and_port(address)
         name = f"{host}:{port}"
@@ -297,41 +296,37 @@ def _named(
             continue
         for ip in resolve(host):
             if f"{ip}:{port}" in numeric:
-                found[name] = f"{ip}:{port}"
-    return found
+                service_by_name[name] = f"{ip}:{port}"
+    return service_by_name
 
 
-def _with_copies(content: bytes, names: Mapping[str, str]) -> bytes:
-    """Return a file's content with the tokens of some services also under names.
-
-    Args:
-        names: name → service.
-    """
-    held = _Tokens.parse(content)
-    by_service = {t[4].decode(errors="replace"): t for t in held.tokens.values() if t[3] == _HDFS}
+def _with_copies(content: bytes, service_by_name: Mapping[str, str]) -> bytes:
+    """Return a file's content with copies of tokens for other names (name → service)."""
+    parsed = _Tokens.parse(content)
+    by_service = {t[4].decode(errors="replace"): t for t in parsed.tokens.values() if t[3] == _HDFS}
     copies = {}
-    for name, service in names.items():
+    for name, service in service_by_name.items():
         if token := by_service.get(service):
             alias = _COPY + f"{service} {name}".encode()
             copies[alias] = (alias, *token[1:4], name.encode())
-    return _Tokens({**held.tokens, **copies}, held.keys).content()
+    return _Tokens({**parsed.tokens, **copies}, parsed.keys).content()
 
 
-def _renamed(content: bytes) -> bytes:
-    """Return a file's content in which the copies are those of its present tokens."""
-    names = {}
+def _renew_copies(content: bytes) -> bytes:
+    """Return a file's content with all copies made anew from its present tokens."""
+    service_by_name = {}
     for alias in _Tokens.parse(content).tokens:
         if alias.startswith(_COPY):
             service, _, name = alias.removeprefix(_COPY).decode().partition(" ")
-            names[name] = service
-    return _with_copies(content, names)
+            service_by_name[name] = service
+    return _with_copies(content, service_by_name)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
     parts = urlsplit(f"//{address}")
     try:
         return parts.hostname or "", parts.port or _PORT
-    except ValueError:  # a port that is none
+    except ValueError:  # an invalid port
         return "", _PORT
 
 
@@ -351,31 +346,31 @@ def _addresses_of(host: str) -> set[str]:
         return set()
 
 
-def merged(before: bytes, fresh: bytes) -> bytes:
-    """Return a file's content with the renewed tokens in place of those of the same services.
+def merge_tokens(before: bytes, renewed: bytes) -> bytes:
+    """Return a file's content in which renewed tokens replace tokens of the same services.
 
-    The previous content is dropped if its format is unknown.
+    If the format of the previous content is unknown, the content is dropped.
 
     Raises:
         ValueError: the renewed tokens are in another format.
     """
-    new = _Tokens.parse(fresh)
+    new = _Tokens.parse(renewed)
     try:
         old = _Tokens.parse(before)
     except ValueError:
-        return fresh
-    stale = {_whose(token) for token in new.tokens.values()}
+        return renewed
+    stale = {_kind_and_service(token) for token in new.tokens.values()}
     kept = {
         alias: token
         for alias, token in old.tokens.items()
-        if alias not in new.tokens and _whose(token) not in stale
+        if alias not in new.tokens and _kind_and_service(token) not in stale
     }
     return _Tokens({**kept, **new.tokens}, {**old.keys, **new.keys}).content()
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A file's content: the parts of each token, and of each secret key, by its alias."""
+    """A file's content: the parts of each token, and of each secret key, by alias."""
 
     tokens: dict[bytes, tuple[bytes, ...]]
     keys: dict[bytes, tuple[bytes, ...]]
@@ -389,22 +384,21 @@ class _Tokens:
         return cls(tokens, keys)
 
     def content(self) -> bytes:
-        written = [_MAGIC]
+        content = [_MAGIC]
         for entries in (self.tokens, self.keys):
-            written.append(_vint(len(entries)))
-            written += [_vint(len(part)) + part for parts in entries.values() for part in parts]
-        return b"".join(written)
+            content.append(_vint(len(entries)))
+            content += [_vint(len(part)) + part for parts in entries.values() for part in parts]
+        return b"".join(content)
 
 
-def _whose(token: tuple[bytes, ...]) -> tuple[bytes, bytes]:
-    """Return a token's kind and service."""
+def _kind_and_service(token: tuple[bytes, ...]) -> tuple[bytes, bytes]:
     return token[3], token[4]
 
 
 def _entries(content: bytes, at: int, parts: int) -> tuple[dict[bytes, tuple[bytes, ...]], int]:
-    """Return entries of a number of parts each, by their first part, and where they end."""
+    """Return entries with `parts` parts, by their first part, and the offset of their end."""
     number, at = _read_vint(content, at)
-    found = {}
+    entries = {}
     for _ in range(number):
         entry = []
         for _ in range(parts):
@@ -413,12 +407,12 @@ def _entries(content: bytes, at: int, parts: int) -> tuple[dict[bytes, tuple[byt
                 raise ValueError("the Hadoop tokens are truncated")
             entry.append(content[at : at + length])
             at += length
-        found[entry[0]] = tuple(entry)
-    return found, at
+        entries[entry[0]] = tuple(entry)
+    return entries, at
 
 
 def _read_vint(content: bytes, at: int) -> tuple[int, int]:
-    """Return a length, as Hadoop's WritableUtils writes it, and where it ends."""
+    """Return a length in the format of Hadoop's WritableUtils, and the offset of its end."""
     try:
         (first,) = struct.unpack_from("b", content, at)
     except struct.error as error:
@@ -432,14 +426,14 @@ def _read_vint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _vint(number: int) -> bytes:
-    """Return a length as Hadoop's WritableUtils writes it."""
+    """Return a length in the format of Hadoop's WritableUtils."""
     if number <= 127:
         return bytes([number])
     size = (number.bit_length() + 7) // 8
     return struct.pack("b", -112 - size) + number.to_bytes(size)
 
 
-def _present(path: str | None) -> bytes:
+def _read(path: str | None) -> bytes:
     try:
         return b"" if path is None else Path(path).read_bytes()
     except OSError:

@@ -79,7 +79,7 @@ class Hdfs:
         limits = _QUICK if should_fail_fast else _PATIENT
         # In a container: the tokens there name a NameNode by its IP address.
         name_tokens([urlsplit(url).netloc], os.environ)
-        settings = HadoopConf.load_hdfs(os.environ).filled()
+        settings = HadoopConf.load_hdfs(os.environ).all_values()
         settings |= _key_provider_of(settings) | complete_mount_table(url, settings)
         self._client = Client(url, {**settings, **limits})
         self._answer = _QUICK_ANSWER_SECONDS if should_fail_fast else _ANSWER_SECONDS

@@ -1,4 +1,4 @@
-"""Who this process is for Hadoop, and the credentials that prove it."""
+"""The user of this process in Hadoop, and its credentials."""
 
 from __future__ import annotations
 
@@ -25,16 +25,13 @@ from hopsgpu.storage.kerberos import (
 
 log = logging.getLogger(__name__)
 
-# Hadoop's own variable. hdfs-native reads it too.
+# Hadoop's own variable, which hdfs-native reads too.
 PROXY_USER = "HADOOP_PROXY_USER"
 Setting = Callable[[str], str | None]
 
 
 def own_name() -> str:
-    """Return the name of the user who runs this process, or the number of a user without a name.
-
-    The user of a process in a Linux container may have no name.
-    """
+    """Return the name of this process's user; in a Linux container without names, the number."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -42,12 +39,12 @@ def own_name() -> str:
 
 
 def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
-    """Return the user that Hadoop takes this process for.
+    """Return the user of this process in Hadoop.
 
-    A process that acts for another user, as gateways do, names that user in HADOOP_PROXY_USER.
-    With Kerberos that is the short name of the principal of the ticket, or of YARN's tokens, and
-    HADOOP_USER_NAME is ignored. Without it that is HADOOP_USER_NAME, or else the user who runs
-    this process.
+    HADOOP_PROXY_USER comes first: it names the user for whom a process, such as a gateway, acts.
+    With Kerberos, the user is the short name of the principal of the ticket or of YARN's tokens,
+    and HADOOP_USER_NAME is ignored. Without Kerberos, the user is HADOOP_USER_NAME, or else the
+    user who runs this process.
 
     Args:
         hadoop: returns a property of Hadoop's configuration, or None.
@@ -56,8 +53,8 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: Hadoop requires Kerberos, and there is no ticket, or no user for its principal.
     """
-    if proxied := environ.get(PROXY_USER):
-        return proxied
+    if proxy_user := environ.get(PROXY_USER):
+        return proxy_user
     if not is_kerberized(hadoop):
         return environ.get("HADOOP_USER_NAME") or own_name()
     if has_tokens(environ):
@@ -72,16 +69,16 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
 
 
 def current_ticket(environ: Mapping[str, str]) -> KerberosTicket | None:
-    """Return the ticket with which this process's clients sign in; None if it is not known.
+    """Return the ticket of this process's clients; None if it is unknown.
 
     Raises:
-        ConfigError: there is none, or it has expired.
+        ConfigError: there is no ticket, or it has expired.
     """
     if KEYTAB not in environ:
         return check_ticket(environ)
     try:
         return read_ticket(environ)
-    except ConfigError as error:  # the library gets one when a client needs it
+    except ConfigError as error:  # the library gets a ticket when a client needs it
         log.info("Kerberos: no ticket from the keytab yet: %s", error)
         return None
 
@@ -94,31 +91,31 @@ def ensure_credentials(
 ) -> None:
     """Check this process's Kerberos credentials before anything uses them.
 
-    With the keytab that Spark's properties name, get a ticket for Python's clients from it. Without
-    Kerberos, or with YARN's tokens, there is nothing to do.
+    If Spark's properties name a keytab, get a ticket from it for Python's clients. Without
+    Kerberos, or with YARN's tokens, do nothing.
 
     Args:
         hadoop: returns a property of Hadoop's configuration, or None.
         spark: returns a property of the application, or None.
         environ: environment of this process; with a keytab it then names the tickets.
-        seconds: how long a ticket without a keytab must last; None for a moment.
+        seconds: how long a ticket without a keytab must last; None for no minimum.
 
     Raises:
-        ConfigError: there is no ticket, it ends too early, the keytab gives none, or there is a
-            keytab and HADOOP_PROXY_USER.
+        ConfigError: there is no ticket, it ends too early, the keytab gives no ticket, or both a
+            keytab and HADOOP_PROXY_USER are set.
     """
     if not is_kerberized(hadoop) or has_tokens(environ):
         return
-    named = keytab_of(spark)
-    if named is not None and (proxied := environ.get(PROXY_USER)):
+    principal_and_keytab = keytab_of(spark)
+    if principal_and_keytab is not None and (proxy_user := environ.get(PROXY_USER)):
         raise ConfigError(
-            f"{PROXY_USER}={proxied}: Spark takes no keytab ({named[1]}) of one user to act for"
-            " another: remove spark.kerberos.principal and spark.kerberos.keytab and run kinit, or"
-            f" unset {PROXY_USER}"
+            f"{PROXY_USER}={proxy_user}: Spark takes no keytab ({principal_and_keytab[1]}) of one"
+            " user to act for another: remove spark.kerberos.principal and spark.kerberos.keytab"
+            f" and run kinit, or unset {PROXY_USER}"
         )
-    if named is not None:
-        sign_in(*named, environ)
+    if principal_and_keytab is not None:
+        sign_in(*principal_and_keytab, environ)
         return
     forget_sign_in(environ)
-    if KEYTAB not in environ:  # with which the clients get tickets by themselves
+    if KEYTAB not in environ:  # with a keytab, the clients get tickets by themselves
         check_ticket(environ, seconds)

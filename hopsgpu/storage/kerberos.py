@@ -1,8 +1,8 @@
-"""Kerberos for Python's clients of Hadoop: tickets, keytabs, names of users, and errors in words.
+"""Kerberos for Python's clients of Hadoop: tickets, keytabs, user names and error messages.
 
-The clients themselves (hdfs-native for HDFS, requests-gssapi for REST) use MIT's library, which
-finds tickets by KRB5CCNAME and krb5.conf by KRB5_CONFIG. With KRB5_CLIENT_KTNAME it gets new
-tickets from a keytab when those in the cache have expired.
+The clients (hdfs-native for HDFS, requests-gssapi for REST) use MIT's library, which finds tickets
+by KRB5CCNAME and krb5.conf by KRB5_CONFIG. With KRB5_CLIENT_KTNAME the library gets new tickets
+from a keytab when the tickets in the cache have expired.
 
 Sources: the manuals of MIT Kerberos (klist, kinit, "Keytab file defaults"); Hadoop's documentation,
 "Hadoop in Secure Mode" (auth_to_local).
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CACHE, KEYTAB = "KRB5CCNAME", "KRB5_CLIENT_KTNAME"
-_SECONDS = 30.0
-_SOON_SECONDS = 1800.0
+_RUN_SECONDS = 30.0
+_MIN_VALID_SECONDS = 1800.0
 _INSTALL = "install MIT Kerberos' client (Debian and Ubuntu: apt install krb5-user)"
 NO_TICKET = (
     "there is no Kerberos ticket: run kinit, or name a keytab with spark.kerberos.keytab and"
     " spark.kerberos.principal"
 )
-# What MIT's library says, in any of the texts of its clients → what it means, and the remedy.
+# Pattern in a client's message, from MIT's library → meaning and remedy.
 _MEANINGS = (
-    (r"cannot contact any kdc|unable to reach any kdc", "no KDC answers ({said}): check the network"
+    (r"cannot contact any kdc|unable to reach any kdc", "no KDC answers ({text}): check the network"
      " and the KDC's address in krb5.conf (KRB5_CONFIG)"),
     (r"clock skew too great", "this machine's clock differs from the KDC's by more than Kerberos"
      " accepts, 5 minutes by default: synchronise it (chronyc tracking, timedatectl)"),
@@ -52,12 +52,12 @@ _MEANINGS = (
     (r"no kerberos credentials available|no credentials were supplied|gss_s_no_cred"
      r"|credentials cache file .* not found|no credentials cache found", NO_TICKET),
     (r"keytab contains no suitable keys|key table file .* not found|key table entry not found",
-     "the keytab does not fit the principal ({said}): klist -kt KEYTAB lists those that it has"),
+     "the keytab does not fit the principal ({text}): klist -kt KEYTAB lists those that it has"),
     (r"password incorrect|preauthentication failed|decrypt integrity check failed",
-     "the keytab's key is no longer the principal's ({said}): get a new keytab"),
-    (r"client .* not found in kerberos database", "the KDC does not know this principal ({said})"),
+     "the keytab's key is no longer the principal's ({text}): get a new keytab"),
+    (r"client .* not found in kerberos database", "the KDC does not know this principal ({text})"),
     (r"server .*not found in kerberos database", "the KDC has no principal for this address"
-     " ({said}): use the host name that the administrator has registered, and check rdns and"
+     " ({text}): use the host name that the administrator has registered, and check rdns and"
      " dns_canonicalize_hostname in krb5.conf"),
     (r"client .*locked out|clients credentials have been revoked",
      "the KDC has locked this principal: ask its administrator"),
@@ -65,23 +65,18 @@ _MEANINGS = (
 
 
 def meaning(text: str) -> str | None:
-    """Return what an error of a Kerberos client means, with the remedy; None if it is no such.
-
-    Args:
-        text: the client's message.
-    """
+    """Return the meaning of a client's message, with the remedy; None if it is unknown."""
     for pattern, words in _MEANINGS:
-        if found := re.search(pattern, text, re.IGNORECASE):
-            return words.format(said=_sentence(text, found.start()))
+        if match := re.search(pattern, text, re.IGNORECASE):
+            return words.format(text=_message_at(text, match.start()))
     return None
 
 
-def _sentence(text: str, at: int) -> str:
-    """Return the part of a message that has a position, without what clients write around it."""
+def _message_at(text: str, at: int) -> str:
+    """Return the message of MIT's library at an offset of a client's message."""
     marks = [(text.rfind(mark, 0, at), mark) for mark in (": ", '"', "\n")]
-    begin = max((place + len(mark) for place, mark in marks if place >= 0), default=0)
-    part = re.split(r"\n|\"| while getting", text[begin:])[0]
-    return part.strip()[:200]
+    begin = max((offset + len(mark) for offset, mark in marks if offset >= 0), default=0)
+    return re.split(r"\n|\"| while getting", text[begin:])[0].strip()[:200]
 
 
 @dataclass(frozen=True)
@@ -89,9 +84,9 @@ class KerberosTicket:
     """A ticket-granting ticket in a cache.
 
     Attributes:
-        principal: whose it is, "alice@REALM".
-        expires: when it ends, in seconds since the epoch.
-        renewable_until: until when `kinit -R` renews it; None if it cannot be renewed.
+        principal: owner, "alice@REALM".
+        expires: end, in seconds since the epoch.
+        renewable_until: end of renewals by `kinit -R`; None if the ticket cannot be renewed.
     """
 
     principal: str
@@ -105,21 +100,19 @@ def is_kerberized(setting: Callable[[str], str | None]) -> bool:
 
 
 def read_ticket(environ: Mapping[str, str]) -> KerberosTicket | None:
-    """Return the ticket of the default cache, also an expired one; None if it is not known.
+    """Return the ticket of the cache that the environment names, even if it has expired.
 
-    It is not known if another Kerberos' klist lists it, or if the cache is of another kind.
-
-    Args:
-        environ: environment that names the cache.
+    Returns:
+        None if the ticket is unknown: klist is of another Kerberos, or the cache of another kind.
 
     Raises:
         ConfigError: `klist` is not installed, finds no cache, or fails otherwise.
     """
-    ran = _run(["klist"], environ)
-    if ran.returncode == 0:
-        return parse_tickets(ran.stdout)
-    said = ran.stderr.strip().removeprefix("klist: ")
-    raise ConfigError(NO_TICKET if not said else f"{meaning(said) or said}".replace("\n", " "))
+    process = _run(["klist"], environ)
+    if process.returncode == 0:
+        return parse_tickets(process.stdout)
+    problem = process.stderr.strip().removeprefix("klist: ")
+    raise ConfigError((meaning(problem) or problem or NO_TICKET).replace("\n", " "))
 
 
 def parse_tickets(text: str) -> KerberosTicket | None:
@@ -128,19 +121,19 @@ def parse_tickets(text: str) -> KerberosTicket | None:
     when = r"(\d\d/\d\d/\d\d(?:\d\d)? \d\d:\d\d:\d\d)"
     row = rf"^{when}  {when}  krbtgt/(\S+)$(?:\n\s+renew until {when})?"
     tickets = [
-        KerberosTicket(owner[1], _time(expires), _time(renew) if renew else None)
+        KerberosTicket(owner[1], _parse_time(expires), _parse_time(renew) if renew else None)
         for _, expires, realm, renew in re.findall(row, text, re.MULTILINE)
-        # Not those that lead to other realms.
+        # Leave out tickets for other realms.
         if owner is not None and realm.partition("@")[0] == realm.partition("@")[2]
     ]
     return max(tickets, key=lambda ticket: ticket.expires, default=None)
 
 
 def sign_in(principal: str, keytab: str, environ: MutableMapping[str, str]) -> None:
-    """Get a ticket from a keytab, and let this environment's clients use it and its successors.
+    """Get a ticket from a keytab, and set the environment's variables for it and its successors.
 
-    The cache is a file of this user's own, and not the default one, in which `kinit` may have put
-    another principal's tickets.
+    The cache is a file of this user, and not the default cache: `kinit` may have put another
+    principal's tickets there.
 
     Args:
         principal: principal of the keytab, such as "alice@REALM".
@@ -154,66 +147,67 @@ def sign_in(principal: str, keytab: str, environ: MutableMapping[str, str]) -> N
     name = hashlib.sha256(f"{principal}\n{keytab}".encode()).hexdigest()[:16]
     directory = cache_directory(environ) / "tickets"
     variables = {CACHE: f"FILE:{directory / name}", KEYTAB: f"FILE:{keytab}"}
-    if all(environ.get(name) == value for name, value in variables.items()) and _lasts(environ):
+    if all(environ.get(name) == value for name, value in variables.items()) and _is_valid(environ):
         return
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"tickets cannot be stored in {directory}: {error.strerror}") from error
-    # Replaced in one step, for other processes of this user use it.
+    # Replace the cache atomically: other processes of this user use it.
     draft = directory / f"{name}.{secrets.token_hex(4)}"
-    ran = _run(["kinit", "-k", "-t", keytab, "-c", f"FILE:{draft}", principal], environ)
-    if ran.returncode:
+    process = _run(["kinit", "-k", "-t", keytab, "-c", f"FILE:{draft}", principal], environ)
+    if process.returncode:
         draft.unlink(missing_ok=True)
-        said = ran.stderr.strip().removeprefix("kinit: ")
+        problem = process.stderr.strip().removeprefix("kinit: ")
         raise ConfigError(
-            f"no Kerberos ticket for {principal} from the keytab {keytab}: {meaning(said) or said}"
+            f"no Kerberos ticket for {principal} from the keytab {keytab}:"
+            f" {meaning(problem) or problem}"
         )
     draft.replace(directory / name)
     log.info("Kerberos: signed in as %s with the keytab %s", principal, keytab)
     environ.update(variables)
 
 
-def _lasts(environ: Mapping[str, str]) -> bool:
-    """Return whether the ticket of this environment's cache has half an hour left."""
+def _is_valid(environ: Mapping[str, str]) -> bool:
+    """Return whether the ticket of this environment's cache is valid for half an hour."""
     try:
         ticket = read_ticket(environ)
     except ConfigError:
         return False
-    return ticket is not None and ticket.expires - time.time() > _SOON_SECONDS
+    return ticket is not None and ticket.expires - time.time() > _MIN_VALID_SECONDS
 
 
 def forget_sign_in(environ: MutableMapping[str, str]) -> None:
-    """Let this environment's clients use the default tickets again, if `sign_in` changed that."""
-    ours = f"FILE:{cache_directory(environ) / 'tickets'}/"
-    if environ.get(CACHE, "").startswith(ours):
+    """Undo `sign_in`: this environment's clients use the default tickets again."""
+    prefix = f"FILE:{cache_directory(environ) / 'tickets'}/"
+    if environ.get(CACHE, "").startswith(prefix):
         del environ[CACHE]
         environ.pop(KEYTAB, None)
 
 
 def has_keytab(setting: Callable[[str], str | None]) -> bool:
-    """Return whether Spark's properties name a keytab, usable here or not."""
+    """Return whether Spark's properties name a keytab, even if it cannot be read here."""
     return bool(named_keytab(setting))
 
 
 def named_keytab(setting: Callable[[str], str | None]) -> str | None:
-    """Return the keytab as Spark's properties name it, by their present or their former names."""
+    """Return the keytab of Spark's properties, with their present or former names."""
     return setting("spark.kerberos.keytab") or setting("spark.yarn.keytab")
 
 
 def keytab_of(setting: Callable[[str], str | None]) -> tuple[str, str] | None:
-    """Return the principal and the keytab that Spark's properties name; None without a keytab.
+    """Return the principal and the keytab of Spark's properties; None if neither is set.
 
     Raises:
-        ConfigError: only one of them is set, or the keytab cannot be read.
+        ConfigError: only one is set, or the keytab cannot be read.
     """
     principal = setting("spark.kerberos.principal") or setting("spark.yarn.principal")
     keytab = named_keytab(setting)
     if not principal and not keytab:
         return None
     if not principal or not keytab:
-        missing, given = ("keytab", "principal") if principal else ("principal", "keytab")
-        raise ConfigError(f"spark.kerberos.{given} is set without spark.kerberos.{missing}")
+        missing, present = ("keytab", "principal") if principal else ("principal", "keytab")
+        raise ConfigError(f"spark.kerberos.{present} is set without spark.kerberos.{missing}")
     keytab = re.sub("^(local|file):(//)?(?=/)", "", keytab)
     if not os.access(keytab, os.R_OK) or not Path(keytab).is_file():
         raise ConfigError(f"spark.kerberos.keytab={keytab}: this user cannot read such a file")
@@ -223,18 +217,18 @@ def keytab_of(setting: Callable[[str], str | None]) -> tuple[str, str] | None:
 def check_ticket(
     environ: Mapping[str, str], seconds: float | None = None, clock: Callable[[], float] = time.time
 ) -> KerberosTicket | None:
-    """Check that there is a ticket that lasts, before anything uses it.
+    """Check that there is a valid ticket, before anything uses it.
 
     Args:
         environ: environment that names the cache.
-        seconds: how long it must last; None for a moment.
+        seconds: how long the ticket must be valid or renewable; None for no minimum.
         clock: returns the time in seconds since the epoch.
 
     Returns:
-        The ticket; None if `klist` is not installed, so that it is not known.
+        The ticket; None if it is unknown, for example because `klist` is not installed.
 
     Raises:
-        ConfigError: there is none, it has expired, or it ends too early.
+        ConfigError: there is no ticket, it has expired, or it ends too early.
     """
     if shutil.which("klist", path=environ.get("PATH")) is None:
         log.info("Kerberos: the ticket is not checked, since klist is not installed")
@@ -243,39 +237,38 @@ def check_ticket(
     if ticket is None:
         log.info("Kerberos: klist does not list a ticket in a form that is known")
         return None
-    left = ticket.expires - clock()
-    if left <= 0:
-        # Not `kinit -R`, which renews no ticket that has expired.
+    if ticket.expires <= clock():
+        # Not `kinit -R`, which cannot renew an expired ticket.
         raise ConfigError(
-            f"the Kerberos ticket of {ticket.principal} expired at {_local(ticket.expires)}:"
+            f"the Kerberos ticket of {ticket.principal} expired at {_format_time(ticket.expires)}:"
             " run kinit"
         )
-    lasts = max(ticket.expires, ticket.renewable_until or 0) - clock()
-    if seconds is not None and lasts < seconds:
+    valid_seconds = max(ticket.expires, ticket.renewable_until or 0) - clock()
+    if seconds is not None and valid_seconds < seconds:
         raise ConfigError(
-            f"the Kerberos ticket of {ticket.principal} ends at {_local(ticket.expires)}, before"
-            f" the wait for GPUs may end (acquire_timeout, {seconds:.0f} s): run kinit, or name a"
+            f"the Kerberos ticket of {ticket.principal} ends at {_format_time(ticket.expires)},"
+            f" before the wait for GPUs may end (acquire_timeout, {seconds:.0f} s): run kinit, or name a"
             " keytab with spark.kerberos.keytab and spark.kerberos.principal"
         )
-    log.debug("Kerberos: ticket of %s until %s", ticket.principal, _local(ticket.expires))
+    log.debug("Kerberos: ticket of %s until %s", ticket.principal, _format_time(ticket.expires))
     return ticket
 
 
 def user_of(principal: str, rules: str | None, realm: str) -> str:
-    """Return the user that Hadoop takes a principal for, by hadoop.security.auth_to_local.
+    """Return the user of a principal in Hadoop, by hadoop.security.auth_to_local.
 
     Args:
         principal: "alice@REALM" or "service/host@REALM".
-        rules: the property's value, one rule after the other; None for DEFAULT.
+        rules: the property's value, a sequence of rules; None for DEFAULT.
         realm: the default realm.
 
     Raises:
-        ConfigError: no rule applies, or one has another form.
+        ConfigError: no rule applies, or a rule is invalid.
     """
-    name, _, own = principal.partition("@")
-    parts = [own or realm, *name.split("/")]
-    for rule in _split(rules or "DEFAULT"):
-        if (user := _applied(rule, parts, realm)) is not None:
+    name, _, principal_realm = principal.partition("@")
+    parts = [principal_realm or realm, *name.split("/")]
+    for rule in _split_rules(rules or "DEFAULT"):
+        if (user := _apply_rule(rule, parts, realm)) is not None:
             return user
     raise ConfigError(
         f"no rule of hadoop.security.auth_to_local applies to the principal {principal}"
@@ -288,39 +281,39 @@ _RULE = re.compile(
 )
 
 
-def _split(rules: str) -> list[re.Match[str]]:
-    """Return the rules in a text, which may follow each other without a space, as in Hadoop."""
-    found, rest = [], rules.strip()
+def _split_rules(rules: str) -> list[re.Match[str]]:
+    """Return the rules in a text; as in Hadoop, there need not be a space between rules."""
+    matches, rest = [], rules.strip()
     while rest:
         rule = _RULE.match(rest)
         if rule is None:
             raise ConfigError(
                 f"hadoop.security.auth_to_local has {rest[:60]!r}, which does not begin with a rule"
             )
-        found.append(rule)
+        matches.append(rule)
         rest = rest[rule.end() :].strip()
-    return found
+    return matches
 
 
-def _applied(found: re.Match[str], parts: list[str], realm: str) -> str | None:
-    """Return the user by one rule; None if it does not apply.
+def _apply_rule(rule: re.Match[str], parts: list[str], realm: str) -> str | None:
+    """Return the user by a rule; None if the rule does not apply.
 
     Args:
-        found: the rule.
+        rule: the rule.
         parts: the principal's realm, then its components.
         realm: the default realm.
     """
-    if found["default"]:
+    if rule["default"]:
         return parts[1] if parts[0] == realm else None
-    if int(found["count"]) != len(parts) - 1:
+    if int(rule["count"]) != len(parts) - 1:
         return None
-    name = re.sub(r"\$(\d)", lambda number: _part(parts, int(number[1])), found["form"])
-    if found["match"] is not None and not re.fullmatch(found["match"], name):
+    name = re.sub(r"\$(\d)", lambda number: _part(parts, int(number[1])), rule["form"])
+    if rule["match"] is not None and not re.fullmatch(rule["match"], name):
         return None
-    if found["pattern"] is not None:
-        replacement = re.sub(r"\$(\d)", r"\\\1", found["replacement"])
-        name = re.sub(found["pattern"], replacement, name, count=0 if found["all"] else 1)
-    return name.lower() if found["lower"] else name
+    if rule["pattern"] is not None:
+        replacement = re.sub(r"\$(\d)", r"\\\1", rule["replacement"])
+        name = re.sub(rule["pattern"], replacement, name, count=0 if rule["all"] else 1)
+    return name.lower() if rule["lower"] else name
 
 
 def _part(parts: list[str], number: int) -> str:
@@ -328,27 +321,27 @@ def _part(parts: list[str], number: int) -> str:
 
 
 def default_realm(environ: Mapping[str, str]) -> str | None:
-    """Return the default realm of krb5.conf; None if it names none."""
+    """Return the default realm of krb5.conf, or None."""
     for file in environ.get("KRB5_CONFIG", "/etc/krb5.conf").split(":"):
         try:
             text = Path(file).read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        if found := re.search(r"^\s*default_realm\s*=\s*(\S+)", text, re.MULTILINE):
-            return found[1]
+        if match := re.search(r"^\s*default_realm\s*=\s*(\S+)", text, re.MULTILINE):
+            return match[1]
     return None
 
 
 def spnego_auth(address: str) -> AuthBase:
-    """Return what signs a request with this process's ticket (RFC 4559).
+    """Return an object that signs one request with this process's ticket (RFC 4559).
 
-    A new one for each request: it has a state for each host, and threads ask at once.
+    Each request needs a new object, which is not thread-safe.
 
     Args:
         address: address of the daemon, for the error.
 
     Raises:
-        ConfigError: the package for it is not installed.
+        ConfigError: requests-gssapi is not installed.
     """
     try:
         package = importlib.import_module("requests_gssapi")
@@ -357,20 +350,20 @@ def spnego_auth(address: str) -> AuthBase:
             f"{address} requires Kerberos (SPNEGO), and requests-gssapi cannot be imported"
             f" ({error}): pip install 'hopsgpu[kerberos]', then run kinit"
         ) from None
-    # The daemon has just asked for it, or is known to: the ticket is sent at once.
+    # Send the ticket with the first request: the daemon is known to require it.
     auth: AuthBase = package.HTTPSPNEGOAuth(opportunistic_auth=True)
     return auth
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the text of an error's first cause, which libraries wrap several times."""
-    while (deeper := error.__cause__ or error.__context__) is not None:
-        error = deeper
+    """Return the text of an error's first cause; libraries wrap it several times."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
     return str(error)
 
 
 def has_tokens(environ: Mapping[str, str]) -> bool:
-    """Return whether YARN has given this process tokens, which serve instead of tickets."""
+    """Return whether this process has tokens of YARN, which replace tickets."""
     return TOKEN_FILE in environ
 
 
@@ -387,20 +380,20 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> subprocess.CompletedPro
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=_RUN_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"{argv[0]} had no answer in {_SECONDS:.0f} s: check the network and the KDC's address"
-            " in krb5.conf (KRB5_CONFIG)"
+            f"{argv[0]} had no answer in {_RUN_SECONDS:.0f} s: check the network and the KDC's"
+            " address in krb5.conf (KRB5_CONFIG)"
         ) from error
 
 
-def _time(text: str) -> float:
+def _parse_time(text: str) -> float:
     form = "%m/%d/%y %H:%M:%S" if len(text.split()[0]) == len("01/02/03") else "%m/%d/%Y %H:%M:%S"
     return time.mktime(time.strptime(text, form))
 
 
-def _local(moment: float) -> str:
+def _format_time(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -67,7 +67,7 @@ class RetryLimits:
                 pause = min(_FIRST_PAUSE * 2**number, _MAX_PAUSE) * (0.5 + self.jitter())
                 now = self.clock()
                 first_failure = now if first_failure is None else first_failure
-                if not meaning.retryable or now - first_failure + pause > self.seconds:
+                if not meaning.is_retryable or now - first_failure + pause > self.seconds:
                     if number:
                         log.info(
                             "attempt %d to %s %s failed after %.0f s: gives up (%s)",

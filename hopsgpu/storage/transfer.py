@@ -1,4 +1,4 @@
-"""Transfers of many files to the lake and back: parallel, streamed, and checked by digests."""
+"""Parallel transfers of many files to and from the lake, checked by digests."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
-# How many files to transfer at once, by their smallest size: a large file is as fast as its
-# DataNode. Each holds up to 15 MB that are on their way.
-_LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
-# The same for smaller files. Writing one takes the half second that closing waits for the
-# DataNode's report to the NameNode. Reading one takes milliseconds, and most of any further
-# threads would wait for the interpreter.
-_WRITTEN_AT_ONCE = 64
-_READ_AT_ONCE = 16
-# A transfer of more bytes, or one that took longer, is logged at INFO: people wait for it.
-_LARGE_BYTES = 256 * MIB
-_LONG_SECONDS = 5.0
+# Minimum file size → number of concurrent transfers: one large file uses a DataNode's full rate.
+# Each transfer has up to 15 MB in memory.
+_LARGE_CONCURRENCY = ((16 * 2**20, 2), (256 * 2**10, 4))
+# The same for smaller files. A write takes half a second: its close waits for the DataNode's report
+# to the NameNode. A read takes milliseconds, and more threads would only wait for the GIL.
+_CONCURRENT_WRITES = 64
+_CONCURRENT_READS = 16
+# Larger or longer transfers are logged at INFO, because people wait for them.
+_NOTABLE_BYTES = 256 * MIB
+_NOTABLE_SECONDS = 5.0
 
 
 def upload_files(
@@ -43,37 +42,37 @@ def upload_files(
     stop: threading.Event | None = None,
     on_facts: Callable[[str, FileFacts], None] | None = None,
 ) -> dict[str, FileFacts]:
-    """Stream local files to a directory, which is created with those below it.
+    """Stream local files to a directory, which is created with its subdirectories.
 
     Args:
         files: local files by their paths below the directory.
         root: the directory.
         stop: ends the upload when another thread sets it.
-        on_facts: called, in some thread, with each file and its facts when these are known: for a
-            large file ahead of its end, and again at its end; for a file that is tried again,
-            again. The facts must be compared with what is returned.
+        on_facts: called, in some thread, with each file and its facts as soon as they are known.
+            It is called again at the end of a large file, and for each retry. Compare the facts
+            with the result.
 
     Returns:
-        Sizes and digests of what was read and written, in the order of `files`.
+        Sizes and digests of the bytes that were written, in the order of `files`.
 
     Raises:
         ConfigError: a path is not inside the directory, or a file cannot be read.
         StoreError: a file cannot be uploaded; this is the first error. The other uploads are
-            stopped, and what was uploaded stays.
+            stopped, and uploaded files stay.
         Cancelled: `stop` was set.
     """
     paths = {path_below(name): source for name, source in files.items()}
     _make_directories(paths, root)
-    found: dict[str, FileFacts] = {}
+    facts: dict[str, FileFacts] = {}
 
     def upload(name: str, stopped: threading.Event) -> None:
         report = None if on_facts is None else functools.partial(on_facts, name)
-        found[name] = _upload(paths[name], root / name, stopped, report)
+        facts[name] = _upload(paths[name], root / name, stopped, report)
 
     sizes = {name: _size(source) for name, source in paths.items()}
-    with _logged(f"upload to {root.url}", sizes):
-        _each(sizes, _WRITTEN_AT_ONCE, upload, stop)
-    return {name: found[name] for name in paths}
+    with _log_transfer(f"upload to {root.url}", sizes):
+        _run_all(sizes, _CONCURRENT_WRITES, upload, stop)
+    return {name: facts[name] for name in paths}
 
 
 def download_files(
@@ -83,7 +82,7 @@ def download_files(
     *,
     stop: threading.Event | None = None,
 ) -> None:
-    """Stream files of a directory to a local one, which is created, and check them.
+    """Stream files of a directory to a local directory, which is created, and check them.
 
     Args:
         facts: the facts that the files must have, by their paths below the directory.
@@ -104,11 +103,11 @@ def download_files(
     def download(name: str, stopped: threading.Event) -> None:
         with locals_[name].open("wb") as file:
 
-            def keep() -> Callable[[bytes], object]:
+            def start_attempt() -> Callable[[bytes], object]:
                 empty(file)
-                return functools.partial(_keep, file, locals_[name])
+                return functools.partial(_write_block, file, locals_[name])
 
-            _check(facts[name], root / name, stopped, keep)
+            _read_and_check(facts[name], root / name, stopped, start_attempt)
 
     _read_all(f"download of {root.url}", facts, root, download, stop)
 
@@ -123,7 +122,7 @@ def check_files(
     """
 
     def check(name: str, stopped: threading.Event) -> None:
-        _check(facts[name], root / path_below(name), stopped, lambda: len)
+        _read_and_check(facts[name], root / path_below(name), stopped, lambda: len)
 
     _read_all(f"check of {root.url}", facts, root, check, stop)
 
@@ -137,30 +136,25 @@ def _read_all(
 ) -> None:
     root.with_client()
     sizes = {name: fact.bytes for name, fact in facts.items()}
-    with _logged(title, sizes):
-        _each(sizes, _READ_AT_ONCE, work, stop)
+    with _log_transfer(title, sizes):
+        _run_all(sizes, _CONCURRENT_READS, work, stop)
 
 
 @contextlib.contextmanager
-def _logged(title: str, sizes: Mapping[str, int]) -> Iterator[None]:
-    """Log the begin and the end of a transfer, with its bytes, time and rate.
-
-    Args:
-        title: what is transferred, and from or to where.
-        sizes: bytes of each file.
-    """
-    total, began = sum(sizes.values()), time.monotonic()
-    is_large = total >= _LARGE_BYTES
+def _log_transfer(title: str, sizes: Mapping[str, int]) -> Iterator[None]:
+    """Log the start and the end of a transfer, with its bytes, time and rate."""
+    total, start = sum(sizes.values()), time.monotonic()
+    is_large = total >= _NOTABLE_BYTES
     log.log(_level(is_large), "%s: begins, %d files, %d bytes", title, len(sizes), total)
     try:
         yield
     except BaseException as error:
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
         log.info("%s: ended after %.1f s by %s", title, seconds, type(error).__name__)
         raise
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     log.log(
-        _level(is_large or seconds >= _LONG_SECONDS),
+        _level(is_large or seconds >= _NOTABLE_SECONDS),
         "%s: complete, %d files, %d bytes in %.1f s (%.1f MiB/s)",
         title,
         len(sizes),
@@ -175,10 +169,10 @@ def _level(is_notable: bool) -> int:
 
 
 def _make_directories(names: Mapping[str, object], root: LakePath) -> None:
-    above = {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}
-    needless = {outer for inner in above for outer in inner.parents}
+    parents = {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}
+    implied = {outer for inner in parents for outer in inner.parents}
     root.make()
-    for directory in sorted(above - needless):
+    for directory in sorted(parents - implied):
         (root / directory.as_posix()).make()
 
 
@@ -195,39 +189,39 @@ def _upload(
     stop: threading.Event,
     on_facts: Callable[[FileFacts], None] | None,
 ) -> FileFacts:
-    reading = DigestingReader(source, on_facts)
+    reader = DigestingReader(source, on_facts)
 
     def blocks() -> Generator[bytes, None, None]:
-        with contextlib.closing(reading.blocks()) as read:
-            for block in read:
+        with contextlib.closing(reader.blocks()) as blocks_of_file:
+            for block in blocks_of_file:
                 _check_stop(stop, target)
                 yield block
 
     def attempt(number: int) -> None:
-        nonlocal reading
-        reading = DigestingReader(source, on_facts)
-        # Without this, the frames of an error would keep the file open.
+        nonlocal reader
+        reader = DigestingReader(source, on_facts)
+        # Close the generator: the frames of an error would keep the file open.
         with contextlib.closing(blocks()) as content:
             target.client.write(target.path, content, replace=True)
 
     target.retry_limits(stop)("write", target.url, attempt)
-    return reading.facts
+    return reader.facts
 
 
-def _check(
+def _read_and_check(
     facts: FileFacts,
     source: LakePath,
     stop: threading.Event,
-    keep: Callable[[], Callable[[bytes], object]],
+    start_attempt: Callable[[], Callable[[bytes], object]],
 ) -> None:
-    """Read a file from its beginning to its end, and check it.
+    """Read a file and check it.
 
     Args:
-        keep: prepares to keep what is read, at each attempt; returns a function that takes a block.
+        start_attempt: called for each attempt; returns a function that takes the blocks.
     """
 
     def attempt(number: int) -> FileFacts:
-        take, digest = keep(), Digest()
+        take, digest = start_attempt(), Digest()
         for block in source.client.blocks(source.path):
             _check_stop(stop, source)
             digest.update(block)
@@ -259,12 +253,12 @@ def _check(
         )
 
 
-def _keep(file: BinaryIO, path: Path, block: bytes) -> None:
+def _write_block(file: BinaryIO, path: Path, block: bytes) -> None:
     try:
         file.write(block)
     except OSError as error:
-        trouble = explain(error)
-        raise StoreError(f"cannot write {path}: {trouble}", trouble.kind) from error
+        meaning = explain(error)
+        raise StoreError(f"cannot write {path}: {meaning}", meaning.kind) from error
 
 
 def _check_stop(stop: threading.Event, place: LakePath) -> None:
@@ -272,33 +266,33 @@ def _check_stop(stop: threading.Event, place: LakePath) -> None:
         raise Cancelled(f"the transfer was stopped at {place.url}")
 
 
-def _each(
+def _run_all(
     sizes: Mapping[str, int],
-    small_at_once: int,
+    small_concurrency: int,
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
 ) -> None:
-    """Work on all files, small ones many at a time and large ones few; raise the first error."""
+    """Transfer all files, many small files and few large files at a time; raise the first error."""
     stopped = threading.Event()
     problems: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     threads = []
-    for names, most in _by_size(sizes, small_at_once):
+    for names, concurrency in _by_size(sizes, small_concurrency):
         waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name in names:
             waiting.put(name)
-        work_off = functools.partial(_work_off, waiting, work, stopped, problems)
-        threads += [threading.Thread(target=work_off) for _ in range(min(most, len(names)))]
-    _run(threads, stopped, stop)
+        process = functools.partial(_process_queue, waiting, work, stopped, problems)
+        threads += [threading.Thread(target=process) for _ in range(min(concurrency, len(names)))]
+    _run_threads(threads, stopped, stop)
     if not problems.empty():
         raise problems.get()
     if stop is not None and stop.is_set():
         raise Cancelled("the transfer was stopped")
 
 
-def _run(
+def _run_threads(
     threads: Sequence[threading.Thread], stopped: threading.Event, stop: threading.Event | None
 ) -> None:
-    """Run threads to their end, on every path, so that nothing is written after this returns."""
+    """Run threads to their end, also after an exception, so that nothing is written afterwards."""
     try:
         for thread in threads:
             thread.start()
@@ -308,21 +302,21 @@ def _run(
                 if stop is not None and stop.is_set():
                     stopped.set()
     finally:
-        stopped.set()  # transfers that are under way end at their next block
+        stopped.set()  # running transfers end at their next block
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
 
 
-def _by_size(sizes: Mapping[str, int], small_at_once: int) -> Iterator[tuple[list[str], int]]:
-    """Yield files of about the same size, with how many of them to transfer at once."""
-    above: float = math.inf
-    for least, most in (*_LARGE_AT_ONCE, (0, small_at_once)):
-        yield [name for name, size in sizes.items() if least <= size < above], most
-        above = least
+def _by_size(sizes: Mapping[str, int], small_concurrency: int) -> Iterator[tuple[list[str], int]]:
+    """Yield files of about the same size, with the number of concurrent transfers."""
+    limit: float = math.inf
+    for min_size, concurrency in (*_LARGE_CONCURRENCY, (0, small_concurrency)):
+        yield [name for name, size in sizes.items() if min_size <= size < limit], concurrency
+        limit = min_size
 
 
-def _work_off(
+def _process_queue(
     waiting: queue.SimpleQueue[str],
     work: Callable[[str, threading.Event], None],
     stopped: threading.Event,

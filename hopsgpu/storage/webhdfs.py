@@ -71,7 +71,7 @@ class WebHdfs:
         session = direct_session()
         hadoop = HadoopConf.load_hdfs(os.environ)
         if is_kerberized(hadoop.get):
-            session.auth = _credentials(base, name_services(hadoop.filled()))
+            session.auth = _credentials(base, name_services(hadoop.all_values()))
             self._client = Client(base, timeout=timeout, session=session)
         else:
             user = os.environ.get(PROXY_USER) or os.environ.get("HADOOP_USER_NAME")

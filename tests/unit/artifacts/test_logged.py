@@ -64,7 +64,9 @@ def test_a_number_that_another_publisher_has_is_named(
     (home / CLAIMS).make()
     names = LakePath.names
 
-    def names_before_the_other(place: LakePath, *, only_directories: bool = False) -> tuple[str, ...]:
+    def names_before_the_other(
+        place: LakePath, *, only_directories: bool = False
+    ) -> tuple[str, ...]:
         before = names(place, only_directories=only_directories)
         (home / CLAIMS / "1").create()
         return before

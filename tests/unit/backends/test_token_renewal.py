@@ -27,13 +27,13 @@ from hopsgpu.backends.spark.token_renewal import (
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import GangExecutor
 from hopsgpu.storage.hadoop_tokens import (
-    OWN,
+    OWN_FILE,
     TOKEN_FILE_VARIABLE,
     _Tokens,
     hdfs_services,
     keep_tokens,
     lifetime,
-    merged,
+    merge_tokens,
     name_tokens,
 )
 
@@ -398,7 +398,7 @@ def test_fresh_tokens_take_the_place_of_those_of_the_same_service() -> None:
         {b"secret": b"key"},
     )
     fresh = token_file({b"alias": (b"x" * 300, HDFS, b"ha-hdfs:lake")}, {})
-    assert merged(before, fresh) == token_file(
+    assert merge_tokens(before, fresh) == token_file(
         {
             b"second": (b"stays", HDFS, b"n2:8020"),
             b"kms": kms,
@@ -410,7 +410,7 @@ def test_fresh_tokens_take_the_place_of_those_of_the_same_service() -> None:
 
 @pytest.mark.parametrize("before", [b"", b"HDTS\x01protobuf", OLD[:-40], b"HDTS\0"])
 def test_what_was_before_and_cannot_be_read_is_left_out(before: bytes) -> None:
-    assert merged(before, NEW) == NEW
+    assert merge_tokens(before, NEW) == NEW
 
 
 @pytest.mark.parametrize("fresh", [b"", b"HDTS\x01protobuf", NEW[:-40], b"HDTS\0\x80"])
@@ -448,15 +448,15 @@ def test_a_file_of_our_own_serves_where_the_containers_cannot(
     keep_tokens(OLD, variables, own)
     first = dict(variables)
     keep_tokens(NEW, variables, own)
-    assert variables == first == {TOKEN_FILE_VARIABLE: str(own / OWN)}
-    assert (own / OWN).read_bytes() == NEW
-    assert stat.S_IMODE((own / OWN).stat().st_mode) == 0o600
-    assert rank_environment(variables, {}, [])[TOKEN_FILE_VARIABLE] == str(own / OWN)
+    assert variables == first == {TOKEN_FILE_VARIABLE: str(own / OWN_FILE)}
+    assert (own / OWN_FILE).read_bytes() == NEW
+    assert stat.S_IMODE((own / OWN_FILE).stat().st_mode) == 0o600
+    assert rank_environment(variables, {}, [])[TOKEN_FILE_VARIABLE] == str(own / OWN_FILE)
 
 
 def test_no_draft_is_left_where_nothing_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / OWN).mkdir()
+    (tmp_path / OWN_FILE).mkdir()
     variables: dict[str, str] = {}
     with pytest.raises(IsADirectoryError):
         keep_tokens(NEW, variables, tmp_path)
-    assert list(tmp_path.iterdir()) == [tmp_path / OWN] and variables == {}
+    assert list(tmp_path.iterdir()) == [tmp_path / OWN_FILE] and variables == {}

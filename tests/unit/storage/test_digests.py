@@ -29,8 +29,8 @@ def facts_of(content: bytes) -> FileFacts:
 
 @pytest.fixture(autouse=True)
 def little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_AHEAD", 2 * BLOCK)
-    monkeypatch.setattr(digests, "_LEAST_AHEAD", BLOCK)
+    monkeypatch.setattr(digests, "_AHEAD_BYTES", 2 * BLOCK)
+    monkeypatch.setattr(digests, "_MIN_AHEAD_BYTES", BLOCK)
 
 
 @pytest.fixture

@@ -56,8 +56,8 @@ NO_NODES = (
     ],
 )
 def test_what_hdfs_native_says(text: str, kind: str, retryable: bool) -> None:
-    trouble = explain(as_exception(text))
-    assert (trouble.kind, trouble.retryable) == (kind, retryable)
+    meaning = explain(as_exception(text))
+    assert (meaning.kind, meaning.is_retryable) == (kind, retryable)
 
 
 def test_the_first_line_is_told_as_it_was() -> None:
@@ -87,9 +87,9 @@ def test_a_retriable_exception_in_safe_mode_is_safe_mode() -> None:
     ],
 )
 def test_what_the_local_system_says(number: int, kind: str) -> None:
-    trouble = explain(OSError(number, os.strerror(number), "/a/path"))
-    assert (trouble.kind, trouble.reason) == (kind, os.strerror(number))
-    assert not trouble.retryable
+    meaning = explain(OSError(number, os.strerror(number), "/a/path"))
+    assert (meaning.kind, meaning.reason) == (kind, os.strerror(number))
+    assert not meaning.is_retryable
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_kinds_that_a_person_can_change_come_with_advice() -> None:
 
 def test_a_url_without_a_name_node_is_told() -> None:
     """As hdfs-native says it when a client is made."""
-    trouble = explain(RuntimeError('InvalidArgument("No fs.defaultFS setting found")'))
-    assert trouble.reason == "No fs.defaultFS setting found" and not trouble.retryable
-    assert "the URL names no NameNode" in trouble.advice and "HADOOP_CONF_DIR" in trouble.advice
+    meaning = explain(RuntimeError('InvalidArgument("No fs.defaultFS setting found")'))
+    assert meaning.reason == "No fs.defaultFS setting found" and not meaning.is_retryable
+    assert "the URL names no NameNode" in meaning.advice and "HADOOP_CONF_DIR" in meaning.advice

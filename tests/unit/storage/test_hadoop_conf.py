@@ -119,8 +119,8 @@ def test_what_a_client_of_hdfs_reads(tmp_path: Path) -> None:
     site(tmp_path / "more", prop("nn", "one.${domain}:8020"), "ha.xml")
     site(tmp_path, '<include href="more/ha.xml"/>' + prop("c", "hdfs"), "hdfs-site.xml")
     conf = HadoopConf.load_hdfs({"HADOOP_CONF_DIR": str(tmp_path)})
-    assert conf.filled() == {"domain": "example.org", "c": "hdfs", "nn": "one.example.org:8020"}
-    assert HadoopConf.load_hdfs({}).filled() == {}
+    assert conf.all_values() == {"domain": "example.org", "c": "hdfs", "nn": "one.example.org:8020"}
+    assert HadoopConf.load_hdfs({}).all_values() == {}
 
 
 @pytest.mark.parametrize("href", ["yarn-site.xml", "nowhere.xml"])

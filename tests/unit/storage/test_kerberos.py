@@ -293,11 +293,11 @@ def test_errors_of_kerberos_say_what_to_do(text: str, words: str | None) -> None
 def test_the_lake_advises_kinit_and_not_to_ask_the_owner(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    trouble = explain(as_exception(NO_TICKET))
-    assert trouble.kind == "permission" and not trouble.retryable
-    assert "run kinit" in str(trouble) and "owner" not in str(trouble)
+    meaning = explain(as_exception(NO_TICKET))
+    assert meaning.kind == "permission" and not meaning.is_retryable
+    assert "run kinit" in str(meaning) and "owner" not in str(meaning)
     no_kdc = explain(as_exception("Cannot contact any KDC for realm 'HOPSGPU.TEST'"))
-    assert no_kdc.kind == "unreachable" and no_kdc.retryable
+    assert no_kdc.kind == "unreachable" and no_kdc.is_retryable
     # A path with such words is no error of Kerberos.
     absent = 'RPCError("java.io.FileNotFoundException", "File does not exist: /ticket expired-1")'
     assert explain(as_exception(absent)).kind == "absent"

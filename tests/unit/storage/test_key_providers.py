@@ -76,6 +76,6 @@ def test_a_file_in_an_encryption_zone_says_which_providers_are_supported() -> No
         'OperationFailed("File is in an HDFS encryption zone but no KMS provider is configured (set'
         ' `hadoop.security.key.provider.path` in core-site.xml)")'
     )
-    trouble = explain(as_exception(said))
-    assert (trouble.kind, trouble.retryable) == ("unsupported", False)
-    assert "kms://https@host:port/kms" in trouble.advice
+    meaning = explain(as_exception(said))
+    assert (meaning.kind, meaning.is_retryable) == ("unsupported", False)
+    assert "kms://https@host:port/kms" in meaning.advice

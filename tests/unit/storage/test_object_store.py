@@ -51,9 +51,9 @@ def of_s3(code: str, status: int, text: str = "") -> Answer:
     ],
 )
 def test_what_an_error_means(error: Exception, kind: str, retryable: bool, advice: str) -> None:
-    trouble = explain(as_exception(error))
-    assert (trouble.kind, trouble.retryable) == (kind, retryable)
-    assert advice in str(trouble) and "HDFS" not in str(trouble)
+    meaning = explain(as_exception(error))
+    assert (meaning.kind, meaning.is_retryable) == (kind, retryable)
+    assert advice in str(meaning) and "HDFS" not in str(meaning)
 
 
 def test_the_first_cause_with_an_answer_counts() -> None:
