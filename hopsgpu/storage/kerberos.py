@@ -247,8 +247,8 @@ def check_ticket(
     if seconds is not None and valid_seconds < seconds:
         raise ConfigError(
             f"the Kerberos ticket of {ticket.principal} ends at {_format_time(ticket.expires)},"
-            f" before the wait for GPUs may end (acquire_timeout, {seconds:.0f} s): run kinit, or name"
-            " a keytab with spark.kerberos.keytab and spark.kerberos.principal"
+            f" before the wait for GPUs may end (acquire_timeout, {seconds:.0f} s): run kinit, or"
+            " name a keytab with spark.kerberos.keytab and spark.kerberos.principal"
         )
     log.debug("Kerberos: ticket of %s until %s", ticket.principal, _format_time(ticket.expires))
     return ticket
