@@ -142,7 +142,6 @@ def drop_partial_saves(
     """Return the shards by step, without the saves of an attempt in which not all ranks took part.
 
     Args:
-        shards: shards by step.
         attempt: number of the attempt; shards of other attempts stay.
         ranks: ranks that must all have saved a shard of the same attempt and number.
     """

@@ -84,7 +84,6 @@ class SaveResult:
     """The result of a save.
 
     Attributes:
-        step: the step.
         is_complete: whether this shard belongs to a complete checkpoint: all ranks that save, as
             far as they were known, had saved the step in the same attempt too. If several ranks
             save a step, at least the last one finds the step complete.
@@ -103,7 +102,6 @@ class Checkpoints:
     """The checkpoints of a run, for one of its ranks.
 
     Attributes:
-        root: directory on the lake.
         rank: rank whose shards are saved.
         attempt: number of the attempt that saves.
         world_size: number of ranks in the attempt.
@@ -129,7 +127,6 @@ class Checkpoints:
         Args:
             files: files that `files_of` returned.
             options: the step, and how many earlier steps to keep.
-            stop: event, set when the upload is to be abandoned.
 
         Raises:
             StoreError: the lake refused the operation; what was saved before stays.
@@ -276,7 +273,6 @@ def complete_shards(
 
     Args:
         shards: the existing shards, by step; their ranks count as saving ranks.
-        announced: the ranks that announced that they save.
     """
     savers = saving_ranks_of(shards, announced)
     complete = {}
@@ -312,7 +308,6 @@ def stall_warning(
 
     Args:
         shards: the existing shards, by step.
-        announced: the ranks that announced that they save.
         own: the shard that the rank saved last; its shards of other attempts do not count.
         keep: number of complete steps that the rank wants to keep.
     """

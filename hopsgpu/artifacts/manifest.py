@@ -177,14 +177,8 @@ def compose(
     """Return the manifest of a version.
 
     Args:
-        name: name of the model.
-        version: number of the version.
-        files: all files of the version.
-        about: the publisher's description.
-        user: owner of the version.
         publication: an id of this publish.
         time: present time, in epoch seconds.
-        hopsgpu: the version of hopsgpu.
     """
     content = {
         "schema": SCHEMA,

@@ -83,7 +83,6 @@ def begin(store: LakePath, name: str) -> LakePath:
 
     Args:
         store: the models' root.
-        name: name of the model.
 
     Returns:
         The place, for `upload`, `commit` and `abandon`. These share the place's client, because
@@ -159,7 +158,6 @@ def publish(
     Args:
         staging: from `begin`.
         files: from `files_of`; at least one.
-        about: the publisher's description.
 
     Raises:
         StoreError: as `commit`, or a file was changed meanwhile.
@@ -213,7 +211,6 @@ def commit(
     Args:
         staging: from `begin`.
         parts: results of `upload`, by rank.
-        about: the publisher's description.
         finish_uploads: called before the version is made; it returns once all files are uploaded.
 
     Raises:

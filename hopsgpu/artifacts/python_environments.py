@@ -50,7 +50,6 @@ def find(root: LakePath, key: str) -> Description | None:
 
     Args:
         root: root on the lake.
-        key: key of the environment.
 
     Raises:
         StoreError: the lake refused the operation, or the description is invalid.
@@ -78,7 +77,6 @@ def upload(
 
     Args:
         root: root on the lake.
-        key: key of the environment.
         archive: the archive, a file on this machine.
         description: description of the environment: JSON that includes its `bytes`.
         stop: event; once it is set, the upload ends early.

@@ -63,7 +63,6 @@ class LogReader:
 
     Args:
         directory: directory of the run.
-        log: the log to read.
 
     Attributes:
         offset: bytes read so far.

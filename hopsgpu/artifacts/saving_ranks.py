@@ -31,7 +31,6 @@ class SavingRank:
     """A rank that saves in an attempt.
 
     Attributes:
-        attempt: number of the attempt.
         rank: rank in the attempt's world.
         world_size: number of ranks in the attempt; 0 if it is unknown.
     """

@@ -72,7 +72,6 @@ def put_tag(
     Args:
         home: directory of the model.
         tag: tag as `manifest.tag_name` returns it.
-        version: number of the version.
         action: TAG or ROLLBACK.
         now: epoch seconds; None for the time of this machine.
 

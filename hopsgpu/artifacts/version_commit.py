@@ -80,7 +80,6 @@ class VersionCommit(Protocol):
 
         Args:
             staging: place of the upload.
-            plan: files of the upload.
             make_manifest: returns the content of the manifest for a number.
             finish_uploads: returns once all files are uploaded.
 
@@ -93,7 +92,6 @@ class VersionCommit(Protocol):
 
         Args:
             home: directory of the model.
-            number: number of the version.
             check: called while the version is hidden. If it raises StoreError, the version is
                 restored.
 

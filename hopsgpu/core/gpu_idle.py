@@ -44,7 +44,6 @@ class IdleVerdict:
     """The action against idle GPUs, and the reason.
 
     Attributes:
-        step: the action.
         seconds: how long the GPUs have idled at least.
         gpus: how many GPUs have idled for so long.
         gang_gpus: number of the gang's GPUs.
@@ -79,8 +78,6 @@ class _RankGpu:
     """The state of one GPU of one rank.
 
     Attributes:
-        rank: the rank.
-        uuid: UUID of the GPU.
         idle_since: the clock's reading; None if the GPU does not idle, or if that is unknown.
         known_at: when the utilisation was last known; None if it never was.
         has_rank_ended: whether the rank has ended, which leaves the GPU idle.
@@ -110,7 +107,6 @@ class GpuIdleWatch:
     Args:
         gpus: UUIDs of each rank's own GPUs.
         bounds: how long the GPUs may idle.
-        now: the clock's reading.
     """
 
     def __init__(self, gpus: Mapping[int, Sequence[str]], bounds: IdleBounds, now: float) -> None:

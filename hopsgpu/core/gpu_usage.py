@@ -19,7 +19,6 @@ class GpuSample:
 
     Attributes:
         time: seconds since the epoch, by the node's clock.
-        uuid: the GPU's UUID.
         utilisation: share in [0, 1] of NVML's last sample period (1/6 to 1 s) in which a kernel
             ran.
         memory_used: bytes that all processes use together.
@@ -115,7 +114,6 @@ def idle_warning(rank: int, host: str, gpu: str, share: float | None, seconds: f
 
     Args:
         rank: rank that has the GPU.
-        host: the node.
         gpu: the GPU's UUID.
         share: share of the samples in which the GPU was idle, in [0, 1]; None without samples.
         seconds: how long the GPU was sampled.

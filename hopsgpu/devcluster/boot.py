@@ -191,10 +191,6 @@ class DaemonStarter:
         """Run a program with a daemon's settings, and wait for its end.
 
         Args:
-            daemon: the daemon.
-            main: the program's class.
-            options: arguments of the program.
-            purpose: words for the error.
             accepted: exit statuses that are no error.
         """
         argv = [*self._command(daemon, main, has_options=False), *options]

@@ -87,8 +87,6 @@ def create_certificates(certificates: Certificates, layout: ClusterLayout, java:
     The authority's key is not kept: the certificate names every node that a cluster can have.
 
     Args:
-        certificates: files of the certificates.
-        layout: layout of the cluster.
         java: JAVA_HOME, whose keytool is run.
 
     Raises:

@@ -89,11 +89,8 @@ def make_archive(
     A failure is only reported: JVMs then start without the archive.
 
     Args:
-        archive: the archive.
-        layout: layout of the running cluster.
         environ: environment of a client of the cluster.
         url: a directory in HDFS to write and remove.
-        report: receives lines for people.
     """
     if archive.file.exists():
         return

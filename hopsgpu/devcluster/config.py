@@ -62,7 +62,6 @@ class ClusterSpec:
     Attributes:
         nodes: number of NodeManagers.
         gpus_per_node: number of GPUs of each node.
-        conf: the overrides.
         hadoop: version of the daemons, such as "3.3.6"; "" for the version that PySpark includes.
         kerberos: whether the cluster has a KDC, and all services require Kerberos.
         privacy: whether HDFS and Hadoop's RPC also encrypt.

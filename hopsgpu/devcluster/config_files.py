@@ -100,8 +100,6 @@ def _secure_properties(
 
     Args:
         realm: the realm; None without Kerberos.
-        spec: spec of the cluster.
-        name: name of the file.
         node: the node that uses the file; None for clients and masters.
     """
     https = properties_of_https().get(name, {}) if spec.https else {}

@@ -73,8 +73,6 @@ def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, stdin
     """Run a program, and wait for its end.
 
     Args:
-        argv: the program and its arguments.
-        environ: environment of the program.
         log: file to which the output is appended.
         stdin: standard input of the program.
 

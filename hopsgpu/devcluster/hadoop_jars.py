@@ -78,7 +78,6 @@ class DaemonJars:
     """The jars of the daemons of one Hadoop.
 
     Attributes:
-        version: version of Hadoop.
         directory: directory with `*.jar` and `webapps`.
         extra: directory of PySpark's jars; None if `directory` has all jars.
     """
@@ -110,9 +109,6 @@ def daemon_jars(
 
     Args:
         java: the JDK that runs the resolver.
-        spark: the PySpark's directory.
-        version: version of Hadoop.
-        report: receives lines for people.
         needs_zookeeper: whether the daemons use ZooKeeper.
 
     Raises:
@@ -165,8 +161,6 @@ def _resolve(
     """Run spark-submit only for its resolver; the submitted class prints a version.
 
     Args:
-        java: the JDK.
-        spark: the PySpark's directory.
         packages: Maven coordinates of the packages to download.
         excluded: group and name of dependencies to leave out.
         webapps: further jars with the daemons' web pages.

@@ -19,7 +19,7 @@ _ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class NodeGpu:
+class PlannedGpu:
     """A GPU of a node.
 
     Attributes:
@@ -45,7 +45,7 @@ class GpuPlan:
         source: "real", or "simulated" and why.
     """
 
-    nodes: dict[str, tuple[NodeGpu, ...]]
+    nodes: dict[str, tuple[PlannedGpu, ...]]
     smi: str | None
     source: str
 
@@ -55,8 +55,6 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
 
     Args:
         root: the cluster's directory: simulated GPUs of two clusters differ.
-        nodes: number of nodes.
-        per_node: number of GPUs of each node.
     """
     names = node_names(nodes)
     if not per_node:
@@ -79,9 +77,9 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
     return GpuPlan({n: _simulated_gpus(root, n, per_node) for n in names}, None, why)
 
 
-def _simulated_gpus(root: Path, node: str, per_node: int) -> tuple[NodeGpu, ...]:
+def _simulated_gpus(root: Path, node: str, per_node: int) -> tuple[PlannedGpu, ...]:
     return tuple(
-        NodeGpu(
+        PlannedGpu(
             index=i,
             minor=i,
             uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{root}/{node}/{i}')}",
@@ -92,7 +90,7 @@ def _simulated_gpus(root: Path, node: str, per_node: int) -> tuple[NodeGpu, ...]
     )
 
 
-def _query_gpus(smi: str) -> tuple[NodeGpu, ...]:
+def _query_gpus(smi: str) -> tuple[PlannedGpu, ...]:
     """Return the GPUs that an nvidia-smi reports; none if it fails or cannot be understood."""
     try:
         code, out, _ = run_bounded([smi, "-q", "-x"], _ANSWER_SECONDS)
@@ -103,7 +101,7 @@ def _query_gpus(smi: str) -> tuple[NodeGpu, ...]:
     return () if any(gpu.name == _SIMULATED_NAME for gpu in gpus) else gpus
 
 
-def parse_query(xml: str) -> tuple[NodeGpu, ...]:
+def parse_query(xml: str) -> tuple[PlannedGpu, ...]:
     """Return the GPUs in the XML of `nvidia-smi -q -x`.
 
     Raises:
@@ -114,7 +112,7 @@ def parse_query(xml: str) -> tuple[NodeGpu, ...]:
     if output is None or not output.is_consistent:
         raise ValueError("the output of nvidia-smi is incomplete")
     return tuple(
-        NodeGpu(
+        PlannedGpu(
             index=i,
             minor=int(gpu.findtext("minor_number", "")),
             uuid=gpu.findtext("uuid", ""),

@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Callable
 from xml.sax.saxutils import escape
 
-from hopsgpu.devcluster.node_gpus import NodeGpu
+from hopsgpu.devcluster.node_gpus import PlannedGpu
 
 DRIVER = "550.54.15"
 _USED = 3
 # Field of --query-gpu → (value, unit or ""): all fields that the stand-in knows.
-FIELDS: dict[str, tuple[Callable[[NodeGpu], object], str]] = {
+FIELDS: dict[str, tuple[Callable[[PlannedGpu], object], str]] = {
     "index": (lambda g: g.index, ""),
     "uuid": (lambda g: g.uuid, ""),
     "gpu_uuid": (lambda g: g.uuid, ""),
@@ -39,12 +39,6 @@ FIELDS: dict[str, tuple[Callable[[NodeGpu], object], str]] = {
 }
 
 
-def query_xml(gpus: tuple[NodeGpu, ...]) -> str:
-    """Return the output of `nvidia-smi -x -q`, with at least the fields for YARN's plugin."""
-    begin, end = _xml_frame(len(gpus))
-    return begin + "".join(map(_xml_gpu, gpus)) + end
-
-
 def _xml_frame(attached: int) -> tuple[str, str]:
     begin = f"""<?xml version="1.0" ?>
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
@@ -56,7 +50,7 @@ def _xml_frame(attached: int) -> tuple[str, str]:
     return begin, "</nvidia_smi_log>\n"
 
 
-def _xml_gpu(gpu: NodeGpu) -> str:
+def _xml_gpu(gpu: PlannedGpu) -> str:
     return f"""\t<gpu id="{_bus(gpu)}">
 \t\t<product_name>{escape(gpu.name)}</product_name>
 \t\t<uuid>{gpu.uuid}</uuid>
@@ -82,7 +76,7 @@ def _xml_gpu(gpu: NodeGpu) -> str:
 """
 
 
-def standin_script(gpus: tuple[NodeGpu, ...]) -> str:
+def standin_script(gpus: tuple[PlannedGpu, ...]) -> str:
     """Return a shell script that answers like an nvidia-smi of these GPUs.
 
     The script supports `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS,
@@ -175,7 +169,7 @@ esac
 """
 
 
-def wrapper_script(smi: str, gpus: tuple[NodeGpu, ...]) -> str:
+def wrapper_script(smi: str, gpus: tuple[PlannedGpu, ...]) -> str:
     """Return a shell script that runs the real nvidia-smi for these GPUs only."""
     indices = ",".join(str(g.index) for g in gpus)
     smi = shlex.quote(smi)
@@ -191,5 +185,5 @@ exec {smi} "$@"
 """
 
 
-def _bus(gpu: NodeGpu) -> str:
+def _bus(gpu: PlannedGpu) -> str:
     return f"00000000:{gpu.index + 1:02X}:00.0"

@@ -47,8 +47,6 @@ class Probe:
     """Queries of a cluster's daemons.
 
     Attributes:
-        spec: spec of the cluster.
-        ports: ports of the cluster.
         realm: the realm whose tickets the web addresses require, or None.
         authority: file of the authority's certificate; "" without HTTPS.
     """

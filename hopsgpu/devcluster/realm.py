@@ -151,8 +151,6 @@ def create_realm(realm: Realm, layout: ClusterLayout, port: int) -> None:
     """Write the configuration; create the database and the keytabs unless they exist.
 
     Args:
-        realm: the realm.
-        layout: layout of the cluster.
         port: port of the KDC, on loopback.
 
     Raises:
@@ -292,8 +290,6 @@ def yarn_site(realm: Realm, spec: ClusterSpec, node: str | None) -> Properties:
     """Return additional properties of yarn-site.
 
     Args:
-        realm: the realm.
-        spec: spec of the cluster.
         node: the NodeManager that uses the file; None for clients and masters.
     """
     # A NodeManager answers 403 if its principal has another host than its own address.
@@ -355,9 +351,7 @@ def make_directories(
     The process uses RPC, because WebHDFS accepts no keytab if the web addresses are simple.
 
     Args:
-        realm: the realm.
         conf: HADOOP_CONF_DIR of the clients.
-        url: URL of HDFS.
         directories: path → permission bits and owner; set on existing directories too.
 
     Returns:

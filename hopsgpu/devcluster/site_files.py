@@ -157,11 +157,6 @@ def node_site(
     """Return the additional properties of a NodeManager's yarn-site.
 
     Args:
-        layout: layout of the cluster.
-        spec: spec of the cluster.
-        node: the node.
-        ports: ports of the cluster.
-        gpus: GPUs of the nodes.
         environ: variables of every container; containers do not inherit the NodeManager's.
     """
     nm, home = "yarn.nodemanager", layout.node(node)
@@ -235,7 +230,6 @@ def hosts_file(system: str, hostname: str, nodes: int, user_hosts: Mapping[str, 
     Args:
         system: text of the machine's hosts file; the IPv4 lines are kept.
         hostname: name of the machine; on loopback if the hosts file lacks it.
-        nodes: number of nodes.
         user_hosts: additional name → address.
     """
     lines = [line.partition("#")[0].split() for line in system.splitlines()]

@@ -39,7 +39,6 @@ def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Dr
     """Return the Java, Python and Spark of a driver on this machine.
 
     Args:
-        environ: environment of the process.
         settings: Spark properties of the session.
     """
     choice = java_of_spark(environ)

@@ -23,7 +23,6 @@ class Credentials:
     Attributes:
         problem: why Hadoop would accept no credentials of this user, or "".
         user: name of the user for Hadoop; "" if it is not known.
-        ticket: the ticket; None if it is not known.
         keytab: the keytab that Spark's settings name, or "".
         spnego: address of each daemon → whether it requires Kerberos; None if it did not answer.
         has_client: whether the package that answers SPNEGO can be imported.
@@ -38,12 +37,7 @@ class Credentials:
 
 
 def check_identity(credentials: Credentials, now: float) -> Check:
-    """Check whether there is a ticket or a keytab that lasts.
-
-    Args:
-        credentials: credentials of the user.
-        now: seconds since the epoch.
-    """
+    """Check whether there is a ticket or a keytab that lasts."""
     name = "kerberos"
     if credentials.problem:
         return wrong(name, credentials.problem, "get a ticket, or name a keytab that fits")

@@ -30,8 +30,6 @@ class Framework:
     """A framework in the executors' Python.
 
     Attributes:
-        name: name of the package.
-        version: version of the package.
         cuda: version of the CUDA that it was built with, such as "12.4"; "" without CUDA.
     """
 
@@ -45,7 +43,6 @@ class LeaseDirectory:
     """The directory in which the node's GPUs are leased.
 
     Attributes:
-        path: path of the directory.
         problem: why it cannot serve all users of the node, or "".
     """
 
@@ -58,7 +55,6 @@ class NodeFacts:
     """Facts of a node, seen from a container on it.
 
     Attributes:
-        host: name of the node.
         python: version of the executors' Python.
         executable: path of the executors' Python.
         java: version of the executors' Java, or "".
@@ -66,7 +62,6 @@ class NodeFacts:
         gpus: GPUs of this container.
         visible: how many GPUs the container sees; None if unknown.
         is_isolated: whether the discovery script found the container isolated.
-        leases: the directory of leases.
         frameworks: frameworks of the executors' Python.
         nvml: version of nvidia-ml-py there, or "".
     """

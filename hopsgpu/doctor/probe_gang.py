@@ -40,12 +40,10 @@ class ProbeResult:
     """The result of the gang.
 
     Attributes:
-        facts: facts that the containers report.
         failed: by host, why no container stayed there.
         skipped: by host, why no container was granted there.
         uninspected: by host, why it was not inspected; another gang, without the hosts above, may
             inspect it.
-        error: the error that ended the gang, or None.
         seconds: seconds until all containers were granted; 0 if they were not.
     """
 
@@ -61,8 +59,6 @@ def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> Prob
     """Inspect nodes from containers on them.
 
     Args:
-        hosts: nodes with a free GPU.
-        logs: logs of containers that ended unexpectedly.
         seconds: longest wait for the containers.
     """
     try:
@@ -192,7 +188,6 @@ class _GangWatch:
         """Record which containers started, what the gang waits for, and why containers ended.
 
         Args:
-            status: status of the gang.
             ended: containers that ended before their executors were ready, with their hosts.
         """
         if status.state != "waiting":

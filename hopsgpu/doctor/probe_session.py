@@ -44,7 +44,6 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     """Provide a SparkSession, and stop it on exit.
 
     Args:
-        conf: properties of the session.
         manager: the ResourceManager, which knows why the application waits.
         seconds: longest time for the start.
 

@@ -19,7 +19,6 @@ class Check:
     """The result of a check.
 
     Attributes:
-        name: name of the check.
         state: whether the result is fine, wrong, or unknown.
         seen: the facts, or why they are unknown, in one line.
         fix: advice; "" for none.

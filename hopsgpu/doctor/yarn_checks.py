@@ -30,13 +30,10 @@ class YarnFacts:
 
     Attributes:
         address: addresses of the ResourceManagers' web pages.
-        version: version of Hadoop.
         scheduler: type of the scheduler, such as "capacityScheduler".
         policy: policy of the FairScheduler's root queue, such as "drf"; "" for other schedulers.
         has_gpu_type: whether the ResourceManager counts GPUs.
-        gpus: the inventory.
         nodes: all nodes, with their free resources.
-        queues: all queues.
     """
 
     address: str

@@ -18,8 +18,6 @@ class ContainerGpu:
 
     Attributes:
         address: the UUID.
-        name: name of the product.
-        driver: version of NVIDIA's driver.
         state: "healthy", "watch" or "bad".
         reason: why the GPU is not healthy.
     """
@@ -55,11 +53,7 @@ class ContainerGpus:
 
 
 def read_container_gpus(container: Path = Path()) -> ContainerGpus:
-    """Return the GPUs of a container; none if the discovery script did not run.
-
-    Args:
-        container: directory of the container.
-    """
+    """Return the GPUs of a container; none if the discovery script did not run."""
     try:
         fields = json.loads((container / CONTAINER_GPUS).read_text())
     except FileNotFoundError:

@@ -19,7 +19,6 @@ class GpuEvent:
     """An event of a GPU.
 
     Attributes:
-        gpu: address of the GPU.
         state: state of the GPU after the event, one of `hopsgpu.gpu.node.health.STATES`.
         reason: the event in words.
     """
@@ -42,7 +41,6 @@ def failure_event(gpu: str, problem: str) -> GpuEvent:
     """Return the event of a GPU that NVML reports as lost, or as to be reset.
 
     Args:
-        gpu: address of the GPU.
         problem: the problem, in NVML's words.
     """
     advice = "nvidia-smi --gpu-reset, or reboot the node if it is lost"

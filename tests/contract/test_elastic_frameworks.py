@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.devcluster.node_gpus import NodeGpu
+from hopsgpu.devcluster.node_gpus import PlannedGpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests.conftest import EXAMPLES
 from tests.contract.test_local import OTHERS
 
 DRIVER = Path(__file__).with_name("elastic_driver.py")
 GPUS = tuple(
-    NodeGpu(
+    PlannedGpu(
         n, n, f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444", "Simulated A100", 40960
     )
     for n in range(3)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.devcluster.node_gpus import NodeGpu
+from hopsgpu.devcluster.node_gpus import PlannedGpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests import idle_runs, nvml_standin
 from tests.idle_runs import Records, Told
@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(home: Path) -> Told:
     smi = home / "nvidia-smi"
-    gpus = (NodeGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
+    gpus = (PlannedGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
     smi.write_text(standin_script(tuple(gpus)))
     smi.chmod(0o755)
     (home / "tmp").mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.agent.tmpdir_links import SHARED
-from hopsgpu.devcluster.node_gpus import NodeGpu
+from hopsgpu.devcluster.node_gpus import PlannedGpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests.conftest import gone, until
 from tests.travelling import PYTHON
@@ -54,7 +54,7 @@ def told(home: Path) -> Iterator[Told]:
     none.chmod(0o755)
     smi.write_text(
         standin_script(
-            tuple(NodeGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
+            tuple(PlannedGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
         )
     )
     smi.chmod(0o755)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from hopsgpu.devcluster.node_gpus import NodeGpu
+from hopsgpu.devcluster.node_gpus import PlannedGpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests.conftest import until
 
@@ -104,7 +104,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environ(home: Path) -> dict[str, str]:
     smi = home / "nvidia-smi"
-    gpus = tuple(NodeGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
+    gpus = tuple(PlannedGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
     smi.write_text(standin_script(gpus))
     smi.chmod(0o755)
     (home / "tmp").mkdir()

@@ -92,7 +92,6 @@ def choose_gpus(
     """Return the addresses to try to lease, the best first.
 
     Args:
-        devices: GPUs of the node.
         leased: addresses that this process has leased already.
         busy: addresses of GPUs that were found in use.
         should_take_bad: whether to take a bad GPU while another executor has a better one.
@@ -336,7 +335,6 @@ def main(amount: int, limits: WaitLimits = DEFAULT_LIMITS) -> int:
     """Give out GPUs, or write to stderr why not.
 
     Args:
-        amount: number of GPUs.
         limits: longest waits for better GPUs.
 
     Returns:

@@ -65,10 +65,6 @@ class WatchedProcess:
         """The descriptor by which the process is watched, if there is one."""
         return [] if self._pidfd is None else [self._pidfd]
 
-    def ends_within(self, seconds: float) -> bool:
-        """Wait for the end of the process; return whether the process has ended."""
-        return bool(wait_for_any([self], seconds))
-
     def has_ended(self) -> bool:
         if self._pidfd is not None:
             return bool(select.select([self._pidfd], [], [], 0.0)[0])
@@ -153,7 +149,6 @@ class Ancestor(NamedTuple):
     """An ancestor of this process.
 
     Attributes:
-        pid: pid of the ancestor.
         names: names of the script and the program that it runs, as far as they are visible.
     """
 

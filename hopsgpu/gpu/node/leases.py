@@ -41,7 +41,6 @@ class GpuLease(NamedTuple):
     """A lease as its file describes it, for people: all users of the node may write the file.
 
     Attributes:
-        address: address of the GPU.
         is_held: whether a process holds the lease.
         owner: the last holder, as `owner` describes it.
     """
@@ -215,7 +214,6 @@ def owner(environ: Mapping[str, str], pid: int) -> Dict[str, str]:
     (UTC).
 
     Args:
-        environ: environment of the container.
         pid: pid of the executor.
     """
     try:

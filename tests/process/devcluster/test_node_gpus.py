@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.devcluster.node_gpus import NodeGpu, parse_query, plan_gpus
-from hopsgpu.devcluster.nvidia_smi_standin import FIELDS, query_xml, standin_script, wrapper_script
+from hopsgpu.devcluster.node_gpus import PlannedGpu, parse_query, plan_gpus
+from hopsgpu.devcluster.nvidia_smi_standin import FIELDS, standin_script, wrapper_script
 
-REAL = tuple(NodeGpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
+REAL = tuple(PlannedGpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
 
 
 def script(path: Path, text: str) -> Path:
@@ -62,7 +62,6 @@ def test_the_query_has_what_yarns_plugin_reads(smi: Path, args: tuple[str, ...])
         ):
             assert gpu.findtext(path), path
     assert [g.index for g in parse_query(said.stdout)] == [0, 1]
-    assert said.stdout == query_xml(plan_gpus(smi.parent, 1, 2).nodes["node1"])
 
 
 def test_csv_has_exactly_the_fields_asked_for(smi: Path, tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_simulated_uuids_are_stable_and_nobody_elses(tmp_path: Path) -> None:
 
 
 def test_real_gpus_are_shared_out(no_path: Path, tmp_path: Path) -> None:
-    script(no_path / "nvidia-smi", f"#!/bin/sh\ncat <<'X'\n{query_xml(REAL)}X\n")
+    script(no_path / "nvidia-smi", standin_script(REAL))
     plan = plan_gpus(tmp_path, 2, 2)
     assert plan.smi == str(no_path / "nvidia-smi")
     assert plan.nodes == {"node1": REAL[:2], "node2": REAL[2:]}
@@ -126,7 +125,7 @@ def test_real_gpus_are_shared_out(no_path: Path, tmp_path: Path) -> None:
 def test_too_few_real_gpus_are_said(
     no_path: Path, tmp_path: Path, nodes: int, each: int, hint: str
 ) -> None:
-    script(no_path / "nvidia-smi", f"#!/bin/sh\ncat <<'X'\n{query_xml(REAL)}X\n")
+    script(no_path / "nvidia-smi", standin_script(REAL))
     plan = plan_gpus(tmp_path, nodes, each)
     assert plan.smi is None
     assert plan.source.startswith("simulated: this machine has 4 GPUs")

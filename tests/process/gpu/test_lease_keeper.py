@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script, lease_keeper
-from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, start_keepers
+from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, start_keepers, wait_for_any
 from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins import gpu
@@ -177,11 +177,11 @@ def test_the_end_of_a_process_is_seen(
     process: subprocess.Popen[bytes], should_use_pidfd: bool
 ) -> None:
     with WatchedProcess(process.pid, should_use_pidfd) as watched:
-        assert not watched.ends_within(0.0)
+        assert not wait_for_any([watched], 0.0)
         process.kill()
-        assert watched.ends_within(20.0)  # as a zombie: nobody has reaped it
+        assert wait_for_any([watched], 20.0)  # as a zombie: nobody has reaped it
         process.wait()
-        assert watched.ends_within(0.0)
+        assert wait_for_any([watched], 0.0)
     with pytest.raises(ProcessLookupError):
         WatchedProcess(process.pid, should_use_pidfd)
 
@@ -201,9 +201,9 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
         assert until(lambda: "State:\tZ" in status.read_text(), 10)
         assert not gone(process.pid)
         with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
-            assert not watched.ends_within(0.0)
+            assert not wait_for_any([watched], 0.0)
             process.kill()
-            assert watched.ends_within(20.0)
+            assert wait_for_any([watched], 20.0)
 
 
 def test_a_number_that_is_anothers_by_now(
@@ -211,7 +211,7 @@ def test_a_number_that_is_anothers_by_now(
 ) -> None:
     with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
         monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: "later")
-        assert watched.ends_within(0.0)
+        assert wait_for_any([watched], 0.0)
 
 
 def test_a_process_table_that_shows_nothing(
@@ -220,10 +220,10 @@ def test_a_process_table_that_shows_nothing(
     """/proc with hidepid, and a kernel without pidfds."""
     monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: None)
     with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
-        assert not watched.ends_within(0.0)
+        assert not wait_for_any([watched], 0.0)
         process.kill()
         process.wait()
-        assert watched.ends_within(20.0)
+        assert wait_for_any([watched], 20.0)
 
 
 def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:

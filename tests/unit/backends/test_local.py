@@ -22,7 +22,7 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.session import default_master
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.spec import GangSpec, GpuRequest
-from hopsgpu.devcluster.node_gpus import NodeGpu
+from hopsgpu.devcluster.node_gpus import PlannedGpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.gpu.node.devices import GpuDevice, GpuProcess
@@ -177,7 +177,7 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
 ) -> None:
     gpu = "GPU-11111111-1111-2222-3333-444444444444"
     smi, own = tmp_path / "nvidia-smi", tmp_path / "container"
-    smi.write_text(standin_script((NodeGpu(0, 0, gpu, "Simulated A100", 40960),)))
+    smi.write_text(standin_script((PlannedGpu(0, 0, gpu, "Simulated A100", 40960),)))
     smi.chmod(0o755)
     own.mkdir()
     monkeypatch.setenv("HOPSGPU_NVIDIA_SMI", str(smi))

@@ -17,7 +17,7 @@ from hopsgpu.devcluster.config import ClusterSpec, SiteConf
 from hopsgpu.devcluster.config_files import write_conf, write_spark_conf
 from hopsgpu.devcluster.daemons import MARKER
 from hopsgpu.devcluster.layout import MASTERS, ClusterLayout, address_of, node_names
-from hopsgpu.devcluster.node_gpus import GpuPlan, NodeGpu, plan_gpus
+from hopsgpu.devcluster.node_gpus import GpuPlan, PlannedGpu, plan_gpus
 from hopsgpu.devcluster.ports import port_names
 from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import ClusterState
@@ -259,7 +259,7 @@ def test_the_gpu_plugin_is_where_the_gpus_are(tmp_path: Path) -> None:
 
 
 def test_real_gpus_are_shown_by_the_nodes_own_nvidia_smi(tmp_path: Path) -> None:
-    own = (NodeGpu(2, 5, "GPU-a", "H100", 80000), NodeGpu(3, 4, "GPU-b", "H100", 80000))
+    own = (PlannedGpu(2, 5, "GPU-a", "H100", 80000), PlannedGpu(3, 4, "GPU-b", "H100", 80000))
     plan = GpuPlan({"node1": own}, "/usr/bin/nvidia-smi", "real")
     layout = ClusterLayout(tmp_path)
     write_conf(layout, state(ClusterSpec(nodes=1)), plan)
