@@ -55,6 +55,6 @@ def exporter(roots: tuple[str, ...], host: str, port: int, alerts: bool, dashboa
 
 
 def _tell(line: str) -> None:
-    # Whoever started it may have closed the terminal.
+    # The terminal that started the exporter may be closed.
     with contextlib.suppress(OSError):
         click.echo(f"hopsgpu: {plain(line, 'utf-8')}", err=True)

@@ -112,6 +112,6 @@ def _redraw(look: _Look, seconds: float, console: Console) -> None:
 def _print(state: ClusterGpus, console: Console) -> None:
     from hopsgpu.cli.gpu_tables import tables
 
-    # What a program reads is whole, in colours too where FORCE_COLOR has them written to it.
+    # A file or a pipe gets whole lines, in colours too if FORCE_COLOR is set.
     width = console.width if console.file.isatty() else None
     console.print(tables(state, console.encoding, width), soft_wrap=width is None)

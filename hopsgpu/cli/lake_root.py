@@ -17,7 +17,7 @@ def _note(context: click.Context, parameter: click.Parameter, value: str | None)
         context.meta[_KEY] = value
 
 
-# Of a command, or of the group that it is in.
+# The option of a command, or of the group of the command.
 root_option: Callable[[Any], Any] = click.option(
     "--root",
     metavar="URL",
@@ -35,7 +35,7 @@ def _note_first(
     return value
 
 
-# Of a command that reads several roots.
+# The option of a command that reads several roots.
 roots_option: Callable[[Any], Any] = click.option(
     "--root",
     "roots",

@@ -116,7 +116,7 @@ class Submission:
         job = Job(
             script, arguments, self.deploy_mode, self.queue, self.name, conf, self.detach, tag
         )
-        # One may be anything; several are a list of packages.
+        # A single value may have any form; several values are a list of packages.
         envs = self.python_envs
         _run(job, envs[0] if len(envs) == 1 else envs or None, self.dry_run)
 

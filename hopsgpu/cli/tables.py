@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Cell = tuple[str, str]
 Row = list[Cell]
 _GAP = 2
-# Of a fact: its name, and what its text has at least on the narrowest terminal.
+# Cells of a fact's name, and the fewest cells of its text on the narrowest terminal.
 _NAME = 12
 _LEAST_ROOM = 20
 
@@ -62,7 +62,7 @@ def show(rows: Sequence[Row | Fact], layout: TableLayout) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, markup=False, emoji=False)
-    # What a program reads is whole, in colours too where FORCE_COLOR has them written to it.
+    # A file or a pipe gets whole lines, in colours too if FORCE_COLOR is set.
     width = console.width if console.file.isatty() else None
     lines = align(rows, layout, console.encoding, width)
     console.print(Text("\n").join(lines), soft_wrap=width is None)
@@ -137,7 +137,7 @@ def _break_text(text: str, room: int) -> Iterator[str]:
     from rich.cells import cell_len, set_cell_size
 
     while cell_len(text) > room:
-        # What does not fill its last cell by half of a wide character ends in a space.
+        # If half of a wide character does not fit, set_cell_size ends the text in a space.
         fits = len(set_cell_size(text, room).rstrip()) or 1
         at = max(text.rfind(mark, room // 3, fits) for mark in " /") + 1
         if text[fits : fits + 1] == " " or not at:
@@ -159,7 +159,7 @@ def _fit_widths(
             fitted[max(wide, key=lambda name: fitted[name])] -= 1
         elif dropped_first:
             del fitted[dropped_first.pop(0)]
-            # What it leaves is for the others.
+            # The other columns get the room of the dropped one.
             fitted = {name: w for name, w in zip(columns, widths, strict=True) if name in fitted}
         else:
             break

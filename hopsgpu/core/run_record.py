@@ -44,11 +44,7 @@ _STEP = "step"
 
 @dataclass(frozen=True)
 class RankRecord(RankReport):
-    """A rank in a record.
-
-    Attributes:
-        has_ended: whether the driver saw the rank's end.
-    """
+    """A rank in a record; `has_ended` says whether the driver saw its end."""
 
     has_ended: bool = False
 
@@ -58,16 +54,10 @@ class DataRecord:
     """Data that the ranks read.
 
     Attributes:
-        url: its directory.
         written: whether it was written for this run.
         kept: whether it stays on the lake after the run.
-        rows: number of rows.
-        bytes: size of its files.
-        files: number of files.
         schema: Arrow types by column.
         more_columns: number of columns that `schema` lacks.
-        remainder: the argument `remainder` of the data.
-        seed: the argument `seed` of the data.
     """
 
     url: str
@@ -84,14 +74,10 @@ class DataRecord:
 
 @dataclass(frozen=True)
 class EnvironmentRecord:
-    """The environment in which a run was started.
+    """The versions with which a run was started; "" if unknown.
 
     Attributes:
-        hopsgpu: version of hopsgpu.
-        python: version of the driver's Python.
         executable: path of the driver's Python.
-        spark: version of Spark; "" if unknown.
-        hadoop: version of Hadoop; "" if unknown.
         driver: "host" and "system" of the driver.
         packages: versions of the driver's packages, by name.
     """
@@ -107,23 +93,11 @@ class EnvironmentRecord:
 
 @dataclass(frozen=True)
 class SearchRecord:
-    """A search and its trials.
+    """A search, with the values of its arguments, and its trials in the order of their numbers.
 
     Attributes:
-        trials_wanted: number of trials that are to end.
-        max_concurrent: largest number of trials at a time.
-        min_concurrent: smallest number of trials at a time.
-        workers_per_trial: ranks of each trial.
         gpus_per_trial: GPUs of each rank of a trial.
-        max_failures: number of failed trials that end the search; None for any number.
-        direction: "minimize" or "maximize".
-        metric: name of the metric, or None.
-        sampler: class of the sampler.
-        pruner: class of the pruner.
-        seed: seed of the sampler, or None.
         space: distributions by parameter, or the name of a function.
-        best: the best trial so far, or None.
-        trials: the trials, in the order of their numbers.
     """
 
     trials_wanted: int
@@ -144,26 +118,17 @@ class SearchRecord:
 
 @dataclass(frozen=True)
 class ScoreRecord:
-    """A score and its parts.
+    """A score, with the values of its arguments, and its parts.
 
     Attributes:
-        output: URL of the output.
         is_complete: whether the output is there.
         kept_in: URL of the directory of parts while the output is not there; or None.
-        model: URL of the model, or None.
         columns: columns of the table that are read; None before the plan.
         keep: columns of the table in the output.
-        batch_size: rows of a batch.
-        max_concurrent: largest number of executors.
-        gpus_per_worker: GPUs of each executor.
-        on_error: "raise" or "skip".
-        rows: number of rows of the table.
         scored: number of rows of the parts that are on the lake.
-        parts: number of parts.
         done: number of parts that are on the lake.
         rate: rows scored in a second; None if unknown.
         seconds_left: seconds until the end at this rate; None if unknown.
-        failed_parts: parts that were left out.
     """
 
     output: str
@@ -187,40 +152,18 @@ class ScoreRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The record of a run.
+    """The record of a run; docs/runs.md describes the fields.
 
     Attributes:
-        run_id: name of the run and of its directory.
-        name: name of the run.
-        user: user who submitted it.
-        application: YARN's application id.
         state: value of a GangState.
-        attempt: number of the latest attempt, from 0.
-        error: error that ended the run, or None.
         reason: why the run ended; None before its end.
-        waiting_for: what the run waits for, or is about to do; "" for nothing.
-        waits: what the run waited for, over time.
         updated: time of writing by the driver's clock, in seconds since the epoch.
-        timeline: the points that the run has passed.
-        gpu_seconds: what its GPUs did while they were held.
         use: its GPU seconds over time, at least one point.
-        model: URL of the version that the run published, or None.
-        data: the data that the ranks read, by name; None before they are there, or without data.
         spec: the gang, as requested, without values of variables that look secret.
-        python_env: the Python environment of the ranks on the lake, without its modules; or None.
-        queue: YARN's queue; "" on a local master.
-        executors: number of executors; of an elastic gang, the largest.
-        executor: resources of each executor.
         aside: number of GPUs of parked executors, by host.
-        ranks: ranks that have started.
         metrics: last values of each rank, by name.
         logs: size of each log in bytes, by its path in the run's directory.
-        worlds: worlds of an elastic gang.
-        warnings: what a person should know.
-        environment: the environment in which the run was started.
-        search: the search, or None.
-        score: the score, or None.
-        left_out: what `encode` has left out of long lists, as numbers of entries by name.
+        left_out: number of entries by name that `encode` has left out of long lists.
     """
 
     run_id: str

@@ -145,7 +145,7 @@ class GpuSeconds:
         parts = (
             f"{field.name} {getattr(self, field.name):.1f}"
             for field in fields(self)
-            # What is not always there is left out where it is not.
+            # Kinds that few runs have are left out if they are 0.
             if field.name in _ALWAYS or getattr(self, field.name) >= _LEAST_SHOWN
         )
         return f"GpuSeconds({', '.join(parts)})"

@@ -1,4 +1,4 @@
-"""Who used how much GPU time: runs summed up by user, queue, run or day. Pure functions."""
+"""GPU time summed up by user, queue, run or day. Pure functions."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def moment_of(value: object, name: str, now: float) -> float | None:
 
 @dataclass(frozen=True)
 class RunUse:
-    """What usage needs to know of one run.
+    """The GPU time of one run.
 
     Attributes:
         run_id: the run's id.

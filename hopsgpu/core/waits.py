@@ -12,7 +12,7 @@ _LONGEST = 1000
 
 @dataclass(frozen=True)
 class Wait:
-    """What a run waited for from a point in time on.
+    """The reason for which a run waited from a point in time on.
 
     Attributes:
         time: seconds since the epoch.
@@ -23,7 +23,7 @@ class Wait:
     why: str
 
 
-def noted(waits: Sequence[Wait], why: str, now: float) -> tuple[Wait, ...]:
+def add_wait(waits: Sequence[Wait], why: str, now: float) -> tuple[Wait, ...]:
     """Return the reasons with the present one, if that is another than the last.
 
     Args:

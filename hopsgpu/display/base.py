@@ -15,7 +15,7 @@ from hopsgpu.errors import ConfigError
 
 
 class Status(Protocol):
-    """What all statuses have in common."""
+    """The fields that all statuses have."""
 
     @property
     def run_id(self) -> str: ...
@@ -72,11 +72,11 @@ class NoDisplay:
 class CallbackDisplay(Generic[S]):
     """Passes states to a function of the user, and ignores lines."""
 
-    def __init__(self, tell: Callable[[S], object]) -> None:
-        self._tell = tell
+    def __init__(self, on_status: Callable[[S], object]) -> None:
+        self._on_status = on_status
 
     def status(self, status: S) -> None:
-        self._tell(status)
+        self._on_status(status)
 
     def line(self, writer: object, host: str, *texts: str) -> None:
         return
@@ -90,12 +90,12 @@ class PlainLines(Generic[S, W]):
 
     def __init__(
         self,
-        teller: StatusFormatter[S, W],
+        formatter: StatusFormatter[S, W],
         out: TextIO | None = None,
         err: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._teller = teller
+        self._formatter = formatter
         self._out = out
         self._err = err
         self._clock = clock
@@ -104,7 +104,7 @@ class PlainLines(Generic[S, W]):
     def status(self, status: S) -> None:
         """Write what is new."""
         begin = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: "
-        lines = "".join(f"{begin}{text}\n" for text in self._teller.news(status, self._clock()))
+        lines = "".join(f"{begin}{text}\n" for text in self._formatter.news(status, self._clock()))
         if lines:
             err = self._err or sys.stderr
             self._outlet.write(err, _encodable(lines, err))
@@ -112,9 +112,9 @@ class PlainLines(Generic[S, W]):
             self._outlet.close()
 
     def line(self, writer: W, host: str, *texts: str) -> None:
-        label = self._teller.label(writer, host)
+        label = self._formatter.label(writer, host)
         out = self._out or sys.stdout
-        # One write: a flush for each of two million lines would take longer than their transport.
+        # A single write: flushing each of two million lines would take longer than sending them.
         text = "".join(f"[{label}] {line}\n" for line in texts)
         self._outlet.write(out, _encodable(text, out))
 
@@ -139,16 +139,16 @@ class Shield(Generic[S, W]):
         self.problem: str | None = None
 
     def status(self, status: S) -> None:
-        self._tell(lambda: self._shown.status(status))
+        self._call(lambda: self._shown.status(status))
 
     def line(self, writer: W, host: str, *texts: str) -> None:
-        self._tell(lambda: self._shown.line(writer, host, *texts))
+        self._call(lambda: self._shown.line(writer, host, *texts))
 
-    def _tell(self, tell: Callable[[], None]) -> None:
+    def _call(self, report: Callable[[], None]) -> None:
         if self.problem is not None:
             return
         try:
-            tell()
+            report()
         except Exception as error:  # noqa: BLE001 - becomes a warning of the result
             self.problem = f"the progress display stopped ({type(error).__name__}: {error})"
 

@@ -111,7 +111,7 @@ def world_lines(
     return lines
 
 
-# What `world_cells` returns.
+# Headers of the cells that `world_cells` returns.
 WORLD_HEADERS = ("world", "ranks", "from", "to", "ended", "resize", "GPU seconds")
 
 

@@ -193,7 +193,7 @@ class Tail:
 
 @dataclass
 class _Attempt:
-    """What was reported in one attempt; the plots of the next one start empty."""
+    """The reports of one attempt; the plots of the next attempt start empty."""
 
     number: int = 0
     metrics: list[str] = field(default_factory=list)

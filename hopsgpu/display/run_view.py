@@ -1,4 +1,4 @@
-"""What people want to know about a run, a search or a score, computed from its record. Pure.
+"""The view of a run, a search or a score: facts for people, computed from its record. Pure.
 
 The command line and the web pages render these values. A new fact about a run belongs into
 `_facts`: both show it then.
@@ -45,13 +45,11 @@ _YARN_ID = re.compile(r"application_\d+_\d+")
 
 @dataclass(frozen=True)
 class RunFact:
-    """A fact about a run.
+    """A fact about a run; `url` is a page that says more, or "".
 
     Attributes:
-        name: its name.
-        text: its value, with the unit.
+        text: the value, with its unit.
         tone: GOOD, BAD, WARNING, STRONG or PLAIN.
-        url: a page that says more; "" for none.
     """
 
     name: str
@@ -62,28 +60,21 @@ class RunFact:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run in a list.
+    """A run in a list; texts are "" if there is nothing to show.
 
     Attributes:
-        run_id: its id.
         state: its state, "lost", or "unreadable".
         root: key of the root that it is below, on pages.
-        state_before: the last recorded state of a run that is lost; else "".
+        state_before: the last recorded state of a run that is lost.
         is_running: whether its driver is working.
-        problem: why its record cannot be read, or "".
+        problem: why its record cannot be read.
         problem_kind: kind of the problem, as of a StoreError.
-        name: its name.
-        user: user who submitted it.
-        queue: YARN's queue, or "".
-        application: YARN's id of its application.
         requested: when it began, in seconds since the epoch; or None.
         took: seconds until its end or until now; or None.
         ranks: its world size, or the smallest and the largest.
-        gpus: its GPUs.
         gang: ranks and GPUs in words.
-        model: name and number of the version that it published, or "".
-        error: first line of its error, or "".
-        waiting_for: what it waits for, or "".
+        model: name and number of the version that it published.
+        error: first line of its error.
         kind: "gang", "search" or "score".
     """
 
@@ -167,7 +158,6 @@ class Failure:
     """The error that ended a run.
 
     Attributes:
-        whole: all of it.
         traceback: the user's traceback; "" if there is none.
         words: the rest: which rank failed, where, and how.
         rank: the rank that failed first, or None.
@@ -181,14 +171,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a run.
-
-    Attributes:
-        name: "waited", "trained", ….
-        seconds: its duration.
-        begin: where it begins, as a share in [0, 1] of the whole time.
-        share: its share.
-    """
+    """A phase of a run; begin and share are shares of the whole time in [0, 1]."""
 
     name: str
     seconds: float
@@ -201,14 +184,9 @@ class RankRow:
     """A rank.
 
     Attributes:
-        rank: its number.
-        role: "worker" or "ps".
-        host: the node.
-        pid: pid of its process.
         gpus: UUIDs, abbreviated.
         exit: exit code or signal, "runs", "lost", or "-" if nobody knows.
         ended: how it ended, in words.
-        is_bad: whether it failed.
         gpu_use: mean utilisation in [0, 1]; or None.
         now_use: last sampled utilisation in [0, 1] of a rank that runs; or None.
         memory: peak bytes of the host's memory; or None.
@@ -233,20 +211,13 @@ class RankRow:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial.
+    """A trial; texts are "" if there is nothing to show.
 
     Attributes:
-        number: its number.
         state: its state; "stopped" or "lost" if the search ended before it.
-        value: its metric in words, or "".
         took: how long it took or has run, in words.
-        tries: how often it was started.
-        host: hosts of its ranks.
-        gpu: GPUs of its ranks.
-        params: its parameters.
-        why: why it failed or was pruned, or "".
+        why: why it failed or was pruned.
         ended: when it ended, in seconds since the epoch; None while it runs.
-        is_best: whether it is the best one.
     """
 
     number: int
@@ -267,7 +238,6 @@ class SearchView:
     """A search.
 
     Attributes:
-        facts: what it optimises and how, how many trials ended how, and the best one.
         trials: those that run, then the best ones, then those that ended last without a value.
         curve: best value so far by the number of ended trials.
     """
@@ -279,13 +249,7 @@ class SearchView:
 
 @dataclass(frozen=True)
 class FailedPartRow:
-    """Rows that a score left out.
-
-    Attributes:
-        place: which rows, and where they are.
-        tries: how often they were tried.
-        why: the line of the last error that names the exception.
-    """
+    """Rows that a score left out; `why` is the line of the last error with the exception."""
 
     place: str
     tries: int
@@ -294,13 +258,7 @@ class FailedPartRow:
 
 @dataclass(frozen=True)
 class ScoreView:
-    """A score.
-
-    Attributes:
-        facts: its rows, parts, model and output.
-        share: share of the rows that are on the lake, in [0, 1].
-        failed: parts that were left out.
-    """
+    """A score; `share` is the share of the rows that are on the lake, in [0, 1]."""
 
     facts: tuple[RunFact, ...]
     share: float
@@ -312,19 +270,13 @@ class RunView:
     """One run.
 
     Attributes:
-        summary: the run in a list.
         facts: facts in the order in which people want them.
-        failure: the error that ended it, or None.
         warnings: what a person should know.
-        phases: its phases so far.
-        waits: what it waited for, over time.
-        worlds: the worlds of an elastic gang.
+        waits: the reasons to wait, over time.
         spent: facts about the time of the run and of its GPUs.
         ranks: the ranks that have started; none for a search or a score.
         logs: all logs that the record lists, with their bytes.
         model: name and number of the version that it published; or nothing.
-        search: the search; or None.
-        score: the score; or None.
     """
 
     summary: RunSummary

@@ -1,4 +1,4 @@
-"""What live displays and results show of a run, a search or a score, beside plots and logs. Pure.
+"""The views of statuses and results: all that displays show beside plots and logs. Pure.
 
 The terminal and the notebook's cell render a `StatusView`, the cards of results a `ResultView`. A
 new fact about a status or a result belongs here; one from a run's record belongs into `run_view`.
@@ -96,14 +96,7 @@ def _view(
 
 @dataclass(frozen=True)
 class ResultView:
-    """A result.
-
-    Attributes:
-        kind: the class of the result.
-        run_id: the run's id.
-        facts: names and values, without empty ones.
-        warnings: what a person should know.
-    """
+    """A result: its class, and names and values of facts, without empty ones."""
 
     kind: str
     run_id: str

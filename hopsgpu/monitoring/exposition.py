@@ -26,7 +26,7 @@ ALERTS, DASHBOARD = "alerts.yml", "dashboard.json"
 
 
 class Looks(Protocol):
-    """What gives observations, one at a time."""
+    """A source of observations, one at a time."""
 
     def look(self) -> Look:
         """Return what is seen now."""

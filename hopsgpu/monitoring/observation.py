@@ -33,7 +33,7 @@ SOURCES = (RESOURCE_MANAGER, NODE_MANAGERS, QUEUE, RUNS)
 LOOK_SECONDS = 8.0
 # A ticket of a keytab is renewed in time if it is looked at this often.
 _SIGN_IN_SECONDS = 1800.0
-# Whoever may write tickets may write any numbers: larger ones are no gang's.
+# Users who may write tickets may write any numbers: no gang has larger ones.
 _MOST_GPUS = 1_000_000
 _MOST_SECONDS = 1e8
 
@@ -73,7 +73,7 @@ class SourceState:
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of the cluster at one moment; None for what a source did not answer.
+    """The state of the cluster at one moment; None for a source that did not answer.
 
     Attributes:
         time: seconds since the epoch.
@@ -95,7 +95,7 @@ class Look:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What YARN's answers show: the GPUs, and whether each NodeManager answered."""
+    """The GPUs that YARN reports, and whether each NodeManager answered."""
 
     overview: Overview
     gpus: ClusterGpus
@@ -103,7 +103,7 @@ class _Seen:
 
 
 class _Yarn:
-    """What is read of YARN with one configuration."""
+    """The reads of YARN with one configuration."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         setting = HadoopConf.load(environ).get
@@ -152,7 +152,7 @@ class Monitor:
     Args:
         environ: environment that names the cluster's configuration.
         roots: returns the roots of runs, and why some are unknown.
-        tell: called with a line for each change of a source's state.
+        on_change: called with a line for each change of a source's state.
         sign_in: gets a new Kerberos ticket if the present one ends soon.
         look_seconds: how long a look takes at most.
     """
@@ -161,25 +161,25 @@ class Monitor:
         self,
         environ: Mapping[str, str],
         roots: Roots,
-        tell: Callable[[str], None],
+        on_change: Callable[[str], None],
         sign_in: Callable[[], None] = lambda: None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self._environ = environ
         self._sign_in = sign_in
         self._signed_in_at = float("-inf")
-        self._ticket: Source[bool] = Source("kerberos", tell)
+        self._ticket: Source[bool] = Source("kerberos", on_change)
         self._look_seconds = look_seconds
         self._yarn: _Yarn | None = None
         self._making = threading.Lock()
         self._runs = RunsReader(roots)
         self._paths: tuple[str, ...] = ()
         self._types: Mapping[str, tuple[GpuType, ...]] = {}
-        self._manager: Source[_Seen] = Source(RESOURCE_MANAGER, tell)
-        self._nodes: Source[_Seen] = Source(NODE_MANAGERS, tell)
-        self._queue: Source[tuple[WaitingGang, ...]] = Source(QUEUE, tell)
-        self._records: Source[RunsView] = Source(RUNS, tell)
-        self._tell = tell
+        self._manager: Source[_Seen] = Source(RESOURCE_MANAGER, on_change)
+        self._nodes: Source[_Seen] = Source(NODE_MANAGERS, on_change)
+        self._queue: Source[tuple[WaitingGang, ...]] = Source(QUEUE, on_change)
+        self._records: Source[RunsView] = Source(RUNS, on_change)
+        self._on_change = on_change
         self._told: tuple[str, ...] = ()
 
     def look(self) -> Look:
@@ -204,7 +204,7 @@ class Monitor:
             nodes = self._nodes.answer(until)
         queue, runs = self._queue.answer(until), self._records.answer(until)
         if runs.value is not None:
-            self._tell_of_roots(runs.value.problems)
+            self._report_root_problems(runs.value.problems)
         return Look(
             time=time.time(),
             sources={
@@ -266,10 +266,10 @@ class Monitor:
             raise HopsGpuError(f"none answers: {next(iter(answers.problems.values()))}")
         return _Seen(overview, observer.gpus(overview, answers), _answering(overview, answers))
 
-    def _tell_of_roots(self, problems: tuple[str, ...]) -> None:
+    def _report_root_problems(self, problems: tuple[str, ...]) -> None:
         for problem in problems:
             if problem not in self._told:
-                self._tell(f"{RUNS}: not read: {problem}")
+                self._on_change(f"{RUNS}: not read: {problem}")
         self._told = problems
 
 

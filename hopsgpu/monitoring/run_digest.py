@@ -1,4 +1,4 @@
-"""What metrics need of a run's record. Pure functions."""
+"""The part of a run's record that metrics need. Pure functions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ScoreProgress:
 
 @dataclass(frozen=True)
 class RunDigest:
-    """What metrics need of a run.
+    """The part of a run's record that metrics need.
 
     Attributes:
         run_id: the run's id.
@@ -78,9 +78,8 @@ class RunDigest:
         updated: when its record was written, in seconds since the epoch.
         gpus: number of GPUs of the gang.
         use: its GPU seconds until then.
-        requested: when it began, in seconds since the epoch; a search or a score that is resumed
-            begins again.
-            None if the record does not say so.
+        requested: when it began, in seconds since the epoch; or None. A search or a score that is
+            resumed begins again.
         waits_since: since when it waits for executors, in seconds since the epoch; None if it does
             not wait.
         trains_since: since when its function runs, in seconds since the epoch; None if it does not,
@@ -89,7 +88,7 @@ class RunDigest:
         started: seconds from then until the function ran in all ranks; None if it never did.
         released: seconds from the end of training and publishing until the ResourceManager showed
             that the GPUs were released; None if that was not confirmed.
-        aside: number of GPUs that are held aside, by host.
+        aside: number of GPUs of parked executors, by host.
         readings: samples of its GPUs while it trains.
         score: how far it is, if it is a score.
     """
@@ -118,7 +117,7 @@ class RunDigest:
 
 
 def digest_of(record: RunRecord) -> RunDigest:
-    """Return what metrics need of a run."""
+    """Return the digest of a record."""
     use = use_of(record, record.updated)
     last, timeline = use.points[-1], record.timeline
     phases = {name: s for name, s in timeline.phases() if s <= _MOST_SECONDS}

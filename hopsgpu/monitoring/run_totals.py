@@ -94,7 +94,7 @@ class Totals:
 
 @dataclass
 class _Counted:
-    """What of a run, or of a held gang, has been counted, and when the run began."""
+    """The part of a run, or of a held gang, that has been counted, and when the run began."""
 
     by_kind: dict[str, float]
     waited: float

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # Users come and go.
 _ROOTS_SECONDS = 300.0
-# Of many roots, one that does not exist, or refuses, is asked again after that.
+# Seconds until a root that does not exist, or refuses, is read again.
 _ABSENT_SECONDS = 30.0
 _FEW_ROOTS = 20
 # A driver may have been suspended for less.
@@ -73,7 +73,7 @@ class RunsView:
 
 @dataclass
 class _Root:
-    """What is known of a root between two looks."""
+    """The state of a root between two polls."""
 
     lake: LakePath
     changes: RunChanges[RunDigest]
@@ -81,7 +81,7 @@ class _Root:
     again_at: float = float("-inf")
     refusal: str = ""
     unreadable: int = 0
-    # Of runs that have not ended.
+    # Digests of runs that have not ended.
     live: dict[str, RunDigest] = field(default_factory=dict)
     # Times of the files of held gangs.
     held: dict[str, int] = field(default_factory=dict)

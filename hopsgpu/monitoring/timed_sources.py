@@ -18,13 +18,13 @@ class Source(Generic[T]):
 
     Args:
         name: the source's name.
-        tell: called with a line when the source gives no answer any more, for another reason than
+        on_change: called with a line when the source no longer answers, for another reason than
             before, and when it answers again.
     """
 
-    def __init__(self, name: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, name: str, on_change: Callable[[str], None]) -> None:
         self.name = name
-        self._tell = tell
+        self._on_change = on_change
         self._told = ""
         self._question: TimedRead[T] | None = None
 
@@ -55,5 +55,5 @@ class Source(Generic[T]):
     def _note(self, problem: str) -> None:
         if problem == self._told:
             return
-        self._tell(f"{self.name}: {problem or 'answers again'}")
+        self._on_change(f"{self.name}: {problem or 'answers again'}")
         self._told = problem

@@ -16,7 +16,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint, extended
 from hopsgpu.core.run_record import EnvironmentRecord, RankRecord, RunRecord
 from hopsgpu.core.spec import redact
-from hopsgpu.core.waits import Wait, noted
+from hopsgpu.core.waits import Wait, add_wait
 from hopsgpu.errors import StoreError
 from hopsgpu.runs import run_details
 from hopsgpu.runs.active_run import ActiveRun
@@ -127,7 +127,7 @@ class Recording:
         self._use = extended(points, result.gpu_seconds, board.waited * needed, now)
         is_over = GangState(state).is_terminal
         waiting_for = "" if is_over else board.status().waiting_for
-        self._waits = noted(self._waits, waiting_for, now)
+        self._waits = add_wait(self._waits, waiting_for, now)
         details = self._details()
         record = RunRecord(
             run_id=result.run_id,
@@ -177,7 +177,7 @@ class Recording:
             with self._lock:
                 if ended.is_set():
                     return
-                self._waits = noted(self._waits, status.waiting_for, self._clock())
+                self._waits = add_wait(self._waits, status.waiting_for, self._clock())
                 if state != before or now >= record_at:
                     self._run.background.try_put(self._key, self._work(state))
                     record_at = now + _RECORD_SECONDS

@@ -1,4 +1,4 @@
-"""Who may use the pages: token, cookie, the names of this server, and where a request comes from.
+"""Access to the pages: token, cookie, the names of this server, and the origin of a request.
 
 As with Jupyter, the URL that the command prints has a token. Whoever opens it gets a cookie and a
 URL without the token. Every response forbids scripts, styles, frames and forms of others.
@@ -43,7 +43,7 @@ STATIC = "/static/"
 
 @dataclass(frozen=True)
 class Secrets:
-    """What a browser must show; made anew at each start, and kept nowhere.
+    """The secrets that a browser must send; new at each start, and stored nowhere.
 
     Attributes:
         token: in the URL that is printed.
@@ -70,13 +70,13 @@ class Server:
         names: host names under which browsers reach it, beside those of the loopback.
         proxied: those of `names` at which a proxy listens, whose pages have another origin than
             the server sees.
-        tls: whether it speaks TLS.
+        has_tls: whether it speaks TLS.
     """
 
     port: int
     names: Collection[str] = ()
     proxied: Collection[str] = ()
-    tls: bool = False
+    has_tls: bool = False
 
     @property
     def cookie(self) -> str:
@@ -179,7 +179,7 @@ class Guard:
             )
         # Relative, and for the directory that the browser asked for: a proxy may have another path.
         response = Response(status_code=303, headers={"Location": "./"})
-        secure = "; Secure" if self._server.tls else ""
+        secure = "; Secure" if self._server.has_tls else ""
         response.headers["Set-Cookie"] = (
             f"{self._server.cookie}={self._secrets.session}; HttpOnly; SameSite=Strict{secure}"
         )

@@ -131,7 +131,7 @@ def _cells(node: GpuNode, holders: Sequence[tuple[int, int]]) -> Iterator[GpuCel
     """
     remaining = node.used
     for number, gpus in holders:
-        # What the node has reported may be a moment older than what the application has.
+        # The node's report may be older than the application's.
         count = min(gpus, remaining)
         remaining -= count
         yield from (GpuCell(USED, number) for _ in range(count))
@@ -152,7 +152,7 @@ class Waiting:
         wants: what it waits for, in words.
         since: since when, in seconds since the epoch; or None.
         why: why it waits, in words.
-        grows: whether it has executors, and would like more.
+        can_grow: whether it has executors, and would like more.
         partition: node label of its queue of gangs; "" for none.
         queue: path of the queue whose limit keeps it waiting, or of its own; "" if unknown.
         passed: how often later gangs went first; at most `MAX_PASSES`, beyond which none counts.
@@ -166,7 +166,7 @@ class Waiting:
     wants: str
     since: float | None
     why: str
-    grows: bool = False
+    can_grow: bool = False
     partition: str = ""
     queue: str = ""
     passed: int = 0
@@ -180,7 +180,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class QueueView:
-    """Who waits.
+    """The gangs that wait.
 
     Attributes:
         waiting: in the order of the queue of gangs, those without a ticket last.
@@ -251,7 +251,7 @@ def _waiting(
         wants=f"{count_of(ticket.executors, 'executor')} with {gpu_text} each",
         since=ticket.filed / 1000,
         why=why,
-        grows=ticket.is_growth,
+        can_grow=ticket.is_growth,
         partition=partition,
         queue=queues.get(ticket.queue, ""),
         passed=ticket.passed,

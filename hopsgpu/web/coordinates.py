@@ -17,7 +17,7 @@ from hopsgpu.display.search_phrases import number
 MOST_LINES = 400
 _MOST_AXES = 10
 _MOST_LABELS = 8
-# Of a picture of one trial's parameters that span several orders of magnitude.
+# Ratio of the largest and the smallest value from which an axis is logarithmic.
 _LOG_RATIO = 50.0
 RANKS = 5
 

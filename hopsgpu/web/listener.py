@@ -109,13 +109,13 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def serve(sources: Sources, options: ServerOptions, tell: Callable[[str], None]) -> None:
+def serve(sources: Sources, options: ServerOptions, on_ready: Callable[[str], None]) -> None:
     """Serve the pages until SIGINT or SIGTERM.
 
     Args:
         sources: what the pages read.
         options: how they are served.
-        tell: called with the URL that opens the pages, once browsers can.
+        on_ready: called with the URL that opens the pages, once browsers can.
 
     Raises:
         ConfigError: an option cannot be used, or a package is missing.
@@ -132,8 +132,8 @@ def serve(sources: Sources, options: ServerOptions, tell: Callable[[str], None])
         port = int(listener.getsockname()[1])
         own_names = (options.host, socket.gethostname(), socket.getfqdn())
         secrets = Secrets.fresh()
-        tls = options.certfile is not None
-        server = Server(port, (*own_names, *options.names), options.names, tls)
+        has_tls = options.certfile is not None
+        server = Server(port, (*own_names, *options.names), options.names, has_tls)
         config = uvicorn.Config(
             application(sources, secrets, server),
             http="h11",
@@ -153,13 +153,13 @@ def serve(sources: Sources, options: ServerOptions, tell: Callable[[str], None])
             ssl_certfile=options.certfile,
             ssl_keyfile=options.keyfile,
         )
-        tell(url_of(options.host, port, secrets.token, tls=tls))
+        on_ready(url_of(options.host, port, secrets.token, has_tls=has_tls))
         log.info("serves the pages on %s:%d", options.host, port)
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def url_of(host: str, port: int, token: str, *, tls: bool) -> str:
+def url_of(host: str, port: int, token: str, *, has_tls: bool) -> str:
     """Return the URL that opens the pages."""
     name = socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104
     shown = f"[{name}]" if ":" in name else name
-    return f"{'https' if tls else 'http'}://{shown}:{port}/?token={token}"
+    return f"{'https' if has_tls else 'http'}://{shown}:{port}/?token={token}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hopsgpu.core.html import plain_line
 from hopsgpu.storage.lake import LakePath
 
-# Of a log file; a page of it has about a thousand lines.
+# Bytes of a log file on a page, about a thousand lines.
 MOST_BYTES = 128 * 1024
 _LONGEST_LINE = 2000
 
@@ -35,14 +35,14 @@ class LogPart:
         return None if self.begin == 0 else max(self.begin - MOST_BYTES, 0)
 
 
-def read_part(file: LakePath, size: int, begin: int | None, *, grows: bool) -> LogPart:
+def read_part(file: LakePath, size: int, begin: int | None, *, can_grow: bool) -> LogPart:
     """Return a part of a log: whole lines, or a part of a line that is longer than a page.
 
     Args:
         file: the log.
         size: bytes that it has.
         begin: offset from which to read; None for the end of the log.
-        grows: whether the log may grow; then its last line counts once it has its end.
+        can_grow: whether the log may grow; then its last line counts once it has its end.
 
     Raises:
         StoreError: the lake refused.
@@ -58,8 +58,8 @@ def read_part(file: LakePath, size: int, begin: int | None, *, grows: bool) -> L
         first = content.find(b"\n") + 1
         at, content = at + first, content[first:]
     end = at + len(content)
-    if end < size or grows:
-        # What follows the last whole line is the next part's.
+    if end < size or can_grow:
+        # The next part begins after the last whole line.
         complete = content.rfind(b"\n") + 1
         if complete or len(content) < MOST_BYTES:
             end, content = at + complete, content[:complete]

@@ -22,7 +22,7 @@ from hopsgpu.storage.lake import LakePath
 log = logging.getLogger(__name__)
 
 _MOST_METRICS = 24
-# Of all files of a run in one look; the rest is for the next ones.
+# Bytes of all files of a run that one poll reads; the next polls read the rest.
 _LOOK_BYTES = 16 * 2**20
 _CHUNK = 2**20
 # A line that is longer is none of ours.
@@ -45,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class MetricPlots:
-    """What a run reported so far.
+    """The metrics that a run has reported so far.
 
     Attributes:
         metrics: series of each metric by its name, in the order in which they first came.

@@ -1,4 +1,4 @@
-"""What the pages read, and where: runs, logs, metrics and models on the lake, and YARN's answers.
+"""The reads behind the pages: runs, logs, metrics and models on the lake, and YARN's answers.
 
 All calls here block, for as long as the lake or YARN takes; `shared_reads` has them in threads.
 """
@@ -92,12 +92,12 @@ class RunList:
 
     Attributes:
         rows: the runs, the newest first.
-        more: whether there are older ones.
+        has_more: whether there are older ones.
         problems: why roots cannot be listed.
     """
 
     rows: tuple[RunSummary, ...]
-    more: bool
+    has_more: bool
     problems: tuple[str, ...]
 
 
@@ -157,7 +157,7 @@ class VersionList:
 
 
 class Sources:
-    """What the pages read.
+    """The blocking reads of the lake and of YARN behind the pages.
 
     Args:
         cluster: returns the GPUs.
@@ -326,7 +326,7 @@ class Sources:
         trial: int | None,
         begin: int | None,
         *,
-        grows: bool,
+        can_grow: bool,
     ) -> LogText:
         """Return a part of a rank's log.
 
@@ -336,7 +336,7 @@ class Sources:
             which: the log.
             trial: number of a search's trial whose log it is; or None.
             begin: offset from which to read; None for the end.
-            grows: whether the log may grow.
+            can_grow: whether the log may grow.
 
         Raises:
             StoreError: the lake refused, or there is no such log.
@@ -349,7 +349,7 @@ class Sources:
             raise StoreError(
                 f"there is no log of rank {which.rank} in attempt {which.attempt} so far", "absent"
             )
-        part = read_part(log_file(directory, which), sizes[which], begin, grows=grows)
+        part = read_part(log_file(directory, which), sizes[which], begin, can_grow=can_grow)
         return LogText(part, sizes)
 
     def models(self, root: Root) -> ModelList:

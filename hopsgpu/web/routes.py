@@ -68,7 +68,7 @@ _MISSING = (ABSENT, DAMAGED, OTHER_SCHEMA, PERMISSION)
 
 
 class Missing(Exception):
-    """What an address names does not exist; the message says what."""
+    """An address of something that does not exist; the message says of what."""
 
 
 class Pages:
@@ -241,7 +241,7 @@ class Pages:
         ranks = [log.rank for log, _ in view.logs if log.attempt == last]
         failed = None if view.failure is None else view.failure.rank
         which = RankLog(last, failed if failed in ranks else min(ranks))
-        answer = await self._log(root, run_id, which, None, None, grows=False)
+        answer = await self._log(root, run_id, which, None, None, can_grow=False)
         return which, answer
 
     async def _log(
@@ -252,10 +252,10 @@ class Pages:
         trial: int | None,
         begin: int | None,
         *,
-        grows: bool,
+        can_grow: bool,
     ) -> ReadResult[Any]:
-        key = ("log", root.key, run_id, which, trial, begin, grows)
-        read = partial(self._sources.log, root, run_id, which, trial, begin, grows=grows)
+        key = ("log", root.key, run_id, which, trial, begin, can_grow)
+        read = partial(self._sources.log, root, run_id, which, trial, begin, can_grow=can_grow)
         return await self._lake.get(key, read)
 
     async def _plots(self, root: Root, run_id: str) -> ReadResult[MetricPlots]:
@@ -279,8 +279,8 @@ class Pages:
         """Show a part of a rank's log."""
         root, run_id = await self._run_in_path(request)
         which, trial, begin = _which(request)
-        grows = trial is None and await self._is_running(root, run_id)
-        answer = await self._log(root, run_id, which, trial, begin, grows=grows)
+        can_grow = trial is None and await self._is_running(root, run_id)
+        answer = await self._log(root, run_id, which, trial, begin, can_grow=can_grow)
         return self._page(
             request,
             "log.html",
@@ -290,7 +290,7 @@ class Pages:
             trial=trial,
             begin=begin,
             answer=answer,
-            grows=grows,
+            can_grow=can_grow,
             problems=[answer.problem] if answer.problem else [],
         )
 
@@ -298,12 +298,12 @@ class Pages:
         """Return what follows in a log, for the page's script."""
         root, run_id = await self._run_in_path(request)
         which, trial, begin = _which(request)
-        grows = trial is None and await self._is_running(root, run_id)
-        answer = await self._log(root, run_id, which, trial, begin, grows=grows)
+        can_grow = trial is None and await self._is_running(root, run_id)
+        answer = await self._log(root, run_id, which, trial, begin, can_grow=can_grow)
         if answer.value is None:
             return PlainTextResponse(clean_text(f"{answer.problem}\n"), 503)
         part = answer.value.part
-        headers = {"X-Log-End": str(part.end), "X-Log-Grows": "1" if grows else "0"}
+        headers = {"X-Log-End": str(part.end), "X-Log-Grows": "1" if can_grow else "0"}
         return PlainTextResponse(part.text, headers=headers)
 
     async def _is_running(self, root: Root, run_id: str) -> bool:
@@ -502,7 +502,7 @@ def application(
         500: pages.failed,
     }
     app = Starlette(routes=pages.routes(), exception_handlers=handlers)
-    # To an absolute URL, which behind a proxy is none of the browser's.
+    # Starlette redirects to an absolute URL, which is wrong behind a proxy.
     app.router.redirect_slashes = False
     return Guard(app, server, secrets)
 

@@ -60,7 +60,7 @@ def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(root
 
 
 def test_with_tls_the_cookie_is_only_for_tls(root: Path) -> None:
-    client = browser(sources_of(root), Server(8420, tls=True), known=False)
+    client = browser(sources_of(root), Server(8420, has_tls=True), known=False)
     assert client.get("/?token=the-token").headers["set-cookie"].endswith("; Secure")
 
 

@@ -79,7 +79,7 @@ def test_the_line_in_its_order_and_then_who_waits_without_a_ticket() -> None:
     assert (first.place, first.user, first.since, first.passed) == (1, "ann", 1.0, 2)
     assert (first.why, first.queue, first.name) == ("queue root.a is full", "root.a", "nightly")
     assert first.wants == "2 executors with 1 GPU each" and first.partition == ""
-    assert (second.grows, second.wants) == (True, "2 executors with no GPU each")
+    assert (second.can_grow, second.wants) == (True, "2 executors with no GPU each")
     assert [one.run_id for one in second.runs] == ["fit-2"]
     assert (third.place, third.user, third.why, third.wants) == (
         None,

@@ -66,25 +66,25 @@ def test_parts_of_a_log_are_whole_lines(tmp_path: Path) -> None:
     lines = [f"line {n} \u00fcber\n".encode() for n in range(20_000)]
     content = b"".join(lines)
     file = log_of(tmp_path, content)
-    end = read_part(file, len(content), None, grows=False)
+    end = read_part(file, len(content), None, can_grow=False)
     assert end.end == len(content) and end.begin > 0 and len(end.text.encode()) <= MOST_BYTES
     assert end.text.startswith("line ") and end.text.endswith("line 19999 \u00fcber\n")
-    first = read_part(file, len(content), 0, grows=False)
+    first = read_part(file, len(content), 0, can_grow=False)
     assert first.earlier is None and first.end < len(content) and first.text.endswith("\u00fcber\n")
-    assert read_part(file, len(content), first.end, grows=False).text.startswith("line ")
-    past = read_part(file, len(content), 10**9, grows=True)
+    assert read_part(file, len(content), first.end, can_grow=False).text.startswith("line ")
+    past = read_part(file, len(content), 10**9, can_grow=True)
     assert (past.text, past.begin, past.end) == ("", len(content), len(content))
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
     content = b"x" * (3 * MOST_BYTES)
-    part = read_part(log_of(tmp_path, content), len(content), 0, grows=True)
+    part = read_part(log_of(tmp_path, content), len(content), 0, can_grow=True)
     assert part.end == MOST_BYTES and len(part.text) <= 2000
 
 
 def test_what_a_terminal_would_show(tmp_path: Path) -> None:
     content = b"1 %\r50 %\r100 %\r\n\x1b[31mred\x1b[0m\x00\n\xff\xfe\n"
-    part = read_part(log_of(tmp_path, content), len(content), None, grows=False)
+    part = read_part(log_of(tmp_path, content), len(content), None, can_grow=False)
     assert part.text == "100 %\nred?\n\ufffd\ufffd\n"
 
 
