@@ -39,8 +39,8 @@ from hopsgpu.storage.background import Background
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.2
-_TURN = "the data is ready; another launch uses the gang, and this one runs after it"
+_POLL_SECONDS = 0.2
+_WAITS_FOR_TURN = "the data is ready; another launch uses the gang, and this one runs after it"
 
 
 class AllocatorThread:
@@ -52,24 +52,24 @@ class AllocatorThread:
     Args:
         allocate: provides the allocator of the gang.
         idle_timeout: seconds without a launch after which the gang is released, or None.
-        own_request: returns a request of the gang itself, for acquisitions and releases outside
+        make_request: returns a request of the gang itself, for acquisitions and releases outside
             launches.
-        held: receives the number of executors that the gang holds for no launch.
+        on_held: receives the number of executors that the gang holds for no launch.
     """
 
     def __init__(
         self,
         allocate: GangAllocatorFactory,
         idle_timeout: float | None,
-        own_request: Callable[[], Request],
-        held: Callable[[int], None] = lambda executors: None,
+        make_request: Callable[[], Request],
+        on_held: Callable[[int], None] = lambda executors: None,
     ) -> None:
         self._allocate = allocate
         self._idle_timeout = idle_timeout
-        self._own_request = own_request
-        self._held = held
+        self._make_request = make_request
+        self._on_held = on_held
         self._lock = threading.Lock()
-        self._open = False
+        self._is_open = False
         self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._work_queued = threading.Event()
         self._ended = threading.Event()
@@ -84,11 +84,11 @@ class AllocatorThread:
             ConfigError: it was started before.
         """
         with self._lock:
-            if self._open or self._ended.is_set():
+            if self._is_open or self._ended.is_set():
                 raise ConfigError(
                     "a gang can be entered only once: create a new one with hopsgpu.hold()"
                 )
-            self._open = True
+            self._is_open = True
         start_daemon("hopsgpu-allocator", self._run)
 
     def put(self, work: Callable[[], None]) -> None:
@@ -112,7 +112,7 @@ class AllocatorThread:
             self._check_open()
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._is_open:
             raise ConfigError(
                 "this gang is not held, or was closed: launch within"
                 " `with hopsgpu.hold(...) as gang:`"
@@ -121,17 +121,17 @@ class AllocatorThread:
     def close(self) -> None:
         """Release the gang once all queued work is done; return when it is released."""
         with self._lock:
-            self._open = False
+            self._is_open = False
             self._work_queued.set()
             self._works.put(None)
         self._ended.wait()
 
     @contextlib.contextmanager
-    def borrowed(self, request: Request) -> Iterator[Callable[[Exclusions], GangAllocation]]:
+    def provide_gang(self, request: Request) -> Iterator[Callable[[Exclusions], GangAllocation]]:
         """Provide a function that returns the whole gang for an attempt of one launch.
 
-        Use it only in the allocator thread, or in a thread for whose end the allocator thread
-        waits. Nodes and GPUs that are excluded have no part in the gang.
+        Only the allocator thread may use it, or a thread for which the allocator thread waits. The
+        function takes the nodes and GPUs to exclude.
 
         Raises:
             Cancelled: the launch was cancelled.
@@ -141,17 +141,19 @@ class AllocatorThread:
         if self._problem is not None:
             request.watcher.warn(self._problem)
             self._problem = None
-        self._held(0)
+        self._on_held(0)
         try:
-            yield lambda exclusions: self._whole(replace(request, exclusions=exclusions))
+            yield lambda exclusions: self._ensure_whole(replace(request, exclusions=exclusions))
         finally:
             if self._allocator is not None:
                 request.watcher.state(GangState.FINISHING, ())
-            self._hold()
+            self._report_held()
 
     @contextlib.contextmanager
-    def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], GangAllocation]]:
-        """Provide what `borrowed` does, in a launch's thread for which the allocator thread waits.
+    def provide_gang_in_turn(
+        self, request: Request
+    ) -> Iterator[Callable[[Exclusions], GangAllocation]]:
+        """Do what `provide_gang` does, in a launch's thread for which the allocator thread waits.
 
         While another launch uses the gang, this launch's watcher is notified that it is still
         preparing, and why.
@@ -160,29 +162,29 @@ class AllocatorThread:
             Cancelled: the launch was cancelled.
             ConfigError: the gang is no longer held.
         """
-        turn, done = threading.Event(), threading.Event()
+        turn, has_ended = threading.Event(), threading.Event()
 
         def lend() -> None:
             turn.set()
-            done.wait()
+            has_ended.wait()
 
         self.put(lend)
         try:
             log.debug("%s: waits for its turn on the held gang", request.run_id)
-            if not turn.wait(_LOOK_SECONDS):
-                request.watcher.state(GangState.PREPARING, (), _TURN)
-            while not turn.wait(_LOOK_SECONDS) and not request.cancelled.is_set():
+            if not turn.wait(_POLL_SECONDS):
+                request.watcher.state(GangState.PREPARING, (), _WAITS_FOR_TURN)
+            while not turn.wait(_POLL_SECONDS) and not request.cancelled.is_set():
                 pass
-            with self.borrowed(request) as whole:
-                yield whole
+            with self.provide_gang(request) as ensure_whole:
+                yield ensure_whole
         finally:
-            done.set()
+            has_ended.set()
 
-    def _hold(self) -> None:
-        """Tell how many executors are held for no launch at present."""
-        self._held(0 if self._allocator is None else self._allocator.executor_count)
+    def _report_held(self) -> None:
+        """Report how many executors are held while no launch uses them."""
+        self._on_held(0 if self._allocator is None else self._allocator.executor_count)
 
-    def _whole(self, request: Request) -> GangAllocation:
+    def _ensure_whole(self, request: Request) -> GangAllocation:
         """Return the whole gang; acquire the executors that are missing.
 
         Raises:
@@ -193,10 +195,10 @@ class AllocatorThread:
         try:
             return self._allocator.ensure_whole(request)
         except BaseException:
-            self._let_go(request)
+            self._release(request)
             raise
 
-    def _let_go(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         """Release all executors, and notify the request's watcher."""
         if self._allocator is not None:
             self._allocator.request = request
@@ -204,33 +206,33 @@ class AllocatorThread:
         try:
             self._stack.close()
         finally:
-            self._held(0)
+            self._on_held(0)
 
-    def _let_go_unasked(self) -> None:
+    def _release_when_idle(self) -> None:
         """Release all executors outside of a launch, and notify the gang's own watcher."""
         if self._allocator is not None:
-            request = self._own_request()
-            self._let_go(request)
+            request = self._make_request()
+            self._release(request)
             request.watcher.state(GangState.RELEASED, ())
 
     def _run(self) -> None:
         try:
-            while (work := self._next()) is not None:
+            while (work := self._take_work()) is not None:
                 work()
         finally:
             with self._lock:
-                self._open = False
+                self._is_open = False
             try:
-                self._let_go_unasked()
+                self._release_when_idle()
             finally:
                 self._ended.set()
 
-    def _next(self) -> Callable[[], None] | None:
-        """Return the next work; until some arrives, replace lost executors and time idleness."""
+    def _take_work(self) -> Callable[[], None] | None:
+        """Return the next work; meanwhile replace lost executors, and release an idle gang."""
         idle_since = time.monotonic()
         while True:
             try:
-                work = self._works.get(timeout=_LOOK_SECONDS)
+                work = self._works.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 pass
             else:
@@ -238,38 +240,40 @@ class AllocatorThread:
                 return work
             if self._allocator is None:
                 continue
-            self._hold()
-            left = None
+            self._report_held()
+            seconds_left = None
             if self._idle_timeout is not None:
-                left = idle_since + self._idle_timeout - time.monotonic()
-            if left is not None and left <= 0:
+                seconds_left = idle_since + self._idle_timeout - time.monotonic()
+            if seconds_left is not None and seconds_left <= 0:
                 log.info("releases the held gang: no launch for %g s", self._idle_timeout)
-                self._let_go_unasked()
+                self._release_when_idle()
             elif not self._allocator.is_whole:
-                self._replace_lost(self._allocator, left)
+                self._replace_lost(self._allocator, seconds_left)
 
     def _replace_lost(self, allocator: GangAllocator, seconds: float | None) -> None:
-        """Acquire replacements for lost executors, while the remaining ones are still alive.
+        """Acquire replacements for lost executors, while the remaining executors run.
 
-        A launch that starts meanwhile ends this, and acquires them itself, with its own timeout.
+        A launch that starts meanwhile interrupts this, and acquires the replacements with its own
+        timeout.
         """
-        own = self._own_request()
-        log.info("%s: executors of the held gang were lost; requests replacements", own.run_id)
-        bounds = [bound for bound in (own.plan.spec.acquire_timeout, seconds) if bound is not None]
-        request = replace(own.within(min(bounds, default=None)), cancelled=self._work_queued)
+        request = self._make_request()
+        run_id, timeout = request.run_id, request.plan.spec.acquire_timeout
+        log.info("%s: executors of the held gang were lost; requests replacements", run_id)
+        bounds = [bound for bound in (timeout, seconds) if bound is not None]
+        request = replace(request.within(min(bounds, default=None)), cancelled=self._work_queued)
         try:
             try:
                 allocator.acquire(request)
             except Cancelled:
-                # The remaining executors become idle, so that they end by themselves if no launch
+                # Without a job, the remaining executors end by Spark's idle timeout unless a launch
                 # uses them.
                 allocator.end_jobs()
         except Exception as error:  # noqa: BLE001 - the next launch reports it, and asks again
             log.info(
-                "%s: no replacements (%s): releases all executors", own.run_id, type(error).__name__
+                "%s: no replacements (%s): releases all executors", run_id, type(error).__name__
             )
             self._problem = f"the gang could not replace lost executors while it was idle: {error}"
-            self._let_go(request)
+            self._release(request)
             request.watcher.state(GangState.RELEASED, ())
         else:
             request.watcher.state(GangState.FINISHING, ())
@@ -286,17 +290,20 @@ class Gang:
 
     __module__ = "hopsgpu"
 
-    def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
-        self._arguments = given
+    def __init__(self, arguments: HeldArguments, plan: LaunchPlan) -> None:
+        self._arguments = arguments
         self._plan = plan
         # Set once it is on the lake; used by all launches.
         self._python_env: PythonEnv | None = None
-        self._background = Background(f"hopsgpu-{given.spec.name}-records")
+        self._background = Background(f"hopsgpu-{arguments.spec.name}-records")
         # The latest status board of what the gang did outside launches.
         self._own_board: Board | None = None
-        self._time = HeldTime(plan, given.application, self._background)
+        self._time = HeldTime(plan, arguments.application, self._background)
         self._allocator_thread = AllocatorThread(
-            given.application.allocate, given.idle_timeout, self._own_request, self._time.holds
+            arguments.application.allocate,
+            arguments.idle_timeout,
+            self._make_own_request,
+            self._time.holds,
         )
 
     @public
@@ -308,8 +315,10 @@ class Gang:
             try:
                 root = self._plan.paths["root"]
                 self._python_env = python_of(self._arguments.python_env, root, board, cancelled)
-                with self._allocator_thread.borrowed(self._request(board, cancelled)) as whole:
-                    whole(Exclusions())
+                with self._allocator_thread.provide_gang(
+                    self._request(board, cancelled)
+                ) as ensure_whole:
+                    ensure_whole(Exclusions())
             except BaseException as error:
                 self._time.acquired(board)
                 board.state(state_of_failure(error))
@@ -340,7 +349,7 @@ class Gang:
     ) -> None:
         self._close()
         if isinstance(error, KeyboardInterrupt):
-            # Its message says that the gang keeps the executors, which is no longer true.
+            # The message of the interrupt says that the gang keeps the executors.
             message = str(error).partition(f", and {KEPT}")[0]
             error.args = ("; ".join(filter(None, (message, self._how_closed))),)
 
@@ -380,11 +389,11 @@ class Gang:
             board = Board(run_id, plan.executors, plan.shape.gpus, arguments.progress)
             for problem in self._background.problems():
                 board.warn(problem)
-            provide_gang, start = self._allocator_thread.borrowed, self._allocator_thread.put
+            provide_gang, start = self._allocator_thread.provide_gang, self._allocator_thread.put
             if arguments.data is not None:
                 # Other launches may train while the data is written.
                 self._allocator_thread.check_held()
-                provide_gang = self._allocator_thread.borrowed_later
+                provide_gang = self._allocator_thread.provide_gang_in_turn
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
             handle = start_run(
                 Run,
@@ -405,7 +414,7 @@ class Gang:
         held = "it held nothing" if self._own_board is None else self._own_board.held
         return f"the gang was closed, and {held}"
 
-    def _own_request(self) -> Request:
+    def _make_own_request(self) -> Request:
         self._own_board = self._board()
         return self._request(self._own_board, threading.Event())
 

@@ -78,7 +78,7 @@ def test_ranks_that_are_late_are_stopped_with_their_stacks_except_those_that_onl
     only_saves = Watched(timeout=8.0)
     only_saves.end(0, 7.0)
     only_saves.watcher.record_message(SAVING, 7.0)
-    assert only_saves.step(9.0) is Step.WAIT and not only_saves.watcher.overdue
+    assert only_saves.decide(9.0) is Step.WAIT and not only_saves.watcher.overdue
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
     ranks: int, own_master: bool, store: int
 ) -> None:
     world = assign_ranks([WORLD.places[0].container], ranks)
-    sets = frozenset({Setting("MASTER_ADDR", default=False)}) if own_master else frozenset()
+    sets = frozenset({Setting("MASTER_ADDR", is_default=False)}) if own_master else frozenset()
     function = plans.function(foreseen=StaticFindings(("torch",), sets))
     call = dataclasses.replace(CALL, function=function, slots={0: 4})
     asked: list[dict[str, Any]] = []

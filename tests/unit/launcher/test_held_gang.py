@@ -67,7 +67,7 @@ def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: AllocatorThr
         may_end.wait(SECONDS)
 
     def later() -> None:
-        with keeper.borrowed_later(request()) as whole:
+        with keeper.provide_gang_in_turn(request()) as whole:
             assert cast(Any, whole(Exclusions())) == "the gang"
             had.set()
 
@@ -85,7 +85,7 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> No
     told = cast(Watcher, mine.watcher).told
 
     def later() -> None:
-        with keeper.borrowed_later(mine):
+        with keeper.provide_gang_in_turn(mine):
             had.set()
 
     keeper.put(lambda: cast(None, may_end.wait(SECONDS)))
@@ -101,7 +101,7 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> No
 
 def test_the_keeper_serves_nobody_else_meanwhile(keeper: AllocatorThread) -> None:
     next_one = threading.Event()
-    with keeper.borrowed_later(request()) as whole:
+    with keeper.provide_gang_in_turn(request()) as whole:
         whole(Exclusions())
         keeper.put(next_one.set)
         assert not next_one.wait(0.3)
@@ -113,7 +113,7 @@ def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: AllocatorThread) -
 
     def later() -> None:
         try:
-            with keeper.borrowed_later(request(cancelled)):
+            with keeper.provide_gang_in_turn(request(cancelled)):
                 raise AssertionError("it was cancelled")
         except Cancelled as error:
             problems.append(str(error))
@@ -140,7 +140,7 @@ def test_a_gang_that_is_closed_is_said_to_be(keeper: AllocatorThread) -> None:
         return True
 
     assert until(refused, SECONDS)
-    with pytest.raises(ConfigError, match="not held"), keeper.borrowed_later(request()):
+    with pytest.raises(ConfigError, match="not held"), keeper.provide_gang_in_turn(request()):
         raise AssertionError("it is closed")
 
 
