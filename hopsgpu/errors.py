@@ -28,6 +28,11 @@ class HopsGpuError(Exception):
     # complete.
     _hides_library_frames = True
 
+    def __init_subclass__(cls) -> None:
+        if cls.__module__ == __name__:
+            # Users import the errors from there.
+            cls.__module__ = "hopsgpu"
+
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
         """Return IPython's renderer of this error: lines of the cell, and the message.
@@ -43,13 +48,9 @@ class HopsGpuError(Exception):
 class ConfigError(HopsGpuError):
     """An argument or a setting that cannot work; raised before anything starts."""
 
-    __module__ = "hopsgpu"
-
 
 class CapacityError(HopsGpuError):
     """A request that can never fit into the cluster, the queue or the user's limit."""
-
-    __module__ = "hopsgpu"
 
 
 class GangTimeout(HopsGpuError):
@@ -62,8 +63,6 @@ class GangTimeout(HopsGpuError):
         wanted: executors that the gang needs.
     """
 
-    __module__ = "hopsgpu"
-
     def __init__(self, message: str, *, granted: int, wanted: int) -> None:
         super().__init__(message)
         self.granted = granted
@@ -73,13 +72,9 @@ class GangTimeout(HopsGpuError):
 class Cancelled(HopsGpuError):
     """The run was cancelled by `Run.cancel()`."""
 
-    __module__ = "hopsgpu"
-
 
 class DiscoveryError(HopsGpuError):
     """The GPUs of a node could not be found, or two containers got the same GPU."""
-
-    __module__ = "hopsgpu"
 
 
 class StoreError(HopsGpuError):
@@ -91,8 +86,6 @@ class StoreError(HopsGpuError):
             ranks' files were uploaded), or "" for other errors.
     """
 
-    __module__ = "hopsgpu"
-
     def __init__(self, message: str, kind: str = "") -> None:
         super().__init__(message)
         self.kind = kind
@@ -100,8 +93,6 @@ class StoreError(HopsGpuError):
 
 class ClusterError(HopsGpuError):
     """The development cluster could not be started, read or stopped."""
-
-    __module__ = "hopsgpu"
 
 
 class RankFailed(HopsGpuError):
@@ -118,8 +109,6 @@ class RankFailed(HopsGpuError):
         log_tail: the last lines of the rank's log.
         log_url: URL of the whole log on the lake.
     """
-
-    __module__ = "hopsgpu"
 
     def __init__(
         self,
@@ -153,8 +142,6 @@ class GpusIdle(RankFailed):
     Attributes:
         seconds: how long they idled.
     """
-
-    __module__ = "hopsgpu"
 
     def __init__(self, message: str, *, seconds: float, **first: Any) -> None:
         # `first`: attributes of RankFailed, of the first rank that was still running.

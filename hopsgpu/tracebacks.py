@@ -50,7 +50,6 @@ def trim(error: BaseException, *, is_deliberate: bool = False) -> None:
     - With HOPSGPU_LOG=debug, this function does nothing.
 
     Args:
-        error: the exception, whose traceback is changed.
         is_deliberate: whether hopsgpu raised it on purpose; implied by `_hides_library_frames`.
     """
     if not should_show_all():
@@ -62,9 +61,6 @@ def text_of(error: BaseException) -> str:
 
     Tracebacks of other processes in the text are trimmed too, unless the exception is a bug in
     hopsgpu's own code.
-
-    Args:
-        error: the exception; `trim` changes its traceback.
     """
     trim(error)
     text = "".join(traceback.format_exception(error))
@@ -86,7 +82,6 @@ def _trim(error: BaseException, is_deliberate: bool, seen: set[int], *, is_withi
     """Trim an exception and related ones.
 
     Args:
-        error: the exception to change.
         is_deliberate: as for `trim`.
         seen: ids of changed exceptions; causes may form a circle.
         is_within: whether this exception led to an error that hopsgpu raised on purpose.

@@ -23,7 +23,6 @@ def parse_duration(value: object, name: str) -> float | None:
 
     Args:
         value: "90s", "10m", "2h", a number of seconds, a timedelta, or None for no bound.
-        name: the argument's name, for the error.
 
     Returns:
         Seconds above 0, or None for no bound.
@@ -72,7 +71,6 @@ def parse_memory(value: object, name: str) -> int:
 
     Args:
         value: "4g", "512m" (powers of 1024), or bytes as an int.
-        name: the argument's name, for the error.
 
     Raises:
         ConfigError: the value has another form, or is below 1 MiB.
@@ -94,8 +92,6 @@ def count_of(number: int, noun: str, plural: str = "") -> str:
     """Return a number with a noun: "1 file" or "2 files".
 
     Args:
-        number: the number.
-        noun: the singular.
         plural: the plural, unless it is `noun` with an "s".
     """
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

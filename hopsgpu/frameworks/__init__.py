@@ -41,10 +41,6 @@ def environment(
     A parameter server does not join the workers' collectives: it gets `TF_CONFIG` and no GPU.
 
     Args:
-        world: all processes of the gang.
-        place: the process's place in the gang.
-        endpoints: the gang's rendezvous addresses.
-        restarts: run and attempt of the process.
         visible: which GPUs a rank sees, as for `cuda.visible_gpus`.
         memory_share: share of its GPU's memory that a rank may use, or None for all of it.
         is_independent: whether frameworks see a world of this process only.

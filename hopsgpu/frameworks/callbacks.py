@@ -25,10 +25,6 @@ class MetricReporter:
 
     A metric that cannot be recorded is left out, because it must not end the training. The first
     problem of each kind becomes a warning of the run.
-
-    Args:
-        context: reports to the driver.
-        library: name of the library, for the warnings.
     """
 
     def __init__(self, context: CallbackContext, library: str) -> None:

@@ -30,12 +30,7 @@ class Endpoints:
 
 
 def ports_needed(world: World, key: int) -> int:
-    """Return how many ports a container's agent must hold: one for each process, two for rank 0.
-
-    Args:
-        world: all processes of the gang.
-        key: key of the container.
-    """
+    """Return how many ports a container's agent must hold: one for each process, two for rank 0."""
     has_rank_0 = world.places[0].container.key == key
     return len(world.of_container(key)) + (_RANK_0_PORTS if has_rank_0 else 0)
 
@@ -46,7 +41,6 @@ def endpoints_of(
     """Return the endpoints of a gang.
 
     Args:
-        world: all processes of the gang.
         ports: ports of each container, by its key; as many as `ports_needed` returns.
         store_port: port at which rank 0's agent serves a TCPStore, or None.
 

@@ -15,7 +15,6 @@ def environment(place: RankPlacement, share: float | None) -> dict[str, str]:
     """Return `HOPSGPU_MEMORY_SHARE` for a worker that may use only a share of its GPU's memory.
 
     Args:
-        place: the process's place.
         share: in (0, 1), or None for all of the memory.
     """
     if share is None or not place.gpus or place.role != WORKER:

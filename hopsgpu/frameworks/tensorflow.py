@@ -17,11 +17,6 @@ VARIABLES = ("TF_CONFIG",)
 def environment(world: World, place: RankPlacement, endpoints: Endpoints) -> dict[str, str]:
     """Return the variable of one process, worker or parameter server.
 
-    Args:
-        world: all processes of the gang.
-        place: the process's place in the gang.
-        endpoints: endpoints of the gang.
-
     Returns:
         `TF_CONFIG`. Without parameter servers, all ranks are workers, as
         MultiWorkerMirroredStrategy expects. With parameter servers, rank 0 is the chief, which

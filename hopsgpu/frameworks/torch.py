@@ -63,10 +63,6 @@ def environment(
     """Return the variables of one worker.
 
     Args:
-        world: all processes of the gang.
-        place: the worker's place in the gang.
-        master: address and port of the rendezvous.
-        restarts: run and attempt of the worker.
         is_hosted: whether an agent serves the TCPStore there; otherwise rank 0 does.
 
     Returns:

@@ -61,7 +61,6 @@ def own_names(names: Iterable[str], rank: int) -> list[str]:
 
     Args:
         names: names of the files in the directory, which ranks may share.
-        rank: the rank.
     """
     owners = {name: _RANDOM_STATE.fullmatch(name) for name in names}
     return [name for name, match in owners.items() if (int(match[1]) if match else 0) == rank]

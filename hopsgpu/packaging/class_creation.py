@@ -66,16 +66,8 @@ def _is_in_stdlib(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
-def make_container_class(
-    is_registered: Callable[[type], bool],
-    metaclass: type,
-    name: str,
-    bases: tuple[Any, ...],
-    namespace: Mapping[str, Any],
-    tracker: str | None,
-    extra: Any,
-) -> type:
-    """Create an empty class that is registered as a container later.
+def make_container_class(is_registered: Callable[[type], bool], *args: Any) -> type:
+    """Create an empty class, as `make_class(*args)` does, that is registered as a container later.
 
     An `__init_subclass__` such as Flax's would register the class without fields, so it is not
     called. Its changes to the class are among the members.
@@ -83,11 +75,12 @@ def make_container_class(
     Raises:
         TypeError: the metaclass registers the class.
     """
+    metaclass, name, bases, _, tracker, _ = args
     existing: type | None = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     if existing is not None:
         return existing
     with _without_hooks(types.resolve_bases(bases)):
-        cls = make_class(metaclass, name, bases, namespace, tracker, extra)
+        cls = make_class(*args)
     if is_registered(cls):
         raise TypeError(
             f"{metaclass.__module__}.{metaclass.__qualname__} registers the class {name} as a"

@@ -22,12 +22,7 @@ _BOUNDARY = "boundary"
 
 
 def reduce_enum(cls: type[enum.Enum], reduced: _Reduced) -> _Reduced:
-    """Return a reduction of an Enum class with all of its members.
-
-    Args:
-        cls: the class.
-        reduced: cloudpickle's reduction of it.
-    """
+    """Return a reduction of an Enum class with all of its members."""
     _, args, state, *_ = reduced
     bases, name, qualname, _, module, tracker, _ = args
     namespace, slots = state
@@ -57,7 +52,6 @@ def make_enum(
 
     Args:
         bases: base classes; the last one is an Enum class.
-        name, qualname, module: names of the class.
         values: values of the members and aliases, by name.
         tracker: cloudpickle's tracking id of the class.
         extra: the boundary of flags, if the class has one; else None.

@@ -94,7 +94,6 @@ def imports_of_source(name: str, source: str, is_package: bool) -> tuple[Import,
     """Return the imports of a module, without those that only a type checker reads.
 
     Args:
-        name: dotted name of the module.
         source: its text. If it does not parse, the result is empty, and the rank that imports the
             module raises the error.
         is_package: whether the module is a package's own `__init__.py`.
@@ -116,7 +115,6 @@ def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
     """Yield the imports in the code of a function and of the functions inside it.
 
     Args:
-        code: the function's code.
         package: the package that relative imports start from; "" for none.
     """
     for part in codes_of(code):

@@ -77,7 +77,6 @@ class LoadChecks:
         """Load a call in another process while the body of `with` runs; then wait for the result.
 
         Args:
-            call: the pickled call.
             risks: objects in it whose load runs their own code, by type.
             environment: variables that the ranks get besides the driver's.
             pickle_sample: returns a call with one object as its argument.

@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
@@ -107,7 +107,6 @@ def files_below(path: Path, name: str, *, limit: int, inside: str = "") -> list[
         name: its name in the directory that ranks import from; "" for that directory itself. With
             "", links to directories are not followed, because they may lead out of a project.
             Otherwise links to packages are followed.
-        limit: the largest number of files.
         inside: the name in the zip; "" for all of the zip.
     """
     if path.is_file():
@@ -124,7 +123,9 @@ def files_below(path: Path, name: str, *, limit: int, inside: str = "") -> list[
 def files_in(directory: Path) -> list[File]:
     """Return the files directly in a directory, without hidden files."""
     visible = (entry for entry in _children(directory) if not entry.name.startswith("."))
-    return list(_existing_files((entry.name, entry) for entry in visible if _is_file(entry)))
+    return list(
+        _existing_files((entry.name, entry) for entry in visible if _has_type(entry.is_file))
+    )
 
 
 def _existing_files(entries: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
@@ -154,7 +155,6 @@ def _walk(
     """Yield the files below a directory, with their new names.
 
     Args:
-        directory: the directory to walk.
         name: its name; "" for the directory that ranks import from.
         can_follow: whether to follow links to packages.
         ancestors: resolved paths of the directory and of those above it. A link to one of them is
@@ -167,7 +167,7 @@ def _walk(
         if entry.name.startswith(".") or entry.name in _EXCLUDED_DIRECTORIES:
             continue
         below = f"{name}/{entry.name}" if name else entry.name
-        if _is_directory(entry):
+        if _has_type(entry.is_dir):
             real = entry.path
             if entry.is_symlink():
                 real = os.path.realpath(entry.path)
@@ -175,21 +175,14 @@ def _walk(
                     continue
             if entry.name != _HOPSGPU.name or Path(real).resolve() != _HOPSGPU:
                 yield from _walk(entry.path, below, can_follow, (*ancestors, real))
-        elif _is_file(entry):
+        elif _has_type(entry.is_file):
             yield below, entry
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
+def _has_type(is_type: Callable[[], bool]) -> bool:
     try:
-        return entry.is_dir()
+        return is_type()
     except OSError:  # a link that leads below a file, or to itself
-        return False
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
         return False
 
 

@@ -95,7 +95,6 @@ def module_sources(name: str, beside: Path | None = None) -> tuple[ModuleSource,
     A namespace package may have several sources.
 
     Args:
-        name: name of the module.
         beside: a directory that comes before all of `sys.path`, or None.
     """
     if beside is not None and (spec := PathFinder.find_spec(name, [str(beside)])) is not None:

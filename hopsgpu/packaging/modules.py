@@ -99,11 +99,9 @@ def import_roots(
     are those that were shipped with it.
 
     Args:
-        function: the user's function.
         imported: what its pickle imports.
         py_files_dir: the directory of the files that Spark's `addPyFile` and `--py-files` brought
             to the driver.
-        reader: reads the imports of the user's modules.
     """
     names = {*imported.needed, *imported.likely, _home_module(function), *modules_bound_in_main()}
     sources = users_module_sources(sorted(names), reader or ImportReader())

@@ -62,8 +62,6 @@ class _CallPickler(ReducingPickler):
         files: files with code that was pickled by value.
 
     Args:
-        file: the file to write.
-        main: the namespace of `__main__`.
         import_recorder: records the modules that the pickle and its code import.
         risks: records the objects whose load runs code of their own.
     """
@@ -208,7 +206,6 @@ def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
     """Return a rank's return value as bytes.
 
     Args:
-        value: the return value.
         names: definitions that came from the driver's `__main__`, by name.
     """
     buffer = io.BytesIO()

@@ -92,11 +92,7 @@ class StaticFindings(NamedTuple):
         return code_variables.warnings(self.settings)
 
     def environment(self, driver: Mapping[str, str]) -> dict[str, str]:
-        """Return variables that its ranks get; the user's `env_vars` override them.
-
-        Args:
-            driver: the driver's own variables.
-        """
+        """Return variables that its ranks get; the user's `env_vars` override them."""
         return {
             **code_variables.carried_variables(driver),
             **code_variables.environment(self.settings),
@@ -110,10 +106,6 @@ def scan_function(function: Callable[..., Any], modules: PackedModules) -> Stati
     defaults, a decorated function) and in the user's modules that these import, except under
     `if TYPE_CHECKING`. Modules that only define these objects count with the code that runs at
     import. If a name is computed, its import is not predicted and takes its time in the rank.
-
-    Args:
-        function: the user's function.
-        modules: the user's modules.
     """
     reachable = _reachable_code(function, modules)
     settings = set(reachable.settings)
@@ -228,7 +220,6 @@ def _imports_of(
     """Yield the modules that a function and the objects that it refers to come from or import.
 
     Args:
-        function: the user's function.
         own_packages: top-level names of the user's modules.
         settings: output: environment variables that these functions set.
         names: output: names of attributes and globals in these functions.

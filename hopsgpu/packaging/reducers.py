@@ -246,7 +246,6 @@ def _reduce_alias(cells: dict[int, list[Any]], value: Any) -> Any:
 
     Args:
         cells: lists with the values of the aliases reduced so far, by the aliases' ids.
-        value: the alias.
     """
     if _is_importable(value):
         return NotImplemented
@@ -258,10 +257,8 @@ def make_type_alias(name: str, module: str, cell: list[Any], parameters: tuple[A
     """Return the alias of a `type` statement.
 
     Args:
-        name, module: names of the alias.
         cell: a list with its value, which may be added later. With parameters the value is read
             now, and a forward reference replaces a missing value.
-        parameters: type parameters.
     """
     scope: dict[str, Any] = {"__name__": module, "_cell": cell}
     if not parameters:
@@ -334,7 +331,6 @@ class ValuePickler(ReducingPickler):
     """A pickler of return values, which refers to the driver's classes of `__main__` by name.
 
     Args:
-        file: the file to write.
         names: definitions that came from the driver's `__main__`, by name.
     """
 

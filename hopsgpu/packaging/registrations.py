@@ -45,7 +45,6 @@ class Registrations:
         """Return the reduction of a class or function with its registrations.
 
         Args:
-            value: the class or function.
             reduced: its reduction: with a state and a function that sets the state, or a reference
                 to an object of the loading process.
         """
@@ -160,8 +159,6 @@ def _flatten_keyed_of(
     usually fails, and observe the first call.
 
     Args:
-        registry: JAX's registry of classes.
-        cls: the class.
         flatten: the function that flattens without keys, which is JAX's fallback.
     """
     flatten_keyed = _first_called(registry.flatten_one_level_with_keys, cls)

@@ -26,9 +26,7 @@ def sources_of(
     Sources of Python and of installed packages are left out.
 
     Args:
-        files: files that contain the code.
         classes: classes of `__main__` that are pickled by value, by qualified name.
-        main: the namespace of `__main__`.
     """
     source_files = dict.fromkeys(files)
     script = main.get("__file__")
@@ -55,7 +53,6 @@ def add_sources(sources: Mapping[str, str], has_file: bool) -> None:
     """Give `linecache`, and thus `inspect`, sources whose files are not here.
 
     Args:
-        sources: sources by file name.
         has_file: whether `__main__` has a file, in which `inspect` looks for its classes.
     """
     for file, source in sources.items():
@@ -104,8 +101,6 @@ def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
 
     Args:
         name: qualified name of the class.
-        cls: the class.
-        files: files that `linecache` knows, the likeliest first.
     """
     for member in vars(cls).values():
         if isinstance(member, (staticmethod, classmethod)):

@@ -20,38 +20,20 @@ from hopsgpu.serving.model_formats import (
     ONNX,
     SAVED_MODEL,
     SKOPS,
-    XGBOOST,
     ModelFormat,
     is_saved_model_part,
 )
 from hopsgpu.serving.model_loading import Trust, accepted_types
 from hopsgpu.serving.model_signature import Signature, Tensor
-from hopsgpu.serving.torch_files import (
-    PICKLE,
-    PICKLED_MODULE,
-    STATE_DICT,
-    TORCHSCRIPT,
-)
 
 log = logging.getLogger(__name__)
 
-_ALL = (
-    SAVED_MODEL,
-    TORCHSCRIPT,
-    ONNX,
-    STATE_DICT,
-    PICKLED_MODULE,
-    SKOPS,
-    PICKLE,
-    XGBOOST,
-    TRANSFORMERS,
-)
 # The layout and the supported formats, by server.
 _SERVERS: Mapping[str, tuple[Callable[..., ExportLayout], tuple[str, ...]]] = {
-    "kserve": (kserve.layout, _ALL),
-    "triton": (triton.layout, _ALL),
+    "kserve": (kserve.layout, kserve.FORMATS),
+    "triton": (triton.layout, kserve.FORMATS),
     "tf-serving": (tensorflow_serving.layout, (SAVED_MODEL,)),
-    "mlserver": (mlserver.layout, _ALL),
+    "mlserver": (mlserver.layout, kserve.FORMATS),
 }
 SERVERS = tuple(_SERVERS)
 # Options, and the only server that has them.
@@ -138,12 +120,7 @@ def needs_files(server: str, model: ModelFormat) -> bool:
 
 
 def next_steps(server: str, directory: Path) -> list[str]:
-    """Return the user's next steps with an export, as commands and sentences.
-
-    Args:
-        server: one of SERVERS.
-        directory: the exported directory.
-    """
+    """Return the user's next steps with an export, as commands and sentences."""
     place = shlex.quote(str(directory.absolute()))
     if server == "triton":
         return [f"tritonserver --model-repository {place}"]
@@ -168,11 +145,8 @@ def write(
     Files of an earlier export are replaced.
 
     Args:
-        server: one of SERVERS.
-        version: from `add_file_facts`.
         files: directory with the version's files.
         out: a directory; created if missing.
-        options: from `check_options`.
 
     Raises:
         ConfigError: the server cannot serve the version, the manifest is incomplete, or the export

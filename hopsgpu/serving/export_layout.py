@@ -83,7 +83,6 @@ def copies_as(served: ServedVersion, name: str) -> dict[str, str]:
     """Return the copies of a model's files under another name of its file or directory.
 
     Args:
-        served: the version.
         name: path of the model below the exported directory.
     """
     if served.model.name not in (SAVED_MODEL, TRANSFORMERS):
@@ -101,7 +100,6 @@ def model_code_files(served: ServedVersion, path: str) -> dict[str, str]:
     """Return the texts of the files with which a server calls the model in Python, by name.
 
     Args:
-        served: the version.
         path: path of the model, from the directory that the server passes to `ServedModel`.
 
     Raises:

@@ -36,13 +36,15 @@ from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
 _MODEL_FORMATS = {PICKLE: "sklearn", XGBOOST: "xgboost", TRANSFORMERS: "huggingface"}
 # Packages of the other formats' image, besides kserve.
 _PACKAGES = {
-    ONNX: "onnxruntime",
+    SAVED_MODEL: "tensorflow",
     TORCHSCRIPT: "torch",
+    ONNX: "onnxruntime",
     STATE_DICT: "torch",
     PICKLED_MODULE: "torch",
-    SAVED_MODEL: "tensorflow",
     SKOPS: "skops",
 }
+# All formats that an export knows.
+FORMATS = (*_PACKAGES, *_MODEL_FORMATS)
 KEYTAB = "KERBEROS_KEYTAB"
 _LONGEST = 50
 _WEB = {"webhdfs": "http", "swebhdfs": "https"}

@@ -30,9 +30,6 @@ _PREDICT = "predict"
 def layout(served: ServedVersion) -> ExportLayout:
     """Return a directory with one model.
 
-    Args:
-        served: the version.
-
     Raises:
         ConfigError: the manifest lacks what a runtime needs.
     """

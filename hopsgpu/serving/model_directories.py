@@ -62,7 +62,6 @@ def find_model_directories(paths: Collection[str], open_file: Opener) -> list[Mo
     """Return the models that are directories, outer directories first.
 
     Args:
-        paths: paths of all files of the version.
         open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
@@ -98,10 +97,6 @@ def pickled_weights(paths: Iterable[str]) -> list[str]:
 
 def shard_names(index: str, content: bytes) -> set[str]:
     """Return the names of the files that an index of sharded weights lists.
-
-    Args:
-        index: path of the index, for the error.
-        content: content of the index.
 
     Raises:
         ConfigError: the index is damaged, or lists files in other directories.

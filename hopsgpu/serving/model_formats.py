@@ -135,7 +135,6 @@ def recognise_formats(paths: Iterable[str], open_file: Opener) -> tuple[ModelFor
     """Return the models among a version's files, sorted by path.
 
     Args:
-        paths: paths of all files of the version.
         open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
@@ -190,8 +189,6 @@ def read_model_class(path: str, paths: Collection[str], open_file: Opener) -> Mo
     """Return the class in the `model_class.json` beside a state_dict, or at the top; or None.
 
     Args:
-        path: path of the state_dict.
-        paths: paths of all files of the version.
         open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
@@ -228,7 +225,6 @@ def choose_format(
 
     Args:
         formats: from `recognise_formats`.
-        path: path of the model; None if there is only one.
         accepted: names of the supported formats; None for all.
         url: URL of the version, for the error.
 

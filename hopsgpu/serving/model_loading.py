@@ -107,8 +107,6 @@ def load_model(
     """Return the model, loaded into this process.
 
     Args:
-        model: which of the version's models.
-        directory: the version's files.
         trust: True to unpickle; for skops the names of the types to accept.
         framework: the manifest's framework, for tensors of a safetensors file that names none.
 

@@ -39,7 +39,6 @@ def layout(served: ServedVersion, *, max_batch_size: int = 0, python: bool = Fal
     """Return a repository with one version of one model.
 
     Args:
-        served: the version.
         max_batch_size: the most rows that Triton may combine; 0 if each request is a batch.
         python: whether to use Triton's Python backend even if the format has its own backend.
 

@@ -80,9 +80,7 @@ def log(
     environment variables set its timeouts.
 
     Args:
-        tracking: where to log.
         run_url: the run's directory, with record and metrics.
-        code: code of the run, and its parameters.
         seconds: seconds after which logging is abandoned.
 
     Raises:

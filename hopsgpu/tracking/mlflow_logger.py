@@ -83,9 +83,6 @@ def log_run(
     """Log a run; return the problems as texts.
 
     Args:
-        uri: MLflow's tracking URI.
-        experiment: name of MLflow's experiment.
-        directory: directory of the run.
         parameters: parameters of its function, by name, as plain data.
         code_digest: digest of its function, "" if unknown.
     """
@@ -94,6 +91,7 @@ def log_run(
         record = parse((directory / RECORD).read(LARGEST_RECORD))
         if not record.has_ended:
             raise StoreError(f"the record has no final state, but {record.state!r}")
+        from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)
@@ -105,9 +103,13 @@ def log_run(
         )
         mlflow_id = run.info.run_id
         with _collect_problem(problems, "parameters"):
-            _log_params(client, mlflow_id, params_of(record, parameters))
+            params = [Param(*item) for item in params_of(record, parameters).items()]
+            _log(client, mlflow_id, "params", params, _MAX_PARAMS)
         with _collect_problem(problems, "metrics"):
-            _log_values(client, mlflow_id, [*_reports(directory, record), *seconds_of(record)])
+            metrics = [
+                Metric(*value) for value in [*_reports(directory, record), *seconds_of(record)]
+            ]
+            _log(client, mlflow_id, "metrics", metrics, _MAX_METRICS)
         with _collect_problem(problems, "the model's version"):
             if record.model is not None:
                 _register(client, mlflow_id, record, record.model)
@@ -235,18 +237,9 @@ def _lines(file: LakePath) -> Iterator[bytes]:
             yield from lines
 
 
-def _log_params(client: MlflowClient, mlflow_id: str, params: Mapping[str, str]) -> None:
-    from mlflow.entities import Param
-
-    for batch in batches([Param(name, value) for name, value in params.items()], _MAX_PARAMS):
-        client.log_batch(mlflow_id, params=batch)
-
-
-def _log_values(client: MlflowClient, mlflow_id: str, values: Sequence[MetricValue]) -> None:
-    from mlflow.entities import Metric
-
-    for batch in batches([Metric(*value) for value in values], _MAX_METRICS):
-        client.log_batch(mlflow_id, metrics=batch)
+def _log(client: MlflowClient, mlflow_id: str, kind: str, items: Sequence[Any], limit: int) -> None:
+    for batch in batches(items, limit):
+        client.log_batch(mlflow_id, **{kind: batch})
 
 
 def _experiment(client: MlflowClient, name: str) -> str:

@@ -70,7 +70,6 @@ def unpack(archive: Path, below: str, target: Path, exclude: tuple[str, ...]) ->
     Args:
         archive: as in `read_entries`.
         below: the directory in the archive; "" for all of it.
-        target: the directory to create.
         exclude: names directly below `below` to leave out.
 
     Raises:

@@ -59,11 +59,6 @@ def put_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
     With the property `spark.hopsgpu.python_env` set to the URL, launches without `python_env=` use
     the environment.
 
-    Args:
-        python_env: as for a launch.
-        root: root of the lake.
-        stop: set to cancel.
-
     Raises:
         ConfigError, StoreError, Cancelled: as in `ensure_built`; ConfigError also if `python_env`
             is of no accepted kind.
@@ -73,11 +68,6 @@ def put_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
 
 def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> str:
     """Return the URL that `put_on_lake` would return, without access to the lake.
-
-    Args:
-        python_env: as for a launch.
-        root: root of the lake.
-        stop: set to cancel.
 
     Raises:
         ConfigError: `python_env` is of no accepted kind, or cannot be read.
@@ -90,9 +80,7 @@ def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
 
 
 def warnings_of(requested: RequestedEnv | None) -> tuple[str, ...]:
-    if requested is None or isinstance(requested, PythonEnv):
-        return ()
-    return requested.warnings()
+    return requested.warnings() if isinstance(requested, Recipe) else ()
 
 
 def _find_stored(requested: StoredArchive) -> PythonEnv:

@@ -29,7 +29,6 @@ def run(
     """Run a program and return its output.
 
     Args:
-        command: the program and its arguments.
         purpose: what it does, for errors.
         stop: set to cancel; the program is killed with its process group.
         environment: its environment variables; this process's by default.

@@ -15,6 +15,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands
 from hopsgpu.packaging.python_env.inspection import DriverPython
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, files_of
+from hopsgpu.packaging.python_env.recipes import Recipe
 
 _PROGRAMS = ("conda", "mamba", "micromamba")
 # Caches, and other environments inside the base environment.
@@ -22,15 +23,13 @@ _EXCLUDED_DIRECTORIES = ("pkgs", "envs")
 
 
 @dataclass(frozen=True)
-class CondaEnvironment:
+class CondaEnvironment(Recipe):
     """A conda environment, which has its own interpreter.
 
     Attributes:
-        name: the user's name for it.
         prefix: its directory; None to ask conda for the environment `name`.
     """
 
-    name: str
     prefix: Path | None = None
 
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
@@ -50,9 +49,6 @@ class CondaEnvironment:
         command = [sys.executable, "-m", "conda_pack.cli", "--quiet", "--prefix", str(prefix)]
         commands.run([*command, "--output", str(target), "--compress-level", "1"], what, stop)
         return target
-
-    def warnings(self) -> tuple[str, ...]:
-        return ()
 
     def _prefix(self, stop: threading.Event) -> Path:
         return self.prefix if self.prefix is not None else prefix_of(self.name, stop)

@@ -63,7 +63,6 @@ def inspect_archive(
     Args:
         entries: entries of the archive, with the first bytes of those that `should_peek` selects.
         name: the archive's name, for errors.
-        driver: the driver's Python.
 
     Raises:
         ConfigError: the archive has no Python, several minor versions, another minor version or

@@ -12,7 +12,6 @@ def missing_modules_error(names: Sequence[str], where: str, env: str | None = No
     """Return the error for a function whose modules are missing.
 
     Args:
-        names: the missing top-level modules.
         where: whose Python lacks them.
         env: the user's name of the function's `python_env=`, or None.
     """

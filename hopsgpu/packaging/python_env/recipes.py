@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import importlib.util
 import json
@@ -10,7 +11,6 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from hopsgpu.artifacts.python_environments import DIRECTORY
 from hopsgpu.errors import ConfigError
@@ -21,12 +21,13 @@ from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, digest_of_f
 from hopsgpu.storage.lake import LakePath
 
 
-class Recipe(Protocol):
+@dataclass(frozen=True)
+class Recipe(abc.ABC):
     """A way to build an environment; `name` is the user's name for it."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
+    @abc.abstractmethod
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
         """Return the environment's name on the lake; equal inputs give equal keys.
 
@@ -35,6 +36,7 @@ class Recipe(Protocol):
             Cancelled: `stop` was set.
         """
 
+    @abc.abstractmethod
     def make_archive(self, directory: Path, stop: threading.Event) -> Path:
         """Make the archive; return its path, which may be in `directory`, an empty one.
 
@@ -45,19 +47,18 @@ class Recipe(Protocol):
 
     def warnings(self) -> tuple[str, ...]:
         """Return warnings for the user about the environment."""
+        return ()
 
 
 @dataclass(frozen=True)
-class Packages:
+class Packages(Recipe):
     """Packages that pip installs into a directory, for the driver's minor version and platform.
 
     Attributes:
-        name: the user's name for it.
         lines: lines of requirements.
         file: the requirements file that has the lines, or None.
     """
 
-    name: str
     lines: tuple[str, ...]
     file: Path | None = None
 
@@ -85,20 +86,15 @@ class Packages:
         commands.run([*command, "--requirement", str(requirements_file)], what, stop, variables)
         return _pack_directory(target, directory / ARCHIVE, self.name, stop)
 
-    def warnings(self) -> tuple[str, ...]:
-        return ()
-
 
 @dataclass(frozen=True)
-class ModuleDirectory:
+class ModuleDirectory(Recipe):
     """A directory of modules, or the site-packages of a virtual environment.
 
     Attributes:
-        name: the user's name for it.
         root: the directory to import from.
     """
 
-    name: str
     root: Path
 
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
@@ -121,15 +117,13 @@ class ModuleDirectory:
 
 
 @dataclass(frozen=True)
-class PackedArchive:
+class PackedArchive(Recipe):
     """An archive of the user's, made by conda-pack, venv-pack, tar or zip.
 
     Attributes:
-        name: the user's name for it.
         file: the archive.
     """
 
-    name: str
     file: Path
 
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
@@ -137,9 +131,6 @@ class PackedArchive:
 
     def make_archive(self, directory: Path, stop: threading.Event) -> Path:
         return self.file
-
-    def warnings(self) -> tuple[str, ...]:
-        return ()
 
 
 @dataclass(frozen=True)
@@ -155,9 +146,6 @@ class StoredArchive:
     name: str
     root: str
     key: str
-
-    def warnings(self) -> tuple[str, ...]:
-        return ()
 
 
 def stored_archive_at(url: str) -> StoredArchive:

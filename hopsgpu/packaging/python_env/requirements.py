@@ -90,9 +90,7 @@ def pip_inputs(
     and the variables that pip reads.
 
     Args:
-        lines: the requirements.
         base: the directory that names of included files are relative to.
-        variables: environment variables.
         stop: set to cancel.
 
     Raises:

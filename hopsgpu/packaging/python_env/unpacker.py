@@ -35,7 +35,6 @@ def ensure_unpacked(env: PythonEnv, places: Sequence[Path]) -> Path:
     """Return the directory with the whole environment; download and unpack it if there is none.
 
     Args:
-        env: the environment.
         places: directories on different disks, of which one is chosen; the first has the lock.
 
     Raises:
