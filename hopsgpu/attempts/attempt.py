@@ -208,7 +208,7 @@ class AttemptRunner:
             return self.result
         self.rendezvous = rendezvous
         try:
-            self._tokens.look()
+            self._tokens.poll()
             self._world = rendezvous.world
             for message in run_messages(self._call, rendezvous):
                 self._send_modules(message.key)
@@ -264,7 +264,7 @@ class AttemptRunner:
                 break
             if step is not Step.WAIT:
                 self._stop_remaining(dump_stacks=step is Step.DUMP_AND_STOP)
-            self._tokens.look()
+            self._tokens.poll()
             self._advance_request()
             event = self._next_event()
             if event is None:
@@ -469,7 +469,7 @@ class AttemptRunner:
             case "steps" | "accepted" | "rejected" | "passed":
                 self._handle_answer(message)
             case "kept-tokens":
-                self._tokens.kept(event.peer, message)
+                self._tokens.record_kept(event.peer, message)
             case "failing":
                 self._watcher.record_failure(time.monotonic(), has_raised=bool(message["raised"]))
             case "ended":

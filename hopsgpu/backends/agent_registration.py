@@ -1,4 +1,4 @@
-"""The introduction of a gang's container to the driver: its hello message, and the checks of it."""
+"""The hello message with which an executor introduces itself to the driver, and its checks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ from hopsgpu.units import count_of
 
 
 def is_hello(message: Message, job: str) -> bool:
-    """Return whether a message introduces a task of this job.
-
-    A late message of an earlier job does not.
-    """
+    """Return whether a message introduces a task of this job, and not of an earlier one."""
     return message.kind == "hello" and message["job"] == job
 
 
 def register_container(event: Event, hello: Message, request: Request) -> GangExecutor:
-    """Return the container that a hello message introduces, if it can serve the request.
+    """Return the executor that a hello message introduces, if it can serve the request.
 
     Raises:
-        ConfigError: the container cannot serve; the message names the modules that it lacks.
-        DiscoveryError: the container does not report the requested number of GPUs, so hopsgpu's
+        ConfigError: the executor's Python lacks modules; the message names them.
+        DiscoveryError: the executor does not report the requested number of GPUs, so hopsgpu's
             discovery script did not assign them.
     """
     gpus = request.plan.shape.gpus
@@ -46,46 +43,46 @@ def register_container(event: Event, hello: Message, request: Request) -> GangEx
         gpus=tuple(device["gpu"] for device in hello["devices"]),
         clock=clock_offset(hello["time"], event),
         devices=tuple(Device(**device) for device in hello["devices"]),
-        lacks=tuple(hello["missing"]),
+        missing_modules=tuple(hello["missing"]),
     )
-    if lacks := [name for name in LAKE if name in container.lacks]:
+    if missing := [name for name in LAKE if name in container.missing_modules]:
         raise ConfigError(
-            f"Python {hello['python']} on {hello['host']} lacks {', '.join(lacks)}, which ranks"
+            f"Python {hello['python']} on {hello['host']} lacks {', '.join(missing)}, which ranks"
             " need to reach the lake: install them in the executors' Python"
             " (spark.pyspark.python)"
         )
     check_data(container, request.needs)
-    if lacks := [name for name in request.imports if name in container.lacks]:
+    if missing := [name for name in request.imports if name in container.missing_modules]:
         env = request.python_env
         where = f"the executors' Python on {container.host}"
-        raise missing_modules_error(lacks, where, None if env is None else env.name)
+        raise missing_modules_error(missing, where, None if env is None else env.name)
     return container
 
 
 def clock_offset(sent: float, event: Event) -> float:
     """Return the seconds to add to a node's time to get the driver's time.
 
-    The time that a message travels is unknown: it is a part of the time since its connection was
-    accepted, which is long on a busy machine. If the node's clock can be right, it is taken as
-    right, because nodes that synchronize their clocks agree better than this exchange can measure.
+    The offset is 0 if the node's clock can be right: synchronized clocks are more accurate than
+    this exchange. The message was sent after its connection was accepted, and may have travelled
+    for that long on a busy machine.
 
     Args:
-        sent: when the container sent its introduction, by the node's clock.
-        event: the arrival of the introduction.
+        sent: when the executor sent the message, by the node's clock.
+        event: the arrival of the message.
     """
     opened = event.at if event.opened is None else event.opened
     return 0.0 if opened <= sent <= event.at else event.at - sent
 
 
 def check_data(container: GangExecutor, needs: Collection[str]) -> None:
-    """Check that the Python of a container has the modules that ranks with data need.
+    """Check that the Python of an executor has the modules that ranks with data need.
 
     Raises:
-        ConfigError: it lacks some of these modules; the message names them.
+        ConfigError: modules are missing; the message names them.
     """
-    if lacks := [name for name in needs if name in container.lacks]:
+    if missing := [name for name in needs if name in container.missing_modules]:
         raise ConfigError(
-            f"the executors' Python on {container.host} lacks {', '.join(lacks)}, which ranks need"
-            " to read data=: install them there (spark.pyspark.python), or add them with"
+            f"the executors' Python on {container.host} lacks {', '.join(missing)}, which ranks"
+            " need to read data=: install them there (spark.pyspark.python), or add them with"
             " python_env="
         )

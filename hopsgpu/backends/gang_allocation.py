@@ -33,6 +33,13 @@ class Job(Protocol):
         """Return why an executor of the job was lost; "" if that is not known in `seconds`."""
 
 
+class Releasable(Protocol):
+    """An allocator whose executors are released at the end of its context."""
+
+    def release(self) -> bool:
+        """Release all executors; return whether the release was confirmed."""
+
+
 @dataclass(frozen=True)
 class GangAllocation:
     """All executors of a gang, with one agent on each.

@@ -1,4 +1,4 @@
-"""The interface between a launch and the place where its gang runs: YARN, or this machine."""
+"""The interface between a launch and what runs its gang: YARN, or this machine."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class GangApplication(Protocol):
 
     @property
     def packer(self) -> Packer:
-        """Return what packs the user's modules; it packs again only what has changed."""
+        """Return the packer of the user's modules, which packs only changed modules again."""
 
     @property
     def load_checks(self) -> LoadChecks:
-        """Return what checks that ranks can load calls; it does not repeat for the same types."""
+        """Return the checks whether ranks can load calls; types are checked once."""
 
     def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
-        """Return those of the top-level modules that the executors' Python is known to lack."""
+        """Return the top-level modules that the executors' Python is known to lack."""
 
     @property
     def interface(self) -> str | None:
@@ -79,7 +79,7 @@ class GangApplication(Protocol):
 
     @property
     def elastic_interval(self) -> float:
-        """Return the seconds between two growths of an elastic gang at least."""
+        """Return the smallest number of seconds between two growths of an elastic gang."""
 
     @property
     def should_give_way(self) -> bool:
@@ -87,11 +87,11 @@ class GangApplication(Protocol):
 
     @property
     def gpu_idle_warning(self) -> float | None:
-        """Return for how many seconds GPUs may idle until people are told; None for any."""
+        """Return after how many idle seconds of GPUs a warning follows; None for no warning."""
 
     @property
     def gpu_idle_timeout(self) -> float | None:
-        """Return for how many seconds GPUs may idle if a launch does not say so; None for any."""
+        """Return after how many idle seconds of GPUs a run ends by default; None for no limit."""
 
     def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run; never raise."""
@@ -109,8 +109,8 @@ class GangApplication(Protocol):
             ConfigError, CapacityError: the gang can never be granted.
         """
 
-    def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
-        """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
+    def check_with_exclusions(self, plan: LaunchPlan, exclusions: Exclusions) -> None:
+        """Check that the gang of a plan can be granted without the excluded nodes and GPUs.
 
         Raises:
             CapacityError: it can never be granted without them.
@@ -132,7 +132,7 @@ class GangApplication(Protocol):
         """
 
     def is_running(self, application_id: str) -> bool:
-        """Return whether another application, whose record is not final, is still running.
+        """Return whether another application is still running.
 
         Raises:
             HopsGpuError: it cannot be determined whether the application is running.

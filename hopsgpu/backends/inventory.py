@@ -1,7 +1,7 @@
 """The cluster's GPUs: where they are, who has them, and what a user could get.
 
-This module uses only the REST interfaces of the ResourceManager and the NodeManagers; it starts
-neither Spark nor a JVM.
+This module uses only the REST interfaces of the ResourceManager and the NodeManagers, without Spark
+or a JVM.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOSTS_SHOWN = 4
 
 
 class Observer:
-    """An observer of a cluster's GPUs, for repeated looks; it asks for constant facts only once.
+    """Observes a cluster's GPUs repeatedly; constant facts are requested once.
 
     Args:
         setting: returns a property of Hadoop's configuration, or None.
@@ -57,7 +57,7 @@ class Observer:
         self._setting = setting
         self._user = user
 
-    def look(self) -> ClusterGpus:
+    def observe(self) -> ClusterGpus:
         """Return the present state of the GPUs.
 
         Raises:
@@ -89,10 +89,9 @@ class Observer:
 def inventory(*, user: str | None = None) -> ClusterGpus:
     """Return the cluster's GPUs: where they are, who uses them, and how many are free.
 
-    The cluster is the one that HADOOP_CONF_DIR points at. If the active session, or else the
-    session that `session()` would create, has a local master, the GPUs are those of this machine:
-    the result has one node (none if the machine has no GPU), no users and no queues, and the used
-    GPUs are those that gangs have leased.
+    HADOOP_CONF_DIR names the cluster. If the active session, or else the session that `session()`
+    would create, has a local master, the result is this machine: one node (none without GPUs), no
+    users and no queues. GPUs that gangs have leased are then the used ones.
 
     Args:
         user: the user whose obtainable GPUs are reported; by default the caller.
@@ -102,21 +101,20 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
         and its node has no types.
 
     Raises:
-        ConfigError: spark-submit or spark-defaults.conf names YARN and HADOOP_CONF_DIR is not set,
-            or has no yarn-site.xml; or Kerberos is required and `hopsgpu[kerberos]` is not
-            installed; or `user` is not a name.
+        ConfigError: the master is YARN, and HADOOP_CONF_DIR is not set or has no yarn-site.xml; or
+            Kerberos is required, and `hopsgpu[kerberos]` is not installed; or `user` is not a name.
         DiscoveryError: this machine's GPUs cannot be listed.
         HopsGpuError: the ResourceManager does not answer, or rejects the caller.
     """
-    if _runs_here():
+    if _is_local():
         from hopsgpu.backends.local.machine_gpus import machine_inventory
 
         _check_user(user)
         return machine_inventory(user or own_name())
-    return Observer(HadoopConf.load().get, user).look()
+    return Observer(HadoopConf.load().get, user).observe()
 
 
-def _runs_here() -> bool:
+def _is_local() -> bool:
     """Return whether a launch of this process would run on this machine."""
     from hopsgpu.backends.masters import is_local
     from hopsgpu.backends.spark.session import default_master
@@ -135,10 +133,10 @@ def _check_user(user: object) -> None:
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
     """Return the caller's name in YARN, as YARN says, else as Hadoop's clients determine it."""
     if is_kerberized(setting):
-        found = manager.user()
-        # If the web pages do not use Kerberos, every caller is this user.
-        if found not in (None, setting("hadoop.http.staticuser.user") or "dr.who"):
-            return str(found)
+        name = manager.user()
+        # If the web pages do not use Kerberos, every caller is the static user.
+        if name not in (None, setting("hadoop.http.staticuser.user") or "dr.who"):
+            return str(name)
     try:
         return hadoop_user(setting, os.environ)
     except ConfigError as error:  # YARN has answered without a ticket
@@ -155,7 +153,7 @@ def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float
         user: the user to report for.
         now: seconds since the epoch.
     """
-    nodes = sorted(_present(overview.nodes), key=lambda node: _natural(node.host))
+    nodes = sorted(_without_removed(overview.nodes), key=lambda node: _natural_key(node.host))
     has_gpus = [node for node in nodes if node.total.gpus]
     used = total(node.used for node in has_gpus)
     shown = total(app.used for app in overview.applications)
@@ -181,9 +179,9 @@ def asked_nodes(nodes: Iterable[Node]) -> list[Node]:
     return [node for node in nodes if node.total.gpus and node.web and node.state not in _GONE]
 
 
-def _present(nodes: Sequence[Node]) -> list[Node]:
+def _without_removed(nodes: Sequence[Node]) -> list[Node]:
     """Return the nodes, except those that were decommissioned, or replaced by a restart."""
-    # A NodeManager that restarts on another port appears as a new node, and the old one is LOST.
+    # A NodeManager that restarts on another port appears as a new node next to a LOST one.
     alive = {node.host for node in nodes if node.state not in _GONE}
     return [
         node
@@ -192,7 +190,7 @@ def _present(nodes: Sequence[Node]) -> list[Node]:
     ]
 
 
-def _natural(host: str) -> list[tuple[int, str]]:
+def _natural_key(host: str) -> list[tuple[int, str]]:
     """Return a sort key that puts node2 before node10."""
     return [
         (int(part or 0), "") if i % 2 else (0, part)
@@ -219,16 +217,16 @@ def _node(node: Node, answers: NodeAnswers) -> GpuNode:
 
 def _users(overview: Overview) -> tuple[GpuUser, ...]:
     hosts = {node.id: node.host for node in overview.nodes}
-    having = [app for app in overview.applications if app.used.gpus]
-    having.sort(key=lambda app: (-app.used.gpus, app.id))
-    return tuple(_user(app, overview.containers.get(app.id, ()), hosts) for app in having)
+    with_gpus = [app for app in overview.applications if app.used.gpus]
+    with_gpus.sort(key=lambda app: (-app.used.gpus, app.id))
+    return tuple(_user(app, overview.containers.get(app.id, ()), hosts) for app in with_gpus)
 
 
 def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> GpuUser:
     has_gpus = [container for container in containers if container.size.gpus]
     on: Counter[str] = Counter()
     for container in has_gpus:
-        if container.node:  # else YARN does not name the node
+        if container.node:  # YARN may hide the node
             on[hosts.get(container.node, container.node)] += container.size.gpus
     return GpuUser(
         id=app.id,
@@ -238,7 +236,7 @@ def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> G
         gpus=app.used.gpus,
         since=min((c.granted for c in has_gpus if c.granted), default=None),
         started=app.started,
-        hosts=dict(sorted(on.items(), key=lambda item: _natural(item[0]))),
+        hosts=dict(sorted(on.items(), key=lambda item: _natural_key(item[0]))),
     )
 
 
@@ -247,7 +245,7 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
     inside = total(n.total for n in overview.nodes if n.state == "RUNNING" and n.partition == label)
     states = {queue.path: queue.state for queue in queues}
     user_snapshots = {
-        standing.queues[0].path: standing for standing in overview.user_snapshots[label]
+        snapshot.queues[0].path: snapshot for snapshot in overview.user_snapshots[label]
     }
     rooms = _QueueCapacity(overview.user_snapshots[label], executor)
     for queue in queues:
@@ -280,13 +278,13 @@ def _state(queue: Queue, states: dict[str, str]) -> str:
 
 
 class _QueueCapacity:
-    """The room for a user's executors in each queue of a node label.
+    """The capacity for a user's executors in each queue of a node label.
 
-    Only sums over the nodes matter, and they are the same for all queues. They are computed once,
-    because a cluster can have hundreds of queues and thousands of nodes.
+    Sums over the nodes are the same for all queues. They are computed once, because a cluster can
+    have hundreds of queues and thousands of nodes.
 
     Args:
-        user_snapshots: the user's standing in each leaf queue.
+        user_snapshots: the user's snapshot in each leaf queue.
         executor: the requested executor.
     """
 
@@ -296,22 +294,22 @@ class _QueueCapacity:
         self._free = total(node.total - node.used for node in running).gpus
         self._sums: dict[Amount, tuple[Node, ...]] = {}
 
-    def obtainable(self, standing: Snapshot | None, state: str) -> tuple[int | None, str, str]:
+    def obtainable(self, snapshot: Snapshot | None, state: str) -> tuple[int | None, str, str]:
         """Return the number of GPUs, what limits it, and the queue whose limit applies.
 
-        The number is None if the user has no standing in the queue, as in one that is not a leaf.
+        The number is None without a snapshot, as for a queue that is not a leaf.
         """
-        if standing is None:
+        if snapshot is None:
             return None, "", ""
         if state != "RUNNING":
             return 0, "state", ""
-        if not self._executor.is_within(standing.largest):
+        if not self._executor.is_within(snapshot.largest):
             return 0, "container", ""
-        container = standing.granted_size(self._executor)
+        container = snapshot.granted_size(self._executor)
         if container not in self._sums:
-            self._sums[container] = _summed(standing.nodes, container)
+            self._sums[container] = _sum_by_label(snapshot.nodes, container)
         executors, tightest = obtainable(
-            self._executor, replace(standing, nodes=self._sums[container])
+            self._executor, replace(snapshot, nodes=self._sums[container])
         )
         gpus = executors * self._executor.gpus
         # If the user can get every free GPU, other limits make no difference.
@@ -319,29 +317,29 @@ class _QueueCapacity:
         return gpus, bound, "" if bound == "nodes" else tightest.queue
 
 
-def _summed(nodes: Iterable[Node], container: Amount) -> tuple[Node, ...]:
-    """Return, for each label, one node with the resources and room of all its running nodes."""
+def _sum_by_label(nodes: Iterable[Node], container: Amount) -> tuple[Node, ...]:
+    """Return, for each label, one node with the resources and capacity of its running nodes."""
     sums: dict[str, tuple[Amount, int]] = {}
     for node in nodes:
         if node.state == "RUNNING":
-            whole, room = sums.get(node.partition, (NOTHING, 0))
+            resources, capacity = sums.get(node.partition, (NOTHING, 0))
             free_capacity = (node.total - node.used).capacity_for(container)
-            sums[node.partition] = whole + node.total, room + free_capacity
+            sums[node.partition] = resources + node.total, capacity + free_capacity
     return tuple(
-        Node(label, label, "RUNNING", whole, whole - container * room, label)
-        for label, (whole, room) in sums.items()
+        Node(label, label, "RUNNING", resources, resources - container * capacity, label)
+        for label, (resources, capacity) in sums.items()
     )
 
 
 def _problems(nodes: Sequence[Node], answers: NodeAnswers) -> tuple[str, ...]:
-    """Return one line per reason, because a broken switch affects a whole rack."""
+    """Return one line per reason, because a broken switch affects many nodes."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:
         if node.id in answers.problems:
             reasons.setdefault(answers.problems[node.id], []).append(node.host)
-    return tuple(f"{_some(hosts)}: {reason}" for reason, hosts in reasons.items())
+    return tuple(f"{_list_hosts(hosts)}: {reason}" for reason, hosts in reasons.items())
 
 
-def _some(hosts: Sequence[str]) -> str:
+def _list_hosts(hosts: Sequence[str]) -> str:
     more = [f"{len(hosts) - _HOSTS_SHOWN} more"] if len(hosts) > _HOSTS_SHOWN else []
     return ", ".join([*hosts[:_HOSTS_SHOWN], *more])

@@ -1,4 +1,4 @@
-"""Who used how much GPU time, from the records of runs on the lake."""
+"""The use of GPU time, from the run records on the lake."""
 
 from __future__ import annotations
 
@@ -25,24 +25,22 @@ def usage(
 ) -> Usage:
     """Return the GPU hours that runs held, trained with, left idle and waited for.
 
-    The source is the records of runs, and what `hopsgpu runs prune` kept of removed ones: neither
-    Spark nor YARN is asked. Days are those of UTC. A run that began before the period, or ended
-    after it, counts with its part within.
+    The source is the run records, and the entries that `hopsgpu runs prune` kept of removed runs;
+    Spark and YARN are not used. Days are in UTC. Of a run, the part within the period counts.
 
     Args:
         by: "user", "queue", "run" or "day".
-        since: begin of the period: a duration until now ("30d", "12h", seconds, a timedelta), a
-            date or time (in UTC unless it says otherwise: "2026-11-01", "2026-11-01T12:00+01:00",
-            a date, a datetime), or None or "all" for all runs.
+        since: begin of the period: a duration until now ("30d", "12h", seconds, a timedelta), or a
+            date or time ("2026-11-01", "2026-11-01T12:00+01:00", a date, a datetime; by default in
+            UTC), or None or "all" for all runs.
         until: end of the period, in the same forms; None for now.
-        root: URL of a directory of runs and models, or several. By default the one that a session
-            here uses, and if that is not set by `spark.hopsgpu.root` or `HOPSGPU_ROOT` but is the
-            user's own directory, those of all other users beside it.
+        root: URL of a root of runs and models, or several. The default is the root that a session
+            uses. If neither `spark.hopsgpu.root` nor `HOPSGPU_ROOT` sets it, the default is the
+            roots of all users.
 
     Returns:
-        A sequence of rows, which `pandas.DataFrame` takes. Records and users' directories that
-        cannot be read are listed in `problems`, and their runs are not in the rows; `notes` says
-        what is incomplete.
+        A sequence of rows, which `pandas.DataFrame` accepts. `problems` lists unreadable records
+        and directories, whose runs are missing in the rows. `notes` says what is incomplete.
 
     Raises:
         ConfigError: an argument has another form, or the root is unknown.
@@ -55,5 +53,5 @@ def usage(
     if began is not None and began >= ended:
         raise ConfigError(f"since={since!r}, until={until!r}: the period must begin before its end")
     roots, problems = given_roots(root)
-    found = read_uses(roots, began, now)
-    return summed_up(found.runs, by, began, ended, [*problems, *found.problems])
+    uses = read_uses(roots, began, now)
+    return summed_up(uses.runs, by, began, ended, [*problems, *uses.problems])

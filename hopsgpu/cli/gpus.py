@@ -48,7 +48,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     from hopsgpu.storage.hadoop_conf import HadoopConf
 
     use_keytab()
-    look = Observer(HadoopConf.load().get, user).look
+    look = Observer(HadoopConf.load().get, user).observe
     if as_json:
         indent = 2 if seconds is None else None
         _again(look, seconds, lambda state: click.echo(json.dumps(state.to_json(), indent=indent)))

@@ -18,7 +18,7 @@ from hopsgpu.cli.signals import exit_on_signals
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hopsgpu.backends.spark.submit_command import Job
+    from hopsgpu.backends.spark.submit_command import SubmitJob
     from hopsgpu.storage.lake import LakePath
     from hopsgpu.yarn.resource_manager import ResourceManager
 
@@ -102,7 +102,7 @@ class Submission:
         Raises:
             ConfigError: an option is invalid, or the application cannot hold gangs.
         """
-        from hopsgpu.backends.spark.submit_command import Job, parse_conf
+        from hopsgpu.backends.spark.submit_command import SubmitJob, parse_conf
         from hopsgpu.storage.identity import PROXY_USER
 
         conf = {**parse_conf(self.confs), **(more or {})}
@@ -113,7 +113,7 @@ class Submission:
         if self.proxy_user is not None:
             # For this process's clients and for spark-submit, which has it from here.
             os.environ[PROXY_USER] = self.proxy_user
-        job = Job(
+        job = SubmitJob(
             script, arguments, self.deploy_mode, self.queue, self.name, conf, self.detach, tag
         )
         # A single value may have any form; several values are a list of packages.
@@ -157,10 +157,10 @@ def submit(
     Submission(**options).run(script, arguments, more)
 
 
-def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
+def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.backends.spark.pyspark_archives import with_bytecode
     from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
-    from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
+    from hopsgpu.backends.spark.submit_command import find_spark_submit, plan_submission
     from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.storage.hadoop_conf import HadoopConf
@@ -176,7 +176,7 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
     defaults = spark_defaults(os.environ)
     if python_env is not None:
         recipe_for(python_env)
-    plan = planned(job, defaults, os.environ, sys.executable)
+    plan = plan_submission(job, defaults, os.environ, sys.executable)
     binary = find_spark_submit(os.environ)
     manager = None
     if not dry_run:
@@ -190,11 +190,11 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
         # In YARN its path would be one of the node.
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
         job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
-        plan = planned(job, defaults, os.environ, sys.executable)
+        plan = plan_submission(job, defaults, os.environ, sys.executable)
     shipped = ship(
         cache_directory(os.environ) / "submit", plan.properties, [job.script, *job.arguments]
     )
-    command = [str(binary.absolute()), *submit_arguments(plan.given, defaults, shipped)]
+    command = [str(binary.absolute()), *submit_arguments(plan.arguments, defaults, shipped)]
     if manager is None:
         click.echo(shlex.join(command))
     elif plan.mode == "client":
@@ -272,7 +272,7 @@ def _say(text: str) -> None:
 
 
 def _attend(
-    job: Job, command: Sequence[str], environ: Mapping[str, str], manager: ResourceManager
+    job: SubmitJob, command: Sequence[str], environ: Mapping[str, str], manager: ResourceManager
 ) -> int:
     """Submit in cluster mode; return the exit code."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
@@ -282,12 +282,12 @@ def _attend(
     attended = SubmittedApplication(
         manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say
     )
-    with exit_on_signals(signal.SIGINT), attended.ended_with():
+    with exit_on_signals(signal.SIGINT), attended.end_on_error():
         standing = attended.submit(command, environ)
-        if not job.detach:
+        if not job.is_detached:
             standing = attended.follow(standing)
-            attended.tell_end(standing)
-    if job.detach:  # whoever does not read it has not ended it
+            attended.report_end(standing)
+    if job.is_detached:  # whoever does not read it has not ended it
         click.echo(standing.id)
         return 0
     return 0 if standing.has_succeeded else 1

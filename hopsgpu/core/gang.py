@@ -227,7 +227,7 @@ class GangExecutor:
         interface: name of the network interface that has the address; "" if it is unknown.
         clock: seconds to add to the node's clock to get the driver's.
         devices: what is known of its GPUs.
-        lacks: modules that ranks may need and that its Python does not have.
+        missing_modules: modules that ranks may need and that its Python does not have.
     """
 
     key: int
@@ -238,7 +238,7 @@ class GangExecutor:
     interface: str = ""
     clock: float = 0.0
     devices: tuple[Device, ...] = ()
-    lacks: tuple[str, ...] = ()
+    missing_modules: tuple[str, ...] = ()
 
 
 WORKER = "worker"

@@ -134,7 +134,7 @@ def _yarn(manager: ResourceManager, setting: Setting) -> YarnFacts:
         policy=str((scheduler.get("rootQueue") or {}).get("schedulingPolicy", "")),
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
         has_gpu_type=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
-        gpus=Observer(setting).look(),
+        gpus=Observer(setting).observe(),
         nodes=nodes,
         queues=manager.queues(),
     )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopsgpu.backends.spark.spark_versions import either, javas, knows_python, mismatch, unsupported
+from hopsgpu.backends.spark.spark_versions import (
+    either,
+    is_python_supported,
+    java_versions,
+    pyspark_problem,
+    version_problem,
+)
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
 from hopsgpu.yarn.resources import GPU
 
@@ -61,7 +67,7 @@ class HadoopClient:
 def check_java(machine: DriverMachine) -> Check:
     """Check whether the Spark here runs on the Java here."""
     spark = machine.spark or _NEWEST
-    accepted = javas(spark)
+    accepted = java_versions(spark)
     fix = f"set JAVA_HOME to a JDK {either(accepted)}, the versions that Spark {spark} runs on"
     if machine.java is None:
         return wrong("java", f"no Java runs ({machine.java_at})", fix)
@@ -84,7 +90,7 @@ def check_spark(machine: DriverMachine) -> Check:
         )
     seen = f"{machine.spark} ({machine.spark_home})"
     pyspark = machine.pyspark or machine.spark
-    problem = unsupported(machine.spark, machine.spark_home) or mismatch(
+    problem = version_problem(machine.spark, machine.spark_home) or pyspark_problem(
         pyspark, "this Python's", machine.spark, machine.spark_home
     )
     if problem is not None:
@@ -98,7 +104,7 @@ def check_spark(machine: DriverMachine) -> Check:
 def check_python(machine: DriverMachine) -> Check:
     """Report which Python the driver and the executors run, and whether PySpark knows it."""
     seen = f"{machine.python}; executors: {machine.executors_python}"
-    if machine.spark is not None and not knows_python(machine.spark, machine.python):
+    if machine.spark is not None and not is_python_supported(machine.spark, machine.python):
         return unknown(
             "python",
             f"{seen}; PySpark {machine.spark} names versions up to 3.11",

@@ -116,7 +116,7 @@ class Retries:
         try:
             if self.exclusions.is_any:
                 least = replace(plan, executors=plan.least_executors)
-                self._active.application.check_again(least, self.exclusions)
+                self._active.application.check_with_exclusions(least, self.exclusions)
         except CapacityError as error:
             return error
         except HopsGpuError as error:

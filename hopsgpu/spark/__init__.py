@@ -1,4 +1,4 @@
-"""Programs whose names are in administrators' files; these names never change.
+"""Programs whose names are in administrators' files and therefore must not change.
 
 `hopsgpu.spark.daemon` is the value of `spark.python.daemon.module`, and yarn-scripts/hopsgpu-submit
 runs `python -m hopsgpu.spark.submission`.

@@ -1,12 +1,11 @@
 """The import of Spark's modules from zips that also have their bytecode.
 
-Python caches no bytecode for modules in a zip. `hopsgpu.backends.spark.pyspark_archives` adds it to
-Spark's zips, in `__pycache__`, where Python itself looks only on a file system. Therefore any other
-process uses the sources of such a zip as if there were nothing else.
+Python caches no bytecode for modules in a zip. `hopsgpu.backends.spark.pyspark_archives` adds
+bytecode to Spark's zips in `__pycache__`, which Python reads only on a file system. Therefore other
+processes use the sources.
 
-The bytecode is not beside the sources (`worker.pyc`), where Python does look in a zip, because
-such code keeps the file name with which it was compiled. PySpark recognises its own frames by
-their file names, in tracebacks and in the place of a call that error messages name.
+Python would read bytecode next to the sources (`worker.pyc`) in a zip, but such code keeps the file
+name of its compilation. PySpark recognises its own frames by their file names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from zipimport import ZipImportError, zipimporter
 
 
 class BytecodeImporter(zipimporter):
-    """An importer of a zip of Spark's that uses the bytecode in it.
+    """An importer of Spark's zips that uses their bytecode.
 
     Raises:
         ZipImportError: the path is not in such a zip.
@@ -31,7 +30,7 @@ class BytecodeImporter(zipimporter):
         super().__init__(path)
 
     def get_filename(self, fullname: str) -> str:
-        """Return the path of a module's source; `zipimporter` compiles the module for that."""
+        """Return the path of a module's source without compiling it, as `zipimporter` does."""
         name = fullname.rpartition(".")[2]
         below = f"{name}/__init__.py" if self.is_package(fullname) else f"{name}.py"
         return f"{self.archive}/{self.prefix}{below}"
@@ -45,27 +44,27 @@ class BytecodeImporter(zipimporter):
     def invalidate_caches(self) -> None:
         """Do nothing: a container's zip does not change.
 
-        `zipimporter` reads the list of all files again, once for each package. Each process that
-        the daemon forks asks for that.
+        `zipimporter` would read the list of all files again for each package, in each process that
+        the daemon forks.
         """
 
 
 class _Module(SourceFileLoader):
-    """The loader of one module, which decides as for a file whether the bytecode can be used."""
+    """The loader of one module, which checks bytecode as for a file."""
 
     def __init__(self, fullname: str, archive: BytecodeImporter) -> None:
         super().__init__(fullname, archive.get_filename(fullname))
         self._archive = archive
 
     def path_stats(self, path: str) -> dict[str, int]:
-        # Not looked at, because the bytecode is of the kind that is used without checks (PEP 552).
+        # Python does not use these values: the bytecode is unchecked (PEP 552).
         return {"mtime": 0, "size": 0}
 
     def get_data(self, path: str) -> bytes:
         return self._archive.get_data(path)
 
     def set_data(self, path: str, data: object, **_: object) -> None:
-        """Keep no bytecode of a module that was compiled."""
+        """Do nothing: a zip cannot cache bytecode."""
 
 
 def _is_spark_zip(name: str) -> bool:
@@ -73,8 +72,8 @@ def _is_spark_zip(name: str) -> bool:
 
 
 def install() -> None:
-    """Have modules of Spark that are imported from now on come from their bytecode."""
+    """Import modules of Spark from their bytecode from now on."""
     sys.path_hooks.insert(0, BytecodeImporter)
-    # Python has importers already for the paths at which it has looked for this module.
+    # Python has cached importers for the paths that were searched for this module.
     for path in [path for path in sys.path_importer_cache if _is_spark_zip(PurePath(path).name)]:
         del sys.path_importer_cache[path]

@@ -446,7 +446,7 @@ def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, str]:
     for name_part in names:
         place /= name_part
     # A standby ResourceManager redirects browsers to the active one.
-    return observer.look, GangQueueReader(place).read, addresses[0] if addresses else ""
+    return observer.observe, GangQueueReader(place).read, addresses[0] if addresses else ""
 
 
 def _of_machine() -> tuple[Any, Any, str]:

@@ -1,10 +1,10 @@
 """A container on this machine: a process that leases GPUs and runs an agent.
 
-The driver starts it as `python -m hopsgpu.backends.local.container`, in a directory of its own. The
-first line of its input is the request (`ContainerRequest` as JSON), so that the run's secret is not
-on a command line. The process reports to the driver with lines of JSON on stdout: {"waiting": …},
-{"warning": …} or {"problem": …, "kind": …}. It ends when the driver disconnects, closes its input,
-or is gone.
+The driver starts `python -m hopsgpu.backends.local.container` in a directory of its own. The first
+line of the process's input is the request (`ContainerRequest` as JSON), so that the run's secret is
+not on a command line. The process reports to the driver with lines of JSON on stdout:
+{"waiting": …}, {"warning": …} or {"problem": …, "kind": …}. The process ends when the driver
+disconnects, closes the process's input, or has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, write_container_gpus
 from hopsgpu.gpu.node.leases import LeaseError, Leases, lease_directory, owner
 
-# Directory beside those of the containers that all of them use, as on a node.
+# Directory that all containers share, as on a node; next to the containers' directories.
 SHARED = "shared"
 _WAIT_SECONDS = 0.3
 _REFRESH_SECONDS = 10.0
@@ -42,14 +42,14 @@ class ContainerRequest:
         driver: address and secret of the driver's control channel.
         gpus: number of GPUs.
         gpu_type: words that the GPUs' product name must contain; None for any GPU.
-        avoided: addresses of GPUs not to use.
+        excluded_gpus: addresses of excluded GPUs.
         pid: process ID of the driver.
     """
 
     driver: DriverEndpoint
     gpus: int
     gpu_type: str | None
-    avoided: tuple[str, ...]
+    excluded_gpus: tuple[str, ...]
     pid: int
 
     def dump(self) -> bytes:
@@ -63,8 +63,8 @@ class ContainerRequest:
         driver = fields["driver"]
         driver["secret"] = bytes.fromhex(driver["secret"])
         driver["modules"] = tuple(driver["modules"])
-        avoided = tuple(fields["avoided"])
-        return cls(**{**fields, "driver": DriverEndpoint(**driver), "avoided": avoided})
+        excluded_gpus = tuple(fields["excluded_gpus"])
+        return cls(**{**fields, "driver": DriverEndpoint(**driver), "excluded_gpus": excluded_gpus})
 
 
 def main() -> int:
@@ -82,7 +82,7 @@ def main() -> int:
         return 1
     finally:
         if os.getppid() != request.pid:
-            # A driver that still runs removes the directories itself.
+            # A running driver removes the directories itself.
             shutil.rmtree(directory, ignore_errors=True)
             _remove_unused(directory.parent)
     return 0
@@ -106,7 +106,7 @@ def _gpus(request: ContainerRequest) -> Iterator[None]:
         devices = take_gpus(
             request.gpus,
             request.gpu_type,
-            request.avoided,
+            request.excluded_gpus,
             leases,
             directory,
             _wait,
@@ -114,13 +114,13 @@ def _gpus(request: ContainerRequest) -> Iterator[None]:
         )
         leases.write_owner(owner(os.environ, os.getpid()))
         write_container_gpus(devices, is_isolated=False)
-        with _refreshed(leases):
+        with _refresh_leases(leases):
             yield
 
 
 @contextlib.contextmanager
-def _refreshed(leases: Leases) -> Iterator[None]:
-    """Refresh the leases' files while inside, so that cleaners of old files do not remove them."""
+def _refresh_leases(leases: Leases) -> Iterator[None]:
+    """Touch the leases' files while inside, so that cleaners of old files do not remove them."""
     ended = threading.Event()
 
     def refresh() -> None:
@@ -137,13 +137,13 @@ def _refreshed(leases: Leases) -> Iterator[None]:
 
 
 def _wait(why: str) -> bool:
-    """Wait a moment for GPUs; return False if the driver has closed our input, or is gone."""
+    """Wait a moment for GPUs; return False if the driver has closed our input or has ended."""
     _report(waiting=why)
     return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
 
 
 def _report(**fields: Any) -> None:
-    # A driver that is gone needs no report.
+    # A driver that has ended needs no report.
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
 

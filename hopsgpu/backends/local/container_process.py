@@ -25,7 +25,7 @@ _KINDS = {kind.__name__: kind for kind in (CapacityError, ConfigError, Discovery
 
 
 class ContainerJob:
-    """A container's process from its start to its end; a `grant.Job`.
+    """A container's process from its start to its end; a `gang_allocation.Job`.
 
     Args:
         request: the request for the container.
@@ -35,10 +35,10 @@ class ContainerJob:
 
     Attributes:
         name: name of the container's agent on the control channel.
-        ended: event, set when the process is over.
-        closed: whether `close` was called.
+        ended: event, set when the process has ended.
+        is_closed: whether `close` was called.
         waiting_for: what the process waits for, in words.
-        problem: why the process could not serve, if it has reported that; else None.
+        problem: the reported reason why the process cannot serve; else None.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ContainerJob:
     ) -> None:
         self.name = request.driver.job
         self.ended = threading.Event()
-        self.closed = False
+        self.is_closed = False
         self.waiting_for = "its process is starting"
         self.problem: HopsGpuError | None = None
         self._warn = warn
@@ -60,11 +60,11 @@ class ContainerJob:
         hopsgpu_path = package_path() if package is None else str(package)
         path = os.pathsep.join(filter(None, (hopsgpu_path, os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as errors:
-            # In a session of its own, so that only the driver receives a Ctrl-C.
+            # In its own session, so that only the driver receives a Ctrl-C.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", container_module.__name__],
                 cwd=directory,
-                # As on YARN: what the containers of this application share.
+                # LOCAL_DIRS as on YARN: the directory that the application's containers share.
                 env={**environ, "PYTHONPATH": path, "LOCAL_DIRS": str(directory.parent / SHARED)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -84,7 +84,7 @@ class ContainerJob:
 
         A process that has its GPUs ends when the driver disconnects its agent.
         """
-        self.closed = True
+        self.is_closed = True
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -107,13 +107,13 @@ class ContainerJob:
         code = self._process.poll()
         if code is None:
             return "its process is still running"
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        status = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
             text = self._log.read_text(errors="backslashreplace").strip()
         except OSError:
             text = ""
         last = text.splitlines()[-1][-_LONGEST_LINE:] if text else ""
-        return f"its process on this machine ended with {how}{f' ({last})' if last else ''}"
+        return f"its process on this machine ended with {status}{f' ({last})' if last else ''}"
 
     def _write(self, line: bytes) -> None:
         assert self._process.stdin is not None, "Popen opens a pipe for it"

@@ -1,4 +1,4 @@
-"""The containers of a allocator on this machine, and the control channel to which they connect."""
+"""The containers of an allocator on this machine, and the control channel to which they connect."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from hopsgpu.backends.gang_allocation import Releasable
 from hopsgpu.backends.gang_request import Request, Watcher
 from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.backends.local.container_process import ContainerJob
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 EVENT_SECONDS = 0.1
 _HERE = "127.0.0.1"
-# Ranks get SIGTERM, after 5 s SIGKILL; then what they have saved is uploaded to the lake.
+# Ranks get SIGTERM, after 5 s SIGKILL; then their saved files are uploaded to the lake.
 _END_SECONDS = 30.0
 
 
@@ -34,7 +35,7 @@ class Containers:
 
     Args:
         server: the control channel.
-        driver: what a container needs to connect to it.
+        driver: what a container needs to connect to the control channel.
         directory: directory in which each container gets its own.
 
     Attributes:
@@ -49,14 +50,14 @@ class Containers:
         self._started = 0
 
     @property
-    def wanted(self) -> list[ContainerJob]:
-        """Return the containers that were not told to end, in the order of their start."""
-        return [job for job in self._jobs if not job.closed]
+    def active_jobs(self) -> list[ContainerJob]:
+        """Return the containers that were not closed, in the order of their start."""
+        return [job for job in self._jobs if not job.is_closed]
 
     @property
-    def ending(self) -> list[ContainerJob]:
-        """Return the containers that were told to end and have not ended."""
-        return [job for job in self._jobs if job.closed and not job.ended.is_set()]
+    def ending_jobs(self) -> list[ContainerJob]:
+        """Return the containers that were closed and have not ended."""
+        return [job for job in self._jobs if job.is_closed and not job.ended.is_set()]
 
     def start(self, request: Request) -> ContainerJob:
         """Start the process of one more container."""
@@ -68,7 +69,7 @@ class Containers:
             driver=replace(self._driver, job=name, modules=request.imports),
             gpus=request.plan.shape.gpus,
             gpu_type=request.plan.spec.gpu_type,
-            avoided=tuple(sorted(gpu for _, gpu in request.exclusions.gpus)),
+            excluded_gpus=tuple(sorted(gpu for _, gpu in request.exclusions.gpus)),
             pid=os.getpid(),
         )
         package = _package_for(request, directory)
@@ -78,10 +79,10 @@ class Containers:
         return job
 
     def drop_ended(self) -> list[ContainerJob]:
-        """Forget the containers that have ended; return those that ended by themselves."""
+        """Forget the ended containers; return those that were not closed."""
         ended = [job for job in self._jobs if job.ended.is_set()]
         self._jobs = [job for job in self._jobs if job not in ended]
-        return [job for job in ended if not job.closed]
+        return [job for job in ended if not job.is_closed]
 
     def end_all(self, watcher: Watcher) -> None:
         """End all containers and their ranks; their GPUs are free on return.
@@ -93,7 +94,7 @@ class Containers:
         for job in self._jobs:
             job.close()
         for job in self._jobs:
-            # Repeated, because a container may connect only now.
+            # Repeat the call: a container may connect late.
             self.server.disconnect_all()
             while not job.ended.wait(EVENT_SECONDS) and time.monotonic() < began + _END_SECONDS:
                 self.server.disconnect_all()
@@ -113,8 +114,8 @@ class Containers:
 def _package_for(request: Request, directory: Path) -> Path | None:
     """Return the path from which a container imports hopsgpu; None for the driver's path.
 
-    If the ranks have a Python of their own, the path is that of a zip with hopsgpu: as on a node,
-    that Python must not see the driver's other packages.
+    If the ranks have their own Python, the path is a zip with hopsgpu: as on a node, that Python
+    must not see other packages of the driver.
     """
     env = request.python_env
     if env is None or env.interpreter is None:
@@ -122,11 +123,7 @@ def _package_for(request: Request, directory: Path) -> Path | None:
     return pack_package(directory / PACKAGE)
 
 
-class _Releasable(Protocol):
-    def release(self) -> None: ...
-
-
-_Allocator = TypeVar("_Allocator", bound=_Releasable)
+_Allocator = TypeVar("_Allocator", bound=Releasable)
 
 
 @contextlib.contextmanager
@@ -138,7 +135,7 @@ def local_allocator(
     heartbeat: float,
     ports: range | None,
 ) -> Iterator[_Allocator]:
-    """Provide the allocator of a gang or a search on this machine; release it on every path.
+    """Provide an allocator on this machine; release its executors on every path.
 
     Args:
         kind: the class of the allocator.

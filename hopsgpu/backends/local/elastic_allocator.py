@@ -23,11 +23,11 @@ class LocalElasticAllocator(ElasticAllocator):
 
     @property
     def held_count(self) -> int:
-        return len(self.ready_executors) + self.parked_count + len(self._containers.ending)
+        return len(self.ready_executors) + self.parked_count + len(self._containers.ending_jobs)
 
     @property
     def starting_count(self) -> int:
-        return 0  # their processes may wait for GPUs
+        return 0  # the processes may wait for GPUs
 
     @property
     def wait_reason(self) -> str:
@@ -53,16 +53,16 @@ class LocalElasticAllocator(ElasticAllocator):
         """Do nothing: no other gang waits for the executors of this process."""
 
     def _count(self) -> int:
-        """Return how many executors, not held aside, are here or starting."""
-        return len(self._containers.wanted) - self.parked_count
+        """Return how many unparked executors are ready or starting."""
+        return len(self._containers.active_jobs) - self.parked_count
 
     def _waiting(self) -> list[ContainerJob]:
-        """Return the jobs whose executors are not here yet, the latest first."""
-        arrived = [self._jobs[key] for key in (*self.ready_executors, *self._parked)]
-        return [job for job in reversed(self._containers.wanted) if job not in arrived]
+        """Return the jobs whose executors are not ready, the latest first."""
+        ready = [self._jobs[key] for key in (*self.ready_executors, *self._parked)]
+        return [job for job in reversed(self._containers.active_jobs) if job not in ready]
 
     def _job_of(self, hello: Message) -> Job | None:
-        return next((job for job in self._containers.wanted if job.name == hello["job"]), None)
+        return next((job for job in self._containers.active_jobs if job.name == hello["job"]), None)
 
     def _start_release(self, leaving: Mapping[int, GangExecutor]) -> None:
         for key in leaving:
@@ -71,7 +71,7 @@ class LocalElasticAllocator(ElasticAllocator):
             job.close()
 
     def _abandon_job(self, job: Job) -> None:
-        """Do nothing: the process ends with its agent, and `want` starts another."""
+        """Do nothing: the process ends with its agent, and `set_wanted` starts another."""
 
     def _record_arrival(self, container: GangExecutor) -> None:
         """Do nothing: no time limit and no request depends on an executor's arrival here."""
@@ -82,9 +82,10 @@ class LocalElasticAllocator(ElasticAllocator):
     def _read_tokens(self) -> bytes:
         return b""
 
-    def release(self) -> None:
-        """End all executors; their GPUs are free on return."""
+    def release(self) -> bool:
+        """End all executors; return True, because their GPUs are then free."""
         self.request.watcher.state(GangState.RELEASING, ())
         self._containers.end_all(self.request.watcher)
         self.ready_executors.clear()
         self.request.watcher.mark("released")
+        return True

@@ -29,7 +29,7 @@ class LocalGangAllocator(GangAllocator):
         clock = AcquisitionClock(request)
         began = time.monotonic()
         job = self._containers.start(request)
-        container = self._greeted(job, clock)
+        container = self._wait_for_hello(job, clock)
         log.info(
             "gang granted: %s on this machine after %.1f s",
             container.container_id,
@@ -50,8 +50,8 @@ class LocalGangAllocator(GangAllocator):
         )
         return self._allocation
 
-    def _greeted(self, job: ContainerJob, clock: AcquisitionClock) -> GangExecutor:
-        """Wait until the container introduces itself, and return it.
+    def _wait_for_hello(self, job: ContainerJob, clock: AcquisitionClock) -> GangExecutor:
+        """Wait for the container's hello message; return the container.
 
         Raises:
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
@@ -73,8 +73,9 @@ class LocalGangAllocator(GangAllocator):
         self._containers.end_all(self.request.watcher)
         self._allocation = None
 
-    def release(self) -> None:
-        """End the container and its ranks; the GPUs are free on return."""
+    def release(self) -> bool:
+        """End the container and its ranks; return True, because the GPUs are then free."""
         self.request.watcher.state(GangState.RELEASING, ())
         self.end_jobs()
         self.request.watcher.mark("released")
+        return True

@@ -1,8 +1,8 @@
-"""The leases of this machine's GPUs for one gang: all that it needs, or none in the end.
+"""The leases of this machine's GPUs for one gang: all that it needs, or none.
 
-The locks are those of the nodes' discovery script, so each GPU is assigned only once, whichever
-program runs here. Only one gang of the machine collects GPUs at a time, and it keeps them until it
-has all of them, so two gangs never wait for each other's GPUs.
+The locks are those of the nodes' discovery script, so each GPU is assigned only once. Only one gang
+of the machine collects GPUs at a time, until it has all of them. So two gangs never wait for each
+other's GPUs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TURN = "turn"
 
 
 class NoLongerNeeded(Exception):
-    """The signal that the GPUs are no longer needed."""
+    """Raised when the GPUs are no longer needed."""
 
 
 def take_gpus(
     wanted: int,
     gpu_type: str | None,
-    avoided: Collection[str],
+    excluded_gpus: Collection[str],
     leases: Leases,
     directory: Path,
     wait: Callable[[str], bool],
@@ -37,7 +37,7 @@ def take_gpus(
     Args:
         wanted: number of GPUs.
         gpu_type: words that their product name must contain; None for any GPU.
-        avoided: addresses of GPUs not to use.
+        excluded_gpus: addresses of excluded GPUs.
         leases: leases of this process, to which the GPUs are added.
         directory: directory of the leases.
         wait: waits a moment, given the reason; returns False if the GPUs are no longer needed.
@@ -49,8 +49,8 @@ def take_gpus(
         DiscoveryError: the machine's GPUs cannot be listed.
     """
     gpus = own_gpus()
-    check_gpus(wanted, gpus, gpu_type, avoided)
-    good = usable(gpus, gpu_type, avoided)
+    check_gpus(wanted, gpus, gpu_type, excluded_gpus)
+    good = usable(gpus, gpu_type, excluded_gpus)
     while (turn := try_lock(directory / _TURN)) is None:
         if not wait("another gang on this machine is waiting for GPUs"):
             raise NoLongerNeeded
@@ -66,8 +66,8 @@ def take_gpus(
     finally:
         os.close(turn)
     for gpu in (held := [gpu for gpu in good if gpu.address in leases.addresses]):
-        if others := foreign_processes(gpu.processes):
-            warn(f"{gpu.address} is also in use by process {describe_processes(others)}")
+        if processes := foreign_processes(gpu.processes):
+            warn(f"{gpu.address} is also in use by process {describe_processes(processes)}")
     return held
 
 

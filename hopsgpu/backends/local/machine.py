@@ -37,17 +37,17 @@ class Machine:
         return f"{count_of(self.cores, 'core')}, {self.memory_mib / 1024:.0f} GiB, {gpus}"
 
 
-def this_machine(*, gpus: bool = True) -> Machine:
+def this_machine(*, should_list_gpus: bool = True) -> Machine:
     """Return the resources of this machine.
 
     Args:
-        gpus: whether to ask the NVIDIA driver for the GPUs, which takes some tenths of a second.
+        should_list_gpus: whether to list the GPUs, which takes tenths of a second.
 
     Raises:
         DiscoveryError: there is an NVIDIA driver, but it does not list its GPUs.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
-    return Machine(len(os.sched_getaffinity(0)), memory, own_gpus() if gpus else ())
+    return Machine(len(os.sched_getaffinity(0)), memory, own_gpus() if should_list_gpus else ())
 
 
 def own_gpus() -> tuple[GpuDevice, ...]:
@@ -68,27 +68,30 @@ def own_gpus() -> tuple[GpuDevice, ...]:
 
 
 def usable(
-    gpus: Sequence[GpuDevice], gpu_type: str | None, avoided: Collection[str]
+    gpus: Sequence[GpuDevice], gpu_type: str | None, excluded_gpus: Collection[str]
 ) -> tuple[GpuDevice, ...]:
     """Return the GPUs that a gang may use, the healthy ones first.
 
     Args:
         gpus: all GPUs.
         gpu_type: words that their product name must contain; None for any GPU.
-        avoided: addresses of GPUs that made an earlier attempt fail.
+        excluded_gpus: addresses of excluded GPUs.
     """
     good = (
         gpu
         for gpu in gpus
         if gpu.verdict.state != BAD
-        and gpu.address not in avoided
+        and gpu.address not in excluded_gpus
         and (gpu_type is None or has_type(gpu.name, gpu_type))
     )
     return tuple(sorted(good, key=lambda gpu: gpu.badness))
 
 
 def check_gpus(
-    wanted: int, gpus: Sequence[GpuDevice], gpu_type: str | None, avoided: Collection[str] = ()
+    wanted: int,
+    gpus: Sequence[GpuDevice],
+    gpu_type: str | None,
+    excluded_gpus: Collection[str] = (),
 ) -> None:
     """Check that this machine has enough usable GPUs for a gang that needs GPUs.
 
@@ -99,13 +102,13 @@ def check_gpus(
     if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
         names = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
         raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {names}")
-    available = len(usable(gpus, gpu_type, avoided))
+    available = len(usable(gpus, gpu_type, excluded_gpus))
     if available >= wanted:
         return
     why = [
         f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in gpus if gpu.verdict.state == BAD
     ]
-    why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
+    why += [f"{address} failed an earlier attempt" for address in sorted(excluded_gpus)]
     raise CapacityError(
         f"the gang needs {count_of(wanted, 'GPU')}, and this machine has {available} that it can"
         f" use{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"

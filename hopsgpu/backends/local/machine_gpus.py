@@ -62,7 +62,9 @@ def machine_gpus(
         health="; ".join(f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in bad),
     )
     # GPUs that a process without a lease uses are still free for a gang.
-    others = {gpu.address: foreign_processes(gpu.processes) for gpu in gpus if gpu not in used}
+    processes_by_gpu = {
+        gpu.address: foreign_processes(gpu.processes) for gpu in gpus if gpu not in used
+    }
     return ClusterGpus(
         time=now,
         user=user,
@@ -70,13 +72,13 @@ def machine_gpus(
         nodes_without=0 if gpus else 1,
         users=(),
         queues=(),
-        # A lease names a process, but no application.
+        # A lease names a process, not an application.
         unexplained=len(used),
         acls=None,
         executor="",
         problems=tuple(
             f"{address} is in use by process {describe_processes(processes)}"
-            for address, processes in others.items()
+            for address, processes in processes_by_gpu.items()
             if processes
         ),
     )

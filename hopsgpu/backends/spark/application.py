@@ -24,26 +24,26 @@ _LABEL = "spark.yarn.executor.nodeLabelExpression"
 
 
 class SnapshotCache:
-    """A cache of the last snapshot, for requests that follow soon."""
+    """A cache of the last snapshot."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: Snapshot | None = None
         self._taken = float("-inf")
 
-    def get(self, most_seconds: float, look: Callable[[], Snapshot]) -> Snapshot:
+    def get(self, max_age: float, fetch: Callable[[], Snapshot]) -> Snapshot:
         """Return the last snapshot if it is recent enough, else a new one."""
         with self._lock:
-            if self._last is None or time.monotonic() - self._taken > most_seconds:
+            if self._last is None or time.monotonic() - self._taken > max_age:
                 began = time.monotonic()
-                self._last = look()
+                self._last = fetch()
                 self._taken = began
             return self._last
 
 
 @dataclass
 class Application(SparkApplication):
-    """One SparkContext on YARN, and the state that its gangs share.
+    """A SparkContext on YARN with the state that its gangs share.
 
     Attributes:
         manager: the ResourceManager.
@@ -51,10 +51,10 @@ class Application(SparkApplication):
         package: the directory from which Spark serves hopsgpu to the executors.
         acquiring: lock held by the gang that acquires executors, until its barrier stage is active.
         failing: the hosts on which executors end before they are ready.
-        looks: the last snapshot of the ResourceManager, shared by waiting gangs.
-        probing: lock held by the launch that asks an executor about modules.
-        has_module: whether the executors' Python has a top-level module, by name; only for modules
-            that were already asked about.
+        snapshots: the last snapshot of the ResourceManager, shared by waiting gangs.
+        probing: lock held by the launch that queries an executor for modules.
+        has_module: whether the executors' Python has a top-level module, by name of each queried
+            module.
     """
 
     manager: ResourceManager
@@ -62,7 +62,7 @@ class Application(SparkApplication):
     profiles: ProfilePool = field(default_factory=ProfilePool)
     acquiring: threading.Lock = field(default_factory=threading.Lock)
     failing: FailingHosts = field(default_factory=FailingHosts)
-    looks: SnapshotCache = field(default_factory=SnapshotCache)
+    snapshots: SnapshotCache = field(default_factory=SnapshotCache)
     probing: threading.Lock = field(default_factory=threading.Lock)
     has_module: dict[str, bool] = field(default_factory=dict)
 
@@ -73,7 +73,7 @@ class Application(SparkApplication):
 
     @property
     def has_node_label(self) -> bool:
-        """Return whether executors are requested by a node label; YARN then accepts no hosts."""
+        """Return whether executors are requested by node label; YARN then accepts no hosts."""
         return bool(self.setting(_LABEL))
 
     @property
@@ -81,16 +81,14 @@ class Application(SparkApplication):
         """Return the YARN queue that the application was submitted to."""
         return self.setting("spark.yarn.queue") or "default"
 
-    def snapshot(self, most_seconds: float) -> Snapshot:
-        """Return the state of YARN, at most `most_seconds` old.
+    def snapshot(self, max_age: float) -> Snapshot:
+        """Return the state of YARN, at most `max_age` seconds old.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer.
         """
         label = self.setting(_LABEL)
-        return self.looks.get(
-            most_seconds, lambda: self.manager.snapshot(self.id, self.user, label)
-        )
+        return self.snapshots.get(max_age, lambda: self.manager.snapshot(self.id, self.user, label))
 
     def explain_loss(self, reason: str, host: str) -> str:
         """Return why an executor on a host was lost: Spark's reason and YARN's."""
@@ -105,7 +103,7 @@ class Application(SparkApplication):
     def gang_queue_dir(self) -> LakePath:
         """Return the directory of the queue of gangs, of all users of this cluster partition.
 
-        It is created if missing.
+        The directory is created if missing.
 
         Raises:
             ConfigError: `spark.hopsgpu.locks` is not a valid directory.

@@ -26,7 +26,7 @@ _INTERVAL_SECONDS = 300.0
 
 @dataclass
 class SparkApplication:
-    """One SparkContext, and the options of the person who created it.
+    """A SparkContext with its options.
 
     Attributes:
         context: the SparkContext.
@@ -40,18 +40,18 @@ class SparkApplication:
     def id(self) -> str:
         """Return Spark's ID of the application; on YARN it is YARN's.
 
-        Records of runs that the end of the JVM ended show it too.
+        It is cached for records of runs whose JVM has ended.
         """
         return str(self.context.applicationId)
 
     @functools.cached_property
     def packer(self) -> Packer:
-        """Return what packs the user's modules, for all launches: they mostly bring the same."""
+        """Return the packer of the user's modules, shared because launches mostly have the same."""
         return Packer()
 
     @functools.cached_property
     def load_checks(self) -> LoadChecks:
-        """Return what checks that ranks can load calls; it does not repeat for the same types."""
+        """Return the checks whether ranks can load calls; types are checked once."""
         return LoadChecks()
 
     @property
@@ -123,7 +123,7 @@ class SparkApplication:
 
     @property
     def elastic_interval(self) -> float:
-        """Return the seconds between two growths of an elastic gang at least.
+        """Return the smallest number of seconds between two growths of an elastic gang.
 
         Raises:
             ConfigError: `spark.hopsgpu.elastic.interval` is not a duration.
@@ -142,7 +142,7 @@ class SparkApplication:
 
     @property
     def gpu_idle_warning(self) -> float | None:
-        """Return for how many seconds GPUs may idle until people are told; None for any.
+        """Return after how many idle seconds of GPUs a warning follows; None for no warning.
 
         Raises:
             ConfigError: `spark.hopsgpu.idle_warning` is neither a duration nor "off".
@@ -152,7 +152,7 @@ class SparkApplication:
 
     @property
     def gpu_idle_timeout(self) -> float | None:
-        """Return for how many seconds GPUs may idle if a launch does not say so; None for any.
+        """Return after how many idle seconds of GPUs a run ends by default; None for no limit.
 
         Raises:
             ConfigError: `spark.hopsgpu.idle_timeout` is neither a duration nor "off".
@@ -201,7 +201,7 @@ class SparkApplication:
         return choose_root(self.option("root"), self.default_fs, self.user)
 
     def check_options(self) -> None:
-        """Check all options, so that an invalid one is refused now rather than during a run.
+        """Check all options now rather than during a run.
 
         Raises:
             ConfigError: an option is invalid; the message has its name, its value and what is

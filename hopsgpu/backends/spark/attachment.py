@@ -1,4 +1,4 @@
-"""The site of a session: the one object that hopsgpu keeps for a Spark application."""
+"""The `GangApplication` of a session: the one object that hopsgpu keeps for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.local_application import local_application
-from hopsgpu.backends.spark.spark_versions import mismatch, refuse, unsupported
+from hopsgpu.backends.spark.spark_versions import pyspark_problem, refuse, version_problem
 from hopsgpu.backends.spark.yarn_application import yarn_application
 from hopsgpu.core.own_log import show_on_stderr
 from hopsgpu.errors import ConfigError
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 
 
 def application_of(spark: SparkSession | None) -> GangApplication:
-    """Return the site of a session, by default of the active one; check its settings.
+    """Return the application of a session, by default of the active one; check its settings.
 
     Raises:
         ConfigError: there is no session, it has ended, or it cannot hold gangs.
     """
     if spark is not None and not isinstance(spark, SparkSession):
         raise ConfigError(f"spark={spark!r}: must be a classic SparkSession")
-    # Not the active session: a session is active in one thread, a context in the whole process.
+    # Use the active context: a session is active in one thread, a context in the whole process.
     context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
     if context is None:
         raise ConfigError(
@@ -41,21 +41,21 @@ def application_of(spark: SparkSession | None) -> GangApplication:
             "this Spark application has ended: call spark.stop(), and create a session with"
             " hopsgpu.session(name)"
         )
-    # PySpark's own lock for its one context, so that two first launches create only one Site.
+    # PySpark's own lock, so that two concurrent first launches create only one application.
     with SparkContext._lock:
         application: GangApplication | None = getattr(context, _ATTRIBUTE, None)
         if application is None:
             application = _application(context)
-            # As an attribute, the Site lives exactly as long as the context that it describes.
+            # As an attribute, the application lives exactly as long as its context.
             setattr(context, _ATTRIBUTE, application)
     return application
 
 
 def _application(context: SparkContext) -> GangApplication:
     spark = str(context.version)
-    refuse(unsupported(spark, "this application"))
-    own = str(pyspark.__version__), str(pyspark.__file__)
-    refuse(mismatch(*own, spark, "this application's JVM"))
+    refuse(version_problem(spark, "this application"))
+    version, file = str(pyspark.__version__), str(pyspark.__file__)
+    refuse(pyspark_problem(version, file, spark, "this application's JVM"))
     jvm = Jvm(context)
     master = jvm.setting("spark.master")
     application = (

@@ -1,9 +1,8 @@
-"""The certificates of a private authority go with an application.
+"""The certificates of a private authority, shipped with an application.
 
-Python knows the authority that signed the web addresses of a company's Hadoop only by
-REQUESTS_CA_BUNDLE, and the file that it names is one of the submitting machine: a driver in YARN
-asks the ResourceManager by HTTPS, and ranks read swebhdfs://. In ranks and agents
-`hopsgpu.control.peer` sets the variable.
+A driver in YARN uses the ResourceManager by HTTPS, and ranks read swebhdfs://. Python finds a
+private authority only by REQUESTS_CA_BUNDLE, which names a file of the submitting machine. In ranks
+and agents, `hopsgpu.control.peer` sets the variable.
 
 Source of the variable: the documentation of the library requests.
 """
@@ -22,31 +21,30 @@ from hopsgpu.yarn.rest_client import scheme_of
 log = logging.getLogger(__name__)
 
 FILES = "spark.yarn.dist.files"
-_OF_DRIVER = f"spark.yarn.appMasterEnv.{BUNDLE}"
+_DRIVER_BUNDLE = f"spark.yarn.appMasterEnv.{BUNDLE}"
 
 
 def shipped_bundle(properties: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark properties with which an application's containers have the certificates.
+    """Return the Spark properties that ship the certificates to an application's containers.
 
     Args:
-        properties: the application's; a bundle that they name for the driver is on the nodes, and
-            is used instead.
+        properties: the application's properties. If they name a bundle for the driver, that bundle
+            is on the nodes, and nothing is shipped.
         environ: environment of the submitting process.
 
     Returns:
-        No properties if nothing that needs certificates is used, or REQUESTS_CA_BUNDLE does not
-        name a file.
+        No properties if HTTPS is not used, or REQUESTS_CA_BUNDLE does not name a file.
 
     Raises:
         ConfigError: a file of the Hadoop configuration is unreadable.
     """
     named = environ.get(BUNDLE)
-    if not named or _OF_DRIVER in properties or not _uses_https(properties, environ):
+    if not named or _DRIVER_BUNDLE in properties or not _uses_https(properties, environ):
         return {}
     bundle = Path(named).absolute()
     if not bundle.is_file():
         log.warning(
-            "%s=%s is not a file on this machine, so that ranks and a driver in YARN do not get"
+            "%s=%s is not a file on this machine, so ranks and a driver in YARN do not get"
             " the certificates",
             BUNDLE,
             named,
@@ -54,8 +52,8 @@ def shipped_bundle(properties: Mapping[str, str], environ: Mapping[str, str]) ->
         return {}
     return {
         FILES: with_entry(properties.get(FILES), f"{bundle.as_uri()}#{AUTHORITIES}"),
-        # YARN puts the container's directory there.
-        _OF_DRIVER: f"{{{{PWD}}}}/{AUTHORITIES}",
+        # YARN replaces {{PWD}} by the container's directory.
+        _DRIVER_BUNDLE: f"{{{{PWD}}}}/{AUTHORITIES}",
     }
 
 

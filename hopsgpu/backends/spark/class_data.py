@@ -1,7 +1,7 @@
 """Load the classes that an application's JVMs load, so that they can be archived as class data.
 
-This is a program, `python -m hopsgpu.backends.spark.class_data URL`, which
-hopsgpu/devcluster/class_archive.py starts on the development cluster.
+hopsgpu/devcluster/class_archive.py starts `python -m hopsgpu.backends.spark.class_data URL` on the
+development cluster.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Classes of parts that do not run here: the application master, and the executors' connection to
-# the driver.
+# Classes that this program does not run: those of the application master, and of the executors'
+# connection to the driver.
 _LOADED = {
     "spark-yarn_": ("org/apache/spark/",),
     "spark-core_": (
@@ -31,7 +31,7 @@ _LOADED = {
 
 
 def main(url: str) -> int:
-    """Do some of what applications do, on one core of this machine; return the JVM's exit code.
+    """Run typical work of applications on one core; return the JVM's exit code.
 
     Args:
         url: URL of a directory, which is written and then removed.
@@ -55,7 +55,7 @@ def main(url: str) -> int:
     client.stop()
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for name in _names(Path(jvm.java.lang.System.getenv("SPARK_HOME"), "jars")):
-        # No application uses a class that depends on a missing class.
+        # A class that depends on a missing class is not used by applications.
         with suppress(Py4JJavaError):
             jvm.java.lang.Class.forName(name, False, loader)
     gateway = context._gateway

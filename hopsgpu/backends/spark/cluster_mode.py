@@ -1,4 +1,4 @@
-"""An application in cluster mode: its submission, its states, and its end with the submitter."""
+"""An application in cluster mode: its submission, its states and its end."""
 
 from __future__ import annotations
 
@@ -14,31 +14,29 @@ from hopsgpu.yarn.application_state import ApplicationState
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Time for a ResourceManager to restart, or for another one to take over.
 _SILENT_SECONDS = 900.0
 _ENDING_SECONDS = 30.0
 _STOPPING_SECONDS = 10.0
 _LAST_BYTES = 64 * 1024
 _LAST_LINES = 30
-# Fewer lines after a success, because nobody looks for an error.
-_LAST_LINES_OF_SUCCESS = 10
-# Spark's own messages that report no trouble (DEBUG, INFO). A message of several lines has them
-# between two rules (=====); lines after any other message are the script's, which writes to the
-# same file.
+# After a success, fewer lines are of interest.
+_LAST_LINES_AFTER_SUCCESS = 10
+# Spark's own messages of level DEBUG and INFO. A message of several lines has two rules (=====)
+# around them; other lines belong to the script, which writes to the same file.
 _STAMP = r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d "
-_OF_SPARK = re.compile(
+_SPARK_MESSAGES = re.compile(
     rf"^{_STAMP}(?:DEBUG|INFO) [^\n]*\n?(?:={{20,}}\n.*?(?:^={{20,}}\n?|(?=^{_STAMP})|\Z))?",
     re.MULTILINE | re.DOTALL,
 )
-# The parts of a text that YARN changes with each heartbeat of a node: the time, and how full the
-# queue is.
-_PASSING = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was processed).*")
+# Parts of a text that change with each heartbeat of a node: the time, and the queue's usage.
+_CHANGING_PARTS = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was processed).*")
 Say = Callable[[str], None]
 
 
 class SubmittedApplication:
-    """One application that is submitted to YARN, and the reports of its state.
+    """An application that is submitted to YARN, whose state is reported.
 
     Args:
         manager: the ResourceManager.
@@ -103,13 +101,13 @@ class SubmittedApplication:
         """Wait for the application's end, report every change of its state, and return the last.
 
         Raises:
-            HopsGpuError: the ResourceManager has not answered for a quarter of an hour, or has
-                forgotten the application.
+            HopsGpuError: the ResourceManager has not answered for 15 min, or no longer knows the
+                application.
         """
         last_gist, has_log, silent_since = "", False, None
         while True:
             try:
-                standing = self._manager.application_state(application.id)
+                state = self._manager.application_state(application.id)
                 silent_since = None
             except HopsGpuError as error:
                 silent_since = self._clock() if silent_since is None else silent_since
@@ -117,41 +115,41 @@ class SubmittedApplication:
                     raise
                 text = str(error)
             else:
-                if standing.has_ended:
-                    return standing
-                if standing.log and not has_log:
-                    self._say(f"log of the driver: {self._log(standing)}")
+                if state.has_ended:
+                    return state
+                if state.log and not has_log:
+                    self._say(f"log of the driver: {self._log(state)}")
                     has_log = True
-                text = _where(standing)
+                text = _where(state)
             if (gist := _gist(text)) != last_gist:
                 self._say(f"{self._clock() - self._began:6.1f} s: {text}")
                 last_gist = gist
-            # YARN does not notify clients of a change.
-            time.sleep(_LOOK_SECONDS)
+            # Poll: YARN does not notify clients of a change.
+            time.sleep(_POLL_SECONDS)
 
-    def tell_end(self, standing: ApplicationState) -> None:
+    def report_end(self, state: ApplicationState) -> None:
         """Report how the application ended, with the last lines of its driver's output.
 
         After a success these are lines of stdout only; for a killed application there are none.
         """
-        how = standing.final if standing.state == "FINISHED" else standing.state
-        if standing.has_succeeded:
-            self._tell_last_words(standing, "stdout", _LAST_LINES_OF_SUCCESS)
-            self._say(f"{self._clock() - self._began:6.1f} s: {standing.id} has ended: {how}")
+        how = state.final if state.state == "FINISHED" else state.state
+        if state.has_succeeded:
+            self._report_output_end(state, "stdout", _LAST_LINES_AFTER_SUCCESS)
+            self._say(f"{self._clock() - self._began:6.1f} s: {state.id} has ended: {how}")
             return
-        # If the application was killed, they only show how Spark ended, and no error of the script.
-        for name in ("stdout", "stderr") if standing.state != "KILLED" else ():
-            self._tell_last_words(standing, name, _LAST_LINES)
+        # The output of a killed application shows only how Spark ended.
+        for name in ("stdout", "stderr") if state.state != "KILLED" else ():
+            self._report_output_end(state, name, _LAST_LINES)
         self._say(
-            f"{standing.id} has ended: {how}: {standing.diagnostics or 'no reason given'}."
-            f" Log of the driver: {self._log(standing)}, or: yarn logs -applicationId {standing.id}"
+            f"{state.id} has ended: {how}: {state.diagnostics or 'no reason given'}."
+            f" Log of the driver: {self._log(state)}, or: yarn logs -applicationId {state.id}"
         )
 
     @contextlib.contextmanager
-    def ended_with(self) -> Iterator[None]:
+    def end_on_error(self) -> Iterator[None]:
         """End the application if this process leaves the context by an exception.
 
-        An application that has ended, or was never accepted, is left alone.
+        An application that has ended or was never accepted needs no action.
         """
         try:
             yield
@@ -160,60 +158,60 @@ class SubmittedApplication:
             raise
 
     def _end(self) -> None:
-        until, asked, problem = self._clock() + _ENDING_SECONDS, False, ""
+        deadline, is_requested, problem = self._clock() + _ENDING_SECONDS, False, ""
         while True:
             try:
                 application = self._manager.find_by_tag(self._tag)
                 if application is None or application.has_ended:
                     return
-                if not asked:
+                if not is_requested:
                     self._manager.kill(application.id, application.user)
-                    asked = True
-                    self._say_if_heard(f"ending {application.id}")
+                    is_requested = True
+                    self._say_if_possible(f"ending {application.id}")
             except HopsGpuError as error:  # a ResourceManager may not answer for some seconds
                 problem = str(error)
-            if self._clock() >= until:
+            if self._clock() >= deadline:
                 break
-            time.sleep(_LOOK_SECONDS / 10)
-        if not asked:
-            self._say_if_heard(
+            time.sleep(_POLL_SECONDS / 10)
+        if not is_requested:
+            self._say_if_possible(
                 f"the application may still be running ({problem}): find it with yarn application"
                 " -list, and end it with yarn application -kill ID"
             )
 
-    def _say_if_heard(self, text: str) -> None:
+    def _say_if_possible(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
             self._say(text)
 
-    def _log(self, standing: ApplicationState) -> str:
-        if not standing.log:
+    def _log(self, state: ApplicationState) -> str:
+        if not state.log:
             return "none yet"
-        # Some host names are known only to YARN's own daemons, so `base` replaces them.
-        path = standing.log.partition("//")[2].partition("/")[2]
-        return f"{self._nodes.base(standing.web)}/{path}"
+        # `base` replaces host names that only YARN's daemons know.
+        path = state.log.partition("//")[2].partition("/")[2]
+        return f"{self._nodes.base(state.web)}/{path}"
 
-    def _tell_last_words(self, standing: ApplicationState, name: str, most_lines: int) -> None:
-        if not standing.master:
+    def _report_output_end(self, state: ApplicationState, name: str, max_lines: int) -> None:
+        if not state.master:
             return
         try:
-            text = self._nodes.log(standing.web, standing.master, name, _LAST_BYTES)
+            text = self._nodes.log(state.web, state.master, name, _LAST_BYTES)
         except HopsGpuError as error:
-            words = f"  (its node does not return it: {error})"
+            lines = f"  (its node does not return it: {error})"
         else:
-            words = _last_lines(_OF_SPARK.sub("", text), most_lines)
-        if words:
-            self._say(f"the end of the driver's {name}:\n{words}")
+            lines = _last_lines(_SPARK_MESSAGES.sub("", text), max_lines)
+        if lines:
+            self._say(f"the end of the driver's {name}:\n{lines}")
 
 
-def _where(standing: ApplicationState) -> str:
-    if standing.state == "RUNNING":
-        return f"RUNNING, GPUs held: {standing.gpus}"
-    return f"{standing.state}: {standing.diagnostics or 'no reason given'}"
+def _where(state: ApplicationState) -> str:
+    if state.state == "RUNNING":
+        return f"RUNNING, GPUs held: {state.gpus}"
+    return f"{state.state}: {state.diagnostics or 'no reason given'}"
 
 
 def _gist(text: str) -> str:
     """Return a text without the parts that change with each heartbeat of a node."""
-    return _PASSING.sub("", text)
+    return _CHANGING_PARTS.sub("", text)
 
 
 def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

@@ -20,7 +20,7 @@ _STDERR = 2
 def gateway(conf: SparkConf) -> Any:
     """Start a JVM for PySpark whose stderr passes through this process; return its gateway.
 
-    Return None if a JVM already exists, or if no live display is possible: then PySpark starts the
+    Return None if a JVM already exists, or if no live display is possible. PySpark then starts the
     JVM, and Spark's log goes to stderr directly.
 
     Args:
@@ -29,13 +29,13 @@ def gateway(conf: SparkConf) -> Any:
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    is_there = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
-    if is_there or not is_in_terminal():
+    has_jvm = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+    if has_jvm or not is_in_terminal():
         return None
     launch: Any = launch_gateway
     reading, writing = os.pipe()
-    # The thread reads before there is a JVM: a JVM that fails to start says why, and one that
-    # writes much blocks until its output is read.
+    # Read before the JVM starts: a JVM that fails to start writes the reason, and a JVM blocks if
+    # its output is not read.
     threading.Thread(
         target=_pass_on_from, args=(reading,), name="hopsgpu-spark-log", daemon=True
     ).start()
@@ -53,14 +53,14 @@ def _pass_on_from(descriptor: int) -> None:
 def pass_on(lines: Iterable[bytes]) -> None:
     """Write lines to stderr, above a live display if there is one.
 
-    Lines are read even if they cannot be written, because the JVM blocks if nobody reads.
+    Lines that cannot be written are dropped, because the JVM blocks if its output is not read.
     """
     for line in lines:
         if is_taken() and _is_shown(line):
             continue
         with contextlib.suppress(OSError):
-            # Not through sys.stderr: Python does not wait for this thread at its exit, and must
-            # not find that it holds the stream's lock.
+            # Do not use sys.stderr: Python does not wait for this thread at its exit, and would
+            # fail if the thread held the stream's lock.
             os.write(_STDERR, line)
 
 

@@ -21,10 +21,10 @@ from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB, count_of
 
-# Small row groups, because a rank whose rows begin inside a row group decodes its head in vain.
+# Small row groups: a rank whose rows begin inside a row group decodes the rows before in vain.
 _OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
-_LOOK_SECONDS = 0.2
-_TELL_SECONDS = 1.0
+_POLL_SECONDS = 0.2
+_REPORT_SECONDS = 1.0
 # Tasks of a cancelled job may still write for this long.
 _STOP_SECONDS = 5.0
 
@@ -34,21 +34,21 @@ class WriteProgress:
     """The progress of a write.
 
     Attributes:
-        done: number of planned tasks that have ended.
+        ended: number of planned tasks that have ended.
         running: number of running tasks.
         tasks: number of tasks that Spark has planned so far.
     """
 
-    done: int
+    ended: int
     running: int
     tasks: int
 
     def __str__(self) -> str:
-        progress = f"{self.done} of {count_of(self.tasks, 'task')}"
-        if self.done == self.tasks:
+        progress = f"{self.ended} of {count_of(self.tasks, 'task')}"
+        if self.ended == self.tasks:
             return progress if self.tasks else "Spark is planning it"
-        remark = "" if self.running else "; none runs: Spark waits for executors"
-        return progress + remark
+        note = "" if self.running else "; none runs: Spark waits for executors"
+        return progress + note
 
 
 def is_frame(value: object) -> bool:
@@ -65,7 +65,7 @@ def check_data(datasets: Datasets | None, application: GangApplication) -> None:
     """
     if datasets is None:
         return
-    _ = application.should_keep_data  # an invalid value is refused now rather than during a run
+    _ = application.should_keep_data  # refuse an invalid value now rather than during a run
     for name, frame in datasets.frames:
         label = datasets.label(name)
         if getattr(frame, "_jdf", None) is None:
@@ -143,20 +143,20 @@ def write_frame(
     """
     with application.jvm.without_resource_warning():
         write = _Write(application, frame, url, tag, f"hopsgpu writes {label}")
-        tell_at = time.monotonic()
-        while not write.ended.wait(_LOOK_SECONDS):
+        next_report = time.monotonic()
+        while not write.ended.wait(_POLL_SECONDS):
             if cancelled.is_set():
-                # Repeated, because a write that Spark still plans has no job yet.
+                # Repeat the call: a write has no job while Spark plans it.
                 application.jvm.cancel(tag)
-            elif time.monotonic() >= tell_at:
+            elif time.monotonic() >= next_report:
                 report(WriteProgress(*application.jvm.progress(tag)))
-                tell_at = time.monotonic() + _TELL_SECONDS
+                next_report = time.monotonic() + _REPORT_SECONDS
     error = write.error
     if error is None and not cancelled.is_set():
         return
     # A task that still runs could create files in the directory after its removal.
     never = threading.Event()
-    wait_until(lambda: not application.jvm.active_tasks(tag), never, _STOP_SECONDS, _LOOK_SECONDS)
+    wait_until(lambda: not application.jvm.active_tasks(tag), never, _STOP_SECONDS, _POLL_SECONDS)
     if cancelled.is_set():
         raise Cancelled(f"the run was cancelled while Spark wrote {label}") from error
     words = f"{label} could not be written to {url}: {reason_of(str(error))}"

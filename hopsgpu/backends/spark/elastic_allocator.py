@@ -274,7 +274,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             queued_gang(self._application, request, clock, is_growth=is_growth) as queued,
             queued.hold_turn(0),
         ):
-            self._request_in_turn(queued, clock, queued.room(at_once, missing))
+            self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
 
     def _request_in_turn(self, queued: QueuedGang, clock: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""

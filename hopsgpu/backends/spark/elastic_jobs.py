@@ -124,16 +124,16 @@ class ElasticJobAllocator(ElasticAllocator):
 
     def _abandon_job(self, job: Job) -> None:
         with self._changed:
-            lost = [known for known in self._jobs_by_tag.values() if known is job]
-            for known in lost:
-                self._drop(known)
+            lost = [current for current in self._jobs_by_tag.values() if current is job]
+            for current in lost:
+                self._drop(current)
             if lost:
                 self._abandoned += lost
                 self._notify()
 
     def _drop(self, job: Job) -> None:
         """Forget a job; the caller holds the lock."""
-        tag = next((tag for tag, known in self._jobs_by_tag.items() if known is job), None)
+        tag = next((tag for tag, current in self._jobs_by_tag.items() if current is job), None)
         if tag is not None:
             del self._jobs_by_tag[tag]
             self._container_by_tag.pop(tag, None)

@@ -25,8 +25,8 @@ _ANSWER_SECONDS = 5.0
 def probe(application: Application, modules: Collection[str]) -> list[str] | None:
     """Return the top-level modules that an idle executor's Python lacks.
 
-    Return None if there is no such executor, or if it does not answer soon: then a gang's first
-    executor reports the modules.
+    Return None if there is no such executor, or if it does not answer in time. A gang's first
+    executor then reports the modules.
     """
     jvm = application.jvm
     busy = jvm.busy_executors(_DEFAULT_PROFILE)
@@ -54,11 +54,11 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
 def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]:
     context.setJobGroup(tag, "hopsgpu: look for modules in the executors' Python")
     context.addJobTag(tag)
-    return context.parallelize([0], 1).mapPartitions(lacking_in_task(modules)).collect()
+    return context.parallelize([0], 1).mapPartitions(missing_modules_task(modules)).collect()
 
 
-def lacking_in_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:
-    """Return the task function that finds out which modules are missing."""
+def missing_modules_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:
+    """Return a task function that returns the missing modules."""
 
     def task(_: Iterable[Any]) -> Iterator[list[str]]:
         from hopsgpu.core.rank_requirements import missing_modules

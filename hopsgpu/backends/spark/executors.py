@@ -8,11 +8,12 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.resource import ResourceProfile
 
+from hopsgpu.backends.gang_allocation import Releasable
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
@@ -167,11 +168,7 @@ class Executors:
         return self.application.manager.held_containers(self.application.id, self.profile.id)
 
 
-class _Releasable(Protocol):
-    def release(self) -> bool: ...
-
-
-_Allocator = TypeVar("_Allocator", bound=_Releasable)
+_Allocator = TypeVar("_Allocator", bound=Releasable)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.settings import check_gang, in_cluster_mode
+from hopsgpu.backends.spark.settings import check_gang, is_cluster_mode
 from hopsgpu.backends.spark.spark_versions import slot_check_warning
 from hopsgpu.backends.spark.token_renewal import expiry_warnings
 from hopsgpu.core.gang import Exclusions
@@ -20,7 +20,7 @@ from hopsgpu.yarn.snapshot import Snapshot
 
 
 def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
-    """Return the plan of a gang's containers, which YARN can grant; see `Site.fit`.
+    """Return the plan of a gang's containers, which YARN can grant; see `GangApplication.fit`.
 
     Raises:
         ConfigError: the application may not have so many executors, or no node has GPUs of the
@@ -38,9 +38,9 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
     warnings = snapshot.problems
-    lingers = slot_check_warning(application.versions["spark"], application.setting)
-    if lingers is not None:
-        warnings += (lingers,)
+    warning = slot_check_warning(application.versions["spark"], application.setting)
+    if warning is not None:
+        warnings += (warning,)
     warnings += expiry_warnings(application.jvm, application.setting)
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
@@ -56,19 +56,21 @@ def check_credentials(application: Application, seconds: float | None) -> None:
         ConfigError: there is no ticket, or it ends too early.
     """
     setting = application.setting
-    if application.jvm.is_kerberized() and not in_cluster_mode(setting):
+    if application.jvm.is_kerberized() and not is_cluster_mode(setting):
         ensure_credentials(application.jvm.hadoop, setting, os.environ, seconds)
 
 
-def check_again(plan: LaunchPlan, application: Application, avoid: Exclusions) -> None:
-    """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
+def check_with_exclusions(
+    plan: LaunchPlan, application: Application, exclusions: Exclusions
+) -> None:
+    """Check that the gang of a plan can be granted without the excluded nodes and GPUs.
 
     Raises:
         CapacityError: it can never be granted without them.
         HopsGpuError: the ResourceManager does not answer.
     """
     demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
-    check_possible(demand, application.snapshot(0.0).limited_to(plan.hosts).excluding(avoid))
+    check_possible(demand, application.snapshot(0.0).limited_to(plan.hosts).excluding(exclusions))
 
 
 def _marker(gpu_type: str | None, application: Application) -> str | None:
@@ -90,7 +92,7 @@ def _marker(gpu_type: str | None, application: Application) -> str | None:
 def _hosts(
     gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
 ) -> frozenset[str] | None:
-    """Return the nodes that have GPUs of a type; None if any node will do.
+    """Return the nodes that have GPUs of a type; None if any node is usable.
 
     Raises:
         ConfigError: no node has GPUs of the type, or none has the marker.
@@ -113,7 +115,7 @@ def _hosts(
     }
     silent = [nodes[node].host for node in answers.problems]
     if marker is not None and silent:
-        # The marker speaks for silent nodes, and each executor that arrives is checked.
+        # Silent nodes count because of their marker, and each executor is checked at its arrival.
         return frozenset(silent).union(
             host for host, names in models.items() if any(has_type(n, gpu_type) for n in names)
         )
@@ -126,7 +128,7 @@ def containers_of(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShap
     if spec.placement != "pack":
         return least, shape_of(spec, share, least)
 
-    def fits(ranks: int) -> bool:
+    def can_fit(ranks: int) -> bool:
         demand = demand_of(shape_of(spec, share, ranks), spec.workers // ranks, "pack")
         try:
             check_possible(demand, snapshot)
@@ -135,5 +137,5 @@ def containers_of(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShap
         return True
 
     divisors = (n for n in range(spec.workers, least, -1) if not (spec.workers % n or n % least))
-    ranks = next(filter(fits, divisors), least)
+    ranks = next(filter(can_fit, divisors), least)
     return ranks, shape_of(spec, share, ranks)

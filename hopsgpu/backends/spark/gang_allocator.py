@@ -52,8 +52,8 @@ _STUCK_SECONDS = 5.0
 class YarnGangAllocator(GangAllocator):
     """The owner of a gang's executors on YARN; `yarn_allocator` provides it.
 
-    It acquires executors with placeholders, replaces the placeholders by agents, and releases the
-    executors.
+    Placeholders acquire executors, agents replace the placeholders, and the executors are released
+    at the end.
     """
 
     def __init__(self, request: Request, executors: Executors) -> None:

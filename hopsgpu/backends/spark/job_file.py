@@ -1,9 +1,9 @@
 """The file that spark-submit runs in place of a user's script: it starts the script unchanged.
 
 Spark and YARN write a script's name and arguments into shell scripts of the node, which expand
-`{{PWD}}` and execute backticks; spark-submit itself drops carriage returns, and Java drops
-characters that its locale lacks. Therefore they receive only this file, whose name consists of
-harmless characters; the script's name and arguments are inside, as bytes.
+`{{PWD}}` and execute backticks. spark-submit drops carriage returns, and Java drops characters that
+its locale lacks. Therefore they receive only this file, whose name has harmless characters. The
+script's name and arguments are inside, as bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The process becomes `python script.py arguments`, so that nothing of this file is on the script's
-# stack, in its modules, or between the script and its signals.
+# The process becomes `python script.py arguments`, so that this file is not on the script's stack,
+# not in its modules, and does not receive its signals.
 _TEXT = '''\
 """Starts a script with its arguments; written by hopsgpu for spark-submit."""
 
@@ -40,13 +40,13 @@ except OSError as error:
 '''
 
 
-def job_file(script: Path, arguments: Sequence[str], *, with_source: bool) -> tuple[str, bytes]:
+def job_file(script: Path, arguments: Sequence[str], *, has_source: bool) -> tuple[str, bytes]:
     """Return the name of the file, which depends on the content, and the content.
 
     Args:
         script: a Python file of this machine.
         arguments: its arguments.
-        with_source: whether the file contains the script, for the working directory of a container
+        has_source: whether the file contains the script, for the working directory of a container
             (cluster mode); else the script runs where it is.
 
     Raises:
@@ -54,8 +54,8 @@ def job_file(script: Path, arguments: Sequence[str], *, with_source: bool) -> tu
     """
     words = ", ".join(repr(os.fsencode(word)) for word in arguments)
     content = _TEXT.format(
-        script=os.fsencode(script.name if with_source else script.absolute()),
+        script=os.fsencode(script.name if has_source else script.absolute()),
         arguments=f"[{words}]",
-        source=script.read_bytes() if with_source else None,
+        source=script.read_bytes() if has_source else None,
     ).encode()
     return f"job-{hashlib.sha256(content).hexdigest()[:20]}.py", content

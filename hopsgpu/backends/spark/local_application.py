@@ -29,20 +29,22 @@ class LocalApplication(SparkApplication):
     """A `GangApplication` whose gangs are processes of this machine."""
 
     def fit(self, spec: GangSpec) -> LaunchPlan:
-        spec, shape, warnings = fit_on_machine(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
+        spec, shape, warnings = fit_on_machine(
+            spec, this_machine(should_list_gpus=bool(spec.gpus.per_worker))
+        )
         return LaunchPlan(spec, 1, spec.workers, shape, "", {}, {}, warnings)
 
-    def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
-        if avoid.hosts:
+    def check_with_exclusions(self, plan: LaunchPlan, exclusions: Exclusions) -> None:
+        if exclusions.hosts:
             raise CapacityError(
-                f"{', '.join(sorted(avoid.hosts))} failed an earlier attempt, and there is no other"
-                " machine"
+                f"{', '.join(sorted(exclusions.hosts))} failed an earlier attempt, and there is no"
+                " other machine"
             )
-        addresses = [gpu for _, gpu in avoid.gpus]
+        addresses = [gpu for _, gpu in exclusions.gpus]
         check_gpus(plan.shape.gpus, own_gpus(), plan.spec.gpu_type, addresses)
 
     def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
-        # The container's introduction says it, and a separate question would not be quicker.
+        # The container's hello message reports missing modules as early as a query would.
         return ()
 
     def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
@@ -67,9 +69,7 @@ class LocalApplication(SparkApplication):
 
 
 def local_application(context: SparkContext, jvm: Jvm) -> LocalApplication:
-    """Return the site of an application with a local master; print how it differs from YARN.
-
-    The line goes to stderr.
+    """Return a `LocalApplication`; print to stderr how it differs from YARN.
 
     Raises:
         ConfigError: an option is invalid.
@@ -78,18 +78,18 @@ def local_application(context: SparkContext, jvm: Jvm) -> LocalApplication:
     application.check_options()
     print(
         f"hopsgpu: spark.master is {jvm.setting('spark.master')}, so gangs run on this machine"
-        f" ({_has()}): no YARN, no queue, and only GPUs are reserved; runs and models go to"
-        f" {application.root}",
+        f" ({_describe_machine()}): no YARN, no queue, and only GPUs are reserved; runs and models"
+        f" go to {application.root}",
         file=sys.stderr,
         flush=True,
     )
     return application
 
 
-def _has() -> str:
+def _describe_machine() -> str:
     """Return the resources that a gang can have here, in words."""
     try:
         machine = this_machine()
-    except DiscoveryError as error:  # only a launch that wants GPUs fails by it
+    except DiscoveryError as error:  # only a launch with GPUs needs the list
         return str(error)
     return f"{machine}; ranks run on its {'GPUs' if machine.gpus else 'CPUs'}"

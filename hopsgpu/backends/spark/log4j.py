@@ -1,4 +1,4 @@
-"""A temporary filter for single messages in Spark's log that hopsgpu replaces by its own."""
+"""A temporary filter for messages in Spark's log that hopsgpu replaces by its own."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
 
     Args:
         jvm: PySpark's view of the JVM.
-        logger: name of the logger that writes them.
+        logger: name of the logger of these messages.
         messages: prefixes of the messages.
     """
-    # Imported only here: a cluster's own Spark may have it, which a session looks for first.
+    # Import it only here: py4j may belong to a cluster's own Spark, which a session finds first.
     from py4j.protocol import Py4JError
 
     try:
         config, deny = _config_of(jvm, logger), _filter(jvm, messages)
         config.addFilter(deny)
-    except (Py4JError, TypeError):  # py4j takes a missing class for a package, which has no calls
+    except (Py4JError, TypeError):  # py4j takes a missing class for a package, without methods
         yield
         return
     try:
         yield
     finally:
-        # Other code reports that the JVM has ended meanwhile, or that the interpreter ends.
+        # Other code reports the end of the JVM or of the interpreter.
         with contextlib.suppress(Py4JError, OSError):
             config.removeFilter(deny)
 
@@ -39,10 +39,10 @@ def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
 def _config_of(jvm: Any, logger: str) -> Any:
     """Return the configuration that applies to a logger: usually the root's.
 
-    A configuration of the logger's own would change its level, which Spark would take for the
+    A separate configuration of the logger would change its level, which Spark would take for the
     user's choice.
     """
-    # The current thread may have another class loader, and with it another configuration.
+    # The current thread may have another class loader and so another configuration.
     loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
     context = jvm.org.apache.logging.log4j.LogManager.getContext(loader, False)
     return context.getConfiguration().getLoggerConfig(logger)

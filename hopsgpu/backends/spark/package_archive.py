@@ -22,7 +22,7 @@ PY_FILES = "spark.yarn.dist.pyFiles"
 MARKERS = "spark.hopsgpu.markers"
 PACKAGE = "hopsgpu-shipped.zip"
 # The shipped packages that processes on the nodes import, with their subpackages.
-_ON_NODES = (
+_NODE_PACKAGES = (
     "agent",
     "artifacts",
     "control",
@@ -39,18 +39,18 @@ _ON_NODES = (
 
 
 def with_entry(listed: str | None, uri: str) -> str:
-    """Return a comma-separated list of shipped files with one more; it replaces one of its name.
+    """Return a comma-separated list of shipped files with one added or replaced.
 
     YARN rejects two files of one name, and an administrator's spark-defaults.conf may ship another
     version of a file that a driver itself ships.
 
     Args:
         listed: the files that are already shipped.
-        uri: URI of the additional file; its name in the container is the fragment, else the last
-            part.
+        uri: URI of the file, which replaces a file of the same name. The name in the container is
+            the fragment, else the last part.
     """
-    others = [entry for entry in (listed or "").split(",") if entry.strip()]
-    return ",".join([*(entry for entry in others if _name(entry) != _name(uri)), uri])
+    entries = [entry for entry in (listed or "").split(",") if entry.strip()]
+    return ",".join([*(entry for entry in entries if _name(entry) != _name(uri)), uri])
 
 
 def _name(entry: str) -> str:
@@ -67,7 +67,7 @@ def pack_package(target: Path) -> Path:
     """
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("hopsgpu", "cloudpickle"):
-            # As resources, because a driver in YARN itself imports them from such a zip.
+            # Read them as resources: a driver in YARN itself imports hopsgpu from such a zip.
             for name, content in _files(package, resources.files(package)):
                 archive.writestr(name, content)
     return target
@@ -85,37 +85,37 @@ def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
                 yield from _files(below, entry)
         elif entry.name.endswith(".py"):
             yield below, entry.read_bytes()
-            if isinstance(entry, Path) and _is_on_nodes(path):
+            if isinstance(entry, Path) and _is_imported_on_nodes(path):
                 yield f"{below}c", _bytecode(below, entry)
         elif entry.name.endswith(".pyc") and not isinstance(entry, Path):
             yield below, entry.read_bytes()
 
 
-def _is_on_nodes(package: str) -> bool:
+def _is_imported_on_nodes(package: str) -> bool:
     parts = package.split("/")
-    return len(parts) == 1 or parts[1] in _ON_NODES
+    return len(parts) == 1 or parts[1] in _NODE_PACKAGES
 
 
 def _bytecode(name: str, source: Path) -> bytes:
-    """Return a .pyc file that is used without checks (PEP 552), whatever the nodes' clocks say.
+    """Return a .pyc file that Python uses without a check of the source's time (PEP 552).
 
     Args:
         name: name of the source in the archive, which tracebacks show.
-        source: the source; Python already has its bytecode, or compiles it now.
+        source: the source, which Python compiles if it has no bytecode.
     """
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None, "it has a source"
-    return unchecked_pyc(_renamed(code, name))
+    return unchecked_pyc(_rename_code(code, name))
 
 
 def unchecked_pyc(code: CodeType) -> bytes:
-    """Return the .pyc file of a module that Python uses without a look at the source (PEP 552)."""
+    """Return a .pyc file that Python uses without a check of the source (PEP 552)."""
     unchecked = (1).to_bytes(4, "little") + bytes(8)
     return MAGIC_NUMBER + unchecked + marshal.dumps(code)
 
 
-def _renamed(code: CodeType, name: str) -> CodeType:
-    inner = (_renamed(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
+def _rename_code(code: CodeType, name: str) -> CodeType:
+    inner = (_rename_code(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(inner))
 
 

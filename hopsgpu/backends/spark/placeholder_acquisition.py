@@ -251,7 +251,7 @@ class PlaceholderAcquisition:
         )
         if granted >= self._request.plan.executors:
             self._turn.end()
-            # Who holds other GPUs no longer matters.
+            # The holders of other GPUs no longer matter.
             self._why = lambda: self._describe_missing(held)
         else:
             facts = self._turn.facts(len(held.containers))

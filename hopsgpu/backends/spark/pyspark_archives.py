@@ -1,9 +1,9 @@
 """Copies of Spark's Python zips that also have bytecode, so that executors start faster.
 
-Spark ships pyspark.zip and py4j-*-src.zip to each container. They have sources only, and Python
+Spark ships pyspark.zip and py4j-*-src.zip, which have sources only, to each container. Python
 caches no bytecode for modules in a zip, so each executor's Python daemon would compile PySpark. The
-copies lie in the user's cache directory, and Spark ships those that PYSPARK_ARCHIVES_PATH names.
-`hopsgpu.spark.bytecode_importer` uses the bytecode. Any other process uses the sources.
+copies are in the user's cache directory. Spark ships them because PYSPARK_ARCHIVES_PATH names them.
+`hopsgpu.spark.bytecode_importer` uses the bytecode. Other processes use the sources.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from hopsgpu.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Spark's YARN client ships the files that it names in the place of SPARK_HOME's.
+# The variable that names the files that Spark's YARN client ships instead of SPARK_HOME's.
 VARIABLE = "PYSPARK_ARCHIVES_PATH"
 _SUMS = "SHA256SUMS"
 _BUILDING = "building-"
 _KEPT_SECONDS = 30 * 24 * 3600.0
-# What reading a damaged zip, or compiling what is in it, raises.
+# Errors of reading a damaged zip, or of compiling its content.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, SyntaxError, ValueError)
 # Packages that the Python daemon of an executor does not import.
-_LEFT_OUT = frozenset(
+_OMITTED = frozenset(
     (
         *("pyspark/ml", "pyspark/mllib", "pyspark/pandas", "pyspark/pipelines", "pyspark/testing"),
         *("pyspark/tests", "pyspark/sql/connect", "pyspark/sql/tests", "pyspark/streaming"),
@@ -53,7 +53,7 @@ class PysparkArchives:
     """The copies of Spark's Python zips for one Spark and one minor version of Python.
 
     Attributes:
-        zips: Spark's own.
+        zips: Spark's own zips.
         directory: directory of the copies; its name depends on `zips` and on the version of Python.
     """
 
@@ -69,7 +69,7 @@ class PysparkArchives:
             cache: directory of all copies.
 
         Raises:
-            OSError: there are no such zips.
+            OSError: Spark's zips are missing.
         """
         lib = home / "python" / "lib"
         zips = (lib / "pyspark.zip", *sorted(lib.glob("py4j-*-src.zip")))
@@ -77,7 +77,7 @@ class PysparkArchives:
             raise FileNotFoundError(f"there is no py4j-*-src.zip in {lib}")
         stats = [(file.name, file.stat()) for file in zips]
         facts = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
-        key = hashlib.sha256("\n".join((*facts, MAGIC_NUMBER.hex(), *sorted(_LEFT_OUT))).encode())
+        key = hashlib.sha256("\n".join((*facts, MAGIC_NUMBER.hex(), *sorted(_OMITTED))).encode())
         return cls(zips, cache / f"{sys.implementation.cache_tag}-{key.hexdigest()[:20]}")
 
     @property
@@ -94,18 +94,16 @@ class PysparkArchives:
             return False
 
     def create(self) -> bool:
-        """Create the copies unless they exist undamaged; return whether they do now.
-
-        They do not if another process is creating them.
+        """Create the copies unless they exist undamaged; return False if another process does.
 
         Raises:
             OSError: the directory cannot be written.
-            zipfile.BadZipFile, zlib.error, SyntaxError, ValueError: one of Spark's own is damaged.
+            zipfile.BadZipFile, zlib.error, SyntaxError, ValueError: a zip of Spark is damaged.
         """
         if not self.are_complete():
             self.directory.parent.mkdir(parents=True, exist_ok=True)
-            with only_creator(self.directory.parent / "lock") as alone:
-                if not alone:
+            with only_creator(self.directory.parent / "lock") as is_creator:
+                if not is_creator:
                     return False
                 if not self.are_complete():
                     self._build()
@@ -145,10 +143,10 @@ def _copy_with_bytecode(source: Path, target: Path) -> None:
         zipfile.ZipFile(target, "a", zipfile.ZIP_DEFLATED) as copy,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # about Spark's sources
+        warnings.simplefilter("ignore")  # of Spark's sources
         for name in original.namelist():
             path = PurePosixPath(name)
-            if path.suffix != ".py" or any(str(parent) in _LEFT_OUT for parent in path.parents):
+            if path.suffix != ".py" or any(str(parent) in _OMITTED for parent in path.parents):
                 continue
             # The importer replaces the file name in the code.
             code = compile(original.read(name), name, "exec", dont_inherit=True, optimize=0)
@@ -157,7 +155,7 @@ def _copy_with_bytecode(source: Path, target: Path) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove copies that nobody has used for a month, and what a killed process has left."""
+    """Remove copies that were not used for a month, and leftovers of killed processes."""
     oldest = time.time() - _KEPT_SECONDS
     for entry in directory.iterdir():
         if entry.is_dir() and (entry.name.startswith(_BUILDING) or entry.stat().st_mtime < oldest):
@@ -167,8 +165,8 @@ def _sweep(directory: Path) -> None:
 def with_bytecode(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a JVM whose applications on YARN ship the copies.
 
-    It is the given one if the user has set PYSPARK_ARCHIVES_PATH or if there can be no copies: then
-    Spark ships what it would ship without hopsgpu.
+    The environment is unchanged if the user has set PYSPARK_ARCHIVES_PATH or there can be no
+    copies; Spark then ships its own zips.
     """
     if VARIABLE in environ:
         log.debug("Spark ships the zips that %s names: %s", VARIABLE, environ[VARIABLE])
@@ -191,9 +189,9 @@ def _archives(environ: Mapping[str, str]) -> PysparkArchives:
 
 @contextlib.contextmanager
 def bytecode_of_new_jvm() -> Iterator[None]:
-    """Have the JVM that PySpark starts in this context ship the copies.
+    """Make the JVM that PySpark starts in this context ship the copies.
 
-    A JVM that already runs goes on as it was started.
+    A JVM that already runs is not changed.
     """
     from pyspark import SparkContext
 

@@ -127,12 +127,12 @@ class QueuedGang:
         except HopsGpuError as error:
             return GpuFacts("", str(error))
 
-    def hosts(self, executors: int, taken: Collection[str] = ()) -> tuple[str, ...]:
+    def hosts(self, executors: int, excluded_hosts: Collection[str] = ()) -> tuple[str, ...]:
         """Return the best host for each executor; if empty, YARN chooses.
 
         Args:
             executors: number of executors.
-            taken: hosts that must not get any of them.
+            excluded_hosts: hosts that must not get any of them.
         """
         plan = self._request.plan
         yarn_chooses = plan.spec.placement is None and plan.hosts is None
@@ -145,7 +145,7 @@ class QueuedGang:
             return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
-            snapshot = snapshot.excluding(Exclusions(hosts=frozenset(taken)))
+            snapshot = snapshot.excluding(Exclusions(hosts=frozenset(excluded_hosts)))
         except HopsGpuError:  # only a preference; the next wait reports that YARN is silent
             return ()
         demand = dataclasses.replace(self._demand, executors=executors)
@@ -156,7 +156,7 @@ class QueuedGang:
                 return hosts
         return () if yarn_chooses else preferred_hosts(demand, snapshot)
 
-    def room(self, least: int, most: int) -> int:
+    def count_fitting(self, least: int, most: int) -> int:
         """Return how many of the requested executors seem to fit now.
 
         Args:
@@ -168,11 +168,11 @@ class QueuedGang:
         except HopsGpuError:  # the wait for the executors reports that YARN is silent
             return least
 
-        def fits(count: int) -> bool:
+        def can_fit(count: int) -> bool:
             demand = dataclasses.replace(self._demand, executors=count)
             return shortage(demand, snapshot).bound is Bound.NONE
 
-        return largest_fit(least, most, fits)
+        return largest_fit(least, most, can_fit)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
         """Return the state of YARN on the nodes that the gang can use."""
@@ -329,7 +329,7 @@ def _without_queue(error: StoreError) -> str:
     )
 
 
-def largest_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
+def largest_fit(least: int, most: int, can_fit: Callable[[int], bool]) -> int:
     """Return the largest number in [least, most] that fits; `least` if none does.
 
     If a number fits, every smaller number must fit too.
@@ -337,7 +337,7 @@ def largest_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
     low, high = least, most
     while low < high:
         middle = (low + high + 1) // 2
-        if fits(middle):
+        if can_fit(middle):
             low = middle
         else:
             high = middle - 1

@@ -21,7 +21,7 @@ from hopsgpu.gpu.script_archive import marker_script, script_for
 
 
 def build_profile(shape: ExecutorShape) -> ResourceProfile:
-    """Return a profile whose executors run one task at a time, which has all their GPUs."""
+    """Return a profile whose executors run one task at a time, with all their GPUs."""
     executor = (
         ExecutorResourceRequests()
         .cores(shape.cores)

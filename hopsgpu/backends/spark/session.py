@@ -31,18 +31,18 @@ from hopsgpu.backends.spark.settings import (
     SESSION_DEFAULTS,
     check_session,
     check_submitted,
-    in_cluster_mode,
+    is_cluster_mode,
 )
 from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.backends.spark.spark_versions import (
+    is_python_supported,
     jar_version,
     java_here,
-    javas,
-    knows_python,
-    mismatch,
+    java_problem,
+    java_versions,
+    pyspark_problem,
     refuse,
-    too_old,
-    unsupported,
+    version_problem,
 )
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
@@ -62,11 +62,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_STARTS = 3
+_MAX_STARTS = 3
 _TAGS = "spark.yarn.tags"
 _OWN_TAG = re.compile(r"(^|,)hopsgpu-[0-9a-f]{12}$")
-_HERE = "local[*]"
-# No other machine talks to this application's JVM, and this machine may change its network.
+_LOCAL_MASTER = "local[*]"
+# No other machine connects to this application's JVM, and this machine may change its network.
 _LOCAL_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -75,8 +75,8 @@ _LOCAL_DEFAULTS = {
 # A frame of Spark's user interface in a Java stack, as py4j prints it.
 _IN_UI = "\tat org.apache.spark.ui."
 _CONTEXT = "org.apache.spark.SparkContext"
-# Spark logs the first with a Java stack, which is also raised here, and the second at the next
-# start, about the start before.
+# Spark logs the first message with the stack of an error that is also raised, and the second at the
+# next start.
 _FAILED = "Error initializing SparkContext"
 _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an exception"
 
@@ -85,22 +85,22 @@ _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an excepti
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """Return a SparkSession that can hold gangs and gives their GPUs back.
+    """Return a SparkSession that can hold gangs and releases their GPUs.
 
     The session runs on YARN. It runs on this machine if the master is local[N] or local[*], or if
     neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is given; a line on stderr then
-    says so. On YARN, it has dynamic allocation with shuffle tracking and without a minimum, the
-    discovery script shipped to the nodes, and the settings of docs/how-it-works.md. If an
-    application already runs, or the driver runs in YARN (cluster mode), it is too late to ship the
-    script: the settings are then only checked.
+    says so. A session on YARN has dynamic allocation with shuffle tracking and without a minimum,
+    the settings of docs/how-it-works.md, and the discovery script shipped to the nodes. If an
+    application already runs, or the driver runs in YARN (cluster mode), the settings are only
+    checked, because it is too late to ship the script.
 
     Args:
         name: name of the application.
         master: "yarn", "local[*]" or "local[N]"; by default spark-submit's, else "yarn" if
             HADOOP_CONF_DIR or YARN_CONF_DIR is set, else that of spark-defaults.conf, else
             "local[*]".
-        conf: more Spark properties. They override hopsgpu's, and are refused if gangs cannot work
-            with them.
+        conf: more Spark properties, which override hopsgpu's. Properties that prevent gangs are
+            refused.
 
     Raises:
         ConfigError: a setting prevents gangs (the message says how to fix it), or the call is in a
@@ -114,11 +114,11 @@ def session(
             "a rank cannot start a Spark session: call session() in the driver, under"
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
-    requested = _checked_conf(name, master, conf)
+    requested = _check_conf(name, master, conf)
     show_on_stderr(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(requested, os.environ)
     if master is not None and not is_local(master):
-        # Settings that can be refused are refused before a JVM is started.
+        # Refuse wrong settings before a JVM is started.
         check_session({**_ours(requested), "spark.yarn.dist.archives": f"#{ALIAS}"})
     find_spark()
     from pyspark import SparkConf, SparkContext
@@ -136,33 +136,37 @@ def session(
         _check_running(dict(running.getConf().getAll()), requested)
         return SparkSession.builder.getOrCreate()
     if master is None:
-        # spark-submit has started the JVM, and only the JVM knows the master.
+        # spark-submit has started the JVM, which alone knows the master.
         SparkContext._ensure_initialized()
-        master = SparkConf().get("spark.master", _HERE)
+        master = SparkConf().get("spark.master", _LOCAL_MASTER)
     log.info("session requested: starts one on master %s", master)
-    return _started_here(name, master, requested) if is_local(master) else _started(name, requested)
+    return (
+        _start_local(name, master, requested)
+        if is_local(master)
+        else _start_on_yarn(name, requested)
+    )
 
 
 def _check_versions(environ: Mapping[str, str]) -> None:
-    """Check that the PySpark, the Spark whose JVM it would start and the Java fit together.
+    """Check that PySpark, Spark and Java are compatible.
 
     Raises:
-        ConfigError: they do not; no JVM was started.
+        ConfigError: they are not; no JVM was started.
     """
     import pyspark
 
     version, place = str(pyspark.__version__), str(Path(pyspark.__file__).parent)
-    refuse(unsupported(version, place))
+    refuse(version_problem(version, place))
     if "PYSPARK_GATEWAY_PORT" in environ:
-        return  # spark-submit has started the JVM, and Python imports that Spark's PySpark
+        return  # spark-submit has started the JVM, and Python imports the PySpark of that Spark
     if home := environ.get("SPARK_HOME"):
         jars = jar_version(Path(home, "jars"))
-        refuse(mismatch(version, place, jars, f"SPARK_HOME={home}"))
+        refuse(pyspark_problem(version, place, jars, f"SPARK_HOME={home}"))
     java, where = java_here(environ)
-    refuse(too_old(version, java, where))
-    if java is not None and java > javas(version)[-1]:
+    refuse(java_problem(version, java, where))
+    if java is not None and java > java_versions(version)[-1]:
         log.warning("%s is Java %d, newer than those that Spark %s names", where, java, version)
-    if not knows_python(version, platform.python_version()):
+    if not is_python_supported(version, platform.python_version()):
         log.warning(
             "PySpark %s names versions of Python up to 3.11, and this is %s",
             version,
@@ -183,10 +187,10 @@ def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> 
         return None
     if is_configured(environ):
         return "yarn"
-    return spark_defaults(environ).get("spark.master", _HERE)
+    return spark_defaults(environ).get("spark.master", _LOCAL_MASTER)
 
 
-def _started_here(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:
+def _start_local(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:
     """Return a session with a local master; print to stderr how it differs from YARN.
 
     Raises:
@@ -202,9 +206,9 @@ def _started_here(name: str, master: str, requested: Mapping[str, str]) -> Spark
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
-    if in_cluster_mode(environment.get):
+    if is_cluster_mode(environment.get):
         check_submitted(environment.get, {"spark.master": master})
-    session = _created(_builder(name, settings))
+    session = _create_session(_builder(name, settings))
     try:
         application_of(session)
     except BaseException:
@@ -219,13 +223,13 @@ def _ours(requested: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
-    """Check the settings of a running application; it is too late to change them."""
+    """Check the settings of a running application, which cannot be changed."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
-    # hopsgpu has added a tag of its own to the user's.
+    # hopsgpu has added its own tag to the user's tags.
     tags = facts.get(_TAGS, "").rpartition(",")[0]
-    known = {**facts, _TAGS: tags} if _OWN_TAG.search(facts.get(_TAGS, "")) else facts
-    late = {key: value for key, value in requested.items() if known.get(key) != value}
+    effective = {**facts, _TAGS: tags} if _OWN_TAG.search(facts.get(_TAGS, "")) else facts
+    late = {key: value for key, value in requested.items() if effective.get(key) != value}
     if late:
         raise ConfigError(
             "an application already runs, and these settings take effect only at its start: "
@@ -234,42 +238,42 @@ def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
         )
 
 
-def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
+def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
 
     from hopsgpu.backends.spark.yarn_driver import act_for_submitter, settings_inside
 
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not submitted and not is_configured(os.environ):
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not is_submitted and not is_configured(os.environ):
         raise ConfigError(
             "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's Hadoop"
             ' configuration (for the development cluster: eval "$(hopsgpu cluster env)");'
             " master='local[*]' runs on this machine"
         )
-    # The executors' Python is the driver's unless someone has set another one. When a plain script
-    # starts the context, Spark reads this variable and not the property.
+    # The executors' Python is the driver's unless it is set. If a plain script starts the context,
+    # Spark reads this variable and not the property.
     if "spark.pyspark.python" in requested:
         os.environ["PYSPARK_PYTHON"] = requested["spark.pyspark.python"]
-    elif not submitted:
+    elif not is_submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = _ours(requested)
-    if not submitted:
-        # Before a JVM starts, which without a ticket would print a stack each second, for ever.
-        own = {**spark_defaults(os.environ), **settings}
-        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, own.get, os.environ)
-    # Starts the JVM as the context itself would. Only the JVM knows spark-defaults.conf and the
-    # arguments of spark-submit, and the files that these ship must still be shipped.
+    if not is_submitted:
+        # Check before a JVM starts: without a ticket it would print a stack every second.
+        effective = {**spark_defaults(os.environ), **settings}
+        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, effective.get, os.environ)
+    # Start the JVM as the context would. Only the JVM knows spark-defaults.conf and the arguments
+    # of spark-submit, whose files must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with bytecode_of_new_jvm():
         SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
-    if in_cluster_mode(environment.get):
-        session = _created(_builder(name, settings_inside(settings, environment, requested)))
+    if is_cluster_mode(environment.get):
+        session = _create_session(_builder(name, settings_inside(settings, environment, requested)))
         act_for_submitter(session.sparkContext)
         return session
-    if submitted:
+    if is_submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # The settings of spark-submit, including spark-defaults.conf, are the user's own.
+        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
         settings = settings | environment | dict(requested)
         ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings.get, os.environ)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
@@ -277,7 +281,7 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
         markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
         scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz", markers.values())
         settings[ARCHIVES] = with_entry(shipped.get(ARCHIVES), f"{scripts.as_uri()}#{ALIAS}")
-        # For Spark's Python daemon, which starts before a task can bring it what Spark serves.
+        # Spark's Python daemon needs the package before a task brings files that Spark serves.
         package = pack_package(Path(directory) / PACKAGE)
         settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
         settings |= shipped_bundle(shipped, os.environ)
@@ -286,8 +290,8 @@ def _started(name: str, requested: Mapping[str, str]) -> SparkSession:
         tag = f"hopsgpu-{secrets.token_hex(6)}"
         tags = (environment | settings).get(_TAGS)
         settings[_TAGS] = ",".join(filter(None, (tags, tag)))
-        # When this returns, YARN has its own copies of the files.
-        return _created(_builder(name, settings), functools.partial(_end_application, tag))
+        # After the creation, YARN has copies of the files.
+        return _create_session(_builder(name, settings), functools.partial(_end_application, tag))
 
 
 def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
@@ -300,7 +304,7 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Check that a queue accepts applications, before one is submitted."""
+    """Check that a queue accepts applications."""
     check_queue(name, _manager().queues())
 
 
@@ -313,21 +317,21 @@ def _manager() -> ResourceManager:
 
 
 def _end_application(tag: str) -> None:
-    """End the application of a start of Spark that failed, if YARN still has it.
+    """End the application of a failed start of Spark, if YARN still has it.
 
-    An application master that registers just when its driver gives up does not notice the driver's
-    end, and stays for ever.
+    An application master that registers while its driver ends does not notice that end, and would
+    run forever.
 
     Args:
-        tag: the tag that the application was submitted with.
+        tag: the application's tag.
     """
     try:
         manager = _manager()
-        left = manager.find_by_tag(tag)
-        if left is None or left.has_ended:
+        application = manager.find_by_tag(tag)
+        if application is None or application.has_ended:
             return
-        log.info("ends %s, whose driver failed to start", left.id)
-        manager.kill(left.id, left.user)
+        log.info("ends %s, whose driver failed to start", application.id)
+        manager.kill(application.id, application.user)
     except HopsGpuError as error:
         print(
             "hopsgpu: the application of the failed start may still be in YARN, because it could"
@@ -338,46 +342,44 @@ def _end_application(tag: str) -> None:
         )
 
 
-def _created(
+def _create_session(
     builder: SparkSession.Builder, clear: Callable[[], None] = lambda: None
 ) -> SparkSession:
     """Return the session; start again if Spark's user interface failed to start.
 
-    Spark attaches the pages of its UI while it adds the application master's filter to them,
-    without a lock between the two. Some starts fail because of this (8 of 176, with three at once
-    on two cores), mostly with a ConcurrentModificationException, always in the UI. Spark has then
-    stopped that context, and the JVM accepts a new one.
+    Spark attaches the pages of its UI and adds the application master's filter to them without a
+    common lock. Some starts fail because of this (8 of 176, with three at once on two cores),
+    mostly with a ConcurrentModificationException, always in the UI. Spark has then stopped the
+    context, and the JVM accepts a new one.
 
     Args:
         builder: makes the session.
-        clear: removes what a start that failed may have left.
+        clear: removes the leftovers of a failed start.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
 
-    for start in range(1, _STARTS + 1):
+    for start in range(1, _MAX_STARTS + 1):
         try:
-            known = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
-            with suppressed(SparkContext._jvm, _CONTEXT, *known):
+            messages = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
+            with suppressed(SparkContext._jvm, _CONTEXT, *messages):
                 return builder.getOrCreate()
         except Py4JJavaError as error:
             clear()
-            if start == _STARTS or _IN_UI not in str(error):
+            if start == _MAX_STARTS or _IN_UI not in str(error):
                 raise
             why = str(error.java_exception.toString()).splitlines()[0]
         log.info("start %d of Spark failed: %s", start, why)
         print(
             "hopsgpu: Spark's user interface failed to start, which happens on busy machines"
-            f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
+            f" ({why}); Spark is started again (start {start + 1} of {_MAX_STARTS})",
             file=sys.stderr,
             flush=True,
         )
     raise AssertionError("the last start returns or raises")
 
 
-def _checked_conf(
-    name: object, master: object, conf: Mapping[str, object] | None
-) -> dict[str, str]:
+def _check_conf(name: object, master: object, conf: Mapping[str, object] | None) -> dict[str, str]:
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):

@@ -35,7 +35,7 @@ _AT_SUBMISSION = re.compile(
 
 _MASTERS = "it must be yarn, or local[*] or local[N] for this machine only"
 
-# Settings of our sessions unless the user sets them; a user's own value is checked, not replaced.
+# Settings of our sessions unless the user sets them; a user's value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
     _DYNAMIC + "enabled": "true",
     _DYNAMIC + "shuffleTracking.enabled": "true",
@@ -54,11 +54,11 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     "spark.executor.heartbeat.maxFailures": "20",
     # Executors that failed long ago do not count towards the limit that ends the application.
     "spark.executor.failuresValidityInterval": "10min",
-    # Twice maxExecutors by default: a node on which none starts would soon end the application,
-    # with its ETL. A gang that waits gives back by itself what fails repeatedly.
+    # Spark's default is twice maxExecutors: a node on which executors fail would soon end the
+    # application, with its ETL. A waiting gang itself limits repeated failures.
     "spark.executor.maxNumFailures": "1000",
     "spark.scheduler.mode": "FIFO",
-    # A company's spark-defaults.conf may have other values of these, for ETL alone.
+    # A company's spark-defaults.conf may have other values of these for ETL.
     _DYNAMIC + "executorAllocationRatio": "1",
     "spark.decommission.enabled": "false",
     _EXCLUDE: "false",
@@ -91,7 +91,7 @@ def check_session(properties: Mapping[str, str]) -> None:
     unset = [*_memory(setting), *shell_findings(properties)]
     if findings:
         mend = "hopsgpu.session() sets all of this for a new application"
-        if in_cluster_mode(setting):
+        if is_cluster_mode(setting):
             mend = f"{SUBMIT} has spark-submit set all of this"
         raise ConfigError(
             f"this Spark application cannot hold gangs: {'; '.join(findings + unset)}. {mend}"
@@ -100,13 +100,13 @@ def check_session(properties: Mapping[str, str]) -> None:
         raise ConfigError(f"this Spark application cannot hold gangs: {'; '.join(unset)}")
 
 
-def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
+def is_cluster_mode(setting: Callable[[str], str | None]) -> bool:
     """Return whether the driver runs in YARN, in the application master's container."""
     return setting("spark.submit.deployMode") == "cluster"
 
 
 def check_submitted(setting: Callable[[str], str | None], requested: Mapping[str, str]) -> None:
-    """Check settings that a driver in YARN can no longer change after the submission.
+    """Check settings that a driver in YARN cannot change after the submission.
 
     Args:
         setting: returns a property's value as it was submitted, or None if it was not set.
@@ -169,8 +169,8 @@ def refuse_other_python(error: str) -> None:
     Raises:
         ConfigError: the error says so.
     """
-    if (found := other_python(error)) is not None:
-        raise _other_python(*found, "")
+    if (versions := other_python(error)) is not None:
+        raise _other_python(*versions, "")
 
 
 def _other_python(executors: str, driver: str, which: str) -> ConfigError:
@@ -197,9 +197,9 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
 
 def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
     findings = []
-    if not _on(setting, _DYNAMIC + "enabled"):
+    if not _is_on(setting, _DYNAMIC + "enabled"):
         findings.append(f"{_DYNAMIC}enabled is off: set it to true, so that GPUs go back")
-    if not _on(setting, _DYNAMIC + "shuffleTracking.enabled") and not _on(
+    if not _is_on(setting, _DYNAMIC + "shuffleTracking.enabled") and not _is_on(
         setting, "spark.shuffle.service.enabled"
     ):
         findings.append(f"set {_DYNAMIC}shuffleTracking.enabled=true")
@@ -225,21 +225,21 @@ def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
 
 def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
     findings = []
-    if _on(setting, "spark.decommission.enabled"):
+    if _is_on(setting, "spark.decommission.enabled"):
         findings.append("spark.decommission.enabled=true: set it to false")
     if (setting("spark.scheduler.mode") or "FIFO").upper() != "FIFO":
         findings.append(
             f"spark.scheduler.mode={setting('spark.scheduler.mode')}: two gangs of one application"
             " would split the executors and wait forever; set it to FIFO"
         )
-    # Spark reads the older name only where the newer one is not set.
+    # Spark reads the older name only if the newer name is not set.
     excluding = "spark.blacklist.enabled" if setting(_EXCLUDE) is None else _EXCLUDE
-    if _on(setting, excluding):
+    if _is_on(setting, excluding):
         findings.append(
             f"{excluding}=true: it can abort a gang's stage immediately; set it to false"
         )
     threshold = setting(_SPECULATION_THRESHOLD)
-    if _on(setting, "spark.speculation") and threshold is not None and _is_short(threshold):
+    if _is_on(setting, "spark.speculation") and threshold is not None and _is_short(threshold):
         findings.append(
             f"{_SPECULATION_THRESHOLD}={threshold}: Spark would start a second copy of a task that"
             " supervises ranks; remove it, or set it to 365d"
@@ -249,8 +249,8 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
 
 def _is_short(duration: str) -> bool:
     """Return whether a duration of Spark is shorter than 30 days."""
-    found = re.fullmatch(r"(\d+)\s*([a-z]*)", duration.strip().lower())
-    seconds = int(found[1]) * _SPECULATION_UNITS.get(found[2], 1) if found else 0
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", duration.strip().lower())
+    seconds = int(match[1]) * _SPECULATION_UNITS.get(match[2], 1) if match else 0
     return seconds < 30 * _SPECULATION_UNITS["d"]
 
 
@@ -276,7 +276,7 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     archives = (setting("spark.yarn.dist.archives") or "").split(",")
     if any(entry.endswith(f"#{ALIAS}") for entry in archives):
         return findings
-    by = SUBMIT if in_cluster_mode(setting) else "hopsgpu.session()"
+    by = SUBMIT if is_cluster_mode(setting) else "hopsgpu.session()"
     return [
         *findings,
         f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and an"
@@ -284,7 +284,7 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     ]
 
 
-def _on(setting: Callable[[str], str | None], name: str) -> bool:
+def _is_on(setting: Callable[[str], str | None], name: str) -> bool:
     return (setting(name) or "false").strip().lower() == "true"
 
 

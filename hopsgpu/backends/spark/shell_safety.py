@@ -1,8 +1,8 @@
-"""Checks for what the shells between a submission and its processes would change or execute.
+"""Checks for texts that shells between a submission and its processes would change or execute.
 
-A shell script that the NodeManager writes starts a container. Few properties reach this script;
-they are refused if a shell would change them. Expansions that users expect are allowed: `$NAME`,
-`${NAME}`, `{{NAME}}`, `<LOG_DIR>`.
+A shell script of the NodeManager starts a container. Properties that reach this script are refused
+if a shell would change them. Expansions that users expect are allowed: `$NAME`, `${NAME}`,
+`{{NAME}}`, `<LOG_DIR>`.
 
 Sources: Hadoop's ContainerLaunch (`export NAME="value"`; `exec /bin/bash -c "command"`; before
 that, it replaces `{{` by `$` and removes `}}`); Spark's YarnSparkHadoopUtil.escapeForShell (which
@@ -35,25 +35,29 @@ _VARIABLE = re.compile(r"spark\.(?:executorEnv|yarn\.appMasterEnv)\.(?P<name>.*)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Quoted words of Java's options, as Spark's Utils.splitCommandString parses them.
 _QUOTED = re.compile(r"\"(?P<double>(?:\\.|[^\"\\])*)\"?|'(?P<single>[^']*)'?", re.DOTALL)
-# The environment variables of spark-submit, and of a driver in client mode, that Spark passes on to
-# containers.
-_HANDED_ON = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_DIST_CLASSPATH")
+# Environment variables of spark-submit and of a client-mode driver that Spark passes to containers.
+_PASSED_VARIABLES = (
+    "PYSPARK_PYTHON",
+    "PYSPARK_DRIVER_PYTHON",
+    "PYTHONPATH",
+    "SPARK_DIST_CLASSPATH",
+)
 # The C library's names for the character set of the locale C.
 _ASCII = frozenset(("ANSI_X3.4-1968", "US-ASCII"))
 _EXPANDED = "which the shell that starts a container would change or execute"
 
 
 def shell_findings(properties: Mapping[str, str]) -> list[str]:
-    """Return the properties that would not reach the nodes unchanged, with what to do.
+    """Return the properties that a shell would change, each with a remedy.
 
     Args:
         properties: properties of the application.
     """
-    # No shell of YARN's sees the properties of a driver on this machine.
-    here = properties.get("spark.submit.deployMode") != "cluster"
+    # YARN's shells do not get the properties of a driver on this machine.
+    is_client_mode = properties.get("spark.submit.deployMode") != "cluster"
     findings = []
     for name, value in properties.items():
-        if here and name.startswith("spark.driver."):
+        if is_client_mode and name.startswith("spark.driver."):
             continue
         variable = _VARIABLE.fullmatch(name)
         if variable and not _VARIABLE_NAME.fullmatch(variable["name"]):
@@ -72,7 +76,7 @@ def check_line(
     arguments: Sequence[str],
     environ: Mapping[str, str],
 ) -> None:
-    """Check that spark-submit, and YARN after it, accept everything unchanged.
+    """Check that spark-submit and YARN pass everything on unchanged.
 
     Args:
         line: the arguments of spark-submit.
@@ -84,7 +88,7 @@ def check_line(
         ConfigError: something would change; the message names it.
     """
     findings = shell_findings(properties)
-    for name in _HANDED_ON:
+    for name in _PASSED_VARIABLES:
         if bad := _first(_IN_QUOTES, environ.get(name, "")):
             findings.append(f"the variable {name} has {bad!r}, {_EXPANDED}: change it")
     for number, word in enumerate(arguments, start=1):
@@ -103,10 +107,10 @@ def check_line(
 
 def _first(expanded: re.Pattern[str], text: str) -> str | None:
     """Return the first part of a text that a shell would change, or None."""
-    return next((found["bad"] for found in expanded.finditer(text) if found["bad"]), None)
+    return next((match["bad"] for match in expanded.finditer(text) if match["bad"]), None)
 
 
-def _as_it_is(value: str) -> str:
+def _unchanged(value: str) -> str:
     return value
 
 
@@ -131,18 +135,18 @@ def _names(entries: str) -> str:
     return " ".join(names)
 
 
-# Each rule: which properties, the part of their value that a shell reads, what the shell would
-# change there, and what to do.
+# Each rule: the properties, the part of a value that a shell reads, what the shell would change in
+# that part, and the remedy.
 _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str], ...] = (
     (
         _VARIABLE,
-        _as_it_is,
+        _unchanged,
         _IN_QUOTES,
         "ranks receive variables through env_vars=, which no shell reads; remove it",
     ),
     (
         re.compile(r"spark\.(?:executor|driver|yarn\.am)\.extra(?:ClassPath|LibraryPath)"),
-        _as_it_is,
+        _unchanged,
         _IN_QUOTES,
         "leave it out",
     ),
@@ -153,9 +157,9 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str]
         "leave it out",
     ),
     (
-        # SparkConf.isExecutorStartupConf: what an executor must know before it can ask the driver.
+        # SparkConf.isExecutorStartupConf: properties that an executor needs to reach the driver.
         re.compile(r"spark\.(?:auth|rpc|network|ssl).*|spark\..*\.port|spark\.port\..*"),
-        _as_it_is,
+        _unchanged,
         _IN_COMMAND,
         "leave it out",
     ),

@@ -1,4 +1,4 @@
-"""Where a cluster's own Spark is, for a Python that has no PySpark among its packages."""
+"""The location of a cluster's own Spark, for a Python without PySpark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-_MEND = "install pyspark, or set SPARK_HOME to the cluster's Spark"
+_REMEDY = "install pyspark, or set SPARK_HOME to the cluster's Spark"
 
 
 def cluster_spark() -> str:
@@ -20,7 +20,7 @@ def cluster_spark() -> str:
     try:
         return str(findspark.find())
     except ValueError as error:
-        raise ConfigError(f"no Spark was found ({error}): {_MEND}") from error
+        raise ConfigError(f"no Spark was found ({error}): {_REMEDY}") from error
 
 
 def find_spark() -> None:
@@ -37,6 +37,6 @@ def find_spark() -> None:
         home = cluster_spark()
         if not any(Path(home, "python", "lib").glob("py4j-*.zip")):
             raise ConfigError(
-                f"no Spark was found: {home} has no python/lib/py4j-*.zip; {_MEND}"
+                f"no Spark was found: {home} has no python/lib/py4j-*.zip; {_REMEDY}"
             ) from None
         findspark.init(home)

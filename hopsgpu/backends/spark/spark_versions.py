@@ -1,6 +1,6 @@
-"""What differs by the version of Spark, and which versions are supported. Pure, but for two reads.
+"""Differences between versions of Spark, and the supported versions.
 
-Each difference is one function here, so that a new version of Spark is one more line.
+Each difference is one function, so that a new version of Spark needs one more line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _JAVAS_3, _JAVAS_4 = (8, 11, 17), (17, 21)
 _NEWEST_PYTHON_3 = (3, 11)
 _OVERHEAD = "spark.driver.memoryOverhead"
 _FACTOR = f"{_OVERHEAD}Factor"
-_LEAST_OVERHEAD = "spark.driver.minMemoryOverhead"
+_MIN_OVERHEAD = "spark.driver.minMemoryOverhead"
 # Spark's rule before 4, where the minimum of 384 MiB is not a property.
 _DEFAULT_FACTOR = 0.10
 _INTERVAL = "spark.scheduler.barrier.maxConcurrentTasksCheck.interval"
@@ -43,13 +43,13 @@ def release_of(version: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Problem:
-    """What keeps a Spark from being used, and what to do."""
+    """A reason why a Spark cannot be used, and the remedy."""
 
     what: str
     fix: str
 
 
-def unsupported(version: str, where: str) -> Problem | None:
+def version_problem(version: str, where: str) -> Problem | None:
     """Return why hopsgpu does not support a version of Spark; None if it does.
 
     Args:
@@ -66,10 +66,10 @@ def unsupported(version: str, where: str) -> Problem | None:
     return Problem(what, 'pip install "pyspark<5"') if release >= _TOO_NEW else None
 
 
-def mismatch(pyspark: str, file: str, spark: str | None, where: str) -> Problem | None:
+def pyspark_problem(pyspark: str, file: str, spark: str | None, where: str) -> Problem | None:
     """Return why the PySpark that Python imports cannot drive a Spark's JVM; None if it can.
 
-    Patch releases of one minor version understand each other.
+    Patch releases of one minor version are compatible.
 
     Args:
         pyspark: version of PySpark.
@@ -103,12 +103,12 @@ def refuse(problem: Problem | None) -> None:
         raise ConfigError(f"{problem.what}: {problem.fix}")
 
 
-def javas(spark: str) -> tuple[int, ...]:
+def java_versions(spark: str) -> tuple[int, ...]:
     """Return the major versions of Java on which a version of Spark runs, the oldest first."""
     return _JAVAS_3 if release_of(spark) < (4, 0) else _JAVAS_4
 
 
-def too_old(spark: str, java: int | None, where: str) -> Problem | None:
+def java_problem(spark: str, java: int | None, where: str) -> Problem | None:
     """Return why a version of Spark does not run on a Java; None if it does, or may.
 
     Args:
@@ -116,7 +116,7 @@ def too_old(spark: str, java: int | None, where: str) -> Problem | None:
         java: major version of Java; None if it is unknown.
         where: place of that Java, and which setting names it.
     """
-    wanted = javas(spark)
+    wanted = java_versions(spark)
     if java is None or java >= wanted[0]:
         return None
     return Problem(
@@ -127,11 +127,11 @@ def too_old(spark: str, java: int | None, where: str) -> Problem | None:
 
 def either(versions: tuple[int, ...]) -> str:
     """Return versions as "8, 11 or 17"."""
-    *others, last = map(str, versions)
-    return f"{', '.join(others)} or {last}" if others else last
+    *first, last = map(str, versions)
+    return f"{', '.join(first)} or {last}" if first else last
 
 
-def knows_python(spark: str, python: str) -> bool:
+def is_python_supported(spark: str, python: str) -> bool:
     """Return whether a version of PySpark can pickle functions of a version of Python."""
     return release_of(spark) >= (4, 0) or release_of(python) <= _NEWEST_PYTHON_3
 
@@ -139,8 +139,8 @@ def knows_python(spark: str, python: str) -> bool:
 def driver_memory_overhead(spark: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties by which a driver in YARN gets memory for its Python, at least 1 GiB.
 
-    Spark 4 has a property for the minimum, which `SESSION_DEFAULTS` set. Spark 3.5 ignores it and
-    adds 10 % or 384 MiB, so the sum is computed here, unless the user has set it.
+    Spark 4 has a property for the minimum, which is in `SESSION_DEFAULTS`. Spark 3.5 ignores that
+    property and adds 10 % or 384 MiB, so the overhead is computed here unless the user has set it.
 
     Args:
         spark: version of Spark.
@@ -150,17 +150,17 @@ def driver_memory_overhead(spark: str, properties: Mapping[str, str]) -> dict[st
         return {}
     try:
         factor = float(properties.get(_FACTOR, _DEFAULT_FACTOR))
-    except ValueError:  # Spark itself refuses it, with the name
+    except ValueError:  # Spark itself refuses the value, with the name of the property
         return {}
     memory = _mebibytes(properties.get("spark.driver.memory", "1g"))
-    least = _mebibytes(properties.get(_LEAST_OVERHEAD, "1g"))
+    least = _mebibytes(properties.get(_MIN_OVERHEAD, "1g"))
     return {_OVERHEAD: f"{max(least, int(memory * factor))}m"}
 
 
 def _mebibytes(text: str) -> int:
-    """Return a memory size of Spark in MiB, in which Spark reads a number without a unit; else 0.
+    """Return a memory size of Spark in MiB, the default unit; 0 for an invalid text.
 
-    Spark itself refuses another text, with the name of the property.
+    Spark itself refuses an invalid text, with the name of the property.
     """
     match = re.fullmatch(r"(\d+)\s*(?:([kmgtp])b?)?", text.strip().lower())
     if match is None:
@@ -169,7 +169,7 @@ def _mebibytes(text: str) -> int:
 
 
 def other_python(error: str) -> tuple[str, str] | None:
-    """Return the executors' and the driver's Python if Spark's worker refused the first one.
+    """Return the executors' and the driver's Python if Spark's worker refused the mismatch.
 
     Spark 4 says "has different version: 3.10 than that in driver: 3.11,", and Spark 3.5 "has
     different version (3, 10) than that in driver 3.11,".
@@ -184,10 +184,10 @@ def other_python(error: str) -> tuple[str, str] | None:
 
 
 def slot_check_warning(spark: str, setting: Callable[[str], str | None]) -> str | None:
-    """Return a warning if a cancelled gang could linger in Spark, which holds no GPUs.
+    """Return a warning if a cancelled gang, without GPUs, could stay in Spark for long.
 
-    Spark 3.5 does not cancel a barrier job that waits for free slots: the job ends when its retries
-    are used up, by default after 10 minutes.
+    Spark 3.5 does not cancel a barrier job that waits for free slots. The job ends after its
+    retries, by default after 10 minutes.
 
     Args:
         spark: version of Spark.
@@ -197,11 +197,13 @@ def slot_check_warning(spark: str, setting: Callable[[str], str | None]) -> str 
         return None
     interval, failures = setting(_INTERVAL), setting(_FAILURES)
     if interval in ("1s", "1") and failures is not None and failures.isdigit():
-        return None if int(failures) <= 10 else _lingers(spark, f"{_FAILURES}={failures}")
-    return _lingers(spark, f"{_INTERVAL}={interval or '15s'}, {_FAILURES}={failures or '40'}")
+        return None if int(failures) <= 10 else _linger_warning(spark, f"{_FAILURES}={failures}")
+    return _linger_warning(
+        spark, f"{_INTERVAL}={interval or '15s'}, {_FAILURES}={failures or '40'}"
+    )
 
 
-def _lingers(spark: str, settings: str) -> str:
+def _linger_warning(spark: str, settings: str) -> str:
     return (
         f"Spark {spark} cannot cancel a gang that lost an executor while it started, until the"
         f" retries of {settings} end; set them to 1s and 3, as hopsgpu.session() does"
@@ -217,13 +219,13 @@ def jar_version(directory: Path) -> str | None:
 
 
 def java_version(home: Path) -> str:
-    """Return the version of the JDK in a directory, by its file `release`; "" if it has none."""
+    """Return the version of the JDK in a directory, from its file `release`; "" without one."""
     try:
         text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    found = re.search(r'^JAVA_VERSION="?([^"\n]+)', text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r'^JAVA_VERSION="?([^"\n]+)', text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def java_here(environ: Mapping[str, str]) -> tuple[int | None, str]:

@@ -1,7 +1,7 @@
 """The arguments of spark-submit with which a script of any kind can hold gangs.
 
-This module is the other half of yarn-scripts/hopsgpu-submit: it adds to spark-submit's command line
-what `hopsgpu.session()` would set and ship.
+This module is used by yarn-scripts/hopsgpu-submit: it adds the settings and files of
+`hopsgpu.session()` to spark-submit's command line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hopsgpu.backends.spark.package_archive import (
     pack_package,
     with_entry,
 )
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, in_cluster_mode
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, is_cluster_mode
 from hopsgpu.backends.spark.shell_safety import check_line
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.errors import ConfigError
@@ -80,9 +80,9 @@ def pack(
 ) -> Shipped:
     """Write the files that an application ships.
 
-    Each file is replaced atomically, so that another submission never reads half of it. The names
-    of module archives and job files depend on their content; they are removed when they have not
-    been shipped for a week.
+    Each file is replaced atomically, so that another submission never reads a partial file. The
+    names of module archives and job files depend on their content. Such files are removed a week
+    after their last use.
 
     Args:
         directory: target directory; created if missing.
@@ -93,11 +93,11 @@ def pack(
     Raises:
         ConfigError: the directory cannot be written.
     """
-    own = f"modules-{hashlib.sha256(modules).hexdigest()[:20]}.zip"
+    modules_name = f"modules-{hashlib.sha256(modules).hexdigest()[:20]}.zip"
     shipped = Shipped(
         directory / "hopsgpu-discovery.tar.gz",
         directory / PACKAGE,
-        directory / own if modules else None,
+        directory / modules_name if modules else None,
         directory / job[0] if job else None,
     )
     # Other users must not be able to read the user's files.
@@ -136,7 +136,7 @@ def _replaced(target: Path) -> Iterator[Path]:
 def _sweep(directory: Path) -> None:
     oldest = time.time() - _KEPT_SECONDS
     for file in itertools.chain(directory.glob("modules-*"), directory.glob("job-*")):
-        # Another submission may sweep at the same time.
+        # Another submission may remove the file at the same time.
         with contextlib.suppress(FileNotFoundError):
             if file.stat().st_mtime < oldest:
                 file.unlink()
@@ -175,8 +175,8 @@ def _job(properties: Mapping[str, str], script: Sequence[str]) -> tuple[str, byt
     if not script or not script[0].endswith(".py") or not Path(script[0]).is_file():
         return None
     try:
-        there = in_cluster_mode(properties.get)
-        return job_file(Path(script[0]), script[1:], with_source=there)
+        has_source = is_cluster_mode(properties.get)
+        return job_file(Path(script[0]), script[1:], has_source=has_source)
     except OSError as error:
         raise ConfigError(f"cannot read {script[0]}: {error.strerror or error}") from error
 
@@ -186,9 +186,8 @@ def submit_arguments(
 ) -> list[str]:
     """Return the arguments of spark-submit.
 
-    hopsgpu's arguments come first, so that the user's override them. Shipped files, and Python
-    paths to them, are joined with those of the user and of spark-defaults.conf, which they would
-    otherwise replace.
+    hopsgpu's arguments come first, so that the user's arguments override them. Shipped files and
+    Python paths are joined with those of the user and of spark-defaults.conf.
 
     Args:
         arguments: the user's arguments: options, script, and the script's arguments.
@@ -216,8 +215,8 @@ def submit_arguments(
     ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
     words = [word for option in options for word in option]
     line = ["--master", "yarn", *ours, *words, *last, *rest]
-    # Empty if there is a job file, which contains the script's arguments.
-    script_arguments = rest[1:] if in_cluster_mode(properties.get) else []
+    # A job file contains the script's arguments.
+    script_arguments = rest[1:] if is_cluster_mode(properties.get) else []
     check_line(line, {**properties, **joined}, script_arguments, os.environ)
     return line
 
@@ -232,8 +231,10 @@ def split_options(arguments: Sequence[str]) -> tuple[list[tuple[str, ...]], list
     options: list[tuple[str, ...]] = []
     start = 0
     while start < len(arguments) and arguments[start].startswith("-"):
-        alone = arguments[start] in _SWITCHES or re.match(r"--[^=]+=", arguments[start]) is not None
-        end = start + (1 if alone else 2)
+        is_alone = (
+            arguments[start] in _SWITCHES or re.match(r"--[^=]+=", arguments[start]) is not None
+        )
+        end = start + (1 if is_alone else 2)
         options.append(tuple(arguments[start:end]))
         start = end
     return options, list(arguments[start:])
@@ -253,7 +254,7 @@ def all_properties(
         option, _, inside = name.partition("=")
         values[option] = inside or "".join(value)
     if "--properties-file" in values and "--load-spark-defaults" not in values:
-        defaults = {}  # spark-submit reads it in place of spark-defaults.conf
+        defaults = {}  # spark-submit reads the given file instead of spark-defaults.conf
     properties = {_OPTIONS[name]: value for name, value in values.items() if name in _OPTIONS}
     return {**defaults, **_properties(options), **properties}
 

@@ -17,7 +17,7 @@ from hopsgpu.backends.spark.spark_versions import (
     driver_memory_overhead,
     jar_version,
     refuse,
-    unsupported,
+    version_problem,
 )
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
@@ -32,7 +32,7 @@ _DRIVER_PYTHON = "spark.pyspark.driver.python"
 
 
 @dataclass(frozen=True)
-class Job:
+class SubmitJob:
     """A job that a person wants to submit.
 
     Attributes:
@@ -42,9 +42,9 @@ class Job:
         queue: YARN's queue; None for the queue of `conf` or spark-defaults.conf.
         name: name of the application; None for the script's name.
         conf: more Spark properties.
-        detach: whether the application outlives the command, which only cluster mode allows.
-        tag: tag that identifies the application in YARN; in cluster mode spark-submit then does not
-            wait for its end.
+        is_detached: whether the application outlives the command, which only cluster mode allows.
+        tag: tag that identifies the application in YARN. In cluster mode, spark-submit then does
+            not wait for its end.
     """
 
     script: str
@@ -53,7 +53,7 @@ class Job:
     queue: str | None = None
     name: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
-    detach: bool = False
+    is_detached: bool = False
     tag: str | None = None
 
 
@@ -65,17 +65,17 @@ class SubmitPlan:
         mode: "client" or "cluster".
         queue: YARN's queue.
         properties: properties that the application will have, except for shipped files.
-        given: the arguments of spark-submit, before what a gang needs is added.
+        arguments: the arguments of spark-submit, without those that a gang needs.
     """
 
     mode: str
     queue: str
     properties: Mapping[str, str]
-    given: tuple[str, ...]
+    arguments: tuple[str, ...]
 
 
-def planned(
-    job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
+def plan_submission(
+    job: SubmitJob, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> SubmitPlan:
     """Return the plan of how to submit a job.
 
@@ -102,7 +102,7 @@ def planned(
     }
     if job.queue is not None:
         requested[_QUEUE] = job.queue
-    if mode == "cluster" and (job.detach or job.tag):
+    if mode == "cluster" and (job.is_detached or job.tag):
         requested[_WAIT] = "false"
     if mode == "cluster" and job.tag:
         requested[_TAGS] = ",".join(filter(None, ({**defaults, **requested}.get(_TAGS), job.tag)))
@@ -124,12 +124,12 @@ def planned(
     return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, arguments)
 
 
-def _mode(job: Job, defaults: Mapping[str, str]) -> str:
-    asked = job.deploy_mode or job.conf.get(_MODE)
-    mode = asked or ("cluster" if job.detach else defaults.get(_MODE, "client"))
+def _mode(job: SubmitJob, defaults: Mapping[str, str]) -> str:
+    requested = job.deploy_mode or job.conf.get(_MODE)
+    mode = requested or ("cluster" if job.is_detached else defaults.get(_MODE, "client"))
     if mode not in MODES:
         raise ConfigError(f"deploy mode {mode!r}: must be client or cluster")
-    if job.detach and mode == "client":
+    if job.is_detached and mode == "client":
         raise ConfigError(
             "--detach needs --deploy-mode cluster: in client mode the command itself is the driver"
         )
@@ -144,7 +144,7 @@ def _pythons(
     if _PYTHON not in properties:
         pythons[_PYTHON] = environ.get("PYSPARK_PYTHON") or python
     if mode == "client" and _DRIVER_PYTHON not in properties:
-        # Not PYSPARK_DRIVER_PYTHON, which people set to jupyter.
+        # Ignore PYSPARK_DRIVER_PYTHON, which people set to jupyter.
         pythons[_DRIVER_PYTHON] = python
     return pythons
 
@@ -152,7 +152,7 @@ def _pythons(
 def _by_version(
     mode: str, properties: Mapping[str, str], environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the properties that depend on the Spark that is there, if not given.
+    """Return the properties that depend on the version of Spark.
 
     Raises:
         ConfigError: there is no Spark, or hopsgpu does not support it.
@@ -160,7 +160,7 @@ def _by_version(
     home = find_spark_submit(environ).resolve().parents[1]
     spark = jar_version(home / "jars")
     if spark is not None:
-        refuse(unsupported(spark, str(home)))
+        refuse(version_problem(spark, str(home)))
     if mode == "client":
         return quiet(properties, environ, home)
     return {} if spark is None else driver_memory_overhead(spark, properties)

@@ -1,11 +1,11 @@
 """The submitter's HDFS tokens, sent to a gang's agents whenever the driver has new ones.
 
-YARN puts delegation tokens into a file of each container and never updates it; they expire (after 7
-days by default). Spark gets new ones if it has a keytab or
+YARN puts delegation tokens into a file of each container and never updates this file. The tokens
+expire, after 7 days by default. Spark gets new tokens if it has a keytab or
 `spark.kerberos.renewal.credentials=ccache`, but keeps them in the memory of its JVMs. This module
-sends them from the driver's JVM to the agents, which write them to that file
-(`hopsgpu.storage.hadoop_tokens`). It also writes the driver's own file if the driver runs in a
-container, because the driver writes models and records with the same client.
+sends them from the driver's JVM to the agents, which write them to the file
+(`hopsgpu.storage.hadoop_tokens`). If the driver runs in a container, its file is written too,
+because the driver writes models and records with the same client.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from hopsgpu.backends.gang_allocation import GangAllocation
 
-# Spark gets new tokens at three quarters of their renewal interval, 24 hours by default, of a life
-# of 7 days. Of shorter lives it is looked more often.
-LOOK_SECONDS = 600.0
-_LOOKS_IN_A_LIFE = 30
+# Spark gets new tokens at three quarters of their renewal interval, which is 24 hours by default.
+# Tokens with a short lifetime are polled more often.
+POLL_SECONDS = 600.0
+_POLLS_PER_LIFE = 30
 _CLIENT_STOPS_BEFORE = 60.0
 
 
 def read_tokens(jvm: Jvm) -> bytes:
     """Return the submitter's HDFS tokens, as `Jvm.hdfs_tokens` does; b"" without Kerberos.
 
-    If Spark would get new ones only when these have ended, it is made to get them now: where the
-    NameNode was away when they were due, Spark 4.3 plans the next ones in 10^12 hours.
+    If Spark plans new tokens only after the end of these, make Spark get new tokens now: if the
+    NameNode was down at the planned time, Spark 4.3 plans the next tokens in 10^12 hours.
     """
     if not jvm.is_kerberized():
         return b""
@@ -51,7 +51,7 @@ def read_tokens(jvm: Jvm) -> bytes:
         try:
             _mend_plan(jvm, life)
         except (Py4JError, LookupError) as error:
-            # A Spark that keeps its plan elsewhere: nothing is lost but the remedy.
+            # This Spark keeps its plan elsewhere, so the plan cannot be corrected.
             log.info("when Spark will get new HDFS tokens is not known: %r", error)
     return tokens
 
@@ -68,36 +68,37 @@ def _mend_plan(jvm: Jvm, life: Lifetime) -> None:
 
 
 def expiry_warnings(jvm: Jvm, setting: Callable[[str], str | None]) -> tuple[str, ...]:
-    """Return until when ranks have HDFS, as a warning, if their tokens will not be replaced.
+    """Return a warning with the time at which ranks lose HDFS, if their tokens are not replaced.
 
     Args:
-        jvm: the application's.
+        jvm: the application's JVM.
         setting: returns a property of the application, or None.
     """
     life = lifetime(read_tokens(jvm))
     if life is None:
         return ()
-    # hdfs-native uses no token in its last minute.
+    # hdfs-native does not use a token in its last minute.
     end = time.strftime("%Y-%m-%d %H:%M", time.localtime(life.ends - _CLIENT_STOPS_BEFORE))
-    loses = f"this run loses HDFS at {end}, when its delegation tokens end"
-    renewed = setting("spark.kerberos.renewal.credentials") == "ccache"
-    if not has_keytab(setting) and not renewed:
+    problem = f"this run loses HDFS at {end}, when its delegation tokens end"
+    is_renewed = setting("spark.kerberos.renewal.credentials") == "ccache"
+    if not has_keytab(setting) and not is_renewed:
         return (
-            f"{loses}: they can be replaced only with a keytab (spark.kerberos.keytab and"
+            f"{problem}: they can be replaced only with a keytab (spark.kerberos.keytab and"
             " spark.kerberos.principal)",
         )
     if not is_network_encrypted(setting):
         return (
-            f"{loses}: new ones are not sent to the ranks, because they would be sent unencrypted;"
-            " spark.network.crypto.enabled=true encrypts Spark's connections and hopsgpu's",
+            f"{problem}: new ones are not sent to the ranks, because they would be sent"
+            " unencrypted; spark.network.crypto.enabled=true encrypts Spark's connections and"
+            " hopsgpu's",
         )
     return ()
 
 
 class TokenSender:
-    """The handover of the submitter's new tokens to the agents of one attempt.
+    """Sends the submitter's new tokens to the agents of one attempt.
 
-    An agent has the tokens once it confirms them; until then, every look sends them.
+    Each poll sends the tokens again until the agent confirms them.
 
     Args:
         allocation: the gang.
@@ -120,24 +121,23 @@ class TokenSender:
         self._warn = warn
         self._clock = clock
         self._environment = environment
-        self._look_at: float | None = None
-        self._kept_here = b""
+        self._next_poll: float | None = None
+        self._stored = b""
         self._kept: dict[int, str] = {}
 
-    def kept(self, key: int, message: Message) -> None:
+    def record_kept(self, key: int, message: Message) -> None:
         """Record which tokens an agent has confirmed."""
         self._kept[key] = message["digest"]
 
-    def look(self) -> None:
-        """Send the tokens to agents that do not have them; now and then, check for new ones.
+    def poll(self) -> None:
+        """Read the tokens if that is due, and send them to agents that do not have them.
 
-        That is every ten minutes, and for tokens that live less than 5 hours 30 times in their
-        life.
+        The interval is ten minutes, or a 30th of a lifetime below 5 hours.
         """
         now = self._clock()
-        if self._look_at is not None and now < self._look_at:
+        if self._next_poll is not None and now < self._next_poll:
             return
-        self._look_at = now + LOOK_SECONDS
+        self._next_poll = now + POLL_SECONDS
         try:
             tokens = self._allocation.read_tokens()
         except Py4JError as error:
@@ -145,26 +145,26 @@ class TokenSender:
             return
         if tokens:
             if (life := lifetime(tokens)) is not None:
-                pause = (life.ends - life.issued) / _LOOKS_IN_A_LIFE
-                self._look_at = now + min(LOOK_SECONDS, pause)
-            self._keep_here(tokens)
-            self._hand(tokens)
+                pause = (life.ends - life.issued) / _POLLS_PER_LIFE
+                self._next_poll = now + min(POLL_SECONDS, pause)
+            self._store_at_driver(tokens)
+            self._send(tokens)
 
-    def _keep_here(self, tokens: bytes) -> None:
-        if TOKEN_FILE_VARIABLE not in self._environment or tokens == self._kept_here:
+    def _store_at_driver(self, tokens: bytes) -> None:
+        if TOKEN_FILE_VARIABLE not in self._environment or tokens == self._stored:
             return
         try:
             keep_tokens(tokens, self._environment, Path("hopsgpu").absolute())
-            self._kept_here = tokens
+            self._stored = tokens
         except (OSError, ValueError) as error:
             self._warn(
                 f"renewed HDFS tokens could not be stored in the driver's container: {error}"
             )
 
-    def _hand(self, tokens: bytes) -> None:
+    def _send(self, tokens: bytes) -> None:
         server = self._allocation.server
         if server.certificate is None:
-            # The plan has warned of it, with the date.
+            # The plan has a warning with the date.
             log.debug("%s: HDFS tokens are not sent unencrypted", self._run_id)
             return
         digest = hashlib.sha256(tokens).hexdigest()

@@ -152,7 +152,7 @@ class PendingExecutors:
             self._clock.remove_deadline()
 
     def expect_exit(self, held: Collection[str] = ()) -> None:
-        """Expect the present containers to end, as `EndedContainers.excuse` does."""
+        """Expect the present containers to end, as `EndedContainers.expect_exit` does."""
         self._ended.expect_exit(held)
 
     def update(

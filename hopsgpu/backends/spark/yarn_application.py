@@ -16,7 +16,7 @@ from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
 from hopsgpu.backends.spark.executor_probe import probe
 from hopsgpu.backends.spark.executors import yarn_allocator
-from hopsgpu.backends.spark.fit import check_again, fit_on_yarn
+from hopsgpu.backends.spark.fit import check_with_exclusions, fit_on_yarn
 from hopsgpu.backends.spark.gang_allocator import YarnGangAllocator
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.package_archive import ship_package
@@ -35,8 +35,8 @@ class YarnApplication(Application):
     def fit(self, spec: GangSpec) -> LaunchPlan:
         return fit_on_yarn(spec, self)
 
-    def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
-        check_again(plan, self, avoid)
+    def check_with_exclusions(self, plan: LaunchPlan, exclusions: Exclusions) -> None:
+        check_with_exclusions(plan, self, exclusions)
 
     def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
         with self.probing:
@@ -59,7 +59,7 @@ class YarnApplication(Application):
 
 
 def yarn_application(context: SparkContext, jvm: Jvm) -> YarnApplication:
-    """Return the site of an application on YARN; check the application's settings.
+    """Return a `YarnApplication`; check the application's settings.
 
     Raises:
         ConfigError: the settings prevent gangs, or the Hadoop configuration here does not define

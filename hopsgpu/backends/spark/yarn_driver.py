@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark import SparkContext
 
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.backends.spark.settings import check_session, check_submitted, in_cluster_mode
+from hopsgpu.backends.spark.settings import check_session, check_submitted, is_cluster_mode
 from hopsgpu.control.peer import lake_environment
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_tokens import name_configured_tokens
@@ -43,24 +43,24 @@ def settings_inside(
 def act_for_submitter(context: SparkContext) -> None:
     """Make HDFS clients of a driver in YARN act for the submitter.
 
-    They use the submitter's Hadoop configuration. The driver's process belongs to a container,
-    which runs as the NodeManager's user, with that node's HADOOP_CONF_DIR. With Kerberos, the
-    tokens that YARN put there identify the submitter. In client mode it is this process's ticket,
-    or the keytab that the session names; and the user for whom that acts is Spark's.
+    The clients use the submitter's Hadoop configuration. A container runs as the NodeManager's
+    user, with that node's HADOOP_CONF_DIR. With Kerberos, the container's tokens identify the
+    submitter. In client mode, this process's ticket or the session's keytab does, and a proxy user
+    is that of Spark.
 
     Raises:
         ConfigError: in client mode, with Kerberos there is no valid ticket, or HADOOP_PROXY_USER
             does not name the user of Spark's JVM.
     """
     jvm = Jvm(context)
-    if in_cluster_mode(jvm.setting):
+    if is_cluster_mode(jvm.setting):
         user = None if jvm.is_kerberized() else jvm.user()
         os.environ.update(lake_environment(user, {}))
         if user is None:
             _use_credentials(jvm)
     else:
         if (proxied := jvm.proxied_user()) is not None:
-            # spark-submit --proxy-user tells it to the JVM alone.
+            # spark-submit --proxy-user sets the user of the JVM only.
             log.info("acts for %s, as Spark does", proxied)
             os.environ[PROXY_USER] = proxied
         elif (named := os.environ.get(PROXY_USER)) and named != jvm.user():
@@ -68,15 +68,15 @@ def act_for_submitter(context: SparkContext) -> None:
                 f"{PROXY_USER}={named}, and Spark's JVM acts for {jvm.user()}: set the variable"
                 " before the session starts"
             )
-        # Of a session that the user created otherwise.
+        # The user may have created the session without hopsgpu.session().
         ensure_credentials(jvm.hadoop, jvm.setting, os.environ)
 
 
 def _use_credentials(jvm: Jvm) -> None:
-    """Make Python's clients in a driver in YARN use what Spark has of the submitter's credentials.
+    """Make Python's clients in a driver in YARN use the submitter's credentials of Spark.
 
-    HDFS accepts the container's tokens. The REST interfaces of YARN accept tickets alone: libkrb5
-    gets them from the keytab that Spark has shipped, into a cache of this container.
+    HDFS accepts the container's tokens. YARN's REST interfaces accept only tickets: libkrb5 gets
+    them with the keytab that Spark has shipped, into a cache in this container.
     """
     name_configured_tokens(os.environ)
     if (keytab := shipped_keytab(jvm.setting)) is not None:

@@ -827,7 +827,9 @@ def test_ranks_that_met_before_are_started_without_another_meeting(server: Serve
 
 def test_data_on_a_held_gang_whose_python_cannot_read_it(server: Server) -> None:
     launched = launch(server, say_nothing)
-    lacking = tuple(replace(one, lacks=("pyarrow",)) for one in launched.allocation.containers)
+    lacking = tuple(
+        replace(one, missing_modules=("pyarrow",)) for one in launched.allocation.containers
+    )
     launched.allocation = replace(launched.allocation, containers=lacking)
     with pytest.raises(ConfigError, match="node1 lacks pyarrow, which ranks need to read data="):
         launched.again(data=(b"shard",))

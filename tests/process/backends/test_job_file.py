@@ -53,20 +53,20 @@ def ran(file: Path, cwd: Path, **environ: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("with_source", [False, True])
+@pytest.mark.parametrize("has_source", [False, True])
 def test_a_script_gets_its_name_and_arguments_whole(
-    tmp_path: Path, name: str, with_source: bool
+    tmp_path: Path, name: str, has_source: bool
 ) -> None:
     project, container = tmp_path / "my project", tmp_path / "container"
     project.mkdir()
     container.mkdir()
     script = project / name
     script.write_text(SHOWS)
-    own, content = job_file(script, ARGUMENTS, with_source=with_source)
+    own, content = job_file(script, ARGUMENTS, has_source=has_source)
     # Nothing that a shell, Spark, YARN or a locale knows.
     assert re.fullmatch(r"job-[0-9a-f]+\.py", own) and content.isascii()
     (tmp_path / own).write_bytes(content)
-    if with_source:
+    if has_source:
         script.unlink()
         script = container / name
     found = ran(tmp_path / own, container, LC_ALL="C")
@@ -78,7 +78,7 @@ def test_a_script_gets_its_name_and_arguments_whole(
 
 def test_many_arguments(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import sys; print(len(sys.argv), sys.argv[-1])")
-    own, content = job_file(tmp_path / "job.py", list(map(str, range(1000))), with_source=True)
+    own, content = job_file(tmp_path / "job.py", list(map(str, range(1000))), has_source=True)
     (tmp_path / own).write_bytes(content)
     assert ran(tmp_path / own, tmp_path).stdout == "1001 999\n"
 
@@ -86,7 +86,7 @@ def test_many_arguments(tmp_path: Path) -> None:
 def test_a_scripts_end_and_its_traceback_are_its_own(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text("raise ValueError('no')\n")
-    own, content = job_file(script, [], with_source=False)
+    own, content = job_file(script, [], has_source=False)
     (tmp_path / own).write_bytes(content)
     found = ran(tmp_path / own, tmp_path)
     assert found.returncode == 1
@@ -109,7 +109,7 @@ def test_a_shipped_script_does_not_write_through_a_link_of_its_name(tmp_path: Pa
     others.write_text("raise SystemExit(3)\n")
     (container / "job.py").symlink_to(others)
     (tmp_path / "job.py").write_text("print('mine')\n")
-    own, content = job_file(tmp_path / "job.py", [], with_source=True)
+    own, content = job_file(tmp_path / "job.py", [], has_source=True)
     (tmp_path / own).write_bytes(content)
     assert ran(tmp_path / own, container).stdout == "mine\n"
     assert others.read_text() == "raise SystemExit(3)\n"
@@ -117,7 +117,7 @@ def test_a_shipped_script_does_not_write_through_a_link_of_its_name(tmp_path: Pa
 
 def test_one_that_cannot_be_started_says_so(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("")
-    own, content = job_file(tmp_path / "job.py", ["x" * 200_000], with_source=True)
+    own, content = job_file(tmp_path / "job.py", ["x" * 200_000], has_source=True)
     (tmp_path / own).write_bytes(content)
     found = ran(tmp_path / own, tmp_path)
     assert found.returncode == 1

@@ -26,7 +26,12 @@ from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
 from hopsgpu.backends.spark.submit_arguments import Shipped, modules_beside, pack, submit_arguments
-from hopsgpu.backends.spark.submit_command import Job, find_spark_submit, parse_conf, planned
+from hopsgpu.backends.spark.submit_command import (
+    SubmitJob,
+    find_spark_submit,
+    parse_conf,
+    plan_submission,
+)
 from hopsgpu.backends.spark.yarn_driver import settings_inside
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, HopsGpuError
@@ -73,18 +78,18 @@ def arguments_of(uri: str) -> list[str]:
     return found
 
 
-def conf_for(job: Job, defaults: Mapping[str, str] = {}, **environ: str) -> dict[str, str]:  # noqa: B006
-    plan = planned(job, defaults, environ, HERE)
-    return {**conf_of(plan.given), DEPLOY: plan.mode}
+def conf_for(job: SubmitJob, defaults: Mapping[str, str] = {}, **environ: str) -> dict[str, str]:  # noqa: B006
+    plan = plan_submission(job, defaults, environ, HERE)
+    return {**conf_of(plan.arguments), DEPLOY: plan.mode}
 
 
 def test_what_a_person_says_is_what_spark_submit_is_given(script: str) -> None:
     conf = {"spark.executor.memory": "2g", "spark.yarn.queue": "other"}
-    job = Job(script, ("--conf", "a b"), "client", "gpus", "my job", conf)
-    plan = planned(job, {}, {}, HERE)
-    assert plan.given[:4] == ("--deploy-mode", "client", "--name", "my job")
-    assert plan.given[-3:] == (script, "--conf", "a b")
-    found = conf_of(plan.given[:-3])
+    job = SubmitJob(script, ("--conf", "a b"), "client", "gpus", "my job", conf)
+    plan = plan_submission(job, {}, {}, HERE)
+    assert plan.arguments[:4] == ("--deploy-mode", "client", "--name", "my job")
+    assert plan.arguments[-3:] == (script, "--conf", "a b")
+    found = conf_of(plan.arguments[:-3])
     # An option of the command wins over a property.
     assert (found["spark.yarn.queue"], plan.queue) == ("gpus", "gpus")
     assert found["spark.executor.memory"] == "2g"
@@ -92,33 +97,36 @@ def test_what_a_person_says_is_what_spark_submit_is_given(script: str) -> None:
 
 
 def test_the_deploy_mode_is_the_nearest_word(script: str) -> None:
-    assert conf_for(Job(script))[DEPLOY] == "client"
-    assert conf_for(Job(script), {DEPLOY: "cluster"})[DEPLOY] == "cluster"
-    assert conf_for(Job(script, conf={DEPLOY: "client"}), {DEPLOY: "cluster"})[DEPLOY] == "client"
-    mine = Job(script, deploy_mode="cluster", conf={DEPLOY: "client"})
+    assert conf_for(SubmitJob(script))[DEPLOY] == "client"
+    assert conf_for(SubmitJob(script), {DEPLOY: "cluster"})[DEPLOY] == "cluster"
+    assert (
+        conf_for(SubmitJob(script, conf={DEPLOY: "client"}), {DEPLOY: "cluster"})[DEPLOY]
+        == "client"
+    )
+    mine = SubmitJob(script, deploy_mode="cluster", conf={DEPLOY: "client"})
     assert conf_for(mine)[DEPLOY] == "cluster"
     # What runs on without the command has no driver here, whatever the site's file says.
-    assert conf_for(Job(script, detach=True), {DEPLOY: "client"})[DEPLOY] == "cluster"
+    assert conf_for(SubmitJob(script, is_detached=True), {DEPLOY: "client"})[DEPLOY] == "cluster"
 
 
 def test_the_command_waits_itself_only_where_the_driver_is_elsewhere(script: str) -> None:
     wait, tags = "spark.yarn.submit.waitAppCompletion", "spark.yarn.tags"
-    assert not {wait, tags} & conf_for(Job(script, tag="t")).keys()
-    assert wait not in conf_for(Job(script, deploy_mode="cluster"))
-    there = conf_for(Job(script, deploy_mode="cluster", tag="t", conf={tags: "mine"}))
+    assert not {wait, tags} & conf_for(SubmitJob(script, tag="t")).keys()
+    assert wait not in conf_for(SubmitJob(script, deploy_mode="cluster"))
+    there = conf_for(SubmitJob(script, deploy_mode="cluster", tag="t", conf={tags: "mine"}))
     assert (there[wait], there[tags]) == ("false", "mine,t")
 
 
 def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> None:
-    found = conf_for(Job(script), PYSPARK_DRIVER_PYTHON="jupyter")
+    found = conf_for(SubmitJob(script), PYSPARK_DRIVER_PYTHON="jupyter")
     assert (found[PYTHON], found[DRIVER]) == (HERE, HERE)
-    assert conf_for(Job(script), PYSPARK_PYTHON="/e/python")[PYTHON] == "/e/python"
+    assert conf_for(SubmitJob(script), PYSPARK_PYTHON="/e/python")[PYTHON] == "/e/python"
     # Of the site, or of the person.
-    assert PYTHON not in conf_for(Job(script), {PYTHON: "/site/python"})
-    own = conf_for(Job(script, conf={PYTHON: "./env/bin/python"}))
+    assert PYTHON not in conf_for(SubmitJob(script), {PYTHON: "/site/python"})
+    own = conf_for(SubmitJob(script, conf={PYTHON: "./env/bin/python"}))
     assert (own[PYTHON], own[DRIVER]) == ("./env/bin/python", HERE)
     # In YARN the driver has the executors'.
-    assert DRIVER not in conf_for(Job(script, deploy_mode="cluster"))
+    assert DRIVER not in conf_for(SubmitJob(script, deploy_mode="cluster"))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,7 @@ def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> 
     [
         ({"script": "nowhere.py"}, "nowhere.py is not a Python file on this machine"),
         ({"script": "/etc/passwd"}, "/etc/passwd is not a Python file"),
-        ({"deploy_mode": "client", "detach": True}, "--detach needs --deploy-mode cluster"),
+        ({"deploy_mode": "client", "is_detached": True}, "--detach needs --deploy-mode cluster"),
         ({"conf": {DEPLOY: "x"}}, "deploy mode 'x'"),
         ({"conf": {"spark.executor.instances": "2"}}, "executor.instances=2.*set it to 0"),
         ({"conf": {"spark.master": "local"}}, "spark.master=local runs on this machine only"),
@@ -140,7 +148,7 @@ def test_what_cannot_work_is_refused_before_anything(
     script: str, changed: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        planned(replace(Job(script), **changed), {}, {}, HERE)
+        plan_submission(replace(SubmitJob(script), **changed), {}, {}, HERE)
 
 
 def test_properties_have_a_form() -> None:
@@ -571,7 +579,7 @@ def attended(
 
 
 def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
     usages = {
         "resourceUsagesByPartition": [
             {
@@ -604,7 +612,7 @@ def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
 
     def waiting(second: int, why: str) -> dict[str, str]:
         details = f"Details : AM Partition = <DEFAULT_PARTITION>; Queue's used capacity = {second}"
@@ -654,7 +662,7 @@ def test_of_a_failure_the_drivers_last_words_are_told() -> None:
             }
         )
         follower, said = attended(Manager())
-        follower.tell_end(failed)
+        follower.report_end(failed)
     assert said[0].startswith("the end of the driver's stdout:\n  (its node does not return it")
     assert said[1].splitlines()[1:] == [
         "  the script's own",
@@ -677,7 +685,9 @@ def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: lis
         log = f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a"
         ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED", "amContainerLogs": log}
         follower, said = attended(Manager())
-        follower.tell_end(application_state_of({**APP, **ended, "amHostHttpAddress": node.address}))
+        follower.report_end(
+            application_state_of({**APP, **ended, "amHostHttpAddress": node.address})
+        )
     assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
     assert said[:-1] == (["\n".join(["the end of the driver's stdout:", *last])] if last else [])
 
@@ -700,27 +710,27 @@ def test_of_one_that_was_killed_only_that_is_told() -> None:
     follower, said = attended(Manager())
     log = "http://127.0.0.1:1/node/containerlogs/container_1_7_01_000001/a"
     killed = {"state": "KILLED", "finalStatus": "KILLED", "amContainerLogs": log}
-    follower.tell_end(application_state_of({**APP, **killed}))
+    follower.report_end(application_state_of({**APP, **killed}))
     assert len(said) == 1
     assert said[0].startswith("application_1_7 has ended: KILLED: waiting for resources.")
 
 
 def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
     killed = {"state": "KILLED", "finalStatus": "KILLED"}
     manager = Manager({}, killed)
     follower, said = attended(manager)
-    with pytest.raises(SystemExit), follower.ended_with():
+    with pytest.raises(SystemExit), follower.end_on_error():
         raise SystemExit(143)
     assert manager.killed == [("application_1_7", "alice")]
     assert said == ["ending application_1_7"]
     # One that has ended, and one that never was.
     for manager in (Manager(killed), Manager()):
-        with pytest.raises(SystemExit), attended(manager)[0].ended_with():
+        with pytest.raises(SystemExit), attended(manager)[0].end_on_error():
             raise SystemExit(143)
         assert manager.killed == []
     follower, said = attended(Manager(HopsGpuError("no answer")), clock=itertools.count().__next__)
-    with pytest.raises(SystemExit), follower.ended_with():
+    with pytest.raises(SystemExit), follower.end_on_error():
         raise SystemExit(143)
     assert len(said) == 1 and "may still be running (no answer)" in said[0]
 
@@ -728,7 +738,7 @@ def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPa
 def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
     killed = {"state": "KILLED", "finalStatus": "KILLED"}
     manager = Manager(HopsGpuError("standby"), {}, killed)
 
@@ -737,7 +747,7 @@ def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_f
 
     nodes = NodeManagers({}.get)
     follower = SubmittedApplication(manager, nodes, "t", unheard, lambda: 0.0)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit), follower.ended_with():
+    with pytest.raises(SystemExit), follower.end_on_error():
         raise SystemExit(129)
     assert manager.killed == [("application_1_7", "alice")]
 

@@ -133,7 +133,7 @@ class Site:
 
         yield SimpleNamespace(
             hold_turn=hold_turn,
-            room=lambda least, most: min(most, self.free),
+            count_fitting=lambda least, most: min(most, self.free),
             hosts=lambda count, taken: (),
             end=lambda: None,
             renew=lambda: True,

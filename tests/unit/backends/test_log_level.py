@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.spark.log_level import quiet
-from hopsgpu.backends.spark.submit_command import Job, planned
+from hopsgpu.backends.spark.submit_command import SubmitJob, plan_submission
 
 LEVEL = "spark.log.level"
 
@@ -65,5 +65,5 @@ def test_it_is_on_spark_submits_line(
     script = tmp_path / "job.py"
     script.write_text("")
     environ = {"SPARK_CONF_DIR": str(tmp_path)}
-    given = planned(Job(str(script), **changed), {}, environ, "/v/bin/python").given
+    given = plan_submission(SubmitJob(str(script), **changed), {}, environ, "/v/bin/python").arguments
     assert [word.partition("=")[2] for word in given if word.startswith(LEVEL)] == said

@@ -286,7 +286,7 @@ def test_a_python_without_what_ranks_need_is_refused_with_the_first_executor(
 def test_what_is_for_data_alone_is_no_need_of_others() -> None:
     containers = bringing(cluster_of(("comes", 1, {"missing": ["pyarrow"]})), 1).run() or {}
     # A held gang may be given data later.
-    assert [container.lacks for container in containers.values()] == [("pyarrow",)]
+    assert [container.missing_modules for container in containers.values()] == [("pyarrow",)]
 
 
 def test_what_is_told_counts_nobody_twice() -> None:

@@ -9,16 +9,16 @@ import pytest
 
 from hopsgpu.backends.spark.spark_versions import (
     driver_memory_overhead,
+    is_python_supported,
     java_here,
-    javas,
-    knows_python,
-    mismatch,
+    java_problem,
+    java_versions,
     other_python,
+    pyspark_problem,
     refuse,
     release_of,
     slot_check_warning,
-    too_old,
-    unsupported,
+    version_problem,
 )
 from hopsgpu.errors import ConfigError
 
@@ -28,7 +28,7 @@ SLOTS = "spark.scheduler.barrier.maxConcurrentTasksCheck."
 
 @pytest.mark.parametrize("version", ["3.5.0", "3.5.4.7.3.1.0-197", "4.0.1", "4.4.0-SNAPSHOT"])
 def test_supported_versions(version: str) -> None:
-    assert unsupported(version, "/usr/lib/spark") is None
+    assert version_problem(version, "/usr/lib/spark") is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_supported_versions(version: str) -> None:
 )
 def test_other_versions_are_refused_with_the_place_and_the_remedy(version: str, fix: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        refuse(unsupported(version, "/usr/lib/spark"))
+        refuse(version_problem(version, "/usr/lib/spark"))
     said = f"/usr/lib/spark is Spark {version}, and hopsgpu supports Spark 3.5 and 4: {fix}"
     assert str(raised.value).startswith(said)
 
@@ -53,10 +53,10 @@ def test_no_version() -> None:
 
 def test_python_part_and_jvm_part_of_different_versions() -> None:
     home = "SPARK_HOME=/usr/lib/spark"
-    assert mismatch("3.5.9", "/site", None, home) is None
-    assert mismatch("3.5.9", "/site", "3.5.1-amzn-0", home) is None
+    assert pyspark_problem("3.5.9", "/site", None, home) is None
+    assert pyspark_problem("3.5.9", "/site", "3.5.1-amzn-0", home) is None
     with pytest.raises(ConfigError) as raised:
-        refuse(mismatch("4.3.0", "/site", "3.5.1-amzn-0", home))
+        refuse(pyspark_problem("4.3.0", "/site", "3.5.1-amzn-0", home))
     assert str(raised.value) == (
         "SPARK_HOME=/usr/lib/spark is Spark 3.5.1-amzn-0, but Python imports PySpark 4.3.0 (/site),"
         ' which does not fit it: pip install "pyspark==3.5.1", or pip uninstall pyspark so that'
@@ -65,13 +65,13 @@ def test_python_part_and_jvm_part_of_different_versions() -> None:
 
 
 def test_javas() -> None:
-    assert javas("3.5.9") == (8, 11, 17)
-    assert javas("4.0.0") == javas("4.3.0") == (17, 21)
-    assert too_old("3.5.9", 8, "JAVA_HOME=/jdk8") is None
-    assert too_old("4.3.0", None, "the PATH") is None
-    assert too_old("4.3.0", 25, "JAVA_HOME=/jdk25") is None
+    assert java_versions("3.5.9") == (8, 11, 17)
+    assert java_versions("4.0.0") == java_versions("4.3.0") == (17, 21)
+    assert java_problem("3.5.9", 8, "JAVA_HOME=/jdk8") is None
+    assert java_problem("4.3.0", None, "the PATH") is None
+    assert java_problem("4.3.0", 25, "JAVA_HOME=/jdk25") is None
     with pytest.raises(ConfigError) as raised:
-        refuse(too_old("4.3.0", 11, "JAVA_HOME=/jdk11"))
+        refuse(java_problem("4.3.0", 11, "JAVA_HOME=/jdk11"))
     assert str(raised.value) == (
         "JAVA_HOME=/jdk11 is Java 11, and Spark 4.3.0 runs on Java 17 or 21: set JAVA_HOME to one"
         " of these"
@@ -96,8 +96,8 @@ def test_the_java_is_known_without_starting_it(tmp_path: Path, text: str, versio
 
 
 def test_pythons() -> None:
-    assert knows_python("3.5.9", "3.11.7") and not knows_python("3.5.9", "3.12.1")
-    assert knows_python("4.0.0", "3.13.0")
+    assert is_python_supported("3.5.9", "3.11.7") and not is_python_supported("3.5.9", "3.12.1")
+    assert is_python_supported("4.0.0", "3.13.0")
 
 
 @pytest.mark.parametrize(

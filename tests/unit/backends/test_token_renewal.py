@@ -19,7 +19,7 @@ from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.spark import token_renewal as tokens_module
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.token_renewal import (
-    LOOK_SECONDS,
+    POLL_SECONDS,
     TokenSender,
     expiry_warnings,
     read_tokens,
@@ -92,7 +92,7 @@ class Driver:
     """
 
     def __init__(self, certificate: bytes | None = b"der", **environment: str) -> None:
-        self.now, self.looks = 1000.0, 0
+        self.now, self.reads = 1000.0, 0
         self.tokens: bytes | Exception = OLD
         self.server = Server(certificate)
         self.warnings: list[str] = []
@@ -105,16 +105,16 @@ class Driver:
             self.warnings.append(text)
 
     def _read(self) -> bytes:
-        self.looks += 1
+        self.reads += 1
         if isinstance(self.tokens, Exception):
             raise self.tokens
         return self.tokens
 
-    def look(self, after: float = 0.0) -> list[tuple[int, str, bytes, str]]:
+    def poll(self, after: float = 0.0) -> list[tuple[int, str, bytes, str]]:
         """What is sent at a look some seconds after the one before."""
         self.now += after
         self.server.sent.clear()
-        self._handover.look()
+        self._handover.poll()
         for key, _, payload, _ in self.server.sent:
             if key in self.keeping:
                 self.kept(key, payload)
@@ -123,36 +123,36 @@ class Driver:
     def kept(self, key: int, tokens: bytes) -> None:
         """An agent says that it keeps these."""
         digest = hashlib.sha256(tokens).hexdigest()
-        self._handover.kept(key, Message("kept-tokens", {"digest": digest}))
+        self._handover.record_kept(key, Message("kept-tokens", {"digest": digest}))
 
 
 def test_all_agents_are_handed_the_tokens_at_the_start() -> None:
     driver = Driver()
-    assert driver.look() == [(3, "tokens", OLD, "run-1"), (5, "tokens", OLD, "run-1")]
+    assert driver.poll() == [(3, "tokens", OLD, "run-1"), (5, "tokens", OLD, "run-1")]
     assert driver.warnings == []
 
 
 def test_only_tokens_that_have_changed_are_handed_again() -> None:
     driver = Driver()
-    driver.look()
+    driver.poll()
     driver.tokens = NEW
-    assert driver.look(LOOK_SECONDS - 1) == [] and driver.looks == 1
-    assert [payload for _, _, payload, _ in driver.look(1)] == [NEW, NEW]
-    assert driver.look(LOOK_SECONDS) == [] and driver.looks == 3
+    assert driver.poll(POLL_SECONDS - 1) == [] and driver.reads == 1
+    assert [payload for _, _, payload, _ in driver.poll(1)] == [NEW, NEW]
+    assert driver.poll(POLL_SECONDS) == [] and driver.reads == 3
 
 
 def test_an_agent_that_does_not_keep_them_is_handed_them_again() -> None:
     driver = Driver()
     driver.keeping = {3}
-    assert [key for key, *_ in driver.look()] == [3, 5]
-    assert [key for key, *_ in driver.look(LOOK_SECONDS)] == [5]
+    assert [key for key, *_ in driver.poll()] == [3, 5]
+    assert [key for key, *_ in driver.poll(POLL_SECONDS)] == [5]
     driver.tokens = NEW
-    assert [key for key, *_ in driver.look(LOOK_SECONDS)] == [3, 5]
+    assert [key for key, *_ in driver.poll(POLL_SECONDS)] == [3, 5]
     # A late word of the ones before.
     driver.kept(5, OLD)
-    assert driver.look(LOOK_SECONDS) == [(5, "tokens", NEW, "run-1")]
+    assert driver.poll(POLL_SECONDS) == [(5, "tokens", NEW, "run-1")]
     driver.kept(5, NEW)
-    assert driver.look(LOOK_SECONDS) == []
+    assert driver.poll(POLL_SECONDS) == []
 
 
 def test_a_driver_that_could_not_keep_them_tries_again(
@@ -168,9 +168,9 @@ def test_a_driver_that_could_not_keep_them_tries_again(
     driver.tokens = NEW
     with monkeypatch.context() as full:
         full.setattr(tokens_module, "keep_tokens", refuse)
-        assert len(driver.look()) == 2
+        assert len(driver.poll()) == 2
     assert len(driver.warnings) == 1 and file.read_bytes() == OLD
-    assert driver.look(LOOK_SECONDS) == []
+    assert driver.poll(POLL_SECONDS) == []
     assert file.read_bytes() == NEW
 
 
@@ -179,24 +179,24 @@ def test_a_driver_in_a_container_keeps_them_too(tmp_path: Path) -> None:
     # Its own file needs no way through the network.
     driver = Driver(certificate=None, HADOOP_TOKEN_FILE_LOCATION=str(tmp_path / "tokens"))
     driver.tokens = NEW
-    driver.look()
+    driver.poll()
     assert (tmp_path / "tokens").read_bytes() == NEW
     driver.tokens = b"other"
-    driver.look(LOOK_SECONDS)
+    driver.poll(POLL_SECONDS)
     assert any("could not be stored in the driver's container" in each for each in driver.warnings)
 
 
 def test_nothing_is_handed_where_there_is_none() -> None:
     driver = Driver(certificate=None)
     driver.tokens = b""
-    assert driver.look() == [] and driver.warnings == []
+    assert driver.poll() == [] and driver.warnings == []
 
 
 def test_tokens_do_not_go_in_the_clear() -> None:
     driver = Driver(certificate=None)
-    assert driver.look() == []
+    assert driver.poll() == []
     driver.tokens = NEW
-    assert driver.look(LOOK_SECONDS) == [] and driver.warnings == []
+    assert driver.poll(POLL_SECONDS) == [] and driver.warnings == []
 
 
 def vlong(number: int) -> bytes:
@@ -276,11 +276,11 @@ def test_tokens_of_a_short_life_are_looked_for_more_often() -> None:
     driver = Driver()
     short = {b"n": (identifier(ISSUED, ISSUED + 300), HDFS, b"10.0.0.1:8020")}
     driver.tokens = token_file(short, {})
-    driver.look()
-    driver.look(9.9)
-    assert driver.looks == 1
-    driver.look(0.1)
-    assert driver.looks == 2
+    driver.poll()
+    driver.poll(9.9)
+    assert driver.reads == 1
+    driver.poll(0.1)
+    assert driver.reads == 2
 
 
 IPS = {"nn1.lake": {"10.0.0.1"}, "nn2": {"10.0.0.9"}, "lake": {"10.0.0.1", "10.0.0.2"}}
@@ -337,10 +337,10 @@ def test_without_tokens_for_addresses_nothing_is_looked_up(
 def test_a_jvm_that_does_not_answer_is_a_warning_and_asked_again() -> None:
     driver = Driver()
     driver.tokens = Py4JNetworkError("gone")
-    assert driver.look() == [] and driver.look(LOOK_SECONDS) == []
+    assert driver.poll() == [] and driver.poll(POLL_SECONDS) == []
     assert len(driver.warnings) == 1 and "gone" in driver.warnings[0]
     driver.tokens = NEW
-    assert len(driver.look(LOOK_SECONDS)) == 2
+    assert len(driver.poll(POLL_SECONDS)) == 2
 
 
 @pytest.mark.parametrize(("kerberized", "expected"), [(True, NEW), (False, b"")])

@@ -140,7 +140,7 @@ def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(executor_probe, "start_daemon", start_thread)
 
     def ask(context: object, tag: str, modules: list[str]) -> list[list[str]]:
-        return [[name for name in executor_probe.lacking_in_task(modules)(())][0]]
+        return [[name for name in executor_probe.missing_modules_task(modules)(())][0]]
 
     monkeypatch.setattr(executor_probe, "_ask", ask)
 
