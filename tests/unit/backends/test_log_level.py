@@ -65,5 +65,6 @@ def test_it_is_on_spark_submits_line(
     script = tmp_path / "job.py"
     script.write_text("")
     environ = {"SPARK_CONF_DIR": str(tmp_path)}
-    given = plan_submission(SubmitJob(str(script), **changed), {}, environ, "/v/bin/python").arguments
+    job = SubmitJob(str(script), **changed)
+    given = plan_submission(job, {}, environ, "/v/bin/python").arguments
     assert [word.partition("=")[2] for word in given if word.startswith(LEVEL)] == said
