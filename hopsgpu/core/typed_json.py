@@ -7,11 +7,10 @@ other users, who may write anything.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -20,6 +19,7 @@ from hopsgpu.core.metrics import for_json
 from hopsgpu.errors import ConfigError
 
 T = TypeVar("T")
+Decoder = Callable[[Any], Any]
 
 _LONGEST_FOUND = 99
 _MOST_DIGITS = 400
@@ -40,8 +40,17 @@ class MisfitError(ValueError):
     """
 
     def __init__(self, path: str, found: object, expected: str) -> None:
-        super().__init__(f"{path or 'the content'} is {_describe(found)}, expected {expected}")
         self.path = path
+        self._rest = f"is {_describe(found)}, expected {expected}"
+        super().__init__(path, found, expected)
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the content'} {self._rest}"
+
+    def within(self, place: str) -> MisfitError:
+        """Return this error for the object or list that has the field at a place."""
+        self.path = f"{place}{'.' if self.path and self.path[0] != '[' else ''}{self.path}"
+        return self
 
 
 def _describe(found: object) -> str:
@@ -71,40 +80,58 @@ class Range:
 _ANY_NUMBER = Range(-1e18, 1e18)
 
 
-@dataclass(frozen=True)
 class Codec:
     """The conversion of some dataclasses.
 
-    Attributes:
+    Args:
         hint_names: values of names in the classes' type hints that their modules do not define.
         ranges: accepted numbers, by class or by class and field; they apply within the field too.
         json_names: names of fields in JSON, by class and field, if they differ.
         bare_fields: classes that JSON replaces by the value of one field, with that field.
     """
 
-    hint_names: Mapping[str, Any] = field(default_factory=dict)
-    ranges: Mapping[Any, Range] = field(default_factory=dict)
-    json_names: Mapping[tuple[type, str], str] = field(default_factory=dict)
-    bare_fields: Mapping[type, str] = field(default_factory=dict)
+    def __init__(
+        self,
+        hint_names: Mapping[str, Any],
+        ranges: Mapping[Any, Range],
+        json_names: Mapping[tuple[type, str], str] | None = None,
+        bare_fields: Mapping[type, str] | None = None,
+    ) -> None:
+        self._hint_names = dict(hint_names)
+        self._ranges = ranges
+        self._json_names = json_names or {}
+        self._bare_fields = bare_fields or {}
+        # Made at the first use of a class, because type hints are slow to evaluate.
+        self._decoders: dict[tuple[Any, Range], Decoder] = {}
+        self._encoded_fields: dict[type, list[tuple[str, str, bool]]] = {}
 
     def encode(self, value: Any) -> Any:
         """Return a value as JSON values; numbers that JSON lacks become strings."""
         kind = type(value)
-        if kind in self.bare_fields:
-            return getattr(value, self.bare_fields[kind])
-        if dataclasses.is_dataclass(value):
-            return {
-                self.json_names.get((kind, one.name), one.name): self.encode(content)
-                for one in dataclasses.fields(value)
-                if (content := getattr(value, one.name)) or not one.metadata.get("omitted")
-            }
+        if kind is str or kind is int or value is None:
+            return value
+        if isinstance(value, float):
+            return for_json(value)
         if isinstance(value, Mapping):
             return {str(name): self.encode(content) for name, content in value.items()}
         if isinstance(value, (tuple, list)):
             return [self.encode(content) for content in value]
         if isinstance(value, Enum):
             return value.value
-        return for_json(value) if isinstance(value, float) else value
+        if kind in self._bare_fields:
+            return getattr(value, self._bare_fields[kind])
+        if not dataclasses.is_dataclass(kind):
+            return value
+        if kind not in self._encoded_fields:
+            self._encoded_fields[kind] = [
+                (one.name, self._json_name(kind, one.name), bool(one.metadata.get("omitted")))
+                for one in dataclasses.fields(kind)
+            ]
+        return {
+            json_name: self.encode(content)
+            for name, json_name, is_omitted in self._encoded_fields[kind]
+            if (content := getattr(value, name)) or not is_omitted
+        }
 
     def decode(self, kind: type[T], found: Any) -> T:
         """Return the value of a class that `encode` made `found` of.
@@ -112,104 +139,157 @@ class Codec:
         Raises:
             MisfitError: `found` has another form.
         """
-        decoded: T = self._decode(kind, found, "", _ANY_NUMBER)
+        decoded: T = self._decoder(kind, _ANY_NUMBER)(found)
         return decoded
 
-    def _decode(self, kind: Any, found: Any, path: str, numbers: Range) -> Any:
+    def _json_name(self, kind: type, name: str) -> str:
+        return self._json_names.get((kind, name), name)
+
+    def _decoder(self, kind: Any, numbers: Range) -> Decoder:
+        key = (kind, numbers)
+        if key not in self._decoders:
+            self._decoders[key] = self._make_decoder(kind, numbers)
+        return self._decoders[key]
+
+    def _make_decoder(self, kind: Any, numbers: Range) -> Decoder:
         origin = get_origin(kind)
         if kind is Any:
-            return _shallow(found, path)
+            return _check_depth
         if origin in (Union, UnionType):
-            return self._decode_union(get_args(kind), found, path, numbers)
+            return self._union_decoder(get_args(kind), numbers)
         if origin is tuple:
-            if not isinstance(found, list):
-                raise MisfitError(path, found, "a list")
-            item = get_args(kind)[0]
-            return tuple(
-                self._decode(item, one, f"{path}[{number}]", numbers)
-                for number, one in enumerate(found)
-            )
+            return _list_decoder(self._decoder(get_args(kind)[0], numbers))
         if origin is not None and issubclass(origin, Mapping):
-            item = get_args(kind)[1]
-            return {
-                name: self._decode(item, one, f"{path}[{name!r:.60}]", numbers)
-                for name, one in _object(found, path).items()
-            }
-        if kind in self.bare_fields:
-            return self._checked(kind, {self.bare_fields[kind]: found}, path)
+            return _mapping_decoder(self._decoder(get_args(kind)[1], numbers))
+        if kind in self._bare_fields:
+            name = self._bare_fields[kind]
+            return lambda found: _construct(kind, {name: found})
         if dataclasses.is_dataclass(kind):
-            return self._decode_class(kind, _object(found, path), path)
+            return self._class_decoder(kind)
         if issubclass(kind, Enum):
-            by_value = {one.value: one for one in kind}
-            if not isinstance(found, str) or found not in by_value:
-                raise MisfitError(path, found, f"one of {', '.join(by_value)}")
-            return by_value[found]
-        return _scalar(kind, found, path, numbers)
+            return _enum_decoder(kind)
+        return _scalar_decoder(kind, numbers)
 
-    def _decode_union(self, kinds: tuple[Any, ...], found: Any, path: str, numbers: Range) -> Any:
-        if found is None and NoneType in kinds:
-            return None
-        error: MisfitError | None = None
-        for kind in kinds:
-            if kind is not NoneType:
+    def _union_decoder(self, kinds: tuple[Any, ...], numbers: Range) -> Decoder:
+        first, *others = [self._decoder(kind, numbers) for kind in kinds if kind is not NoneType]
+
+        def decode(found: Any) -> Any:
+            if found is None and NoneType in kinds:
+                return None
+            for decoder in others:
                 try:
-                    return self._decode(kind, found, path, numbers)
-                except MisfitError as misfit:
-                    error = error or misfit
-        assert error is not None
-        raise error
+                    return decoder(found)
+                except MisfitError:
+                    continue
+            return first(found)
 
-    def _decode_class(self, kind: Any, found: Mapping[str, Any], path: str) -> Any:
-        hints = _hints(kind, tuple(self.hint_names.items()))
-        values = {}
-        for one in dataclasses.fields(kind):
-            name = self.json_names.get((kind, one.name), one.name)
-            place = f"{path}.{name}" if path else name
-            if name in found:
-                default = self.ranges.get(kind, _ANY_NUMBER)
-                numbers = self.ranges.get((kind, one.name), default)
-                values[one.name] = self._decode(hints[one.name], found[name], place, numbers)
-            elif one.default is one.default_factory is dataclasses.MISSING:
-                raise MisfitError(place, dataclasses.MISSING, "a value")
-        return self._checked(kind, values, path)
+        return decode
 
-    @staticmethod
-    def _checked(kind: Any, values: Mapping[str, Any], path: str) -> Any:
-        try:
-            return kind(**values)
-        except ConfigError as error:
-            raise MisfitError(path, dict(values), f"other values: {error}") from error
+    def _class_decoder(self, kind: Any) -> Decoder:
+        hints = get_type_hints(kind, localns=self._hint_names)
+        default = self._ranges.get(kind, _ANY_NUMBER)
+        fields = [
+            (
+                one.name,
+                self._json_name(kind, one.name),
+                self._decoder(hints[one.name], self._ranges.get((kind, one.name), default)),
+                one.default is one.default_factory is dataclasses.MISSING,
+            )
+            for one in dataclasses.fields(kind)
+        ]
+
+        def decode(found: Any) -> Any:
+            _check_object(found)
+            values = {}
+            for name, json_name, decoder, is_required in fields:
+                if json_name in found:
+                    try:
+                        values[name] = decoder(found[json_name])
+                    except MisfitError as error:
+                        raise error.within(json_name) from None
+                elif is_required:
+                    raise MisfitError(json_name, dataclasses.MISSING, "a value")
+            return _construct(kind, values)
+
+        return decode
 
 
-@functools.cache
-def _hints(kind: type, names: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
-    return get_type_hints(kind, localns=dict(names))
+def _construct(kind: Any, values: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise MisfitError("", values, f"other values: {error}") from error
 
 
-def _object(found: Any, path: str) -> Mapping[str, Any]:
+def _check_object(found: Any) -> None:
     if not isinstance(found, dict):
-        raise MisfitError(path, found, "an object")
-    return found
+        raise MisfitError("", found, "an object")
 
 
-def _shallow(found: Any, path: str, levels: int = _MOST_LEVELS) -> Any:
+def _list_decoder(item: Decoder) -> Decoder:
+    def decode(found: Any) -> Any:
+        if not isinstance(found, list):
+            raise MisfitError("", found, "a list")
+        items = []
+        for number, content in enumerate(found):
+            try:
+                items.append(item(content))
+            except MisfitError as error:
+                raise error.within(f"[{number}]") from None
+        return tuple(items)
+
+    return decode
+
+
+def _mapping_decoder(item: Decoder) -> Decoder:
+    def decode(found: Any) -> Any:
+        _check_object(found)
+        items = {}
+        for name, content in found.items():
+            try:
+                items[name] = item(content)
+            except MisfitError as error:
+                raise error.within(f"[{name!r:.60}]") from None
+        return items
+
+    return decode
+
+
+def _enum_decoder(kind: type[Enum]) -> Decoder:
+    by_value = {member.value: member for member in kind}
+
+    def decode(found: Any) -> Any:
+        if not isinstance(found, str) or found not in by_value:
+            raise MisfitError("", found, f"one of {', '.join(by_value)}")
+        return by_value[found]
+
+    return decode
+
+
+def _scalar_decoder(kind: Any, numbers: Range) -> Decoder:
+    accepted = (int, float) if kind is float else (kind,)
+    has_non_finite = kind is float and numbers.has_non_finite
+    has_range = kind in (int, float)
+
+    def decode(found: Any) -> Any:
+        if type(found) not in accepted:
+            if has_non_finite and found in _NON_FINITE:
+                return float(found)
+            raise MisfitError("", found, _WORDS[kind])
+        if has_range and not numbers.least <= found <= numbers.most:
+            raise MisfitError("", found, f"a number from {numbers.least:g} to {numbers.most:g}")
+        return found
+
+    return decode
+
+
+def _check_depth(found: Any, levels: int = _MOST_LEVELS) -> Any:
     """Return JSON of any form that recursive functions can walk."""
     inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
     if not levels:
-        raise MisfitError(path, found, f"at most {_MOST_LEVELS} levels of lists and objects")
-    for one in inner:
-        _shallow(one, path, levels - 1)
-    return found
-
-
-def _scalar(kind: Any, found: Any, path: str, numbers: Range) -> Any:
-    if kind is float and numbers.has_non_finite and found in _NON_FINITE:
-        return float(found)
-    accepted = (int, float) if kind is float else kind
-    if not isinstance(found, accepted) or (isinstance(found, bool) and kind is not bool):
-        raise MisfitError(path, found, _WORDS[kind])
-    if kind in (int, float) and not numbers.least <= found <= numbers.most:
-        raise MisfitError(path, found, f"a number from {numbers.least:g} to {numbers.most:g}")
+        raise MisfitError("", found, f"at most {_MOST_LEVELS} levels of lists and objects")
+    for content in inner:
+        _check_depth(content, levels - 1)
     return found
 
 
@@ -221,7 +301,7 @@ def loads(content: bytes) -> Any:
     """
     try:
         return json.loads(
-            content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded_int
+            content, parse_constant=_refuse, parse_float=_parse_float, parse_int=_parse_int
         )
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -231,14 +311,14 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text:.99} is not a finite number")
     return number
 
 
-def _bounded_int(text: str) -> int:
+def _parse_int(text: str) -> int:
     if len(text) > _MOST_DIGITS or not math.isfinite(float(text)):
         raise ValueError(f"{text:.99} is not a finite number")
     return int(text)

@@ -14,7 +14,7 @@ from hopsgpu.core.run_values import RankReport, RunStatus
 # Number of ranks of a large gang that have plots and logs of their own.
 SHOWN_RANKS = 12
 # Number of ranks that have a row; a screen shows as many as fit.
-TOLD_RANKS = 64
+MAX_RANK_ROWS = 64
 _METRICS = 6
 _POINTS = 240
 _GAP_SECONDS = 0.1
@@ -211,7 +211,7 @@ class Scene:
     def __init__(self, status: RunStatus, now: float) -> None:
         self._lock = threading.Lock()
         self._status = status
-        self._told = now
+        self._updated_at = now
         self._sampled = float("-inf")
         self._attempt = _Attempt(status.attempt)
         self._recent = Tail()
@@ -226,7 +226,7 @@ class Scene:
     def status(self, status: RunStatus, now: float) -> None:
         """Record the state of the run, and metrics a few times a second."""
         with self._lock:
-            self._status, self._told = status, now
+            self._status, self._updated_at = status, now
             self._news += 1
             if status.attempt != self._attempt.number:
                 self._attempt = _Attempt(status.attempt)
@@ -248,7 +248,7 @@ class Scene:
         """Return what to show."""
         with self._lock:
             status = self._status
-            over = 0.0 if GangState(status.state).is_terminal else max(now - self._told, 0.0)
+            over = 0.0 if GangState(status.state).is_terminal else max(now - self._updated_at, 0.0)
             if status.metrics:
                 self._sample(status)
             return Picture(
@@ -293,8 +293,8 @@ class Scene:
 
     def _rows(self) -> Iterable[Row]:
         status = self._status
-        reports = {report.rank: report for report in status.ranks if report.rank < TOLD_RANKS}
-        for rank in range(min(_ranks_of(status), TOLD_RANKS)):
+        reports = {report.rank: report for report in status.ranks if report.rank < MAX_RANK_ROWS}
+        for rank in range(min(_ranks_of(status), MAX_RANK_ROWS)):
             reported = status.metrics[rank] if rank < len(status.metrics) else {}
             report, tail = reports.get(rank), self._tails.get(rank)
             yield Row(

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from hopsgpu.core.gang import GangState
+from hopsgpu.display.base import S
 from hopsgpu.display.picture import LogTail, Tail
-
-
-class _Status(Protocol):
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def elapsed(self) -> float: ...
-
-
-S = TypeVar("S", bound=_Status)
 
 
 class StatusScene(Generic[S]):
@@ -32,7 +22,7 @@ class StatusScene(Generic[S]):
     def __init__(self, status: S, now: float) -> None:
         self._lock = threading.Lock()
         self._status = status
-        self._told = now
+        self._updated_at = now
         self._recent = Tail()
         self._news = 0
 
@@ -44,7 +34,7 @@ class StatusScene(Generic[S]):
     def status(self, status: S, now: float) -> None:
         """Record the status."""
         with self._lock:
-            self._status, self._told = status, now
+            self._status, self._updated_at = status, now
             self._news += 1
 
     def _take(self, texts: Sequence[str], writer: str) -> None:
@@ -56,6 +46,6 @@ class StatusScene(Generic[S]):
     def _shown(self, now: float) -> tuple[S, float, LogTail]:
         """Return the status, the seconds since the start, and the last lines of all writers."""
         with self._lock:
-            status, updated_at, recent = self._status, self._told, self._recent.log()
+            status, updated_at, recent = self._status, self._updated_at, self._recent.log()
         over = 0.0 if GangState(status.state).is_terminal else max(now - updated_at, 0.0)
         return status, status.elapsed + over, recent

@@ -169,7 +169,8 @@ def put_runs(root: LakePath) -> RecordedRun:
     run.trains(began + 10.0, began + 20.0)
     content = json.loads((root / "runs" / TRAINS / "run.json").read())
     content["ranks"] = [
-        {"rank": rank, "host": "node1", "gpus": [f"GPU-{rank}"], "ended": False} for rank in (0, 1)
+        {"rank": rank, "role": "worker", "host": "node1", "pid": 7, "gpus": [f"GPU-{rank}"]}
+        for rank in (0, 1)
     ]
     sample = {"utilisation": 0.75, "memory_used": 2.0**30, "memory_total": 2.0**34, "power": 300.0}
     content["metrics"] = [{f"gpu.0.{name}": value for name, value in sample.items()}] * 2

@@ -21,7 +21,7 @@ from hopsgpu.display import screens
 from hopsgpu.display.cell import page, summary
 from hopsgpu.display.charts import ASCII, SHARES, bars_image, lines_image, sparkline, worlds_image
 from hopsgpu.display.live import Live
-from hopsgpu.display.picture import SHOWN_RANKS, TOLD_RANKS, Picture, Scene, Trace, gpu_of
+from hopsgpu.display.picture import MAX_RANK_ROWS, SHOWN_RANKS, Picture, Scene, Trace, gpu_of
 from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.display.terminal import Terminal, lines_of
 from tests.conftest import until
@@ -63,7 +63,7 @@ def test_metrics_become_traces_of_the_first_ranks_and_a_range_over_all() -> None
     assert len(plot.traces) == SHOWN_RANKS
     # By step, whatever time that took.
     assert plot.traces[0] == ((0, 1.0), (1, 1 / 2), (2, 1 / 3)) and plot.steps == (0, 2)
-    assert len(picture.rows) == TOLD_RANKS and picture.ranks == 1000
+    assert len(picture.rows) == MAX_RANK_ROWS and picture.ranks == 1000
     assert len(picture.utilisations) == 200
     assert picture.utilisations[0] == pytest.approx(0.5 + 2 / 4000)
 

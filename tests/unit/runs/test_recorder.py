@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.artifacts.runs import parse
 from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
+from hopsgpu.core.run_record import parse
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import StoreError
