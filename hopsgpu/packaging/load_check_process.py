@@ -50,7 +50,7 @@ def _load_result(call: int) -> bytes:
     """Load a call; return the output for stdout."""
     try:
         main_module.load(Path(f"/proc/self/fd/{call}"))
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises is reported
+    except Exception as error:  # noqa: BLE001 - any error of the user's code is reported
         try:
             message = str(error)[:_MAX_CHARACTERS]
         except Exception as problem:  # noqa: BLE001 - a user's __str__

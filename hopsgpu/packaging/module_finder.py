@@ -172,7 +172,6 @@ def _source_at(name: str, path: Path) -> ModuleSource | None:
 
 
 def _suffix(file: str) -> str:
-    """Return the suffix that makes a file a module."""
     return next((s for s in _SUFFIXES if file.endswith(s)), Path(file).suffix)
 
 

@@ -77,7 +77,7 @@ def may_be_refused(kind: type) -> bool:
 
 
 def is_broadcast(kind: type) -> bool:
-    """Return whether a type is that of Spark's broadcast variables, whose values travel."""
+    """Return whether a type is that of Spark's broadcast variables, whose values are sent."""
     return kind.__name__ == "Broadcast" and package_of(kind) == "pyspark"
 
 

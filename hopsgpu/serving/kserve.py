@@ -60,7 +60,6 @@ def layout(
     """Return manifests of an InferenceService, its service account and its secret.
 
     Args:
-        served: the version, on HDFS.
         namenode: address of WebHDFS, `http://host:9870`; `;` separates two NameNodes. The default
             is the address in a webhdfs:// URL.
         principal: Kerberos principal whose keytab the initialiser uses; None without Kerberos.

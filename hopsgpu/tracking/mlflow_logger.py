@@ -225,7 +225,6 @@ def _values_of_report(line: bytes) -> list[MetricValue]:
 
 
 def _reports(directory: LakePath, record: RunRecord) -> list[MetricValue]:
-    """Return the values that rank 0 reported."""
     places = [directory / "logs"]
     places += [places[0] / f"attempt-{number}" for number in range(1, record.attempt + 1)]
     return thin_out(values_of(_lines(place / record_name(0)) for place in places))
@@ -243,7 +242,6 @@ def _log(client: MlflowClient, mlflow_id: str, kind: str, items: Sequence[Any], 
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
-    """Return the ID of an experiment; create it if missing."""
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         with _ignore_codes(_EXISTS):  # another run may create it now

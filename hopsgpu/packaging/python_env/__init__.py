@@ -1,1 +1,1 @@
-"""Python environments that travel to the ranks: made at the driver, unpacked once on each node."""
+"""Python environments for ranks: built at the driver, unpacked once on each node."""

@@ -14,7 +14,7 @@ from kserve.utils.utils import generate_uuid
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from served_model import ServedModel  # noqa: E402 - it lies beside this file
+from served_model import ServedModel  # noqa: E402 - it is beside this file
 
 
 class Predictor(kserve.Model):
@@ -30,7 +30,6 @@ class Predictor(kserve.Model):
         self._files = files
 
     def load(self) -> bool:
-        """Load the model."""
         self._model = ServedModel(Path(__file__).resolve().parent, self._files)
         self.ready = True
         return self.ready
@@ -41,7 +40,6 @@ class Predictor(kserve.Model):
         headers: dict[str, str] | None = None,
         response_headers: dict[str, str] | None = None,
     ) -> dict[str, Any] | InferResponse:
-        """Return the outputs for a request."""
         if isinstance(payload, dict):
             (only,) = self._model.inputs
             outputs = self._model({only["name"]: np.asarray(payload["instances"])})

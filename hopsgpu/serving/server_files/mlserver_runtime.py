@@ -12,20 +12,18 @@ from mlserver.utils import get_model_uri
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from served_model import ServedModel  # noqa: E402 - it lies beside this file
+from served_model import ServedModel  # noqa: E402 - it is beside this file
 
 
 class Runtime(MLModel):
     """Answers the Open Inference Protocol."""
 
     async def load(self) -> bool:
-        """Load the model."""
         # Models of a server share this module, so its path may be that of another model.
         self._model = ServedModel(Path(await get_model_uri(self.settings)).resolve().parent)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Return the outputs for a request."""
         inputs = {tensor.name: NumpyCodec.decode_input(tensor) for tensor in payload.inputs}
         outputs = self._model(inputs)
         return InferenceResponse(

@@ -1,4 +1,4 @@
-"""The model as Triton's Python backend wants it; runs in Triton, without hopsgpu."""
+"""The model for Triton's Python backend; runs in Triton, without hopsgpu."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ import triton_python_backend_utils as triton
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from served_model import ServedModel  # noqa: E402 - it lies beside this file
+from served_model import ServedModel  # noqa: E402 - it is beside this file
 
 
 class TritonPythonModel:
-    """Answers each request of a batch by itself."""
+    """A model that answers each request of a batch separately."""
 
     def initialize(self, args: dict[str, Any]) -> None:
-        """Load the model."""
         self._model = ServedModel(Path(__file__).resolve().parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return a response for each request."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

@@ -124,11 +124,11 @@ def test_what_is_named_in_a_root_that_is_too_large(
 ) -> None:
     monkeypatch.setattr(modules, "MAX_ENTRIES", 3)
     write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json", *(f"data/{n}.csv" for n in range(4)))
-    part = ModuleSource("pkg", tmp_path / "pkg")
-    packed = pack_modules([ImportRoot(tmp_path, (part,))])
+    source = ModuleSource("pkg", tmp_path / "pkg")
+    packed = pack_modules([ImportRoot(tmp_path, (source,))])
     assert names(packed) == ["0/pkg/__init__.py", "0/pkg/t.json", "0/top.py"]
     assert "is too large" in packed.warnings[0]
-    packed = pack_modules([ImportRoot(tmp_path, (part,), is_expected=False)])
+    packed = pack_modules([ImportRoot(tmp_path, (source,), is_expected=False)])
     assert (names(packed), packed.warnings) == (["0/pkg/__init__.py", "0/pkg/t.json"], ())
     assert pack_modules([ImportRoot(tmp_path, is_expected=False)]) == pack_modules([])
 
@@ -157,11 +157,11 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
 ) -> None:
     """Without its data it would be in the way of one that the ranks' Python has."""
     write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
-    part = ModuleSource("a", tmp_path / "a")
-    assert names(pack_modules([ImportRoot(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
+    source = ModuleSource("a", tmp_path / "a")
+    assert names(pack_modules([ImportRoot(None, (source,))])) == ["0/a/__init__.py", "0/a/t.json"]
     monkeypatch.setattr(modules, "MAX_BYTES", 100)
     write(tmp_path, "a/weights.bin", content="x" * 101)
-    for root in (ImportRoot(None, (part,)), ImportRoot(tmp_path, (part,), is_expected=False)):
+    for root in (ImportRoot(None, (source,)), ImportRoot(tmp_path, (source,), is_expected=False)):
         packed = pack_modules([root])
         assert names(packed) == []
         assert "a is too large to send to the ranks: pass it with python_env=" in packed.warnings[0]
@@ -169,11 +169,11 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
 
 def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:
     write(tmp_path, "lib/__init__.py", "lib/m.py", "file_v2.py")
-    parts = (
+    sources = (
         ModuleSource("pkg", tmp_path / "lib"),
         ModuleSource("file.py", tmp_path / "file_v2.py"),
     )
-    packed = pack_modules([ImportRoot(None, parts)])
+    packed = pack_modules([ImportRoot(None, sources)])
     assert names(packed) == ["0/file.py", "0/pkg/__init__.py", "0/pkg/m.py"]
     assert packed.names == {"file", "pkg"}
 
@@ -216,8 +216,8 @@ def test_links(tmp_path: Path) -> None:
         (root / name).symlink_to(elsewhere / target)
     (root / "pkg" / "round").symlink_to(root / "pkg")
     assert names(pack_modules([root])) == ["0/file.py", "0/pkg/__init__.py"]
-    parts = tuple(ModuleSource(name, root / name) for name in ("pkg", "linked"))
-    assert names(pack_modules([ImportRoot(root, parts)])) == [
+    sources = tuple(ModuleSource(name, root / name) for name in ("pkg", "linked"))
+    assert names(pack_modules([ImportRoot(root, sources)])) == [
         *("0/file.py", "0/linked/__init__.py", "0/linked/m.py", "0/pkg/__init__.py"),
         *("0/pkg/inner/__init__.py", "0/pkg/inner/m.py"),
     ]

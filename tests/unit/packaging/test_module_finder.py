@@ -52,7 +52,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 
 
 def named(*names: str) -> dict[str, Path]:
-    return {part.name: part.path for part in users_module_sources(names, ImportReader())}
+    return {source.name: source.path for source in users_module_sources(names, ImportReader())}
 
 
 def test_modules_and_packages_of_the_user(project: Write) -> None:
@@ -112,9 +112,9 @@ def test_a_namespace_package_has_several_portions(
         (root / "u_ns").mkdir(parents=True)
         (root / "u_ns" / "two.py").touch()
         monkeypatch.syspath_prepend(root)
-    assert {part.path for part in module_sources("u_ns")} == {src / "u_ns", other / "u_ns"}
+    assert {source.path for source in module_sources("u_ns")} == {src / "u_ns", other / "u_ns"}
     importlib.import_module("u_ns.one")
-    assert {part.path for part in module_sources("u_ns")} == {src / "u_ns", other / "u_ns"}
+    assert {source.path for source in module_sources("u_ns")} == {src / "u_ns", other / "u_ns"}
 
 
 def test_a_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,13 +125,13 @@ def test_a_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         archive.writestr("lib/u_below.py", "")
     monkeypatch.syspath_prepend(file)
     monkeypatch.syspath_prepend(file / "lib")
-    parts = users_module_sources(["u_zip", "u_below"], ImportReader())
-    assert set(parts) == {
+    sources = users_module_sources(["u_zip", "u_below"], ImportReader())
+    assert set(sources) == {
         ModuleSource("u_zip", file, "u_zip"),
         ModuleSource("u_single.py", file, "u_single.py"),
         ModuleSource("u_below.py", file, "lib/u_below.py"),
     }
-    assert {part.root for part in parts} == {file, None}
+    assert {source.root for source in sources} == {file, None}
 
 
 class Finder:
@@ -157,11 +157,11 @@ def test_an_editable_installation(
         (tmp_path / name).touch()
     finder = Finder(u_edited=tmp_path / "lib", module=tmp_path / "module.py")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
-    (part,) = module_sources("u_edited")
-    assert (part, part.root) == (ModuleSource("u_edited", tmp_path / "lib"), None)
+    (source,) = module_sources("u_edited")
+    assert (source, source.root) == (ModuleSource("u_edited", tmp_path / "lib"), None)
     assert module_sources("module")[0].root == tmp_path
     importlib.import_module("u_edited")
-    assert module_sources("u_edited") == (part,)
+    assert module_sources("u_edited") == (source,)
 
 
 def test_modules_that_were_loaded_by_hand(
