@@ -14,7 +14,7 @@ from hopsgpu.core.trials import Moment
 from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.gpu_accounting import GpuAccount
-from hopsgpu.runs.status_board import Shown, StatusBoard
+from hopsgpu.runs.status_board import StatusBoard, StoppableDisplay
 
 
 class _Executors(Protocol):
@@ -39,17 +39,19 @@ class ExecutorsBoard(StatusBoard):
         progress: the display.
     """
 
-    def __init__(self, run_id: str, terms: PlacementTerms, gpus: int, progress: Shown) -> None:
+    def __init__(
+        self, run_id: str, terms: PlacementTerms, gpus: int, progress: StoppableDisplay
+    ) -> None:
         super().__init__(run_id, gpus, progress)
         self._terms = terms
-        self._tally = GpuAccount(gpus, terms.slots)
-        self._held = self._here = self._most = 0
+        self._account = GpuAccount(gpus, terms.slots)
+        self._held_count = self._ready_count = self._max_count = 0
 
-    def _leave(self, state: GangState) -> None:
+    def _on_state_left(self, state: GangState) -> None:
         """Do nothing: the preparation has no point in the timeline."""
 
-    def _granted(self, hosts: Sequence[str]) -> None:
-        """Do nothing: executors arrive one by one, and `executors` records them."""
+    def _set_granted_hosts(self, hosts: Sequence[str]) -> None:
+        """Do nothing: executors arrive one by one, and `record_executors` records them."""
 
     def _mark(self, point: str, at: float) -> None:
         """Record that a point was passed; the first time counts."""
@@ -57,9 +59,9 @@ class ExecutorsBoard(StatusBoard):
             super()._mark(point, at)
 
     def on_executors_arrived(self, times: Sequence[float]) -> None:
-        """Do nothing: executors arrive one by one, and `executors` records them."""
+        """Do nothing: executors arrive one by one, and `record_executors` records them."""
 
-    def executors(self, allocator: _Executors, here: int, most: int) -> None:
+    def record_executors(self, allocator: _Executors, here: int, most: int) -> None:
         """Record the executors.
 
         Args:
@@ -69,14 +71,14 @@ class ExecutorsBoard(StatusBoard):
         """
         held, why = allocator.held_count, allocator.wait_reason
         with self._lock:
-            if held != self._held:
-                self._tally.executors(held - self._held, time.time())
-            self._held, self._here, self._most, self._why = held, here, most, why
+            if held != self._held_count:
+                self._account.change_executors(held - self._held_count, time.time())
+            self._held_count, self._ready_count, self._max_count, self._why = held, here, most, why
 
-    def least_executors(self, plan: LaunchPlan) -> int:
+    def min_executors(self, plan: LaunchPlan) -> int:
         return self._terms.count_executors(self._terms.min_running)
 
-    def runs(self, at: float) -> None:
+    def record_entry(self, at: float) -> None:
         """Record that the function of a trial runs.
 
         The trial's thread calls this; the next update of the display shows it.
@@ -105,7 +107,7 @@ class ExecutorsBoard(StatusBoard):
     def moments(self) -> tuple[Moment, ...]:
         """Return the GPUs held and used over time."""
         with self._lock:
-            return tuple(self._tally.moments)
+            return tuple(self._account.moments)
 
     def gpu_seconds(self) -> GpuSeconds:
         """Return how the GPU time was spent until now, or until the release."""
@@ -113,4 +115,4 @@ class ExecutorsBoard(StatusBoard):
             return self._gpu_seconds()
 
     def _gpu_seconds(self) -> GpuSeconds:
-        return self._tally.seconds(self._timeline.released or time.time())
+        return self._account.seconds(self._timeline.released or time.time())

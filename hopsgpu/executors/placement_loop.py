@@ -141,7 +141,7 @@ class PlacementLoop(ExecutorLoop):
             self._placement.is_closing = True
             self._on_timeout(self._timeout)
         arrived = len(self.allocator.ready_executors)
-        self._executors_board.executors(self.allocator, arrived, max(self._wanted, arrived))
+        self._executors_board.record_executors(self.allocator, arrived, max(self._wanted, arrived))
 
     def _record_first_start(self) -> None:
         if not self._has_started:

@@ -90,7 +90,7 @@ class RankGroupListener(AttemptListener):
 
     def on_entry(self, entered: Entered) -> None:
         if entered.all:
-            self._board.runs(entered.at)
+            self._board.record_entry(entered.at)
 
     def on_warning(self, text: str) -> None:
         self.warnings.append(text)

@@ -18,7 +18,7 @@ from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.run_start import start_run
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 
 log = logging.getLogger(__name__)
 
@@ -108,4 +108,4 @@ def _start(checked: Arguments) -> Run:
         make_elastic = functools.partial(ElasticGangRun, checked)
         return start_run(Run, planned, checked.application, elastic_board, make_elastic)
     make_body = functools.partial(GangRun, checked)
-    return start_run(Run, planned, checked.application, Board(*shown), make_body)
+    return start_run(Run, planned, checked.application, GangBoard(*shown), make_body)

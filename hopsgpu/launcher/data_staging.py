@@ -21,7 +21,7 @@ from hopsgpu.data.rank_shards import MAX_SHARD_BYTES, RankShards
 from hopsgpu.data.shard_plan import EpochPlan, plan_epoch
 from hopsgpu.data.source import ParquetSource, columns_of, order_digest, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.runs.status_board import Board, StatusBoard
+from hopsgpu.runs.status_board import GangBoard, StatusBoard
 from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB, count_of
@@ -212,7 +212,7 @@ class StagedData(StagedSources):
         datasets: Datasets | None,
         plan: LaunchPlan,
         application: GangApplication,
-        board: Board,
+        board: GangBoard,
         cancelled: threading.Event,
     ) -> None:
         super().__init__(datasets, plan, application, board, cancelled)

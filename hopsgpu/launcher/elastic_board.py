@@ -13,10 +13,10 @@ from hopsgpu.display.progress import Shielded
 from hopsgpu.launcher.elastic_policy import WorldEnd
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.gpu_accounting import GpuAccount
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 
 
-class ElasticBoard(Board):
+class ElasticBoard(GangBoard):
     """The status board of an elastic gang's run.
 
     Each world is an attempt. The timeline's `granted` and `started` are those of the first world,
@@ -60,20 +60,20 @@ class ElasticBoard(Board):
         if not first or getattr(self._timeline, point) is None:
             super()._mark(point, at)
 
-    def _leave(self, state: GangState) -> None:
-        super()._leave(state)
+    def _on_state_left(self, state: GangState) -> None:
+        super()._on_state_left(state)
         if self._timeline.returned is None:
             # The next world has begun already, and its own upload is still to come.
             self._uploaded = None
 
-    def _granted(self, hosts: Sequence[str]) -> None:
+    def _set_granted_hosts(self, hosts: Sequence[str]) -> None:
         if self._state.is_terminal:
             self._hosts = ()
 
     def on_executors_arrived(self, times: Sequence[float]) -> None:
-        """Do nothing: executors arrive one by one, and `executors` records them."""
+        """Do nothing: executors arrive one by one, and `record_executors` records them."""
 
-    def executors(
+    def record_executors(
         self, held: int, hosts: Sequence[str], wanted: int, why: str, warming: int = 0
     ) -> None:
         """Record the executors.
@@ -88,16 +88,16 @@ class ElasticBoard(Board):
         with self._lock:
             now = self._clock()
             if held != self._held:
-                self._account.executors(held - self._held, now)
+                self._account.change_executors(held - self._held, now)
             if warming != self._warming:
-                self._warming_account.executors(warming - self._warming, now)
+                self._warming_account.change_executors(warming - self._warming, now)
             self._warming = warming
             self._held, self._hosts, self._wanted = held, tuple(hosts), max(wanted, len(hosts))
             # Until all ranks run, the state has a reason of its own.
             if self._state is not GangState.STARTING:
                 self._why = why
 
-    def begins(self, hosts: Sequence[str], ranks: int) -> None:
+    def start_world(self, hosts: Sequence[str], ranks: int) -> None:
         """Record that a world is about to start."""
         now = self._clock()
         with self._lock:
@@ -112,7 +112,7 @@ class ElasticBoard(Board):
             self._worlds.append(WorldReport(len(self._worlds), ranks, tuple(hosts), now))
             self._losses.append([])
 
-    def entered(self, at: float) -> None:
+    def record_entry(self, at: float) -> None:
         """Record since when the function runs in all ranks of the world."""
         self.mark("started", at)
         with self._lock:
@@ -121,33 +121,33 @@ class ElasticBoard(Board):
             self._worlds[-1] = dataclasses.replace(world, started=at, resize_seconds=cost)
             self._stopped_at = None
 
-    def stops(self) -> None:
+    def record_stop(self) -> None:
         """Record that the world is being stopped, or has lost a rank."""
         now = self._clock()
         with self._lock:
-            self._stop(now)
+            self._note_stop(now)
 
-    def lost_executor(self) -> None:
+    def record_loss(self) -> None:
         """Record that an executor of the world was lost."""
         now = self._clock()
         with self._lock:
-            self._stop(now)
+            self._note_stop(now)
             self._losses[-1].append(now)
 
-    def _stop(self, now: float) -> None:
+    def _note_stop(self, now: float) -> None:
         if self._stopped_at is None:
             self._stopped_at = now
 
-    def ended(self, how: WorldEnd, why: str) -> None:
+    def record_end(self, how: WorldEnd, why: str) -> None:
         """Record that all ranks of the world have ended."""
         now = self._clock()
         with self._lock:
-            self._stop(now)
+            self._note_stop(now)
             world = self._worlds[-1]
             ended = now if world.ended is None else world.ended
             self._worlds[-1] = dataclasses.replace(world, ended=ended, end=how.value, why=why)
 
-    def returned(self) -> None:
+    def record_return(self) -> None:
         """Record that the ranks of the world have ended; what they left may still be published."""
         now = self._clock()
         with self._lock:
@@ -156,14 +156,14 @@ class ElasticBoard(Board):
     def status(self) -> RunStatus:
         status, now = super().status(), self._clock()
         with self._lock:
-            return dataclasses.replace(status, worlds=self._reported(now), sizes=self._sizes)
+            return dataclasses.replace(status, worlds=self._report_worlds(now), sizes=self._sizes)
 
     def result(self) -> GangResult:
         result, now = super().result(), self._clock()
         with self._lock:
-            return dataclasses.replace(result, worlds=self._reported(now))
+            return dataclasses.replace(result, worlds=self._report_worlds(now))
 
-    def _reported(self, now: float) -> tuple[WorldReport, ...]:
+    def _report_worlds(self, now: float) -> tuple[WorldReport, ...]:
         return tuple(
             dataclasses.replace(
                 world, gpu_seconds=self._split_gpu_seconds(number, world.began, now)

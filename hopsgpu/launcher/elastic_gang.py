@@ -173,7 +173,7 @@ class _WorldListener(BoardListener):
     def on_entry(self, entered: Entered) -> None:
         super().on_entry(entered)
         if entered.all:
-            self._elastic.entered(entered.at)
+            self._elastic.record_entry(entered.at)
             self._loop.post(self._loop.record_entry)
 
     def on_save(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
@@ -192,7 +192,7 @@ class _WorldListener(BoardListener):
 
     def on_end(self, end: EndedRank) -> None:
         if not end.has_returned:
-            self._elastic.stops()
+            self._elastic.record_stop()
 
 
 class ElasticLoop(ExecutorLoop):
@@ -311,13 +311,13 @@ class ElasticLoop(ExecutorLoop):
                 count_of(len(world.keys), "executor"),
                 "gives way" if decision.stop_reason is WorldEnd.GAVE_WAY else "grows",
             )
-            self._board.stops()
+            self._board.record_stop()
 
     def _start_world(self, keys: tuple[int, ...]) -> None:
         allocation = self.allocator.allocation_of(keys)
         hosts = [executor.host for executor in allocation.containers]
         ranks = len(keys) * self._active.plan.ranks_per_executor
-        self._board.begins(hosts, ranks)
+        self._board.start_world(hosts, ranks)
         if self._board.status().state == GangState.WAITING.value:
             self._board.mark("granted")
             self._board.state(GangState.GRANTED)
@@ -361,7 +361,7 @@ class ElasticLoop(ExecutorLoop):
         if runner.result.conclusion is None:
             world.record_return()
             self.post(self._policy.record_return)
-        self._board.returned()
+        self._board.record_return()
 
     def _on_arrival(self, executor: GangExecutor, now: float) -> None:
         self._policy.add_executor(executor.key, executor.host, now)
@@ -386,7 +386,7 @@ class ElasticLoop(ExecutorLoop):
     def _on_loss(self, key: int, now: float) -> None:
         self._policy.remove_executor(key)
         if self._world is not None and key in self._world.keys:
-            self._board.lost_executor()
+            self._board.record_loss()
 
     def _on_exclusion(self, key: int, now: float) -> None:
         self._policy.remove_executor(key)
@@ -406,7 +406,7 @@ class ElasticLoop(ExecutorLoop):
         hosts = [executor.host for executor in allocator.ready_executors.values()]
         gpus = self._active.plan.shape.gpus
         why = outlook(self._policy, self._wanted, gpus, allocator.wait_reason)
-        self._board.executors(
+        self._board.record_executors(
             allocator.held_count, hosts, self._wanted, why, self._policy.warming_count
         )
         self._policy.starting_count = allocator.starting_count
@@ -441,7 +441,7 @@ class ElasticLoop(ExecutorLoop):
         log.info("%s: world %d %s", self.run_id, self._board.attempt, how.value)
         self._policy.record_end(how, time.monotonic(), was_preempted=was_preempted)
         self._durable.record_end()
-        self._board.ended(how, why)
+        self._board.record_end(how, why)
 
     def _continue_after_failure(self, conclusion: Conclusion) -> None:
         """Have another world follow one that failed, or end the run."""

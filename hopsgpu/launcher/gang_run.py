@@ -35,7 +35,7 @@ from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow
@@ -58,11 +58,11 @@ _STEP = "step"
 class BoardListener(AttemptListener):
     """Writes the progress of an attempt to the run's status board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: GangBoard) -> None:
         self._board = board
 
     def on_placement(self, ranks: RankTable) -> None:
-        self._board.placed(ranks)
+        self._board.record_placement(ranks)
 
     def on_entry(self, entered: Entered) -> None:
         if entered.all:
@@ -73,7 +73,7 @@ class BoardListener(AttemptListener):
             self._board.state(GangState.STARTING, why=why)
 
     def on_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        self._board.metrics(metrics)
+        self._board.record_metrics(metrics)
 
     def on_warning(self, text: str) -> None:
         self._board.warn_of_attempt(text)
@@ -92,7 +92,7 @@ class GangRun:
     def __init__(
         self,
         arguments: Arguments,
-        active: ActiveRun[Board],
+        active: ActiveRun[GangBoard],
         provide_gang: AllocationProvider | None = None,
         *,
         is_held_gang: bool = False,
@@ -136,7 +136,7 @@ class GangRun:
                     break
                 if not self._retries.should_retry(conclusion):
                     raise conclusion.failure
-                self._board.retry()
+                self._board.record_retry()
         self._values = self._unpickle_values()
 
     @contextlib.contextmanager
@@ -270,7 +270,7 @@ class GangRun:
             )
             return
         if idle and allocation.release_part(idle):
-            self._board.departed([time.time()] * len(idle))
+            self._board.record_departures([time.time()] * len(idle))
         began = time.monotonic()
         self._is_publishing = True
         try:
@@ -288,7 +288,7 @@ class GangRun:
         )
         for warning in filter(None, map(discard, self._kept_uploads)):
             self._board.warn(warning)
-        self._board.published(model)
+        self._board.record_model(model)
 
     def _describe_version(self) -> VersionDescription:
         """Return what the manifest says besides the files."""

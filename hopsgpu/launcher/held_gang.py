@@ -34,7 +34,7 @@ from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.run_end import KEEP_SECONDS, state_of_failure
 from hopsgpu.runs.run_start import start_run
-from hopsgpu.runs.status_board import KEPT, Board
+from hopsgpu.runs.status_board import KEPT, GangBoard
 from hopsgpu.storage.background import Background
 
 log = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class Gang:
         self._python_env: PythonEnv | None = None
         self._background = Background(f"hopsgpu-{arguments.spec.name}-records")
         # The latest status board of what the gang did outside launches.
-        self._own_board: Board | None = None
+        self._own_board: GangBoard | None = None
         self._time = HeldTime(plan, arguments.application, self._background)
         self._allocator_thread = AllocatorThread(
             arguments.application.allocate,
@@ -386,7 +386,7 @@ class Gang:
             run_id = new_run_id(arguments.spec.name)
             plan = plan_on(self._plan, arguments, run_id)
             log.info("launch on a held gang: %s of %d workers", run_id, plan.spec.workers)
-            board = Board(run_id, plan.executors, plan.shape.gpus, arguments.progress)
+            board = GangBoard(run_id, plan.executors, plan.shape.gpus, arguments.progress)
             for problem in self._background.problems():
                 board.warn(problem)
             provide_gang, start = self._allocator_thread.provide_gang, self._allocator_thread.put
@@ -406,23 +406,23 @@ class Gang:
             )
             result = wait_for(handle, interrupted)
         if interrupted.is_set():
-            raise interruption(f"{run_id} had succeeded, and {board.held}")
+            raise interruption(f"{run_id} had succeeded, and {board.executors_fate}")
         return result
 
     @property
     def _how_closed(self) -> str:
-        held = "it held nothing" if self._own_board is None else self._own_board.held
+        held = "it held nothing" if self._own_board is None else self._own_board.executors_fate
         return f"the gang was closed, and {held}"
 
     def _make_own_request(self) -> Request:
         self._own_board = self._board()
         return self._request(self._own_board, threading.Event())
 
-    def _board(self) -> Board:
+    def _board(self) -> GangBoard:
         plan = self._plan
-        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._arguments.progress)
+        return GangBoard(plan.spec.name, plan.executors, plan.shape.gpus, self._arguments.progress)
 
-    def _request(self, board: Board, cancelled: threading.Event) -> Request:
+    def _request(self, board: GangBoard, cancelled: threading.Event) -> Request:
         return Request(
             board.run_id,
             self._plan,

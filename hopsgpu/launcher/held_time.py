@@ -28,7 +28,7 @@ class _Acquired(Protocol):
     """The status board of an acquisition outside launches."""
 
     @property
-    def waited(self) -> float:
+    def seconds_waited(self) -> float:
         """Return the seconds of waiting for executors."""
 
     @property
@@ -79,7 +79,7 @@ class HeldTime:
         Args:
             board: board of the acquisition, which has just ended, whether or not it succeeded.
         """
-        self._waited += board.waited * self._plan.least_executors * self._plan.shape.gpus
+        self._waited += board.seconds_waited * self._plan.least_executors * self._plan.shape.gpus
         self._held += board.seconds_held
         self._note()
 

@@ -11,7 +11,7 @@ from hopsgpu.core.gang import Exclusions
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed
 from hopsgpu.runs.active_run import ActiveRun
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Retries:
         exclusions: the nodes and GPUs that get no rank in the next attempt.
     """
 
-    def __init__(self, active: ActiveRun[Board], progress: Progress) -> None:
+    def __init__(self, active: ActiveRun[GangBoard], progress: Progress) -> None:
         self.exclusions = Exclusions()
         self._active = active
         self._board = active.board

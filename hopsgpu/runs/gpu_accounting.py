@@ -7,7 +7,7 @@ from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.trials import Moment
 
 # Enough for the display, even of a search with many short trials.
-_MOST_MOMENTS = 4000
+_MAX_MOMENTS = 4000
 
 
 class GpuAccount:
@@ -25,25 +25,25 @@ class GpuAccount:
         self._gpus = gpus
         self._slots = slots
         # Number of executors held, and of slots taken.
-        self._held = self._taken = 0
+        self._held = self._taken_slots = 0
         self._since: float | None = None
         self._seconds_held = self._seconds_used = 0.0
         self._losses = RankLosses()
         self.moments: list[Moment] = []
 
-    def executors(self, change: int, now: float) -> None:
+    def change_executors(self, change: int, now: float) -> None:
         """Record that a number of executors arrived, or left (below 0)."""
         self._advance(now)
         self._held += change
         self._note(now)
 
-    def slots(self, change: int, now: float) -> None:
+    def change_slots(self, change: int, now: float) -> None:
         """Record that a number of slots were taken, or freed (below 0)."""
         self._advance(now)
-        self._taken += change
+        self._taken_slots += change
         self._note(now)
 
-    def lost(self, losses: RankLosses) -> None:
+    def add_losses(self, losses: RankLosses) -> None:
         """Record GPU seconds that ranks in slots have lost."""
         self._losses += losses
 
@@ -62,12 +62,12 @@ class GpuAccount:
         if self._since is not None:
             passed = max(now - self._since, 0.0)
             self._seconds_held += passed * self._held
-            self._seconds_used += passed * self._taken / self._slots
+            self._seconds_used += passed * self._taken_slots / self._slots
         self._since = now
 
     def _note(self, now: float) -> None:
         each = self._gpus or 1
-        held, used = self._held * each, self._taken * each / self._slots
+        held, used = self._held * each, self._taken_slots * each / self._slots
         self.moments.append(Moment(now, held, used))
-        if len(self.moments) > _MOST_MOMENTS:
+        if len(self.moments) > _MAX_MOMENTS:
             del self.moments[1:-1:2]

@@ -122,9 +122,9 @@ class Recording:
             self._logs |= self._followed.log_sizes()
         board, application, plan = self._run.board, self._run.application, self._run.plan
         result, now = board.result(), self._clock()
-        needed = board.least_executors(plan) * plan.shape.gpus
+        needed = board.min_executors(plan) * plan.shape.gpus
         points = self._use or (UsePoint(result.timeline.requested or now),)
-        self._use = extended(points, result.gpu_seconds, board.waited * needed, now)
+        self._use = extended(points, result.gpu_seconds, board.seconds_waited * needed, now)
         is_over = GangState(state).is_terminal
         waiting_for = "" if is_over else board.status().waiting_for
         self._waits = add_wait(self._waits, waiting_for, now)
@@ -151,7 +151,7 @@ class Recording:
             queue=plan.queue,
             executors=plan.executors,
             executor=plan.shape,
-            aside={} if is_over else board.aside,
+            aside={} if is_over else board.parked_gpus,
             ranks=tuple(RankRecord(**vars(rank), has_ended=ended) for rank, ended in board.ranks),
             metrics=tuple(result.metrics),
             logs=dict(self._logs),

@@ -13,7 +13,7 @@ from hopsgpu.core.boundary import public
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.errors import Cancelled
 from hopsgpu.runs.gang_result import GangResult
-from hopsgpu.runs.status_board import Board, StatusBoard
+from hopsgpu.runs.status_board import GangBoard, StatusBoard
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Handle(Generic[R]):
             how = "was cancelled"
         else:
             how = "had succeeded" if self._error is None else "had failed"
-        return f"{self.run_id} {how}, and {self._board.held}"
+        return f"{self.run_id} {how}, and {self._board.executors_fate}"
 
     @public
     def result(self) -> R:
@@ -105,7 +105,7 @@ class Run(Handle[GangResult]):
 
     __module__ = "hopsgpu"
 
-    _board: Board
+    _board: GangBoard
 
     def status(self) -> RunStatus:
         """Return the run's status now."""

@@ -48,9 +48,9 @@ def run_to_end(
 ) -> R:
     """Do a run's work, and end the run, whether the work succeeds or fails.
 
-    When this returns or raises, the executors are released (`StatusBoard.held` says what is known
-    of that), record and logs are on the lake, and problems with these are warnings of the result,
-    or notes of the error.
+    When this returns or raises, the executors are released, and record and logs are on the lake.
+    Problems with record and logs are warnings of the result, or notes of the error.
+    `StatusBoard.executors_fate` says what is known of the release.
 
     Args:
         body: does the work.

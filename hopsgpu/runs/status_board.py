@@ -33,7 +33,7 @@ _LATELY_SECONDS = 1.0
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
 
 
-class Shown(Protocol):
+class StoppableDisplay(Protocol):
     """A display that may have stopped."""
 
     @property
@@ -55,7 +55,11 @@ class StatusBoard(ABC):
     """
 
     def __init__(
-        self, run_id: str, gpus: int, shown: Shown, clock: Callable[[], float] = time.time
+        self,
+        run_id: str,
+        gpus: int,
+        shown: StoppableDisplay,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.run_id = run_id
         self._gpus = gpus
@@ -67,11 +71,11 @@ class StatusBoard(ABC):
         self._why = ""
         self._warnings: list[str] = []
         self._timeline = Timeline(requested=clock())
-        self._began = time.monotonic()
-        self._took: float | None = None
+        self._created_at = time.monotonic()
+        self._duration: float | None = None
         self._waited = 0.0
-        self._waits_since: float | None = None
-        self._aside: tuple[str, ...] = ()
+        self._waiting_since: float | None = None
+        self._parked_hosts: tuple[str, ...] = ()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
         """Record a state, or the same one again with other hosts or another reason to wait."""
@@ -80,24 +84,24 @@ class StatusBoard(ABC):
                 if not may_follow(self._state, state):
                     raise HopsGpuError(f"{self.run_id} cannot go from {self._state} to {state}")
                 log.debug("%s: %s after %s", self.run_id, state.value, self._state.value)
-                self._leave(self._state)
+                self._on_state_left(self._state)
                 now = self._clock()
-                self._waited = self._waited_until(now)
-                self._waits_since = now if state is GangState.WAITING else None
+                self._waited = self._count_waited(now)
+                self._waiting_since = now if state is GangState.WAITING else None
                 self._state = state
                 self._passed.add(state)
             self._why = why
-            self._granted(hosts)
+            self._set_granted_hosts(hosts)
             if state.is_terminal:
-                self._took = time.monotonic() - self._began
+                self._duration = time.monotonic() - self._created_at
         self.show()
 
     @abstractmethod
-    def _leave(self, state: GangState) -> None:
+    def _on_state_left(self, state: GangState) -> None:
         """Record that a state is over; called under the lock."""
 
     @abstractmethod
-    def _granted(self, hosts: Sequence[str]) -> None:
+    def _set_granted_hosts(self, hosts: Sequence[str]) -> None:
         """Record the hosts granted so far, in the new state; called under the lock."""
 
     def mark(self, point: str, at: float | None = None) -> None:
@@ -118,13 +122,17 @@ class StatusBoard(ABC):
         It is called often.
         """
         with self._lock:
-            self._aside = tuple(hosts)
+            self._parked_hosts = tuple(hosts)
 
     @property
-    def aside(self) -> Mapping[str, int]:
+    def parked_gpus(self) -> Mapping[str, int]:
         """Return the number of GPUs that are held aside, by host."""
         with self._lock:
-            return {host: n * self._gpus for host, n in Counter(self._aside).items() if self._gpus}
+            return {
+                host: n * self._gpus
+                for host, n in Counter(self._parked_hosts).items()
+                if self._gpus
+            }
 
     def warn(self, text: str) -> None:
         """Record a warning; the same text is recorded once."""
@@ -153,7 +161,7 @@ class StatusBoard(ABC):
         return ()
 
     @property
-    def waited(self) -> float:
+    def seconds_waited(self) -> float:
         """Return the seconds of waiting for executors without which the run cannot go on.
 
         They are those of all attempts. Those of a run that can do without more executors, like an
@@ -161,14 +169,14 @@ class StatusBoard(ABC):
         """
         now = self._clock()
         with self._lock:
-            return self._waited_until(now)
+            return self._count_waited(now)
 
-    def least_executors(self, plan: LaunchPlan) -> int:
+    def min_executors(self, plan: LaunchPlan) -> int:
         """Return the number of executors without which the run cannot start."""
         return plan.least_executors
 
-    def _waited_until(self, now: float) -> float:
-        since = now if self._waits_since is None else self._waits_since
+    def _count_waited(self, now: float) -> float:
+        since = now if self._waiting_since is None else self._waiting_since
         return self._waited + max(now - since, 0.0)
 
     @property
@@ -177,14 +185,14 @@ class StatusBoard(ABC):
         return self._timeline
 
     @property
-    def held(self) -> str:
+    def executors_fate(self) -> str:
         """What has become of the run's executors, in words; read it when the run has ended."""
         with self._lock:
-            return executors_fate(self._passed, self._timeline, self._gpus)
+            return describe_fate(self._passed, self._timeline, self._gpus)
 
     @property
-    def _elapsed(self) -> float:
-        return self._took or time.monotonic() - self._began
+    def _elapsed_seconds(self) -> float:
+        return self._duration or time.monotonic() - self._created_at
 
     @abstractmethod
     def status(self) -> RunStatus | SearchStatus | ScoreStatus:
@@ -199,7 +207,7 @@ class StatusBoard(ABC):
         """Return what the record shows of the run's result so far: all but the values."""
 
 
-class Board(StatusBoard):
+class GangBoard(StatusBoard):
     """The status board of a gang's run.
 
     Args:
@@ -238,13 +246,13 @@ class Board(StatusBoard):
         self._attempt_warnings: list[str] = []
         self._metrics: tuple[Mapping[str, float], ...] = ()
 
-    def _leave(self, state: GangState) -> None:
+    def _on_state_left(self, state: GangState) -> None:
         if state is GangState.PUBLISHING:
             self._uploaded = self._clock()
         if state is GangState.PREPARING:
             self._mark("prepared", self._clock())
 
-    def _granted(self, hosts: Sequence[str]) -> None:
+    def _set_granted_hosts(self, hosts: Sequence[str]) -> None:
         if self._state in _WITH_HOSTS:
             self._hosts = tuple(hosts)
         if self._state.is_terminal:
@@ -254,7 +262,7 @@ class Board(StatusBoard):
         with self._lock:
             self._arrivals = tuple(times)
 
-    def departed(self, times: Sequence[float]) -> None:
+    def record_departures(self, times: Sequence[float]) -> None:
         """Record when executors that were released before the others were seen to be gone."""
         with self._lock:
             self._departures = tuple(times)
@@ -268,25 +276,25 @@ class Board(StatusBoard):
     def _all_warnings(self) -> Sequence[str]:
         return (*self._warnings, *self._attempt_warnings)
 
-    def placed(self, ranks: RankTable) -> None:
+    def record_placement(self, ranks: RankTable) -> None:
         """Record that the ranks of an attempt have their places, and where their reports are."""
         with self._lock:
             self._ranks = ranks
             self._attempt_warnings = []
 
-    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+    def record_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
         """Record the last metrics of each rank."""
         with self._lock:
             self._metrics = tuple(metrics)
         self.show()
 
-    def published(self, model: ModelVersion) -> None:
+    def record_model(self, model: ModelVersion) -> None:
         """Record that the model is on the lake."""
         with self._lock:
             self._model = model
             self._mark("published", self._clock())
 
-    def retry(self) -> None:
+    def record_retry(self) -> None:
         """Record that the gang starts again; add up the GPU seconds until now separately."""
         now = self._clock()
         with self._lock:
@@ -317,7 +325,7 @@ class Board(StatusBoard):
                 wanted=self._wanted,
                 granted_hosts=self._hosts,
                 waiting_for=self._why,
-                elapsed=self._elapsed,
+                elapsed=self._elapsed_seconds,
                 ranks=self._reports,
                 metrics=self._metrics,
                 timeline=self._timeline,
@@ -425,7 +433,7 @@ def gpu_seconds(
     )
 
 
-def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
+def describe_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
     """Return what has become of the executors of a run that has ended, in words.
 
     Args:

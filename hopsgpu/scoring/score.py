@@ -206,7 +206,7 @@ class _ScoreRun:
         self._output.prepare()
         done = self._output.kept()
         rows = sum(plan.parts[number].rows for number in done)
-        self._board.planned(source.num_rows, len(plan.parts), len(done), rows)
+        self._board.set_parts(source.num_rows, len(plan.parts), len(done), rows)
         if done:
             log.info("%s: %d of %d parts are kept", self._board.run_id, len(done), len(plan.parts))
             plan.schema = _schema_of(self._output.part(min(done)))

@@ -37,7 +37,7 @@ class ScoreBoard(ExecutorsBoard):
         self._failed: list[FailedPart] = []
         self._past: deque[tuple[float, int]] = deque()
 
-    def planned(self, rows: int, parts: int, done: int, complete: int) -> None:
+    def set_parts(self, rows: int, parts: int, done: int, complete: int) -> None:
         """Record the parts of the table.
 
         Args:
@@ -49,29 +49,29 @@ class ScoreBoard(ExecutorsBoard):
         with self._lock:
             self._rows, self._parts, self._done, self._complete = rows, parts, done, complete
 
-    def busy(self, change: int) -> None:
+    def record_busy(self, change: int) -> None:
         """Record that a number of executors began to score, or have nothing to score (below 0)."""
         with self._lock:
-            self._tally.slots(change, time.time())
+            self._account.change_slots(change, time.time())
 
-    def lost(self, losses: RankLosses) -> None:
+    def add_losses(self, losses: RankLosses) -> None:
         """Record GPU seconds that a rank has lost."""
         with self._lock:
-            self._tally.lost(losses)
+            self._account.add_losses(losses)
 
-    def scored(self, number: int, rows: int) -> None:
+    def record_rows(self, number: int, rows: int) -> None:
         """Record how many rows of a part have been scored; 0 for one that is put back."""
         with self._lock:
             self._partial[number] = rows
 
-    def kept(self, number: int, rows: int) -> None:
+    def record_kept(self, number: int, rows: int) -> None:
         """Record that a part is on the lake."""
         with self._lock:
             self._partial.pop(number, None)
             self._done += 1
             self._complete += rows
 
-    def left_out(self, number: int, part: FailedPart) -> None:
+    def record_left_out(self, number: int, part: FailedPart) -> None:
         """Record that a part has failed too often."""
         with self._lock:
             self._partial.pop(number, None)
@@ -102,7 +102,7 @@ class ScoreBoard(ExecutorsBoard):
             return ScoreStatus(
                 run_id=self.run_id,
                 state=self._state.value,
-                elapsed=self._elapsed,
+                elapsed=self._elapsed_seconds,
                 rows=self._rows,
                 scored=scored,
                 parts=self._parts,
@@ -110,11 +110,11 @@ class ScoreBoard(ExecutorsBoard):
                 failed=len(self._failed),
                 rate=rate,
                 seconds_left=seconds_left,
-                executors=self._here,
-                most=self._most,
+                executors=self._ready_count,
+                most=self._max_count,
                 gpus=self._gpus,
                 waiting_for=self._why,
-                moments=tuple(self._tally.moments),
+                moments=tuple(self._account.moments),
                 gpu_seconds=self._gpu_seconds(),
             )
 

@@ -143,10 +143,10 @@ class ScoreLoop(PlacementLoop):
             return
         if rank.parts:
             self._busy.add(rank.executor)
-            self._board.busy(1)
+            self._board.record_busy(1)
         else:
             self._busy.remove(rank.executor)
-            self._board.busy(-1)
+            self._board.record_busy(-1)
 
     def _release(self, keys: Collection[int]) -> None:
         """Release executors without parts; those that have a rank once it has ended."""
@@ -178,7 +178,7 @@ class ScoreLoop(PlacementLoop):
             self._unready_count = 0
         if report.number not in rank.parts:
             return
-        self._board.scored(report.number, report.rows)
+        self._board.record_rows(report.number, report.rows)
         if report.event != DONE:
             return
         part = self._plan.parts[report.number]
@@ -206,7 +206,7 @@ class ScoreLoop(PlacementLoop):
         """Record that a part's file is kept, or could not be."""
         self._keeping_count -= 1
         if error is None:
-            self._board.kept(part.number, part.rows)
+            self._board.record_kept(part.number, part.rows)
         else:
             self._fail(error)
 
@@ -230,13 +230,13 @@ class ScoreLoop(PlacementLoop):
             self._fail_unfit(outcome.error)
         # The last part first: each part that is put back is the next to start.
         for number in reversed(rank.parts):
-            self._board.scored(number, 0)
+            self._board.record_rows(number, 0)
             how = outcome.how if number == failed_part else ItemEnd.STOPPED
             if self._placement.record_end(number, how, time.monotonic()) is ItemEnd.FAILED:
                 self._fail_part(self._plan.parts[number], outcome.error)
         rank.parts = []
         self._note_busy(rank)
-        self._board.lost(rank.losses(self._active.plan.shape.gpus))
+        self._board.add_losses(rank.losses(self._active.plan.shape.gpus))
         if self._ending_ranks.pop(rank, None) is not None:
             self.allocator.release_executors([rank.executor])
 
@@ -268,7 +268,7 @@ class ScoreLoop(PlacementLoop):
     def _fail_part(self, part: Part, error: str) -> None:
         place = place_of(self._plan.source, part)
         failed = FailedPart(part.first, part.rows, place, TRIES, error[-_MAX_ERROR_CHARACTERS:])
-        self._board.left_out(part.number, failed)
+        self._board.record_left_out(part.number, failed)
         if self._skips:
             self._board.warn(f"{place} failed {TRIES} times, and are left out of the output")
             return

@@ -163,7 +163,7 @@ class _SearchRun:
             arguments.pruner,
         )
         check_same_space(study, arguments.options.space)
-        self._board.before(r for r in reports_of(study) if r.ended is not None)
+        self._board.add_ended_trials(r for r in reports_of(study) if r.ended is not None)
         ended, is_other = count_ended(study), note_code(study, arguments.code)
         if ended and (is_other or arguments.named):
             other = ", whose code or modules were different" if is_other else ""

@@ -47,31 +47,31 @@ class SearchBoard(ExecutorsBoard):
         self._best: Best | None = None
         self._curve: list[tuple[int, float]] = []
 
-    def before(self, reports: Iterable[TrialReport]) -> None:
+    def add_ended_trials(self, reports: Iterable[TrialReport]) -> None:
         """Record the ended trials of earlier runs of the study."""
         with self._lock:
             for report in reports:
                 self._count(report)
 
-    def started(self, report: TrialReport, ranks: int) -> None:
+    def record_start(self, report: TrialReport, ranks: int) -> None:
         """Record a trial whose ranks are started."""
         with self._lock:
             self._running[report.number] = report
-            self._tally.slots(ranks, time.time())
+            self._account.change_slots(ranks, time.time())
 
-    def reported(self, number: int, step: int, value: float) -> None:
+    def record_report(self, number: int, step: int, value: float) -> None:
         """Record the last report of a running trial."""
         with self._lock:
             running = self._running.get(number)
             if running is not None:
                 self._running[number] = dataclasses.replace(running, step=step, value=value)
 
-    def running(self, number: int) -> TrialReport | None:
+    def find_running(self, number: int) -> TrialReport | None:
         """Return what is known of a running trial; None if the trial does not run."""
         with self._lock:
             return self._running.get(number)
 
-    def left(
+    def record_end(
         self,
         number: int,
         ranks: int,
@@ -88,8 +88,8 @@ class SearchBoard(ExecutorsBoard):
         """
         with self._lock:
             self._running.pop(number, None)
-            self._tally.slots(-ranks, time.time())
-            self._tally.lost(losses)
+            self._account.change_slots(-ranks, time.time())
+            self._account.add_losses(losses)
             if report is not None:
                 self._count(report)
                 self._recent.append(report)
@@ -117,13 +117,13 @@ class SearchBoard(ExecutorsBoard):
             return SearchStatus(
                 run_id=self.run_id,
                 state=self._state.value,
-                elapsed=self._elapsed,
+                elapsed=self._elapsed_seconds,
                 wanted=self._terms.items,
                 complete=self._counts[COMPLETE],
                 pruned=self._counts[PRUNED],
                 failed=self._counts[FAILED],
-                executors=self._here,
-                most=self._most,
+                executors=self._ready_count,
+                most=self._max_count,
                 gpus=self._gpus,
                 workers=self._terms.ranks,
                 waiting_for=self._why,
@@ -133,7 +133,7 @@ class SearchBoard(ExecutorsBoard):
                 running=tuple(report for _, report in sorted(self._running.items())),
                 recent=tuple(self._recent),
                 curve=tuple(self._curve),
-                moments=tuple(self._tally.moments),
+                moments=tuple(self._account.moments),
                 gpu_seconds=self._gpu_seconds(),
             )
 

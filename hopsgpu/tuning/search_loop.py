@@ -122,7 +122,7 @@ class SearchLoop(PlacementLoop):
         self._deferred.started(start.item)
         record_start = functools.partial(self._sampler_thread.started, start.item, call.attempt + 1)
         self._deferred.put(record_start, now)
-        self._board.started(trial.report(), len(start.slots))
+        self._board.record_start(trial.report(), len(start.slots))
         self._record_first_start()
         log.info(
             "%s: trial %d started on %s (try %d)",
@@ -166,7 +166,7 @@ class SearchLoop(PlacementLoop):
 
     def _report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
         """Report a trial's metrics to Optuna."""
-        self._board.reported(number, *values[-1])
+        self._board.record_report(number, *values[-1])
         # Queued behind the ends of other trials, which the pruner compares with.
         report = functools.partial(self._sampler_thread.report, number, values)
         self._deferred.put(report, time.monotonic())
@@ -218,10 +218,10 @@ class SearchLoop(PlacementLoop):
         terms, gpus = self._arguments.terms, self._active.plan.shape.gpus
         losses = trial.losses(gpus / terms.slots)
         if how not in _STATES:
-            self._board.left(number, len(trial.slots), None, losses)
+            self._board.record_end(number, len(trial.slots), None, losses)
             return
         del self._functions[number], self._proposed[number]
-        last = self._board.running(number)
+        last = self._board.find_running(number)
         assert last is not None, "_start recorded it"
         value = {ItemEnd.COMPLETE: trial.value, ItemEnd.PRUNED: last.value}.get(how)
         report = dataclasses.replace(
@@ -232,7 +232,7 @@ class SearchLoop(PlacementLoop):
             ended=time.time(),
             error=outcome.error[-_MAX_ERROR_CHARACTERS:],
         )
-        self._board.left(number, len(trial.slots), report, losses)
+        self._board.record_end(number, len(trial.slots), report, losses)
         if self._placement.has_failed:
             failed = count_of(self._placement.failures, "trial")
             self._fail(

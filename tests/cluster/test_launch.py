@@ -78,7 +78,7 @@ def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_
     shown = hopsgpu_runs("show", run.run_id)
     assert "\nstate        succeeded\n" in shown and "\ntime         waited " in shown
     record = json.loads(hopsgpu_runs("show", run.run_id, "--json"))
-    assert (record["schema"], record["state"]) == (2, "succeeded")
+    assert (record["schema"], record["state"]) == (3, "succeeded")
     assert record["timeline"]["started"] == result.timeline.started
 
 

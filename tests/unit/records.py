@@ -27,7 +27,7 @@ from hopsgpu.display.progress import progress_of
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 
@@ -63,7 +63,7 @@ class RecordedRun:
         queue: str = "default",
     ) -> None:
         self.now = began
-        self.board = Board(run_id, executors, 1, progress_of("off"), self._clock)
+        self.board = GangBoard(run_id, executors, 1, progress_of("off"), self._clock)
         shape = ExecutorShape(1, 1, 512, 4608)
         spec = GangSpec(run_id.partition("-")[0], workers=executors)
         paths = {"root": root.url, "run": f"{root.url}/runs/{run_id}"}

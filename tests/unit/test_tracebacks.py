@@ -29,7 +29,7 @@ from hopsgpu.launcher.options import LaunchOptions
 from hopsgpu.packaging.sources import add_source_lines
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 
 # Code as if it were hopsgpu's: called within a public function.
 OWN = Path(tracebacks.__file__).with_name("own_code.py")
@@ -222,11 +222,11 @@ def test_a_fault_of_hopsgpu_in_a_rank_can_be_found() -> None:
     assert names_in(text) == ["users", "outer", "inner"]
 
 
-def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
+def board() -> GangBoard:
+    return GangBoard("run-1", wanted=2, gpus=1, progress=progress_of("off"))
 
 
-def run_of(work: Callable[[], GangResult], on: Board, cancelled: threading.Event) -> Run:
+def run_of(work: Callable[[], GangResult], on: GangBoard, cancelled: threading.Event) -> Run:
     def start(body: Callable[[], None]) -> None:
         threading.Thread(target=body, daemon=True).start()
 
@@ -270,7 +270,7 @@ def test_an_interrupt_tells_in_a_line_what_has_become_of_the_run(
 ) -> None:
     cancelled, told = (
         threading.Event(),
-        Board("run-1", wanted=2, gpus=gpus, progress=progress_of("off")),
+        GangBoard("run-1", wanted=2, gpus=gpus, progress=progress_of("off")),
     )
 
     def work() -> GangResult:

@@ -15,7 +15,7 @@ from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import progress_of
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 
 NASTY = "<script>alert(1)</script>"
@@ -55,7 +55,7 @@ def result(ranks: int = 2) -> GangResult:
 
 
 def run() -> Run:
-    board = Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
+    board = GangBoard("run-1", wanted=2, gpus=1, progress=progress_of("off"))
     board.state(GangState.WAITING, ["node1"], NASTY)
     return Run(board, threading.Event(), result, lambda body: None)
 

@@ -26,7 +26,7 @@ from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.launcher.data_staging import StagedData
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 
@@ -42,7 +42,7 @@ class Frame:
 class Told(NoDisplay):
     def __init__(self) -> None:
         self.states: list[tuple[str, str]] = []
-        self.boards: list[Board] = []
+        self.boards: list[GangBoard] = []
 
     def status(self, status: RunStatus) -> None:
         self.states.append((status.state, status.waiting_for))
@@ -89,7 +89,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
         shape = ExecutorShape(1, 1, 512, 4608)
         plan = LaunchPlan(GangSpec("fit", workers=workers), workers, 1, shape, "q", {}, paths)
         application = cast(GangApplication, SimpleNamespace(should_keep_data=keeps))
-        board = Board("fit-1", workers, 1, Shielded(told))
+        board = GangBoard("fit-1", workers, 1, Shielded(told))
         told.boards.append(board)
         return StagedData(datasets, plan, application, board, cancelled or threading.Event())
 
@@ -287,7 +287,7 @@ def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:
 
 
 def test_states_of_data_come_before_the_wait() -> None:
-    board = Board("fit-1", 1, 1, progress_of("off"))
+    board = GangBoard("fit-1", 1, 1, progress_of("off"))
     board.state(GangState.PREPARING, why="writing data: 1 of 2 tasks")
     assert board.status().waiting_for == "writing data: 1 of 2 tasks"
     board.state(GangState.WAITING)

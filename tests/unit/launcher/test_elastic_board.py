@@ -34,10 +34,10 @@ class Gang:
 
     def hold(self, held: int, ready: int | None = None, wanted: int = 4, why: str = "") -> None:
         hosts = [f"node{n}" for n in range(held if ready is None else ready)]
-        self.board.executors(held, hosts, wanted, why)
+        self.board.record_executors(held, hosts, wanted, why)
 
     def begin(self, executors: int) -> None:
-        self.board.begins([f"node{n}" for n in range(executors)], 2 * executors)
+        self.board.start_world([f"node{n}" for n in range(executors)], 2 * executors)
         if self.board.status().state == "waiting":
             self.board.mark("granted")
             self.board.state(GangState.GRANTED)
@@ -45,7 +45,7 @@ class Gang:
         self.board.state(GangState.STARTING)
 
     def enter(self, second: float) -> None:
-        self.at(second).entered(1000.0 + second)
+        self.at(second).record_entry(1000.0 + second)
         self.board.state(GangState.RUNNING)
 
     def release(self, second: float) -> None:
@@ -61,27 +61,27 @@ def spent(gang: Gang) -> tuple[float, float, float, float]:
 def grown() -> Gang:
     """Return a gang with a world of 2 executors from 12 s to 30 s, and of 3 from 34 s to 50 s."""
     gang = Gang()
-    gang.at(5).executors(1, ["node0"], 4, "")
-    gang.at(10).executors(2, ["node0", "node1"], 4, "")
+    gang.at(5).record_executors(1, ["node0"], 4, "")
+    gang.at(10).record_executors(2, ["node0", "node1"], 4, "")
     gang.begin(2)
     gang.enter(12)
     gang.at(20)
     gang.hold(3)
-    gang.at(28).stops()
-    gang.at(30).returned()
+    gang.at(28).record_stop()
+    gang.at(30).record_return()
     gang.board.mark("returned")
-    gang.board.ended(WorldEnd.GREW, "")
+    gang.board.record_end(WorldEnd.GREW, "")
     gang.at(31)
     gang.begin(3)
     gang.enter(34)
-    gang.at(50).returned()
+    gang.at(50).record_return()
     gang.board.mark("returned")
     return gang
 
 
 def test_gpu_seconds_of_a_gang_that_grew() -> None:
     gang = grown()
-    gang.board.ended(WorldEnd.RETURNED, "")
+    gang.board.record_end(WorldEnd.RETURNED, "")
     gang.release(52)
     gang.at(99)
     held = ((52 - 5) + (52 - 10) + (52 - 20)) * 2
@@ -98,15 +98,15 @@ def test_gpu_seconds_of_a_gang_that_grew() -> None:
 
 def test_executors_that_import_the_frameworks_are_starting_and_wait_for_nobody() -> None:
     gang = Gang()
-    gang.at(5).executors(1, ["node0"], 1, "", warming=1)
-    gang.at(20).executors(2, ["node0", "node1"], 2, "", warming=1)
-    gang.at(22).executors(2, ["node0", "node1"], 2, "", warming=0)
+    gang.at(5).record_executors(1, ["node0"], 1, "", warming=1)
+    gang.at(20).record_executors(2, ["node0", "node1"], 2, "", warming=1)
+    gang.at(22).record_executors(2, ["node0", "node1"], 2, "", warming=0)
     gang.at(23)
     gang.begin(2)
     gang.enter(24)
-    gang.at(30).returned()
+    gang.at(30).record_return()
     gang.board.mark("returned")
-    gang.board.ended(WorldEnd.RETURNED, "")
+    gang.board.record_end(WorldEnd.RETURNED, "")
     gang.release(30)
     seconds = gang.board.result().gpu_seconds
     assert seconds.starting == ((22 - 5) + (24 - 23) * 2) * 2
@@ -130,10 +130,10 @@ def test_an_executor_counts_until_it_is_lost() -> None:
     gang.hold(3)
     gang.begin(3)
     gang.enter(1)
-    gang.at(10).lost_executor()
+    gang.at(10).record_loss()
     gang.hold(2)
-    gang.at(14).returned()
-    gang.board.ended(WorldEnd.LOST, "the executor on node2 was lost")
+    gang.at(14).record_return()
+    gang.board.record_end(WorldEnd.LOST, "the executor on node2 was lost")
     (world,) = gang.board.result().worlds
     assert world.gpu_seconds == (14 + 14 + 10) * 2
     assert (world.end, world.why) == ("lost", "the executor on node2 was lost")
@@ -175,7 +175,7 @@ def test_uploads_are_publishing_of_the_last_world() -> None:
     gang.at(53)
     assert spent(gang)[2] == 3 * 6
     gang.at(55).state(GangState.RELEASING)
-    gang.board.ended(WorldEnd.RETURNED, "")
+    gang.board.record_end(WorldEnd.RETURNED, "")
     gang.at(56).mark("released")
     held, training, publishing, idle = spent(gang)
     assert publishing == 5 * 6
@@ -214,7 +214,7 @@ def placed(gang: Gang, executors: int) -> RankTable:
         GangExecutor(n, f"c{n}", f"node{n}", "10.0.0.1", ("a", "b")) for n in range(executors)
     ]
     ranks = RankTable(assign_ranks(containers, 2))
-    gang.board.placed(ranks)
+    gang.board.record_placement(ranks)
     return ranks
 
 
@@ -225,9 +225,9 @@ def test_what_ranks_lost_is_that_of_all_worlds() -> None:
     gang.begin(2)
     placed(gang, 2).blocked(0, 3.0, 1.0)
     gang.enter(4)
-    gang.at(20).returned()
+    gang.at(20).record_return()
     gang.board.mark("returned")
-    gang.board.ended(WorldEnd.GREW, "")
+    gang.board.record_end(WorldEnd.GREW, "")
     gang.at(21)
     gang.hold(3)
     gang.begin(3)
@@ -235,10 +235,10 @@ def test_what_ranks_lost_is_that_of_all_worlds() -> None:
     last = placed(gang, 3)
     last.blocked(5, 2.0, 0.0)
     gang.enter(23)
-    gang.at(30).returned()
+    gang.at(30).record_return()
     last.blocked(5, 2.5, 0.0)
     gang.board.mark("returned")
-    gang.board.ended(WorldEnd.RETURNED, "")
+    gang.board.record_end(WorldEnd.RETURNED, "")
     gang.release(31)
     seconds = gang.board.result().gpu_seconds
     assert (seconds.waiting_for_data, seconds.checkpointing) == (5.5, 1.0)
@@ -251,6 +251,6 @@ def test_a_world_that_never_ran_was_starting() -> None:
     gang.at(0)
     gang.hold(2)
     gang.begin(2)
-    gang.at(6).returned()
-    gang.board.ended(WorldEnd.LOST, "")
+    gang.at(6).record_return()
+    gang.board.record_end(WorldEnd.LOST, "")
     assert gang.board.result().gpu_seconds.starting == 6 * 2 * 2

@@ -55,7 +55,7 @@ def test_only_the_time_without_a_launch_counts(held: Held) -> None:
     """Waits 10 s, then idles for 30 s, trains for 60 s, idles for 20 s; loses an executor then."""
     held.time.begins()
     held.holds(1010.0, 2)
-    held.time.acquired(SimpleNamespace(waited=10.0, seconds_held=6.0))
+    held.time.acquired(SimpleNamespace(seconds_waited=10.0, seconds_held=6.0))
     held.holds(1040.0, 0)
     held.holds(1100.0, 2)
     held.holds(1120.0, 1)

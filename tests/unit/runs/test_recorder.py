@@ -23,7 +23,7 @@ from hopsgpu.runs import recorder as recording_module
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails, packages, write
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background, Work
 from hopsgpu.storage.lake import LakePath
 from tests.conftest import until
@@ -68,7 +68,7 @@ class Recorded:
 
     def __init__(self, directory: Path, spec: GangSpec = GangSpec("fit")) -> None:  # noqa: B008
         self.file = directory / "run.json"
-        self.board = Board("fit-1", 1, 1, progress_of("off"))
+        self.board = GangBoard("fit-1", 1, 1, progress_of("off"))
         self.background = Background("records")
         self.cancelled = threading.Event()
         lake = LakePath(f"file://{directory}")
@@ -124,10 +124,10 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
         ranks = RankTable(assign_ranks([GangExecutor(0, "c0", "node1", "10.0.0.1", ())], 1))
-        recorded.board.placed(ranks)
+        recorded.board.record_placement(ranks)
         ranks.started(0, 42)
         with recorded.recording.following(attempt):
-            recorded.board.metrics([{"loss": 0.25}])
+            recorded.board.record_metrics([{"loss": 0.25}])
             assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}], SECONDS)
             assert until(lambda: bool(attempt.brought), SECONDS)
         recorded.background.flush(SECONDS)

@@ -15,14 +15,14 @@ from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 
 
-def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
+def board() -> GangBoard:
+    return GangBoard("run-1", wanted=2, gpus=1, progress=progress_of("off"))
 
 
-def started(run_board: Board, work: object, cancelled: threading.Event | None = None) -> Run:
+def started(run_board: GangBoard, work: object, cancelled: threading.Event | None = None) -> Run:
     def start_thread(body: object) -> None:
         threading.Thread(target=body, daemon=True).start()  # type: ignore[arg-type]
 

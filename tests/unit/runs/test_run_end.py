@@ -22,7 +22,7 @@ from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.run_end import run_to_end
-from hopsgpu.runs.status_board import Board
+from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
 
 
@@ -30,7 +30,7 @@ class Fit:
     """A run that does what a test says; notes how it stood when it was asked for what."""
 
     def __init__(self, directory: Path, does: Callable[[], None]) -> None:
-        board = Board("fit-1", 1, 1, progress_of("off"))
+        board = GangBoard("fit-1", 1, 1, progress_of("off"))
         site: Any = SimpleNamespace(id="application_1", user="alice", versions={}, error_text=str)
         plan = LaunchPlan(
             GangSpec("fit"),
@@ -96,7 +96,7 @@ def test_a_run_that_succeeds_has_its_record_and_the_rest_before_it_returns(tmp_p
     assert (run.record["error"], run.record["data"]) == (None, {"data": {"rows": 7}})
     assert run.record["reason"] == "succeeded"
     board = run.active.board
-    assert (board.status().state, board.held) == ("succeeded", "its GPUs are back")
+    assert (board.status().state, board.executors_fate) == ("succeeded", "its GPUs are back")
 
 
 def test_who_does_not_wait_leaves_problems_to_the_owner_of_the_background_work(

@@ -13,11 +13,11 @@ from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import Timeline
 from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.runs.status_board import Board, gpu_seconds
+from hopsgpu.runs.status_board import GangBoard, gpu_seconds
 
 
-def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=progress_of("off"))
+def board() -> GangBoard:
+    return GangBoard("run-1", wanted=2, gpus=1, progress=progress_of("off"))
 
 
 def two_ranks() -> RankTable:
@@ -91,7 +91,7 @@ def test_a_run_that_is_tried_again_begins_anew_with_its_phases() -> None:
         told.state(state, ["node1"])
     told.mark("granted")
     told.mark("started", 1.0)
-    told.retry()
+    told.record_retry()
     assert told.attempt == told.status().attempt == 1
     timeline = told.status().timeline
     assert (timeline.granted, timeline.started, timeline.returned) == (None, None, None)
@@ -100,7 +100,7 @@ def test_a_run_that_is_tried_again_begins_anew_with_its_phases() -> None:
 
 def test_a_rank_is_seen_from_its_start_and_reported_once_all_have_ended() -> None:
     told, ranks = board(), two_ranks()
-    told.placed(ranks)
+    told.record_placement(ranks)
     assert told.ranks == ()
     ranks.started(1, 71)
     end(ranks, 1)
@@ -125,16 +125,16 @@ def test_a_function_begins_by_the_clock_of_its_ranks_node() -> None:
 
 def test_an_attempt_leaves_its_ranks_and_warnings_until_the_next_has_its_places() -> None:
     told, first = board(), two_ranks()
-    told.placed(first)
+    told.record_placement(first)
     told.warn("of the run")
     for _ in range(2):
         told.warn_of_attempt("of the first attempt")
     first.started(0, 70)
-    told.retry()
+    told.record_retry()
     assert (told.attempt, told.status().ranks) == (1, ())
     assert [report.pid for report, _ in told.ranks] == [70]
     assert told.warnings == ("of the run", "of the first attempt")
-    told.placed(two_ranks())
+    told.record_placement(two_ranks())
     assert told.ranks == () and told.warnings == ("of the run",)
 
 
@@ -143,7 +143,7 @@ def test_a_display_that_stopped_is_a_warning() -> None:
         def status(self, status: object) -> None:
             raise OSError("the terminal is gone")
 
-    told = Board("run-1", 2, 1, Shielded(Broken()))
+    told = GangBoard("run-1", 2, 1, Shielded(Broken()))
     told.warn("a warning")
     told.state(GangState.WAITING)
     assert told.result().warnings == (
@@ -154,8 +154,8 @@ def test_a_display_that_stopped_is_a_warning() -> None:
 
 def test_waiting_counts_in_all_attempts_and_while_it_lasts() -> None:
     now = [100.0]
-    told = Board("fit-1", 2, 1, progress_of("off"), lambda: now[0])
-    assert told.waited == 0.0
+    told = GangBoard("fit-1", 2, 1, progress_of("off"), lambda: now[0])
+    assert told.seconds_waited == 0.0
 
     def goes(at: float, *states: GangState) -> None:
         now[0] = at
@@ -164,16 +164,16 @@ def test_waiting_counts_in_all_attempts_and_while_it_lasts() -> None:
 
     goes(110.0, GangState.WAITING)
     now[0] = 115.0
-    assert told.waited == 5.0
+    assert told.seconds_waited == 5.0
     goes(120.0, GangState.WAITING)
     goes(130.0, GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING)
     now[0] = 200.0
-    assert told.waited == 20.0
-    told.retry()
+    assert told.seconds_waited == 20.0
+    told.record_retry()
     goes(200.0, GangState.WAITING)
     goes(207.0, GangState.RELEASING)
     goes(300.0, GangState.FAILED)
-    assert told.waited == 27.0
+    assert told.seconds_waited == 27.0
 
 
 def test_what_ranks_lost_is_weighed_by_their_gpus() -> None:
@@ -198,7 +198,7 @@ class Run:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.board = Board("fit-1", 2, 1, progress_of("off"), lambda: self.now)
+        self.board = GangBoard("fit-1", 2, 1, progress_of("off"), lambda: self.now)
         self.ranks = two_ranks()
 
     def at(self, now: float, *states: GangState) -> None:
@@ -210,7 +210,7 @@ class Run:
         self.at(granted, GangState.GRANTED, GangState.READY, GangState.STARTING)
         self.board.mark("granted")
         self.ranks = two_ranks()
-        self.board.placed(self.ranks)
+        self.board.record_placement(self.ranks)
         self.at(started, GangState.RUNNING)
         self.board.mark("started")
 
@@ -225,7 +225,7 @@ def test_gpu_seconds_have_parts_that_add_up_over_attempts() -> None:
     run.at(140.0)
     run.board.mark("returned")
     run.at(141.0)
-    run.board.retry()
+    run.board.record_retry()
     first = run.board.result().gpu_seconds
     assert (first.held, first.training, first.idle) == (36.0 + 31.0, 48.0, 19.0)
     assert (first.starting, first.waiting_for_data, first.checkpointing) == (12.0, 4.0, 1.0)

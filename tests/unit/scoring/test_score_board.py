@@ -10,18 +10,18 @@ from hopsgpu.scoring.score_board import ScoreBoard
 
 def board() -> ScoreBoard:
     board = ScoreBoard("s-1", PlacementTerms(0, 4), 1, score_progress_of("off"))
-    board.planned(rows=1000, parts=10, done=2, complete=200)
+    board.set_parts(rows=1000, parts=10, done=2, complete=200)
     return board
 
 
 def test_rows_count_as_they_are_scored_and_once() -> None:
     there = board()
-    there.scored(2, 40)
+    there.record_rows(2, 40)
     assert there.status().scored == 240
-    there.scored(2, 0)
-    there.scored(3, 100)
+    there.record_rows(2, 0)
+    there.record_rows(3, 100)
     assert there.status().scored == 300
-    there.kept(3, 100)
+    there.record_kept(3, 100)
     status = there.status()
     assert (status.scored, status.done, there.rows_kept) == (300, 3, 300)
 
@@ -29,7 +29,7 @@ def test_rows_count_as_they_are_scored_and_once() -> None:
 def test_what_is_left_out_is_listed_in_order() -> None:
     there = board()
     for number in (7, 4):
-        there.left_out(number, FailedPart(100 * number, 100, "somewhere", 3, "no"))
+        there.record_left_out(number, FailedPart(100 * number, 100, "somewhere", 3, "no"))
     assert [part.first for part in there.failed_parts] == [400, 700]
     assert there.status().failed == 2
 

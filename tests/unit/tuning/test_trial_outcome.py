@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.metrics import report_line
-from hopsgpu.runs.gpu_accounting import _MOST_MOMENTS, GpuAccount, Moment
+from hopsgpu.runs.gpu_accounting import _MAX_MOMENTS, GpuAccount, Moment
 from hopsgpu.tuning.trial_outcome import NoMetric, Reports, metric_of
 
 
@@ -93,11 +93,11 @@ def test_lines_that_are_none_are_left_out() -> None:
 
 def test_gpu_seconds_are_those_of_executors_held_and_slots_taken() -> None:
     tally = GpuAccount(gpus=2, slots=2)
-    tally.executors(1, 0.0)
-    tally.slots(1, 10.0)
-    tally.executors(1, 20.0)
-    tally.slots(-1, 30.0)
-    tally.executors(-2, 40.0)
+    tally.change_executors(1, 0.0)
+    tally.change_slots(1, 10.0)
+    tally.change_executors(1, 20.0)
+    tally.change_slots(-1, 30.0)
+    tally.change_executors(-2, 40.0)
     seconds = tally.seconds(50.0)
     # Held: 20 s one executor and 20 s two; half an executor ran from 10 to 30.
     assert (seconds.held, seconds.training, seconds.idle) == (120.0, 20.0, 100.0)
@@ -108,16 +108,16 @@ def test_gpu_seconds_are_those_of_executors_held_and_slots_taken() -> None:
 def test_a_search_on_cpus_counts_executors_and_no_gpu_time() -> None:
     tally = GpuAccount(gpus=0, slots=1)
     assert tally.share == 0.0
-    tally.executors(2, 0.0)
-    tally.slots(1, 0.0)
+    tally.change_executors(2, 0.0)
+    tally.change_slots(1, 0.0)
     assert tally.moments[-1] == Moment(0.0, 2.0, 1.0)
     assert tally.seconds(10.0).held == 0.0 and tally.share == 0.5
 
 
 def test_the_picture_of_a_long_search_keeps_its_ends_and_its_size() -> None:
     tally = GpuAccount(gpus=1, slots=1)
-    for second in range(3 * _MOST_MOMENTS):
-        tally.slots(1 if second % 2 else -1, float(second))
+    for second in range(3 * _MAX_MOMENTS):
+        tally.change_slots(1 if second % 2 else -1, float(second))
     times = [moment.time for moment in tally.moments]
-    assert len(times) <= _MOST_MOMENTS and times == sorted(times)
-    assert (times[0], times[-1]) == (0.0, 3.0 * _MOST_MOMENTS - 1)
+    assert len(times) <= _MAX_MOMENTS and times == sorted(times)
+    assert (times[0], times[-1]) == (0.0, 3.0 * _MAX_MOMENTS - 1)
