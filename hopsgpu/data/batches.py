@@ -310,7 +310,6 @@ def _join_unordered(
     memory: _WindowMemory,
     is_own: bool,
 ) -> Block:
-    """Return the rows of windows, which the reader puts in order."""
     names = group[0][0][0].arrays
     columns = {name: [block.arrays[name] for block in _blocks_of(group)] for name in names}
     unordered = {name: arrays for name, arrays in columns.items() if not _is_narrow(arrays[0])}
@@ -367,7 +366,6 @@ def _is_narrow(array: Array) -> bool:
 
 
 def _take(arrays: Sequence[Array], order: Array) -> Array:
-    """Return the rows of all arrays in an order, read-only."""
     import numpy as np
 
     rows: Array = np.concatenate(arrays).take(order, axis=0)

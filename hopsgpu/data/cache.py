@@ -80,7 +80,6 @@ class Cache:
         self.checked: set[Hashable] = set()
 
     def is_cached(self, key: str) -> bool:
-        """Return whether record batches are cached under the key."""
         return (self._directory / key).exists()
 
     def read(self, key: str, *, should_touch: bool = True) -> Iterator[Chunk] | None:
@@ -265,7 +264,6 @@ class _CacheFile:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the file, and remove it if it was not renamed."""
         with contextlib.suppress(OSError):  # the disk is full, or was taken away
             if self._file is not None:
                 self._file.close()

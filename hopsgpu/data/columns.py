@@ -168,7 +168,6 @@ def _is_tensor(kind: Any) -> bool:
 
 
 def _scalar_column(name: str, kind: Any) -> Column:
-    """Return a column of numbers, dates or times."""
     import numpy as np
     import pyarrow as pa
 

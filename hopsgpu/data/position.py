@@ -79,7 +79,6 @@ class Position:
         return Position(legs, digests), changed
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the position as the fields of a JSON object."""
         datasets = {name: [asdict(leg) for leg in legs] for name, legs in self.legs.items()}
         return {"version": _VERSION, "datasets": datasets, "digests": dict(self.digests)}
 
@@ -181,7 +180,6 @@ class Pass:
         return self.is_open and 0 < self.handed < self.total
 
     def progress(self) -> Leg:
-        """Return the description of the pass with the position in it."""
         if not self.is_known:
             epoch = self.leg.epoch if self.fallback is None else self.fallback
             return replace(self.leg, epoch=epoch, batches=0)
@@ -257,7 +255,6 @@ class Tracker:
         self.begin(pass_)
 
     def complete(self, epoch: int) -> None:
-        """Record that an epoch is trained."""
         self._completed = epoch
         self.begin(Pass(Leg(self.ranks, epoch + 1), 1))
 

@@ -110,7 +110,6 @@ class RankDatasets:
 
     @property
     def view(self) -> RankData | dict[str, RankData]:
-        """Return the value of `context().data`."""
         return next(iter(self.named.values())) if self.is_single else self.named
 
     @property

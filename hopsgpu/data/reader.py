@@ -178,7 +178,6 @@ def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
 
 
 def _select_rows(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
-    """Yield the rows of the slices from a row group's record batches."""
     pending = deque(run)
     begin = 0
     while pending:

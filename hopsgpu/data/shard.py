@@ -64,18 +64,15 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows of the shard."""
         return sum(part.rows for part in self.slices)
 
     @functools.cached_property
     def arrow_schema(self) -> Any:
-        """Return the schema as a pyarrow.Schema."""
         import pyarrow as pa
 
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
     def dump(self) -> bytes:
-        """Return the shard as JSON."""
         content = {
             "version": _VERSION,
             "url": self.url,

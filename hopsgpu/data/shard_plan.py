@@ -75,7 +75,6 @@ def _row_groups(groups: Sequence[Sequence[int]]) -> list[GroupRows]:
 def _deal(
     groups: Iterable[GroupRows], ranks: int, remainder: str, random_: random.Random
 ) -> tuple[tuple[Slice, ...], ...]:
-    """Return the rows of each rank."""
     parts = list(groups)
     total = sum(map(_rows, parts))
     if ranks > 1:
@@ -260,12 +259,10 @@ def reader_ends(rows: int, size: int, readers: int) -> list[int]:
 
 
 def whole_rows(rows: int, size: int, drop_remainder: bool) -> int:
-    """Return the number of rows in an epoch's batches."""
     return rows // size * size if drop_remainder else rows
 
 
 def batch_count(rows: int, size: int, drop_remainder: bool) -> int:
-    """Return the number of batches of an epoch."""
     whole, rest = divmod(rows, size)
     return whole + bool(rest and not drop_remainder)
 

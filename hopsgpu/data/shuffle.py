@@ -71,7 +71,6 @@ def split_into_pieces(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Sl
 
 
 def shuffle_items(items: Sequence[T], seed: int, epoch: int) -> list[T]:
-    """Return the items in an order that seed and epoch determine."""
     order = list(items)
     random.Random(f"{seed} {epoch}").shuffle(order)
     return order
@@ -138,7 +137,6 @@ def split_piece(piece: int, rows: int, window: int) -> Iterator[Strip]:
 def group_into_windows(
     strips: Iterable[T], rows_of: Callable[[T], int], window: int
 ) -> Iterator[list[T]]:
-    """Yield the strips of each window."""
     group: list[T] = []
     rows = 0
     for strip in strips:

@@ -75,17 +75,14 @@ class ParquetSource:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of rows of all files."""
         return sum(sum(file.groups) for file in self.files)
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of all files."""
         return sum(file.size for file in self.files)
 
     @property
     def arrow_schema(self) -> Any:
-        """Return the schema as a pyarrow.Schema."""
         import pyarrow as pa
 
         return pa.ipc.read_schema(pa.py_buffer(self.schema))

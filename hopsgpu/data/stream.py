@@ -80,7 +80,6 @@ class ShardStream:
         return self._exit_stack.enter_context(reader)
 
     def is_cached(self) -> bool:
-        """Return whether all rows are on the local disk."""
         cache = self._cache
         if cache is None:
             return False

@@ -68,7 +68,6 @@ def dataset(
             return count
 
         def set_epoch(self, epoch: int) -> None:
-            """Set the epoch of the next iteration."""
             self._epoch = epoch
 
         def begin(self, readers: int) -> Pass:

@@ -62,8 +62,6 @@ def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
 
 
 class Digest:
-    """The digest of consecutive blocks."""
-
     def __init__(self) -> None:
         import xxhash
 
@@ -71,19 +69,16 @@ class Digest:
         self._state: Any = xxhash.xxh3_128()
 
     def update(self, block: bytes | memoryview) -> None:
-        """Add the next block."""
         self._bytes += len(block)
         self._state.update(block)
 
     def copy(self) -> Digest:
-        """Return an independent digest of the same blocks."""
         other = Digest.__new__(Digest)
         other._bytes, other._state = self._bytes, self._state.copy()
         return other
 
     @property
     def facts(self) -> FileFacts:
-        """Return the facts of the blocks until now."""
         return FileFacts(self._bytes, self._state.hexdigest())
 
 
@@ -104,7 +99,6 @@ class DigestingReader:
 
     @property
     def facts(self) -> FileFacts:
-        """Return the facts of the blocks that `blocks` has yielded."""
         return self._digest.facts
 
     def blocks(self) -> Generator[bytes, None, None]:

@@ -182,7 +182,6 @@ def refusal(java: str, text: str) -> Exception:
 
 
 def explain(error: BaseException) -> ErrorMeaning:
-    """Return the meaning of an error that a file system raised."""
     reason = _first_line(error)
     if _NO_DEFAULT in reason:
         return ErrorMeaning("", _NO_DEFAULT, _NAME_NODE)

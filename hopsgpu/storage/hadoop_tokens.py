@@ -116,7 +116,6 @@ def name_configured_tokens(environment: MutableMapping[str, str]) -> None:
 
 
 def hdfs_services(environment: Mapping[str, str]) -> list[str]:
-    """Return the services of the container's HDFS tokens."""
     try:
         return sorted({token[4].decode(errors="replace") for token in _hdfs_tokens(environment)})
     except ValueError:
@@ -178,7 +177,6 @@ def token_owner(environment: Mapping[str, str]) -> str | None:
 
 
 def name_services(properties: Mapping[str, str]) -> dict[str, set[str]]:
-    """Return the hosts of the NameNodes of each name service in Hadoop's properties."""
     hosts: dict[str, set[str]] = {}
     for name, value in properties.items():
         if match := _SERVICE_ADDRESS.fullmatch(name):
@@ -187,7 +185,6 @@ def name_services(properties: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def _name_service(token: tuple[bytes, ...]) -> str:
-    """Return the name service of a token; "" if it is for an address."""
     service = token[4].decode(errors="replace")
     return service.removeprefix("ha-hdfs:") if service.startswith("ha-hdfs:") else ""
 
@@ -426,7 +423,6 @@ def _read_vint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _vint(number: int) -> bytes:
-    """Return a length in the format of Hadoop's WritableUtils."""
     if number <= 127:
         return bytes([number])
     size = (number.bit_length() + 7) // 8

@@ -87,29 +87,22 @@ class Hdfs:
         self._threads = WorkerThreadPool("hopsgpu-hdfs")
 
     def make(self, path: str) -> None:
-        """Create a directory, and those above it."""
         self._call(lambda: self._client.mkdirs(path, 0o777 & ~self._mask, True))
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Set permission bits."""
         self._call(lambda: self._client.set_permission(path, mode))
 
     def stat(self, path: str) -> FileStatus:
-        """Return the status of a file or directory."""
         return _status(self._call(lambda: self._client.get_file_info(path)))
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
-        """Return the status of all files and directories in a directory."""
         return tuple(map(_status, self._call(lambda: list(self._client.list_status(path)))))
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
-        """Yield a reader of a file's bytes."""
         yield _Reader(self._call(lambda: self._client.read(path)), self._threads)
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Return a file's bytes in order, as an iterator."""
-
         def open_stream() -> Iterator[bytes]:
             reader = self._client.read(path)
             return iter(reader.read_range_stream(0, len(reader)))
@@ -118,7 +111,6 @@ class Hdfs:
         return _packets(self._threads, open_stream, min(self._answer, _READ_SECONDS))
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Create a file from blocks."""
         from hdfs_native import WriteOptions
 
         options = WriteOptions(
@@ -150,11 +142,9 @@ class Hdfs:
         self._fill(writer, [content])
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Rename a file or directory."""
         self._call(lambda: self._client.rename(source, target, replace))
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all below it."""
         with contextlib.suppress(FileNotFoundError):
             self._call(lambda: self._client.delete(path, True))
 
@@ -287,7 +277,6 @@ def _call_within(threads: WorkerThreadPool, seconds: float, call: Callable[[], T
 
 @contextlib.contextmanager
 def _errors(seconds: float) -> Iterator[None]:
-    """Turn the errors of hdfs-native into an exception for each kind."""
     try:
         yield
     except TimeoutError as error:

@@ -73,7 +73,6 @@ def meaning(text: str) -> str | None:
 
 
 def _message_at(text: str, at: int) -> str:
-    """Return the message of MIT's library at an offset of a client's message."""
     marks = [(text.rfind(mark, 0, at), mark) for mark in (": ", '"', "\n")]
     begin = max((offset + len(mark) for offset, mark in marks if offset >= 0), default=0)
     return re.split(r"\n|\"| while getting", text[begin:])[0].strip()[:200]
@@ -95,7 +94,6 @@ class KerberosTicket:
 
 
 def is_kerberized(setting: Callable[[str], str | None]) -> bool:
-    """Return whether Hadoop requires Kerberos."""
     return (setting("hadoop.security.authentication") or "").lower() == "kerberos"
 
 
@@ -321,7 +319,6 @@ def _part(parts: list[str], number: int) -> str:
 
 
 def default_realm(environ: Mapping[str, str]) -> str | None:
-    """Return the default realm of krb5.conf, or None."""
     for file in environ.get("KRB5_CONFIG", "/etc/krb5.conf").split(":"):
         try:
             text = Path(file).read_text(encoding="utf-8", errors="replace")

@@ -94,7 +94,6 @@ class LakePath:
 
     @property
     def parent(self) -> LakePath:
-        """Return the directory that contains this path."""
         parent = replace(self, url=f"{self.url.rpartition('/')[0]}/")
         parent.__dict__["client"] = self.client
         return parent
@@ -106,7 +105,6 @@ class LakePath:
 
     @property
     def is_object_store(self) -> bool:
-        """Return whether the path is on an object store."""
         return self.url.partition("://")[0] in OBJECT_STORES
 
     def check_renames(self, use: str, setting: str) -> None:
@@ -197,7 +195,6 @@ class LakePath:
         self._try("change the permissions of", lambda: self.client.set_mode(self.path, mode))
 
     def stat(self) -> FileStatus:
-        """Return the status of the file or directory."""
         return self._try("get the status of", lambda: self.client.stat(self.path))
 
     def owner(self) -> str:
@@ -210,11 +207,9 @@ class LakePath:
         return self.stat().owner
 
     def exists(self) -> bool:
-        """Return whether there is a file or a directory at this path."""
         return self._status() is not None
 
     def entries(self) -> tuple[FileStatus, ...]:
-        """Return the status of all files and directories in the directory."""
         return self._try("list", lambda: self.client.entries(self.path))
 
     def names(self, *, only_directories: bool = False) -> tuple[str, ...]:
@@ -359,8 +354,6 @@ class LakePath:
         return self._try("append to", attempt)
 
     def upload(self, source: Path) -> None:
-        """Stream a local file here."""
-
         def blocks() -> Iterator[bytes]:
             with source.open("rb", buffering=0) as file:
                 while block := file.read(BLOCK):
@@ -369,7 +362,6 @@ class LakePath:
         self._write(blocks)
 
     def download(self, target: Path) -> None:
-        """Stream the file to a local file."""
         with target.open("wb", buffering=0) as file:
 
             def attempt() -> None:

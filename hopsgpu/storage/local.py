@@ -18,15 +18,12 @@ class Local:
     """A `FileSystem` of this machine."""
 
     def make(self, path: str) -> None:
-        """Create a directory and its parents."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Set permission bits."""
         Path(path).chmod(mode)
 
     def stat(self, path: str) -> FileStatus:
-        """Return the status of a file or directory."""
         return _status(path.rpartition("/")[2], Path(path).stat())
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
@@ -43,28 +40,23 @@ class Local:
         return tuple(statuses)
 
     def read(self, path: str) -> io.FileIO:
-        """Return a reader of a file's bytes."""
         return io.FileIO(path, "r")
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Yield a file's bytes in order."""
         with self.read(path) as file:
             while block := file.read(BLOCK):
                 yield block
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Create a file from blocks."""
         with Path(path).open("wb" if replace else "xb", buffering=0) as file:
             for block in blocks:
                 _write_all(file, block)
 
     def append(self, path: str, content: bytes) -> None:
-        """Append to a file that exists."""
         with io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND), "a") as file:
             _write_all(file, content)
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Rename a file or directory."""
         if replace:
             Path(source).replace(target)
         elif Path(source).is_dir():
@@ -83,7 +75,6 @@ class Local:
             Path(source).unlink()
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with its content."""
         try:
             if Path(path).is_dir() and not Path(path).is_symlink():
                 shutil.rmtree(path)

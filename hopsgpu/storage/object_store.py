@@ -112,7 +112,6 @@ class ObjectStore:
         """Do nothing: the store's own policies control access."""
 
     def stat(self, path: str) -> FileStatus:
-        """Return the status of a file or directory."""
         info = self._call(self._client._info, self._key(path))
         # Some programs mark a directory by an empty object with the name of the directory.
         if info["type"] != "directory" and not info["size"] and self._has_files_below(path):
@@ -120,7 +119,6 @@ class ObjectStore:
         return _status(path, info)
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
-        """Return the status of all files and directories in a directory."""
         key = self._key(path)
         infos = self._call(self._client._ls, key, detail=True)
         # Consoles and other programs create empty objects that stand for a directory.
@@ -132,12 +130,10 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
-        """Yield a reader of a file's bytes."""
         with contextlib.closing(_Reader(self, path, self._size(path))) as reader:
             yield reader
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Yield a file's bytes in order."""
         size = self._size(path)
         if size <= _READ_BYTES:
             yield self.range(path, 0, None)
@@ -242,7 +238,6 @@ class ObjectStore:
         return f"{self._bucket}/{path.strip('/')}".rstrip("/")
 
     def _call(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
-        """Return the result of a call of the library, within a time limit."""
         from fsspec.asyn import sync
 
         try:
@@ -354,7 +349,6 @@ def _time_of(info: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Turn the errors of the libraries into those that `error_messages.explain` knows."""
     try:
         yield
     except (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
@@ -366,7 +360,6 @@ def _errors() -> Iterator[None]:
 
 
 def as_exception(error: Exception) -> Exception:
-    """Return the exception for an error of one of the libraries."""
     chain = list(_chain(error))
     message = next((text for text in map(_first_line, chain) if text), type(error).__name__)
     names = {kind.__name__ for cause in chain for kind in type(cause).__mro__}
@@ -413,7 +406,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _codes(error: BaseException) -> Iterator[str]:
-    """Yield the codes of an error of botocore, gcsfs or azure.core."""
     response = getattr(error, "response", None)
     if isinstance(response, Mapping):
         yield str(response.get("Error", {}).get("Code", ""))

@@ -57,7 +57,6 @@ class TimedRead(Generic[T]):
 
     @property
     def is_done(self) -> bool:
-        """Return whether the read has ended."""
         return self._answer.done()
 
     def _read(self, read: Callable[[], T]) -> ReadResult[T]:
@@ -86,7 +85,6 @@ class TimedRead(Generic[T]):
 
     @property
     def seconds_waited(self) -> float:
-        """Return the seconds since the read began."""
         return time.monotonic() - self._start
 
     async def wait(self) -> ReadResult[T]:

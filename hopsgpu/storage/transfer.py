@@ -142,7 +142,6 @@ def _read_all(
 
 @contextlib.contextmanager
 def _log_transfer(title: str, sizes: Mapping[str, int]) -> Iterator[None]:
-    """Log the start and the end of a transfer, with its bytes, time and rate."""
     total, start = sum(sizes.values()), time.monotonic()
     is_large = total >= _NOTABLE_BYTES
     log.log(_level(is_large), "%s: begins, %d files, %d bytes", title, len(sizes), total)

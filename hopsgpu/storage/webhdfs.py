@@ -81,40 +81,33 @@ class WebHdfs:
         self._is_writable = False
 
     def make(self, path: str) -> None:
-        """Create a directory, and those above it."""
         self._check_writable(path)
         _call(lambda: self._client._mkdirs(path, permission=f"{0o777 & ~self._mask:o}"))
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Set permission bits."""
         self._check_writable(path)
         _call(lambda: self._client._set_permission(path, permission=f"{mode:o}"))
 
     def stat(self, path: str) -> FileStatus:
-        """Return the status of a file or directory."""
         answer = _call(lambda: self._client._get_file_status(path).json())
         return _status(path.rpartition("/")[2], answer["FileStatus"])
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
-        """Return the status of all files and directories in a directory."""
         answer = _call(lambda: self._client._list_status(path).json())
         statuses = answer["FileStatuses"]["FileStatus"]
         return tuple(_status(s["pathSuffix"] or path.rpartition("/")[2], s) for s in statuses)
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
-        """Yield a reader of a file's bytes."""
         with contextlib.closing(_Reader(self._client, path, self.stat(path))) as reader:
             yield reader
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Yield a file's bytes, from its beginning to its end."""
         with self.read(path) as reader:
             while block := reader.read(BLOCK):
                 yield block
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Create a file from blocks."""
         options = {
             "overwrite": str(replace).lower(),
             "permission": f"{0o666 & ~self._mask:o}",
@@ -123,17 +116,14 @@ class WebHdfs:
         self._send("PUT", lambda: self._client._create(path, **options), blocks)
 
     def append(self, path: str, content: bytes) -> None:
-        """Append to a file that exists."""
         self._send("POST", lambda: self._client._append(path), [content])
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Rename a file or directory."""
         self._check_writable(target)
         option = "OVERWRITE" if replace else "NONE"
         _call(lambda: self._client._rename(source, destination=target, renameoptions=option))
 
     def remove(self, path: str) -> None:
-        """Remove a file, or a directory with all below it."""
         self._check_writable(path)
         with contextlib.suppress(FileNotFoundError):
             _call(lambda: self._client._delete(path, recursive="true"))
@@ -290,7 +280,6 @@ def _redact(text: str) -> str:
 
 
 def _check(answer: Any) -> None:
-    """Raise the error that a DataNode answered, if there is one."""
     from hdfs.client import _to_error
 
     if not answer:
