@@ -50,19 +50,19 @@ class NameNode:
         self.operations["getFileInfo"] += 1
         return self._file(name)
 
-    def write(self, name: str, user: str, *, replace: bool) -> None:
+    def write(self, name: str, user: str, *, should_replace: bool) -> None:
         """Create an empty file, for which no block is asked."""
         self.operations["create"] += 1
-        if name in self._files and not replace:
+        if name in self._files and not should_replace:
             raise FileExistsError(name)
         self.operations["complete"] += 1
         self._files[name] = FileStatus(name, int(self._clock() * 1000), user, 0o644, False)
 
-    def rename(self, name: str, target: str, *, replace: bool) -> None:
+    def rename(self, name: str, target: str, *, should_replace: bool) -> None:
         """Rename a file; it keeps the time at which it was written."""
         self.operations["rename2"] += 1
         status = self._file(name)
-        if target in self._files and not replace:
+        if target in self._files and not should_replace:
             raise FileExistsError(target)
         del self._files[name]
         self._files[target] = FileStatus(target, status.modified, status.owner, status.mode, False)
@@ -103,16 +103,16 @@ class _Client:
     def blocks(self, path: str) -> Iterator[bytes]:
         raise NotImplementedError
 
-    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+    def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         if any(blocks):
             raise NotImplementedError("a file with content")
-        self._node.write(_name(path), self._user, replace=replace)
+        self._node.write(_name(path), self._user, should_replace=should_replace)
 
     def append(self, path: str, content: bytes) -> None:
         raise NotImplementedError
 
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
-        self._node.rename(_name(source), _name(target), replace=replace)
+    def rename(self, source: str, target: str, *, should_replace: bool) -> None:
+        self._node.rename(_name(source), _name(target), should_replace=should_replace)
 
     def remove(self, path: str) -> None:
         self._node.remove(_name(path))

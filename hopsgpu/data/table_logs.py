@@ -47,7 +47,7 @@ _LOG_FILES = {
     "snapshot": (PAIMON, re.compile(r"snapshot-\d+")),
 }
 _HIVE_DIRECTORY = re.compile(r"(base_\d+|(delete_)?delta_\d+_\d+(_\d+)?)(_v\d+)?")
-# Hive itself pads numbers to seven digits. Of the parents of the data, only padded names count: a
+# Hive itself pads numbers to seven digits. For parents of the data, only padded names count: a
 # parent may be called base_1 for another reason.
 _PADDED_HIVE_DIRECTORY = re.compile(r"(base|(delete_)?delta)_\d{7,}(_\d+)*(_v\d+)?")
 _READ = {

@@ -59,26 +59,48 @@ class FileSystem(Protocol):
     def blocks(self, path: str) -> Iterator[bytes]:
         """Return a file's bytes in order, in blocks of any size; faster than `read`."""
 
-    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+    def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         """Create a file from blocks, in a directory that exists.
 
         Args:
-            replace: whether to replace an existing file; otherwise it is a FileExistsError.
+            should_replace: whether to replace an existing file; otherwise it is a FileExistsError.
         """
 
     def append(self, path: str, content: bytes) -> None:
         """Append to a file that exists."""
 
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
+    def rename(self, source: str, target: str, *, should_replace: bool) -> None:
         """Rename a file or directory.
 
         Args:
-            replace: whether to replace an existing file, atomically; otherwise an existing file or
-                directory, even an empty one, is a FileExistsError.
+            should_replace: whether to replace an existing file, atomically; otherwise an existing
+                file or directory, even an empty one, is a FileExistsError.
         """
 
     def remove(self, path: str) -> None:
         """Remove a file, or a directory with its content, if it exists."""
+
+
+class SizedReader(io.RawIOBase):
+    """The base of readers of a file whose size is known; `_at` is the offset."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        self._at = max(start + offset, 0)
+        return self._at
 
 
 def empty(file: BinaryIO | io.FileIO) -> None:

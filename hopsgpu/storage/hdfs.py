@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from hopsgpu.storage.bounded_calls import Steps, WorkerThreadPool
 from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_KDC, StoreRefusal, refusal
-from hopsgpu.storage.filesystem import FileStatus
+from hopsgpu.storage.filesystem import FileStatus, SizedReader
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import hdfs_services, name_tokens
 from hopsgpu.storage.kerberos import NO_TICKET, has_tokens, meaning
@@ -110,11 +110,11 @@ class Hdfs:
         # The first step also opens the file: waking a thread costs as much as reading a small file.
         return _packets(self._threads, open_stream, min(self._answer, _READ_SECONDS))
 
-    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+    def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         from hdfs_native import WriteOptions
 
         options = WriteOptions(
-            permission=0o666 & ~self._mask, overwrite=replace, create_parent=False
+            permission=0o666 & ~self._mask, overwrite=should_replace, create_parent=False
         )
         self._fill(self._call(lambda: self._client.create(path, options)), blocks)
 
@@ -141,8 +141,8 @@ class Hdfs:
             ) from error
         self._fill(writer, [content])
 
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
-        self._call(lambda: self._client.rename(source, target, replace))
+    def rename(self, source: str, target: str, *, should_replace: bool) -> None:
+        self._call(lambda: self._client.rename(source, target, should_replace))
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -191,26 +191,20 @@ def _key_provider_of(settings: Mapping[str, str]) -> dict[str, str]:
     return {_KEY_PROVIDER: provider} if provider or _KEY_PROVIDER in settings else {}
 
 
-class _Reader(io.RawIOBase):
+class _Reader(SizedReader):
     """hdfs-native's reader with the interface of Python's readers, which has `readinto`."""
 
     def __init__(self, reader: Any, threads: WorkerThreadPool) -> None:
+        super().__init__(len(reader))
         self._reader = reader
         self._threads = threads
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def tell(self) -> int:
         return int(self._reader.tell())
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: len(self._reader)}[whence]
         # hdfs-native panics if it has to seek past the end.
-        self._reader.seek(min(max(start + offset, 0), len(self._reader)))
+        self._reader.seek(min(super().seek(offset, whence), self._size))
         return self.tell()
 
     def read(self, size: int | None = -1) -> bytes:

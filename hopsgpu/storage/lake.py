@@ -291,7 +291,7 @@ class LakePath:
 
         def rename(attempt: int) -> None:
             try:
-                self.client.rename(draft.path, self.path, replace=True)
+                self.client.rename(draft.path, self.path, should_replace=True)
             except FileNotFoundError:
                 if not attempt:  # in a retry, the answer to an earlier attempt may have been lost
                     raise
@@ -312,7 +312,9 @@ class LakePath:
         The result is also False if the NameNode created the file and its answer was lost.
         """
         try:
-            self._try("create", lambda: self.client.write(self.path, [content], replace=False))
+            self._try(
+                "create", lambda: self.client.write(self.path, [content], should_replace=False)
+            )
         except StoreError as error:
             if error.kind == EXISTS:
                 return False
@@ -346,7 +348,7 @@ class LakePath:
                 )
             missing = content[length - at :]
             if length == 0:
-                self.client.write(self.path, [missing], replace=True)
+                self.client.write(self.path, [missing], should_replace=True)
             elif missing:
                 self.client.append(self.path, missing)
             return end
@@ -376,7 +378,7 @@ class LakePath:
 
         def attempt(number: int) -> bool:
             try:
-                self.client.rename(self.path, target.path, replace=False)
+                self.client.rename(self.path, target.path, should_replace=False)
             except FileExistsError:
                 return False
             except FileNotFoundError:
@@ -406,7 +408,7 @@ class LakePath:
             return 0
 
     def _write(self, blocks: Callable[[], Iterable[bytes]]) -> None:
-        self._try("write", lambda: self.client.write(self.path, blocks(), replace=True))
+        self._try("write", lambda: self.client.write(self.path, blocks(), should_replace=True))
 
     def retry_limits(self, stop: threading.Event | None = None) -> RetryLimits:
         """Return the limits of retries, which a stop event, by default this path's own, ends."""

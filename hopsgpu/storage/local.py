@@ -47,8 +47,8 @@ class Local:
             while block := file.read(BLOCK):
                 yield block
 
-    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        with Path(path).open("wb" if replace else "xb", buffering=0) as file:
+    def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
+        with Path(path).open("wb" if should_replace else "xb", buffering=0) as file:
             for block in blocks:
                 _write_all(file, block)
 
@@ -56,8 +56,8 @@ class Local:
         with io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND), "a") as file:
             _write_all(file, content)
 
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
-        if replace:
+    def rename(self, source: str, target: str, *, should_replace: bool) -> None:
+        if should_replace:
             Path(source).replace(target)
         elif Path(source).is_dir():
             # rename(2) replaces an empty directory, so mkdir claims the name first.

@@ -2,9 +2,9 @@
 
 An object store has objects under keys, and neither directories nor a rename. Here a directory is a
 prefix of keys up to a slash. It exists while a file is below it. Writes are atomic: a file appears
-at the end of its write. `write(replace=False)` is the store's own put-if-absent, so that only one
-of several writers succeeds: `If-None-Match: *` of S3 and of Azure, `ifGenerationMatch=0` of Google
-Cloud Storage.
+at the end of its write. `write(should_replace=False)` is the store's own put-if-absent, so that
+only one of several writers succeeds: `If-None-Match: *` of S3 and of Azure, `ifGenerationMatch=0`
+of Google Cloud Storage.
 
 The store's own library finds the credentials. hopsgpu neither reads nor passes them on.
 """
@@ -17,14 +17,13 @@ import importlib
 import io
 import itertools
 import logging
-import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.error_messages import NO_CREDENTIALS, NO_STORE, STORE_DENIED, StoreRefusal
-from hopsgpu.storage.filesystem import FileStatus
+from hopsgpu.storage.filesystem import FileStatus, SizedReader
 
 log = logging.getLogger(__name__)
 
@@ -157,17 +156,17 @@ class ObjectStore:
             raise
         return content
 
-    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+    def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         """Create a file from blocks; it appears with its last byte."""
         remaining = iter(blocks)
         first, size = [], 0
         for block in remaining:
             first.append(block)
             size += len(block)
-            if size > _PART_BYTES and replace:
+            if size > _PART_BYTES and should_replace:
                 break
         else:
-            mode = "overwrite" if replace else "create"
+            mode = "overwrite" if should_replace else "create"
             self._call(self._client._pipe_file, self._key(path), b"".join(first), mode=mode)
             return
         self._write_parts(path, itertools.chain(first, remaining))
@@ -176,7 +175,7 @@ class ObjectStore:
         """Refuse: an object can only be replaced."""
         raise NotImplementedError("an object store does not append to files")
 
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
+    def rename(self, source: str, target: str, *, should_replace: bool) -> None:
         """Refuse: a copy and a removal are not atomic."""
         raise NotImplementedError("an object store has no rename")
 
@@ -250,28 +249,13 @@ class ObjectStore:
             raise
 
 
-class _Reader(io.RawIOBase):
+class _Reader(SizedReader):
     """A reader of a file's bytes, with one request for each read."""
 
     def __init__(self, store: ObjectStore, path: str, size: int) -> None:
+        super().__init__(size)
         self._store = store
         self._path = path
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(start + offset, 0)
-        return self._at
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")

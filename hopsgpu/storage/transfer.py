@@ -201,7 +201,7 @@ def _upload(
         reader = DigestingReader(source, on_facts)
         # Close the generator: the frames of an error would keep the file open.
         with contextlib.closing(blocks()) as content:
-            target.client.write(target.path, content, replace=True)
+            target.client.write(target.path, content, should_replace=True)
 
     target.retry_limits(stop)("write", target.url, attempt)
     return reader.facts

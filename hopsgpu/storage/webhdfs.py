@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.storage.direct_http import direct_session
 from hopsgpu.storage.error_messages import NO_CREDENTIALS, StoreRefusal, refusal
-from hopsgpu.storage.filesystem import BLOCK, FileStatus
+from hopsgpu.storage.filesystem import BLOCK, FileStatus, SizedReader
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import name_services, web_token
 from hopsgpu.storage.identity import PROXY_USER
@@ -107,9 +107,9 @@ class WebHdfs:
             while block := reader.read(BLOCK):
                 yield block
 
-    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+    def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         options = {
-            "overwrite": str(replace).lower(),
+            "overwrite": str(should_replace).lower(),
             "permission": f"{0o666 & ~self._mask:o}",
             "createparent": "false",
         }
@@ -118,9 +118,9 @@ class WebHdfs:
     def append(self, path: str, content: bytes) -> None:
         self._send("POST", lambda: self._client._append(path), [content])
 
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
+    def rename(self, source: str, target: str, *, should_replace: bool) -> None:
         self._check_writable(target)
-        option = "OVERWRITE" if replace else "NONE"
+        option = "OVERWRITE" if should_replace else "NONE"
         _call(lambda: self._client._rename(source, destination=target, renameoptions=option))
 
     def remove(self, path: str) -> None:
@@ -185,34 +185,22 @@ def _credentials(
     return sign
 
 
-class _Reader(io.RawIOBase):
+class _Reader(SizedReader):
     """A reader of a file's bytes, with one request for consecutive reads."""
 
     def __init__(self, client: Any, path: str, status: FileStatus) -> None:
         if status.is_directory:
             raise IsADirectoryError(path)
+        super().__init__(status.size)
         self._client = client
         self._path = path
-        self._size = status.size
-        self._at = 0
         self._answer: Any = None
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        at = max(start + offset, 0)
-        if at != self._at:
+        before = self._at
+        if super().seek(offset, whence) != before:
             self._disconnect()
-            self._at = at
-        return at
+        return self._at
 
     def readinto(self, buffer: Any) -> int:
         content = self.read(len(buffer))

@@ -124,7 +124,7 @@ def test_a_write_that_ends_early_leaves_nothing(
 
     monkeypatch.setattr(object_store, "_PART_BYTES", 5 * MIB)
     with pytest.raises(ZeroDivisionError):
-        lake.client.write(f"{lake.path}/file", blocks(), replace=True)
+        lake.client.write(f"{lake.path}/file", blocks(), should_replace=True)
     assert not lake.exists()
     if emulator.scheme == "s3":
         # Those of the other stores go by themselves.

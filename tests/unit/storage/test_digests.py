@@ -115,7 +115,7 @@ def test_an_upload_that_fails_leaves_no_reader(
     held_up: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(local: Local, path: str, blocks: Iterator[bytes], *, replace: bool) -> None:
+    def refuse(local: Local, path: str, blocks: Iterator[bytes], *, should_replace: bool) -> None:
         for _ in range(5):
             next(blocks)
         held_up()

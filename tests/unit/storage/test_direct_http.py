@@ -84,7 +84,7 @@ def test_yarn_is_asked_directly(proxy: Proxy, redirecting: str) -> None:
 def test_webhdfs_is_asked_directly(proxy: Proxy, redirecting: str) -> None:
     lake = LakePath(f"webhdfs://{redirecting}/a")
     assert lake.read() == b'{"a":1}'
-    lake.client.write(lake.path, [b"x"], replace=True)
+    lake.client.write(lake.path, [b"x"], should_replace=True)
     assert proxy.asked == []
 
 

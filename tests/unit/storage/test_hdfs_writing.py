@@ -60,7 +60,7 @@ def test_blocks_are_written_one_after_another(hdfs: Hdfs, writer: Writer) -> Non
         yield b"second"
 
     writer.go.set()
-    hdfs.write("/file", blocks(), replace=True)
+    hdfs.write("/file", blocks(), should_replace=True)
     assert writer.done == [b"first", b"second", "closed"]
 
 
@@ -72,7 +72,7 @@ def test_why_nothing_could_be_fetched_is_said(hdfs: Hdfs, writer: Writer, error:
 
     writer.go.set()
     with pytest.raises(type(error), match="gone"):
-        hdfs.write("/file", blocks(), replace=True)
+        hdfs.write("/file", blocks(), should_replace=True)
     assert writer.done == [b"first"]
 
 
@@ -88,7 +88,7 @@ def test_a_write_that_hangs_is_given_up_and_nothing_follows_it(
         yield b"never"
 
     with contextlib.closing(blocks()) as given, pytest.raises(OSError, match="no answer in 0 s"):
-        hdfs.write("/file", given, replace=True)
+        hdfs.write("/file", given, should_replace=True)
     writer.go.set()
     threads[0].join(SECONDS)
     assert not threads[0].is_alive()
@@ -110,7 +110,7 @@ def test_what_was_given_up_keeps_nothing(
     gc.disable()
     try:
         with contextlib.suppress(OSError):
-            hdfs.write("/file", blocks, replace=True)
+            hdfs.write("/file", blocks, should_replace=True)
         del blocks
         writer.go.set()
         assert until(lambda: seen() is None, SECONDS)
@@ -129,7 +129,7 @@ def test_a_block_may_take_long_to_be_fetched(
         yield b"second"
 
     writer.go.set()
-    hdfs.write("/file", blocks(), replace=True)
+    hdfs.write("/file", blocks(), should_replace=True)
     assert writer.done == [b"first", b"second", "closed"]
 
 
@@ -148,7 +148,7 @@ def test_after_an_interrupt_nothing_is_on_its_way(
 
     monkeypatch.setattr(WorkerThread, "next_result", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hdfs.write("/file", [b"first", b"never"], replace=True)
+        hdfs.write("/file", [b"first", b"never"], should_replace=True)
     assert writer.done == [b"first"]
 
 
@@ -165,12 +165,12 @@ def test_an_error_of_writing_ends_it(hdfs: Hdfs, writer: Writer) -> None:
 
     writer.write = refuse  # type: ignore[method-assign]
     with pytest.raises(Exception, match="no") as told:
-        hdfs.write("/file", blocks(), replace=True)
+        hdfs.write("/file", blocks(), should_replace=True)
     assert not isinstance(told.value, RuntimeError)
     assert fetched == [0] and writer.done == []
 
 
 @pytest.mark.parametrize("blocks", [[], [b""]])
 def test_an_empty_file_is_closed(hdfs: Hdfs, writer: Writer, blocks: list[bytes]) -> None:
-    hdfs.write("/file", blocks, replace=True)
+    hdfs.write("/file", blocks, should_replace=True)
     assert writer.done == ["closed"]
