@@ -76,7 +76,7 @@ def main() -> None:
     result = hopsgpu.launch(only_reads, args=(SECONDS,), workers=2, data=rows)
     tell("data", **told_of(result))
     tell("saves", **told_of(hopsgpu.launch(only_saves, args=(SECONDS,), workers=1)))
-    nvml_standin.tell(NVML, "0")
+    nvml_standin.set_utilisation(NVML, "0")
     result = hopsgpu.launch(waits, args=(SECONDS,), workers=2, progress="lines")
     tell("unused", **told_of(result))
     try:
@@ -89,7 +89,7 @@ def main() -> None:
         trial_waits, space, trials=1, max_concurrent=1, gpu_idle_timeout="15s", progress="off"
     )
     tell("trial", error=found.trials[0].error, warnings=list(found.warnings))
-    nvml_standin.tell(NVML, "unknown")
+    nvml_standin.set_utilisation(NVML, "unknown")
     result = hopsgpu.launch(waits, args=(SECONDS,), workers=2, gpu_idle_timeout="2s")
     tell("unknown", values=list(result.values), **told_of(result))
 
