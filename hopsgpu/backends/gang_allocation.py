@@ -81,7 +81,6 @@ class GangAllocation:
         return frozenset(key for key in keys if not self.server.is_connected(key))
 
     def is_whole(self) -> bool:
-        """Return whether no executor was lost."""
         return not self.lost_keys and not self.job.ended.is_set()
 
 
@@ -99,12 +98,10 @@ class GangAllocator(ABC):
 
     @property
     def is_whole(self) -> bool:
-        """Return whether no executor is known to be lost."""
         return self._allocation is not None and self._allocation.is_whole()
 
     @property
     def executor_count(self) -> int:
-        """Return the number of executors of the gang that are not known to be lost."""
         if self._allocation is None:
             return 0
         return len(self._allocation.containers) - len(self._allocation.lost_keys)

@@ -42,5 +42,4 @@ def cluster_name(setting: Callable[[str], str | None], addresses: Sequence[str])
 
 
 def configured_queue_root(environ: Mapping[str, str]) -> str | None:
-    """Return the directory that an administrator or the user has set, or None."""
     return spark_defaults(environ).get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")

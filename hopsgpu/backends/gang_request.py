@@ -88,7 +88,6 @@ class Request:
         return DATA if self.has_data and self.python_env is None else ()
 
     def of_executors(self, executors: int) -> Request:
-        """Return the request for so many executors instead."""
         return replace(self, plan=replace(self.plan, executors=executors))
 
     def within(self, seconds: float | None) -> Request:
@@ -106,7 +105,6 @@ class Request:
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
-    """Return what a gang requests from YARN."""
     return Demand(container_of(shape), executors, is_spread=placement == "spread")
 
 
@@ -136,7 +134,6 @@ class AcquisitionClock:
         self._earlier_failures = remark
 
     def report(self, hosts: Sequence[str], why: str) -> None:
-        """Report to the watcher what the gang waits for."""
         if self._earlier_failures and "ended unexpectedly" not in why:
             why = f"{why}; before that, {self._earlier_failures}"
         earlier = sorted(reason for reason in self._parked_reasons if reason not in why)
@@ -161,7 +158,6 @@ class AcquisitionClock:
         return self.check_time(progress)
 
     def remove_deadline(self) -> None:
-        """Remove the time limit."""
         self._deadline = None
 
     def check_time(self, progress: AcquisitionProgress = AcquisitionProgress()) -> Verdict:  # noqa: B008 - frozen

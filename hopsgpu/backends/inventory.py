@@ -81,7 +81,6 @@ class Observer:
         return self._nodes.devices(asked_nodes(overview.nodes))
 
     def gpus(self, overview: Overview, answers: NodeAnswers) -> ClusterGpus:
-        """Return the state of the GPUs that such answers show."""
         return cluster_gpus(overview, answers, self._user or "", time.time())
 
 

@@ -26,7 +26,7 @@ def usage(
     """Return the GPU hours that runs held, trained with, left idle and waited for.
 
     The source is the run records, and the entries that `hopsgpu runs prune` kept of removed runs;
-    Spark and YARN are not used. Days are in UTC. Of a run, the part within the period counts.
+    Spark and YARN are not used. Days are in UTC. The part of a run within the period counts.
 
     Args:
         by: "user", "queue", "run" or "day".

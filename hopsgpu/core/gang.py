@@ -332,7 +332,6 @@ def assign_ranks(
 
 
 def _share(gpus: Sequence[str], local_rank: int, ranks: int) -> tuple[str, ...]:
-    """Return the GPUs of a container that belong to one rank."""
     count = len(gpus) // ranks
     if count or not gpus:
         return tuple(gpus[local_rank * count : (local_rank + 1) * count])
@@ -361,11 +360,9 @@ class Exclusions:
 
     @property
     def is_any(self) -> bool:
-        """Return whether any GPU or node is excluded."""
         return bool(self.gpus or self.hosts)
 
     def reason(self, container: GangExecutor) -> str | None:
-        """Return why a container is excluded, or None."""
         if gpus := {gpu for _, gpu in self.gpus}.intersection(container.gpus):
             return f"{', '.join(sorted(gpus))} of {container.host} failed an earlier attempt"
         if container.host in self.hosts:

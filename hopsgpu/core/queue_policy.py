@@ -106,7 +106,6 @@ class Ticket:
 
     @property
     def name(self) -> str:
-        """Return the name of the ticket's file."""
         kind = "grow" if self.is_growth else "gang"
         return (
             f"ticket-{self.filed:015d}-{self.id}-{kind}-{self.executors}x{self.gpus}"
@@ -163,7 +162,6 @@ class Offer:
 
     @property
     def name(self) -> str:
-        """Return the name of the offer's file."""
         return (
             f"offer-{self.id}-{self.executors}x{self.gpus}-{self.promised}-{self.queue}"
             f"-{self.application}-{self.run[:_MAX_RUN_NAME]}"
@@ -185,7 +183,6 @@ def queue_tag(queue: str) -> str:
 
 
 def turn_name(generation: int) -> str:
-    """Return the name of a turn's file."""
     return f"turn-{generation:012d}"
 
 
@@ -436,7 +433,6 @@ class Probes:
 
     @property
     def next(self) -> float:
-        """Return the clock's reading at which the next probe is due."""
         return self._next
 
     def is_due(self, bound: Bound, now: float) -> bool:

@@ -333,7 +333,7 @@ def _frequent(names: Iterable[str], most: int) -> Callable[[str], str]:
 
 
 def _aside(look: Look) -> Mapping[str, int]:
-    """Return the number of GPUs that are held aside, by host."""
+    """Return the number of GPUs of parked executors, by host."""
     aside: Counter[str] = Counter()
     for run in look.runs.live if look.runs is not None else ():
         if run.state != "lost":

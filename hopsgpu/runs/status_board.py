@@ -117,7 +117,7 @@ class StatusBoard(ABC):
         """Record when executors arrived."""
 
     def on_parked(self, hosts: Sequence[str]) -> None:
-        """Record the host of each executor that is held aside at present, because it gets no rank.
+        """Record the host of each executor that is parked at present, because it gets no rank.
 
         It is called often.
         """
@@ -126,7 +126,7 @@ class StatusBoard(ABC):
 
     @property
     def parked_gpus(self) -> Mapping[str, int]:
-        """Return the number of GPUs that are held aside, by host."""
+        """Return the number of GPUs of parked executors, by host."""
         with self._lock:
             return {
                 host: n * self._gpus

@@ -12,7 +12,6 @@ from hopsgpu.spark import bytecode_importer
 
 
 def main() -> None:
-    """Serve as `pyspark.daemon` does."""
     bytecode_importer.install()
     # Import nothing else before the workers are forked: an imported module of the standard library
     # would hide a user's module of the same name, which arrives with the tasks.

@@ -26,7 +26,6 @@ class Demand:
 
 
 def container_of(shape: ExecutorShape) -> Amount:
-    """Return the resources that an executor requests from YARN."""
     return Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
 
 

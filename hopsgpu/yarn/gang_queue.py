@@ -312,7 +312,6 @@ class StandingOffer:
         return executors_to_give(offer, status.owner, queues, snapshot, free)
 
     def withdraw(self) -> None:
-        """Remove the offer."""
         if self._name:
             (self._directory / self._name).remove()
             self._name = ""

@@ -51,40 +51,43 @@ def waiting_facts(
             these are named.
     """
     has_gpus = demand.container.gpus > 0
-    nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
+    nodes, resources = snapshot.running, total(node.total for node in snapshot.running)
     used = total(node.used for node in nodes)
     # For example "4 of 8 GPUs free, 0 of 4 in queue root.a".
     what = "GPUs free" if has_gpus else "free"
-    free = [f"{_of(whole - used, whole, has_gpus)} {what}"]
+    free = [f"{_of(resources - used, resources, has_gpus)} {what}"]
     if any(
-        queue.path == named_queue and whole.is_within(queue.maximum) for queue in snapshot.queues
+        queue.path == named_queue and resources.is_within(queue.maximum)
+        for queue in snapshot.queues
     ):
         # For a queue that may have the whole cluster, its rest equals what is free.
         free = []
     for queue in snapshot.queues[:-1]:
         # The rest of a queue that may have the whole cluster does not limit anything.
-        if queue.path != named_queue and not whole.is_within(queue.maximum):
+        if queue.path != named_queue and not resources.is_within(queue.maximum):
             remaining = queue.maximum - queue.used
             free.append(f"{_of(remaining, queue.maximum, has_gpus)} in queue {queue.path}")
-    own = snapshot.granted_size(demand.container) * held
-    holders = _holders(snapshot, used, own, held, has_gpus and is_gpu_shortage)
+    held_resources = snapshot.granted_size(demand.container) * held
+    holders = _holders(snapshot, used, held_resources, held, has_gpus and is_gpu_shortage)
     return GpuFacts(holders, ", ".join(free))
 
 
-def _of(free: Amount, whole: Amount, has_gpus: bool) -> str:
+def _of(free: Amount, total_: Amount, has_gpus: bool) -> str:
     if has_gpus:
-        return f"{max(free.gpus, 0)} of {whole.gpus}"
-    cores = f"{max(free.cores, 0)} of {count_of(whole.cores, 'core')}"
-    return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
+        return f"{max(free.gpus, 0)} of {total_.gpus}"
+    cores = f"{max(free.cores, 0)} of {count_of(total_.cores, 'core')}"
+    return f"{cores} and {max(free.memory_mib, 0)} of {total_.memory_mib} MiB"
 
 
-def _holders(snapshot: Snapshot, used: Amount, own: Amount, held: int, has_gpus: bool) -> str:
+def _holders(
+    snapshot: Snapshot, used: Amount, held_resources: Amount, held: int, has_gpus: bool
+) -> str:
     def key(amount: Amount) -> tuple[int, ...]:
         return amount.parts[:1] if has_gpus else amount.parts[1:]
 
     # Do not count the gang's own containers as holders.
     apps = [
-        replace(app, used=app.used - own, containers=app.containers - held)
+        replace(app, used=app.used - held_resources, containers=app.containers - held)
         if app.id == snapshot.application_id
         else app
         for app in snapshot.applications

@@ -125,10 +125,6 @@ class NodeManagers:
             },
         )
 
-    def address(self, node: Node) -> str:
-        """Return the URL of a NodeManager that has one, without a path."""
-        return self.base(node.web)
-
     def base(self, web: str) -> str:
         """Return the URL of host:port in YARN's answers, without a path."""
         host, _, port = web.rpartition(":")
@@ -158,7 +154,7 @@ class NodeManagers:
     def _ask(self, node: Node) -> Devices | str:
         trail = FieldTrail()
         try:
-            devices = devices_of(get_json(self.address(node) + _PATH, _SECONDS, trail))
+            devices = devices_of(get_json(self.base(node.web) + _PATH, _SECONDS, trail))
         except HopsGpuError as error:
             return f"the NodeManager does not describe its GPUs: {error}"
         except (AttributeError, TypeError, ValueError) as error:
@@ -223,7 +219,6 @@ def _mib(value: Any) -> int | None:
 
 
 def _addresses(path: str | None) -> dict[str, str]:
-    """Return the addresses in a hosts file, by name."""
     if not path:
         return {}
     try:

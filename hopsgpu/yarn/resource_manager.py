@@ -451,7 +451,6 @@ class ResourceManager:
 
     @_check_form
     def application_state(self, application_id: str) -> ApplicationState:
-        """Return the state of an application."""
         return application_state_of(self._app(application_id))
 
     @_check_form

@@ -45,7 +45,6 @@ class Amount:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Return GPUs, cores, MiB."""
         return (self.gpus, self.cores, self.memory_mib)
 
     def is_within(self, bound: Amount) -> bool:
@@ -75,7 +74,6 @@ NOTHING = Amount(0, 0, 0)
 
 
 def total(amounts: Iterable[Amount]) -> Amount:
-    """Return the sum of amounts."""
     return sum(amounts, NOTHING)
 
 

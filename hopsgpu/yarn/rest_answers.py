@@ -284,7 +284,6 @@ def _allocated_size(container: Answer) -> Amount:
 
 
 def app_answer(answer: Answer, application_id: str) -> Answer | None:
-    """Return one application's part of `/apps`, or None."""
     listed = (answer.get("apps") or {}).get("app", [])
     return next((app for app in listed if app["id"] == application_id), None)
 

@@ -255,7 +255,6 @@ def _path(url: str) -> str:
 
 
 def _status(answer: Response) -> str:
-    """Return the HTTP status and Hadoop's message."""
     status = f"HTTP {answer.status_code} {answer.reason}".rstrip()
     try:
         message = " ".join(str(answer.json()["RemoteException"]["message"]).split())

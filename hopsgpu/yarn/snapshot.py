@@ -211,7 +211,6 @@ class Snapshot:
 
     @property
     def largest(self) -> Amount:
-        """Return the largest container that the queue grants."""
         return self.queues[0].largest
 
     def master_on(self, node: Node) -> Amount:

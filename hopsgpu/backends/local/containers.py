@@ -60,7 +60,6 @@ class Containers:
         return [job for job in self._jobs if job.is_closed and not job.ended.is_set()]
 
     def start(self, request: Request) -> ContainerJob:
-        """Start the process of one more container."""
         self._started += 1
         name = f"{request.run_id}-{self._started}"
         directory = self._directory / name

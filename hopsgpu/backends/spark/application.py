@@ -32,7 +32,6 @@ class SnapshotCache:
         self._taken = float("-inf")
 
     def get(self, max_age: float, fetch: Callable[[], Snapshot]) -> Snapshot:
-        """Return the last snapshot if it is recent enough, else a new one."""
         with self._lock:
             if self._last is None or time.monotonic() - self._taken > max_age:
                 began = time.monotonic()
@@ -68,7 +67,6 @@ class Application(SparkApplication):
 
     @property
     def driver_address(self) -> str:
-        """Return the address at which executors reach the driver."""
         return self.option("address") or self.jvm.setting("spark.driver.host") or "127.0.0.1"
 
     @property
@@ -78,7 +76,6 @@ class Application(SparkApplication):
 
     @property
     def queue(self) -> str:
-        """Return the YARN queue that the application was submitted to."""
         return self.setting("spark.yarn.queue") or "default"
 
     def snapshot(self, max_age: float) -> Snapshot:
@@ -96,7 +93,6 @@ class Application(SparkApplication):
 
     @functools.cached_property
     def node_managers(self) -> NodeManagers:
-        """Return the NodeManagers, which describe their GPUs."""
         return NodeManagers(self.jvm.hadoop)
 
     @functools.cached_property

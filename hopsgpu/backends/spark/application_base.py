@@ -40,7 +40,7 @@ class SparkApplication:
     def id(self) -> str:
         """Return Spark's ID of the application; on YARN it is YARN's.
 
-        It is cached for records of runs whose JVM has ended.
+        The ID is cached for records of runs whose JVM has ended.
         """
         return str(self.context.applicationId)
 
@@ -51,7 +51,6 @@ class SparkApplication:
 
     @functools.cached_property
     def load_checks(self) -> LoadChecks:
-        """Return the checks whether ranks can load calls; types are checked once."""
         return LoadChecks()
 
     @property
@@ -75,7 +74,6 @@ class SparkApplication:
 
     @property
     def interface(self) -> str | None:
-        """Return the network interface for gloo, NCCL and the ranks' addresses; None for any."""
         return self.option("interface")
 
     @property
@@ -177,22 +175,18 @@ class SparkApplication:
 
     @functools.cached_property
     def user(self) -> str:
-        """Return the submitting user's name in YARN and HDFS."""
         return self.jvm.user()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
-        """Return the versions of Spark and Hadoop that this driver uses."""
         return {"spark": str(self.context.version), "hadoop": self.jvm.hadoop_version()}
 
     @functools.cached_property
     def py_files_dir(self) -> Path:
-        """Return the directory of files that `addPyFile` and `--py-files` brought to the driver."""
         return Path(SparkFiles.getRootDirectory())
 
     @property
     def default_fs(self) -> str | None:
-        """Return the default file system, `fs.defaultFS`."""
         return self.jvm.hadoop("fs.defaultFS")
 
     @property
@@ -218,11 +212,9 @@ class SparkApplication:
         _ = self.gpu_idle_warning, self.gpu_idle_timeout
 
     def error_text(self, error: BaseException) -> str:
-        """Return the text that a record shows for the error that ended a run."""
         return self.jvm.error_text(error)
 
     def setting(self, name: str) -> str | None:
-        """Return a Spark property, set by an administrator or a user, or None."""
         return self.jvm.setting(name)
 
     def option(self, name: str) -> str | None:

@@ -25,8 +25,6 @@ _POLL_SECONDS = 0.1
 
 
 def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
-    """Return the placeholder's task function."""
-
     def task(_: Iterable[Any]) -> Iterator[Any]:
         # The process daemon outlives this task; the agent that replaces the placeholder uses it.
         warm.start_daemon(driver)
@@ -39,8 +37,6 @@ def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
 
 
 def agent_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
-    """Return the agent's task function."""
-
     def task(_: Iterable[Any]) -> Iterator[Any]:
         daemon_start = warm.start_daemon(driver)
         from hopsgpu.agent.agent import run_agent

@@ -65,7 +65,6 @@ def pass_on(lines: Iterable[bytes]) -> None:
 
 
 def _is_shown(line: bytes) -> bool:
-    """Return whether the live display has accepted the line."""
     try:
         sys.stderr.write(line.decode(errors="backslashreplace"))
     except Exception:  # noqa: BLE001 - the line must appear, whatever error a display raises

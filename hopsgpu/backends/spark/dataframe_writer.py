@@ -52,7 +52,6 @@ class WriteProgress:
 
 
 def is_frame(value: object) -> bool:
-    """Return whether a value is a Spark DataFrame."""
     return isinstance(value, DataFrame)
 
 

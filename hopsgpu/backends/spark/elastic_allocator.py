@@ -86,7 +86,6 @@ class YarnElasticAllocator(ElasticJobAllocator):
         self._start_lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the threads."""
         bodies = (self._request_executors, self._confirm_releases, self._maintain_offer)
         for ended, body in zip(self._threads_ended, bodies, strict=True):
             start_daemon(

@@ -58,8 +58,6 @@ def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]
 
 
 def missing_modules_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:
-    """Return a task function that returns the missing modules."""
-
     def task(_: Iterable[Any]) -> Iterator[list[str]]:
         from hopsgpu.core.rank_requirements import missing_modules
 

@@ -97,7 +97,6 @@ class Executors:
         return self.application.jvm.busy_executors(self.profile.id)
 
     def target(self) -> int:
-        """Return the number of executors that Spark wants now."""
         return self.application.jvm.target(self.profile.id)
 
     def is_target_at_most(self, executors: int) -> bool:

@@ -35,7 +35,6 @@ class FailingHosts:
             self._ended.pop(host, None)
 
     def containers(self) -> dict[str, str]:
-        """Return the host of each recorded container, by its ID."""
         with self._lock:
             return {name: host for host, ended in self._ended.items() for name in ended}
 

@@ -288,7 +288,6 @@ class YarnGangAllocator(GangAllocator):
             yield job
 
     def _release_part(self, job: GangJob, keys: Collection[int]) -> bool:
-        """Implement `GangAllocation.release_part`."""
         allocation = self._allocation
         assert allocation is not None, "only a whole gang releases executors"
         log.info("%s released early: they have nothing to publish", count_of(len(keys), "executor"))
@@ -307,7 +306,6 @@ class YarnGangAllocator(GangAllocator):
     def _release_parked(
         self, parked: Mapping[int, GangExecutor], placeholder_jobs: Sequence[GangJob]
     ) -> None:
-        """Release the parked executors, because the gang is whole."""
         if not parked:
             return
         self._executors.server.disconnect(parked)

@@ -58,8 +58,6 @@ log = logging.getLogger(__name__)
 
 
 class Jvm:
-    """The JVM of a SparkContext."""
-
     def __init__(self, context: SparkContext) -> None:
         self._context = context
         self._scala: Any = context._jsc.sc()
@@ -110,12 +108,10 @@ class Jvm:
         return False
 
     def setting(self, name: str) -> str | None:
-        """Return a property of the live Spark conf, or None."""
         option = self._scala.conf().getOption(name)
         return str(option.get()) if option.isDefined() else None
 
     def settings(self) -> dict[str, str]:
-        """Return all properties of the live Spark conf."""
         return dict(self._context._conf.getAll())
 
     def hadoop(self, name: str) -> str | None:
@@ -150,7 +146,6 @@ class Jvm:
         return None if user.getRealUser() is None else str(user.getShortUserName())
 
     def hadoop_version(self) -> str:
-        """Return the version of the Hadoop client in this JVM."""
         return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())
 
     def is_kerberized(self) -> bool:
@@ -206,7 +201,6 @@ class Jvm:
         return option.get() if option is not None and option.isDefined() else None
 
     def _private(self, instance: Any, name: str) -> Any:
-        """Return the value of a private field of a Java object."""
         return self._field(instance, name).get(instance)
 
     def _field(self, instance: Any, name: str) -> Any:
@@ -241,7 +235,6 @@ class Jvm:
         return _check_running(self._scala.taskScheduler())
 
     def registered_executors(self, profile: int) -> tuple[str, ...]:
-        """Return the IDs of the registered executors of a resource profile."""
         backend = self._backend()
         ids = backend.getExecutorIds()
         registered = []
@@ -401,7 +394,6 @@ class Jvm:
         )
 
     def active_tasks(self, group: str) -> int:
-        """Return how many tasks of a group's jobs run now."""
         return sum(stage.numActiveTasks for stage in self._stages(group))
 
     def progress(self, group: str) -> tuple[int, int, int]:

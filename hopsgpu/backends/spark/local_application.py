@@ -87,7 +87,6 @@ def local_application(context: SparkContext, jvm: Jvm) -> LocalApplication:
 
 
 def _describe_machine() -> str:
-    """Return the resources that a gang can have here, in words."""
     try:
         machine = this_machine()
     except DiscoveryError as error:  # only a launch with GPUs needs the list

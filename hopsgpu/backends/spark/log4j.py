@@ -49,7 +49,6 @@ def _config_of(jvm: Any, logger: str) -> Any:
 
 
 def _filter(jvm: Any, messages: Sequence[str]) -> Any:
-    """Return a filter of messages with the given prefixes."""
     core = jvm.org.apache.logging.log4j.core
     results = core.Filter.Result
     string = jvm.java.lang.Class.forName("java.lang.String")

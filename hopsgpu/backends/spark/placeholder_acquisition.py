@@ -258,7 +258,6 @@ class PlaceholderAcquisition:
             self._why = lambda: facts.around(self._describe_missing(held))
 
     def _describe_missing(self, held: PriorityContainers) -> str:
-        """Return the state of the executors that have not arrived, in words."""
         connected = len(self._placeholders)
         parts = []
         granted = len(held.containers) - len(self.parked)
@@ -289,5 +288,4 @@ class PlaceholderAcquisition:
 
 
 def hosts_of(containers: Mapping[int, GangExecutor]) -> list[str]:
-    """Return the host of each container."""
     return [container.host for container in containers.values()]

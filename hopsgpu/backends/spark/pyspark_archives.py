@@ -82,12 +82,10 @@ class PysparkArchives:
 
     @property
     def value(self) -> str:
-        """The value of PYSPARK_ARCHIVES_PATH."""
         # As URIs, because Spark splits the value at commas.
         return ",".join((self.directory / file.name).as_uri() for file in self.zips)
 
     def are_complete(self) -> bool:
-        """Return whether the copies exist undamaged."""
         try:
             return (self.directory / _SUMS).read_text() == self._sums(self.directory)
         except (OSError, UnicodeDecodeError):

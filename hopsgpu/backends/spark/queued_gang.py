@@ -196,7 +196,7 @@ class QueuedGang:
         is_probe = self._probes.is_due(missing.bound, time.monotonic())
         decision = self._poll(missing, snapshot, is_probe)
         self._probes.record_poll(time.monotonic(), is_behind=decision.is_behind)
-        if decision.may_take and self._still_fits(arrived, is_probe):
+        if decision.may_take and self._is_still_fitting(arrived, is_probe):
             if is_probe:
                 log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
                 self._probes.record_probe(time.monotonic())
@@ -245,7 +245,7 @@ class QueuedGang:
         self._poll_after(seconds)
         return decision
 
-    def _still_fits(self, arrived: int, is_probe: bool) -> bool:
+    def _is_still_fitting(self, arrived: int, is_probe: bool) -> bool:
         """Return whether the gang, which has the turn, still fits; if not, give the turn back.
 
         The gang that had the turn before may have taken the rest. A probe is not checked again.

@@ -39,8 +39,6 @@ def build_profile(shape: ExecutorShape) -> ResourceProfile:
 
 
 class ProfilePool:
-    """The pool of one application's profiles."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)

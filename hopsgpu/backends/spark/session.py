@@ -223,7 +223,6 @@ def _ours(requested: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
-    """Check the settings of a running application, which cannot be changed."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
     # hopsgpu has added its own tag to the user's tags.
@@ -304,7 +303,6 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Check that a queue accepts applications."""
     check_queue(name, _manager().queues())
 
 

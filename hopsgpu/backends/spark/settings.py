@@ -248,7 +248,6 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
 
 
 def _is_short(duration: str) -> bool:
-    """Return whether a duration of Spark is shorter than 30 days."""
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", duration.strip().lower())
     seconds = int(match[1]) * _SPECULATION_UNITS.get(match[2], 1) if match else 0
     return seconds < 30 * _SPECULATION_UNITS["d"]

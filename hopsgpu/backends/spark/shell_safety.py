@@ -110,7 +110,7 @@ def _first(expanded: re.Pattern[str], text: str) -> str | None:
     return next((match["bad"] for match in expanded.finditer(text) if match["bad"]), None)
 
 
-def _unchanged(value: str) -> str:
+def _whole_value(value: str) -> str:
     return value
 
 
@@ -140,13 +140,13 @@ def _names(entries: str) -> str:
 _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str], ...] = (
     (
         _VARIABLE,
-        _unchanged,
+        _whole_value,
         _IN_QUOTES,
         "ranks receive variables through env_vars=, which no shell reads; remove it",
     ),
     (
         re.compile(r"spark\.(?:executor|driver|yarn\.am)\.extra(?:ClassPath|LibraryPath)"),
-        _unchanged,
+        _whole_value,
         _IN_QUOTES,
         "leave it out",
     ),
@@ -159,7 +159,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str]
     (
         # SparkConf.isExecutorStartupConf: properties that an executor needs to reach the driver.
         re.compile(r"spark\.(?:auth|rpc|network|ssl).*|spark\..*\.port|spark\.port\..*"),
-        _unchanged,
+        _whole_value,
         _IN_COMMAND,
         "leave it out",
     ),

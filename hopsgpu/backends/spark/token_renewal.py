@@ -126,7 +126,6 @@ class TokenSender:
         self._kept: dict[int, str] = {}
 
     def record_kept(self, key: int, message: Message) -> None:
-        """Record which tokens an agent has confirmed."""
         self._kept[key] = message["digest"]
 
     def poll(self) -> None:

@@ -29,7 +29,6 @@ class EndedContainers:
 
     @property
     def count(self) -> int:
-        """Return the number of these containers."""
         return len(self._lost)
 
     def update(
@@ -56,7 +55,6 @@ class EndedContainers:
             self._failing.record_end(container, self._hosts[container], time.monotonic())
 
     def forget(self) -> None:
-        """Forget the ended containers."""
         self._seen, self._lost = set(), []
 
     def expect_exit(self, held: Collection[str] = ()) -> None:
@@ -68,7 +66,6 @@ class EndedContainers:
         self._expected |= self._held.union(held)
 
     def with_exit_note(self, *parts: str) -> str:
-        """Return the given parts as one text, with a note about the ended containers."""
         lost = self._lost
         if lost:
             where = " and ".join(sorted({self._hosts[container] for container in lost}))
@@ -133,7 +130,6 @@ class PendingExecutors:
             self._clock.check_time()
 
     def report(self, why: str) -> None:
-        """Report what the requested executors wait for."""
         if self._clock is not None:
             self._clock.report((), why)
 
@@ -152,7 +148,6 @@ class PendingExecutors:
             self._clock.remove_deadline()
 
     def expect_exit(self, held: Collection[str] = ()) -> None:
-        """Expect the present containers to end, as `EndedContainers.expect_exit` does."""
         self._ended.expect_exit(held)
 
     def update(
@@ -171,7 +166,6 @@ class PendingExecutors:
         return missing, where
 
     def with_exit_note(self, why: str) -> str:
-        """Return a text with a note about the ended executors."""
         text = self._ended.with_exit_note(why)
         return (
             text
