@@ -42,6 +42,7 @@ from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.subscriptions import Subscription
+from hopsgpu.core import own_log
 from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
@@ -177,33 +178,39 @@ def _modules() -> PackedModules:
     return pack_modules([Path(__file__).parents[2] / "scripts"])
 
 
+AGENT = (
+    "import pickle, sys; from hopsgpu.agent.agent import run_agent;"
+    "run_agent(pickle.load(sys.stdin.buffer));"
+)
+
+
+@contextlib.contextmanager
+def serve_agent(
+    lake: Path, command: Sequence[str], log: str = own_log.INFO, **options: Any
+) -> Iterator[Gang]:
+    """Run a server, and the command of an agent, which reads its DriverEndpoint from stdin."""
+    (lake / "runs" / "r" / "logs").mkdir(parents=True)
+    with serve(new_secret(), "127.0.0.1") as server:
+        driver = DriverEndpoint("127.0.0.1", server.port, server._secret, None, log=log)
+        with subprocess.Popen(command, stdin=subprocess.PIPE, **options) as process:
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps(driver))
+            process.stdin.close()
+            try:
+                yield Gang(server, process, lake)
+            finally:
+                process.kill()
+
+
 @pytest.fixture
 def gang(tmp_path: Path) -> Iterator[Gang]:
     (tmp_path / "container").mkdir()
-    (tmp_path / "lake" / "runs" / "r" / "logs").mkdir(parents=True)
-    with serve(new_secret(), "127.0.0.1") as server:
-        driver = DriverEndpoint("127.0.0.1", server.port, server._secret, None)
-        environment = {**os.environ, "CONTAINER_ID": "container_7", "NM_HOST": "nodeX"}
-        environment |= {"RANK": "99", "TF_CONFIG": "stale", "CUDA_VISIBLE_DEVICES": "stale"}
-        environment.pop(TOKEN_FILE, None)
-        code = (
-            "import pickle, sys; from hopsgpu.agent.agent import run_agent;"
-            "run_agent(pickle.load(sys.stdin.buffer))"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=tmp_path / "container",
-            env=environment,
-            stdin=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(pickle.dumps(driver))
-        process.stdin.close()
-        try:
-            yield Gang(server, process, tmp_path / "lake")
-        finally:
-            process.kill()
-            process.wait()
+    environment = {**os.environ, "CONTAINER_ID": "container_7", "NM_HOST": "nodeX"}
+    environment |= {"RANK": "99", "TF_CONFIG": "stale", "CUDA_VISIBLE_DEVICES": "stale"}
+    environment.pop(TOKEN_FILE, None)
+    command = [sys.executable, "-c", AGENT]
+    with serve_agent(tmp_path / "lake", command, cwd=tmp_path / "container", env=environment) as g:
+        yield g
 
 
 def report() -> dict[str, Any]:

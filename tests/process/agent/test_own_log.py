@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,19 +12,15 @@ import pytest
 
 from hopsgpu.artifacts.run_logs import log_sizes, parse_log_name
 from hopsgpu.attempts.rank_output import Outputs
-from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import DriverEndpoint
-from hopsgpu.control.server import serve
 from hopsgpu.core import own_log
 from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.progress import NoDisplay
 from hopsgpu.storage.lake import LakePath
-from tests.process.agent.test_agent import Gang
+from tests.process.agent.test_agent import AGENT, Gang, serve_agent
 
 PRIVATE = "jyT-of-the-user"
-CODE = (
-    "import logging, pickle, sys; from hopsgpu.agent.agent import run_agent;"
-    "run_agent(pickle.load(sys.stdin.buffer));"
+CHECKED_AGENT = (
+    f"import logging; {AGENT}"
     "assert not logging.getLogger().handlers; assert logging.getLogger('hopsgpu').propagate"
 )
 
@@ -40,24 +34,13 @@ def level(request: pytest.FixtureRequest) -> str:
 def gang(tmp_path: Path, level: str) -> Iterator[Gang]:
     """As that of test_agent, in a container of YARN's."""
     logs = tmp_path / "yarn-logs"
-    for directory in (logs, tmp_path / "container", tmp_path / "lake" / "runs" / "r" / "logs"):
-        directory.mkdir(parents=True)
-    with serve(new_secret(), "127.0.0.1") as server:
-        driver = DriverEndpoint("127.0.0.1", server.port, server._secret, None, log=level)
-        process = subprocess.Popen(
-            [sys.executable, "-c", CODE],
-            cwd=tmp_path / "container",
-            env={**os.environ, "CONTAINER_ID": "container_7", "LOG_DIRS": f"{logs},/other"},
-            stdin=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(pickle.dumps(driver))
-        process.stdin.close()
-        try:
-            yield Gang(server, process, tmp_path / "lake")
-        finally:
-            process.kill()
-            process.wait()
+    for directory in (logs, tmp_path / "container"):
+        directory.mkdir()
+    environment = {**os.environ, "CONTAINER_ID": "container_7", "LOG_DIRS": f"{logs},/other"}
+    options = {"cwd": tmp_path / "container", "env": environment}
+    command = [sys.executable, "-c", CHECKED_AGENT]
+    with serve_agent(tmp_path / "lake", command, level, **options) as gang:
+        yield gang
 
 
 def fails(said: str) -> None:

@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import resource
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,10 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import DriverEndpoint
-from hopsgpu.control.server import serve
-from tests.process.agent.test_agent import Gang
+from tests.process.agent.test_agent import AGENT, Gang, serve_agent
 
 DISK = 8 * 2**20
 
@@ -32,11 +28,6 @@ def full(path, *args, **kwargs):
     touch(path, *args, **kwargs)
 Path.touch = full
 """
-AGENT = """
-import pickle, sys
-from hopsgpu.agent.agent import run_agent
-run_agent(pickle.load(sys.stdin.buffer))
-"""
 
 
 @pytest.fixture
@@ -49,24 +40,12 @@ def before() -> str:
 def gang(tmp_path: Path, before: str) -> Iterator[Gang]:
     """An agent in a container with a disk of 8 MiB of its own, and its server."""
     (tmp_path / "container").mkdir()
-    (tmp_path / "lake" / "runs" / "r").mkdir(parents=True)
     mount = f'mount -t tmpfs -o size={DISK} tmpfs container && cd container && exec "$0" -c "$1"'
     # The file system goes with the last process that sees it.
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
-    with serve(new_secret(), "127.0.0.1") as server:
-        process = subprocess.Popen(
-            [*command, sys.executable, before + AGENT], cwd=tmp_path, stdin=subprocess.PIPE
-        )
-        assert process.stdin is not None
-        process.stdin.write(
-            pickle.dumps(DriverEndpoint("127.0.0.1", server.port, server._secret, None))
-        )
-        process.stdin.close()
-        try:
-            yield Gang(server, process, tmp_path / "lake")
-        finally:
-            process.kill()
-            process.wait()
+    command += [sys.executable, before + AGENT]
+    with serve_agent(tmp_path / "lake", command, cwd=tmp_path) as gang:
+        yield gang
 
 
 def still_serves(gang: Gang) -> bool:
