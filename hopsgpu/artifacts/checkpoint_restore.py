@@ -51,15 +51,15 @@ def download_latest(
 ) -> Path | None:
     """Download the latest checkpoint of the first place that has one; return None if none has.
 
-    A place's latest checkpoint is the highest step for which all saving ranks of the attempt that
-    saved it have a shard (`saving_ranks`), however many ranks there are now. If a step was saved
-    several times, the newest shards that all ranks saved together count. So a step that only some
-    ranks had saved when their attempt failed does not count, and all ranks get the same step.
+    A place's latest checkpoint is the highest step that all saving ranks of its attempt have saved
+    (`saving_ranks`); the present number of ranks has no effect. If a step was saved several times,
+    the newest shards that all ranks saved together count. So a step that only some ranks had saved
+    when their attempt failed does not count, and all ranks get the same step.
 
-    In a run that resumes another run, a step of this attempt counts only once the saving ranks of
-    the other run, carried over to this world, have saved it too: some ranks may save before others
-    have asked for the checkpoint from which they start. For the same reason, nothing that other
-    ranks saved or announced in this attempt counts for a rank that has not saved in it itself.
+    Some ranks may save before others have asked for the checkpoint from which they start. Therefore
+    a run that resumes another run counts a step of this attempt only once the saving ranks of the
+    other run, carried over to this world, have saved it too. For the same reason, a rank that has
+    not saved in this attempt ignores the saves and announcements of other ranks in this attempt.
 
     Args:
         places: checkpoints to search, the run's own first.
@@ -98,7 +98,7 @@ def download_best(
 ) -> Path | None:
     """Download the checkpoint with the best metric of all places; return None if none has a metric.
 
-    Of equal metrics, the newest checkpoint is the best.
+    If metrics are equal, the newest checkpoint is the best.
 
     Args:
         places: checkpoints to search, the run's own first.
@@ -124,7 +124,7 @@ def download_best(
             )
         ]
         sign = newest_direction([(shard.metric, shard.best) for shard, _ in scored])
-        # The position breaks ties: of equal metrics, the newest is the best.
+        # The position breaks ties: the newest checkpoint comes last.
         ranking = [
             (sign * shard.metric, position, checkpoint)
             for position, (shard, checkpoint) in enumerate(scored)

@@ -1,10 +1,11 @@
 """A run's checkpoints: `<root>/<step>/rank-<rank>.<attempt>.<number>/`.
 
 Each shard directory has a record beside it: `….complete`, or `….min=0.25.complete` with a metric.
-The record is written after the shard and removed before the shard. So a shard is complete or absent
-whichever process is killed, even on a local file system, where a rename takes two steps, and on an
-object store, where a shard is uploaded in place. The record is a JSON object: the shard's files
-with their sizes and digests, and the position in the launch's data if the launch has data.
+The record is written after the shard and removed before the shard. So a shard is complete or
+absent, whichever process is killed. This holds even on a local file system, where a rename takes
+two steps, and on an object store, where a shard is uploaded in place. The record is a JSON object:
+the shard's files with their sizes and digests, and the position in the launch's data if the launch
+has data.
 
 If a step is saved again, the new shards lie beside the old ones. The old shards are removed once
 all ranks have saved again.
@@ -53,7 +54,7 @@ _NAME = re.compile(r"rank-(\d+)\.(\d+)\.(\d+)(?:(?:\.(min|max)=([^=]+))?(\.compl
 
 @dataclass(frozen=True, order=True)
 class CheckpointShard:
-    """What a rank saved at a step, once. Shards with the same attempt and number belong together.
+    """A rank's save at a step. Shards with the same attempt and number belong together.
 
     Attributes:
         attempt: number of the attempt that saved the shard.

@@ -2,17 +2,18 @@
 
 A run's attempts may have different numbers of ranks: each attempt is a world of its own size. Ranks
 announce that they save before their first save; nothing else shows which ranks save. A rank may be
-killed before it announces itself, or start late. What other ranks have saved by then must not count
-as complete. Therefore the ranks that must have saved a step of an attempt are:
+killed before it announces itself, or start late. The saves of other ranks must not count as
+complete meanwhile. Therefore the ranks that must have saved a step of an attempt are:
 
-1. the ranks that announced themselves in this attempt or in another attempt of the same world size,
-   and
-2. those carried over from the world before the first attempt of this size. If all ranks of that
-   world saved, all ranks of this world must save. Otherwise, the saving ranks of that world must
-   save, as far as they exist here. A world of one rank does not show whether all ranks save or only
-   rank 0. The last larger world decides; if there is none, rank 0 is carried over.
+1. the ranks that announced themselves in an attempt of the same world size, and
+2. the ranks carried over from the world before the first attempt of this size.
 
-So each step is judged by its own world: a shrunk world does not wait for ranks that no longer
+If all ranks of the earlier world saved, all ranks of this world must save. Otherwise, the saving
+ranks of the earlier world must save, as far as they exist here. A world of one rank does not show
+whether all ranks save or only rank 0. The last larger world decides; if there is none, rank 0 is
+carried over.
+
+So each step is judged by its own world. A shrunk world does not wait for ranks that no longer
 exist, and the steps of a smaller world stay complete in a larger world. A function in which some
 but not all ranks save must choose the same ranks in worlds of every size.
 """
@@ -55,21 +56,21 @@ class SavingRanks:
     """The ranks that must have saved a step, by the attempt that saved it.
 
     Args:
-        known: the known saving ranks, of all attempts.
+        announced: the known saving ranks, of all attempts.
     """
 
-    def __init__(self, known: Collection[SavingRank]) -> None:
-        self._sizes = {attempt: size for attempt, size, _ in _attempts(known)}
+    def __init__(self, announced: Collection[SavingRank]) -> None:
+        self._sizes = {attempt: size for attempt, size, _ in _attempts(announced)}
         self._by_size: dict[int, frozenset[int]] = {}
         self._last_size: int | None = None
-        # Of the last world with several ranks.
-        self._do_all_save = False
-        for _, size, ranks in _attempts(known):
+        # Whether all ranks of the last world with several ranks saved.
+        self._is_saved_by_all = False
+        for _, size, ranks in _attempts(announced):
             before = self._by_size[size] if size in self._by_size else self.carried_over(size)
             self._by_size[size] = before | ranks
             self._last_size = size
             if size > 1:
-                self._do_all_save = self._by_size[size].issuperset(range(size))
+                self._is_saved_by_all = self._by_size[size].issuperset(range(size))
 
     def of(self, attempt: int) -> frozenset[int]:
         """Return the ranks that must have saved a step of an attempt; none if nobody saves."""
@@ -87,14 +88,14 @@ class SavingRanks:
         ranks = self._by_size[last_size]
         if world_size is None or world_size == last_size:
             return ranks
-        if self._do_all_save and (last_size == 1 or ranks.issuperset(range(last_size))):
+        if self._is_saved_by_all and (last_size == 1 or ranks.issuperset(range(last_size))):
             return frozenset(range(world_size))
         return frozenset(rank for rank in ranks if rank < world_size)
 
 
-def _attempts(known: Collection[SavingRank]) -> Iterator[tuple[int, int, frozenset[int]]]:
+def _attempts(announced: Collection[SavingRank]) -> Iterator[tuple[int, int, frozenset[int]]]:
     """Yield each attempt's number, world size and known saving ranks, in order."""
-    for attempt in sorted({saver.attempt for saver in known}):
-        savers = [saver for saver in known if saver.attempt == attempt]
+    for attempt in sorted({saver.attempt for saver in announced}):
+        savers = [saver for saver in announced if saver.attempt == attempt]
         size = max(saver.world_size for saver in savers)
         yield attempt, size, frozenset(saver.rank for saver in savers)

@@ -17,13 +17,12 @@ _MAX_SECONDS_IN_MINUTES = 120.0 * 60.0
 _REMEDIES = {
     "waiting for data": (
         "waited for data",
-        "read fewer columns (columns=), have batches prepared in other processes"
+        "read fewer columns (columns=), prepare batches in other processes"
         " (torch(...).loader(num_workers)), or give ranks more cores (cores_per_worker=)",
     ),
     "checkpointing": (
         "went into checkpoint calls",
-        "save less often, or less: a save waits while two earlier ones are on their way to the"
-        " lake",
+        "save less often, or fewer bytes: a save waits while two earlier ones are being uploaded",
     ),
     "unused": (
         "had GPUs that idled while the function ran (utilisation under 5 %)",
@@ -32,8 +31,8 @@ _REMEDIES = {
     ),
     "publishing": (
         "went into publishing the model",
-        "leave fewer files in context().model_dir, on one rank: executors of the others go back"
-        " first",
+        "leave fewer files in context().model_dir, on one rank: executors of the other ranks are"
+        " released first",
     ),
     "starting": (
         "went into starting the ranks",
@@ -41,8 +40,8 @@ _REMEDIES = {
     ),
     "idle": (
         "were held while no rank ran",
-        "executors wait for others or for trials: ask for fewer (workers=, max_concurrent=), or"
-        " start with those that are there (workers=(2, 8))",
+        "executors wait for others or for trials: request fewer (workers=, max_concurrent=), or"
+        " let an elastic gang start with the first ones (workers=(2, 8))",
     ),
 }
 

@@ -17,7 +17,7 @@ ANSWER_SECONDS = 60.0
 # The kernel module's list of a node's GPUs (NVIDIA's README, "The /proc Interface").
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 
-# Tells the program that lists the GPUs to leave out NVML.
+# An option of the program that lists the GPUs: do not use NVML.
 NO_NVML = "no-nvml"
 _INNER_TIME_SHARE = 0.9
 _MAX_QUOTED = 200

@@ -1,7 +1,7 @@
 """Rules for whether a GPU is fit for work: pure functions of what the driver reports.
 
-A GPU is "healthy", "watch" (it computes, and is given out after the healthy GPUs), or "bad"
-(programs on it fail, or their results cannot be trusted).
+A "healthy" GPU is given out first. A "watch" GPU computes, and is given out after the healthy GPUs.
+On a "bad" GPU, programs fail, or their results cannot be trusted.
 """
 
 from types import MappingProxyType

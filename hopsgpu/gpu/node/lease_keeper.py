@@ -180,8 +180,7 @@ def start_keepers(leases: Leases, executor: WatchedProcess) -> Iterator[Callable
     """Start two processes that hold the leases until the executor has ended.
 
     Yield a function that makes the processes stay. If this function is not called, the processes
-    end with this context. So nothing is left of a script that was killed, or of an executor that
-    was never given its GPUs.
+    end with this context: a script that was killed leaves no processes behind.
 
     Raises:
         OSError: the processes cannot be started, or were killed.

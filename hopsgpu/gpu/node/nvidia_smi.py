@@ -70,8 +70,8 @@ class Output(NamedTuple):
 
     Attributes:
         driver: version of the driver.
-        gpus: the GPUs that the output describes completely, each with an "id": the bus id, the UUID
-            if there is no bus id, or else the index.
+        gpus: the GPUs that the output describes completely. Their attribute "id" is the bus id, or
+            else the UUID, or else the index.
         cut: the ids of the GPUs that the output describes incompletely.
         is_consistent: whether the output is complete, and has each GPU once and not more GPUs than
             it counts. Otherwise it was cut off, or the name of a process pretends to be a GPU.
