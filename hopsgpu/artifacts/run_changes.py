@@ -176,7 +176,7 @@ class RunChanges(Generic[T]):
         """
         read: dict[str, T] = {}
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            for entry, answer in zip(entries, pool.map(self._digested, entries), strict=True):
+            for entry, answer in zip(entries, pool.map(self._digest_record, entries), strict=True):
                 if isinstance(answer, StoreError):
                     if answer.kind in _FAILING:
                         pool.shutdown(wait=False, cancel_futures=True)
@@ -190,7 +190,7 @@ class RunChanges(Generic[T]):
                 self._known[entry.name] = directory
         return read, ""
 
-    def _digested(self, entry: FileStatus) -> tuple[T, bool] | StoreError:
+    def _digest_record(self, entry: FileStatus) -> tuple[T, bool] | StoreError:
         stored = self._store.stored(entry.name)
         if stored.record is None:
             return StoreError(stored.problem, stored.kind)

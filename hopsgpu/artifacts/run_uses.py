@@ -233,17 +233,17 @@ class UsageFiles:
             except StoreError as error:
                 yield error
                 return
-            moved = False
+            has_moved = False
             for entry in entries:
                 if entry.name in seen or entry.modified < least:
                     continue
                 seen.add(entry.name)
                 for run in self._read(entry.name):
                     if tries_left and isinstance(run, StoreError) and run.kind == ABSENT:
-                        moved = True
+                        has_moved = True
                     else:
                         yield run
-            if not moved:
+            if not has_moved:
                 return
 
     def _entries(self) -> Sequence[FileStatus]:

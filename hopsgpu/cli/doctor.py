@@ -57,7 +57,7 @@ def doctor(
     counts = dict.fromkeys(CheckState, 0)
     for check in Examination(settings, not no_session, seconds).checks():
         counts[check.state] += 1
-        click.echo(json.dumps(check.to_json()) if as_json else shown(check))
+        click.echo(json.dumps(check.to_json()) if as_json else describe_check(check))
         sys.stdout.flush()
     if not as_json:
         summary = ", ".join(f"{count} {state.value}" for state, count in counts.items())
@@ -65,7 +65,7 @@ def doctor(
     sys.exit(1 if counts[CheckState.WRONG] else 0)
 
 
-def shown(check: Check) -> str:
+def describe_check(check: Check) -> str:
     """Return a check for people: one line, and more only if there is something to do."""
     state = click.style(check.state.value.ljust(_STATE), fg=_COLOURS[check.state.value], bold=True)
     lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]

@@ -66,7 +66,7 @@ def run_facts(view: RunView) -> Iterator[Row | Fact]:
     """Yield the rows of `hopsgpu runs show`."""
     yield from map(_fact, view.facts)
     if view.failure is not None:
-        for number, line in enumerate(view.failure.whole.splitlines()):
+        for number, line in enumerate(view.failure.full_text.splitlines()):
             yield Fact("" if number else "error", line, "red")
     for warning in view.warnings:
         yield Fact("warning", warning, "yellow")

@@ -306,13 +306,13 @@ def encode(record: RunRecord) -> bytes:
     """
     most = _MOST_LISTED
     while True:
-        content = json.dumps(fields_of(_shortened(record, most)), allow_nan=False).encode()
+        content = json.dumps(fields_of(_shorten(record, most)), allow_nan=False).encode()
         if len(content) <= LARGEST_RECORD or most == 1:
             return content
         most //= 2
 
 
-def _shortened(record: RunRecord, most: int) -> RunRecord:
+def _shorten(record: RunRecord, most: int) -> RunRecord:
     """Return a record with at most so many entries in each list.
 
     Later entries are kept where they say more: of trials those that run, the best and the newest;

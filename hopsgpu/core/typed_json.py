@@ -35,14 +35,14 @@ class MisfitError(ValueError):
 
     Args:
         path: the field, such as "ranks[3].host"; "" for the whole.
-        found: what it has.
+        value: its value.
         expected: what is expected, in words.
     """
 
-    def __init__(self, path: str, found: object, expected: str) -> None:
+    def __init__(self, path: str, value: object, expected: str) -> None:
         self.path = path
-        self._rest = f"is {_describe(found)}, expected {expected}"
-        super().__init__(path, found, expected)
+        self._rest = f"is {_describe(value)}, expected {expected}"
+        super().__init__(path, value, expected)
 
     def __str__(self) -> str:
         return f"{self.path or 'the content'} {self._rest}"
@@ -53,13 +53,13 @@ class MisfitError(ValueError):
         return self
 
 
-def _describe(found: object) -> str:
+def _describe(value: object) -> str:
     """Return JSON in short; `repr` of nested lists may exceed the recursion limit."""
-    if found is dataclasses.MISSING:
+    if value is dataclasses.MISSING:
         return "missing"
-    if isinstance(found, (dict, list, tuple)):
-        return "an object" if isinstance(found, dict) else f"a list of {len(found)}"
-    return f"{found!r:.{_LONGEST_FOUND}}"
+    if isinstance(value, (dict, list, tuple)):
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    return f"{value!r:.{_LONGEST_FOUND}}"
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class Codec:
             return value
         if kind not in self._encoded_fields:
             self._encoded_fields[kind] = [
-                (one.name, self._json_name(kind, one.name), bool(one.metadata.get("omitted")))
-                for one in dataclasses.fields(kind)
+                (item.name, self._json_name(kind, item.name), bool(item.metadata.get("omitted")))
+                for item in dataclasses.fields(kind)
             ]
         return {
             json_name: self.encode(content)
@@ -133,13 +133,13 @@ class Codec:
             if (content := getattr(value, name)) or not is_omitted
         }
 
-    def decode(self, kind: type[T], found: Any) -> T:
-        """Return the value of a class that `encode` made `found` of.
+    def decode(self, kind: type[T], value: Any) -> T:
+        """Return the value of a class that `encode` made `value` of.
 
         Raises:
-            MisfitError: `found` has another form.
+            MisfitError: `value` has another form.
         """
-        decoded: T = self._decoder(kind, _ANY_NUMBER)(found)
+        decoded: T = self._decoder(kind, _ANY_NUMBER)(value)
         return decoded
 
     def _json_name(self, kind: type, name: str) -> str:
@@ -163,7 +163,7 @@ class Codec:
             return _mapping_decoder(self._decoder(get_args(kind)[1], numbers))
         if kind in self._bare_fields:
             name = self._bare_fields[kind]
-            return lambda found: _construct(kind, {name: found})
+            return lambda value: _construct(kind, {name: value})
         if dataclasses.is_dataclass(kind):
             return self._class_decoder(kind)
         if issubclass(kind, Enum):
@@ -171,17 +171,17 @@ class Codec:
         return _scalar_decoder(kind, numbers)
 
     def _union_decoder(self, kinds: tuple[Any, ...], numbers: Range) -> Decoder:
-        first, *others = [self._decoder(kind, numbers) for kind in kinds if kind is not NoneType]
+        decoders = [self._decoder(kind, numbers) for kind in kinds if kind is not NoneType]
 
-        def decode(found: Any) -> Any:
-            if found is None and NoneType in kinds:
+        def decode(value: Any) -> Any:
+            if value is None and NoneType in kinds:
                 return None
-            for decoder in others:
+            for decoder in decoders[1:]:
                 try:
-                    return decoder(found)
+                    return decoder(value)
                 except MisfitError:
                     continue
-            return first(found)
+            return decoders[0](value)
 
         return decode
 
@@ -190,21 +190,21 @@ class Codec:
         default = self._ranges.get(kind, _ANY_NUMBER)
         fields = [
             (
-                one.name,
-                self._json_name(kind, one.name),
-                self._decoder(hints[one.name], self._ranges.get((kind, one.name), default)),
-                one.default is one.default_factory is dataclasses.MISSING,
+                item.name,
+                self._json_name(kind, item.name),
+                self._decoder(hints[item.name], self._ranges.get((kind, item.name), default)),
+                item.default is item.default_factory is dataclasses.MISSING,
             )
-            for one in dataclasses.fields(kind)
+            for item in dataclasses.fields(kind)
         ]
 
-        def decode(found: Any) -> Any:
-            _check_object(found)
+        def decode(value: Any) -> Any:
+            _check_object(value)
             values = {}
             for name, json_name, decoder, is_required in fields:
-                if json_name in found:
+                if json_name in value:
                     try:
-                        values[name] = decoder(found[json_name])
+                        values[name] = decoder(value[json_name])
                     except MisfitError as error:
                         raise error.within(json_name) from None
                 elif is_required:
@@ -221,17 +221,17 @@ def _construct(kind: Any, values: Mapping[str, Any]) -> Any:
         raise MisfitError("", values, f"other values: {error}") from error
 
 
-def _check_object(found: Any) -> None:
-    if not isinstance(found, dict):
-        raise MisfitError("", found, "an object")
+def _check_object(value: Any) -> None:
+    if not isinstance(value, dict):
+        raise MisfitError("", value, "an object")
 
 
 def _list_decoder(item: Decoder) -> Decoder:
-    def decode(found: Any) -> Any:
-        if not isinstance(found, list):
-            raise MisfitError("", found, "a list")
+    def decode(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise MisfitError("", value, "a list")
         items = []
-        for number, content in enumerate(found):
+        for number, content in enumerate(value):
             try:
                 items.append(item(content))
             except MisfitError as error:
@@ -242,10 +242,10 @@ def _list_decoder(item: Decoder) -> Decoder:
 
 
 def _mapping_decoder(item: Decoder) -> Decoder:
-    def decode(found: Any) -> Any:
-        _check_object(found)
+    def decode(value: Any) -> Any:
+        _check_object(value)
         items = {}
-        for name, content in found.items():
+        for name, content in value.items():
             try:
                 items[name] = item(content)
             except MisfitError as error:
@@ -258,10 +258,10 @@ def _mapping_decoder(item: Decoder) -> Decoder:
 def _enum_decoder(kind: type[Enum]) -> Decoder:
     by_value = {member.value: member for member in kind}
 
-    def decode(found: Any) -> Any:
-        if not isinstance(found, str) or found not in by_value:
-            raise MisfitError("", found, f"one of {', '.join(by_value)}")
-        return by_value[found]
+    def decode(value: Any) -> Any:
+        if not isinstance(value, str) or value not in by_value:
+            raise MisfitError("", value, f"one of {', '.join(by_value)}")
+        return by_value[value]
 
     return decode
 
@@ -271,26 +271,26 @@ def _scalar_decoder(kind: Any, numbers: Range) -> Decoder:
     has_non_finite = kind is float and numbers.has_non_finite
     has_range = kind in (int, float)
 
-    def decode(found: Any) -> Any:
-        if type(found) not in accepted:
-            if has_non_finite and found in _NON_FINITE:
-                return float(found)
-            raise MisfitError("", found, _WORDS[kind])
-        if has_range and not numbers.least <= found <= numbers.most:
-            raise MisfitError("", found, f"a number from {numbers.least:g} to {numbers.most:g}")
-        return found
+    def decode(value: Any) -> Any:
+        if type(value) not in accepted:
+            if has_non_finite and value in _NON_FINITE:
+                return float(value)
+            raise MisfitError("", value, _WORDS[kind])
+        if has_range and not numbers.least <= value <= numbers.most:
+            raise MisfitError("", value, f"a number from {numbers.least:g} to {numbers.most:g}")
+        return value
 
     return decode
 
 
-def _check_depth(found: Any, levels: int = _MOST_LEVELS) -> Any:
+def _check_depth(value: Any, levels: int = _MOST_LEVELS) -> Any:
     """Return JSON of any form that recursive functions can walk."""
-    inner = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not levels:
-        raise MisfitError("", found, f"at most {_MOST_LEVELS} levels of lists and objects")
+        raise MisfitError("", value, f"at most {_MOST_LEVELS} levels of lists and objects")
     for content in inner:
         _check_depth(content, levels - 1)
-    return found
+    return value
 
 
 def loads(content: bytes) -> Any:

@@ -163,7 +163,7 @@ class Failure:
         rank: the rank that failed first, or None.
     """
 
-    whole: str
+    full_text: str
     traceback: str
     words: str
     rank: int | None = None

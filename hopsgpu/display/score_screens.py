@@ -46,7 +46,7 @@ class ScoreScene(StatusScene[ScoreStatus]):
 
     def picture(self, now: float) -> ScorePicture:
         """Return what to show."""
-        return ScorePicture(*self._shown(now))
+        return ScorePicture(*self._snapshot(now))
 
 
 def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> list[Text]:

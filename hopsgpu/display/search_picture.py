@@ -68,7 +68,7 @@ class SearchScene(StatusScene[SearchStatus]):
 
     def picture(self, now: float) -> SearchPicture:
         """Return what to show."""
-        status, elapsed, recent = self._shown(now)
+        status, elapsed, recent = self._snapshot(now)
         running = sorted(status.running, key=attrgetter("host", "gpu", "number"))[:SHOWN_TRIALS]
         wall = self._wall()
         held, used = held_and_used(status.moments)

@@ -43,7 +43,7 @@ class StatusScene(Generic[S]):
             self._news += len(texts)
             self._recent.take(texts, f"[{writer}] ")
 
-    def _shown(self, now: float) -> tuple[S, float, LogTail]:
+    def _snapshot(self, now: float) -> tuple[S, float, LogTail]:
         """Return the status, the seconds since the start, and the last lines of all writers."""
         with self._lock:
             status, updated_at, recent = self._status, self._updated_at, self._recent.log()

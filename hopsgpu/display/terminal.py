@@ -174,13 +174,13 @@ def line_style(width: int, encoding: str) -> LineStyle:
 
     mark = "…" if _is_utf(encoding) else "..."
 
-    def shown(text: str, style: str = "") -> Text:
+    def format_line(text: str, style: str = "") -> Text:
         printable = plain_line(text).encode(encoding, "backslashreplace").decode(encoding)
         if cell_len(printable) > width:
             printable = set_cell_size(printable, max(width - len(mark), 0)) + mark[: max(width, 0)]
         return Text(printable, style=style, no_wrap=True)
 
-    return shown
+    return format_line
 
 
 def head(view: StatusView, more: Sequence[str], shown: LineStyle, width: int) -> list[Text]:

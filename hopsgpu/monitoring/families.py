@@ -273,7 +273,7 @@ METRICS = (
 def families(look: Look) -> Iterator[Metric]:
     """Yield the metric families of an observation.
 
-    What a source did not answer has no families, so that no alert fires on old values.
+    A source without an answer has no families, so that no alert fires on old values.
     """
     states = look.sources.items()
     yield _family(UP, {(name,): float(state.is_up) for name, state in states})
@@ -463,7 +463,7 @@ def _of_scores(shown: Sequence[LiveRun]) -> Iterator[Metric]:
     for labels, score in scores:
         if score is not None:
             rows.append(((*labels, "scored"), float(score.scored)))
-            rows.append(((*labels, "left"), float(score.left)))
+            rows.append(((*labels, "left"), float(score.rows_left)))
     yield _family(SCORE_ROWS, _largest(rows))
     failed = ((labels, float(score.failed_parts)) for labels, score in scores if score is not None)
     yield _family(SCORE_FAILED, _largest(failed))

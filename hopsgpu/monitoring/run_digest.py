@@ -56,12 +56,12 @@ class ScoreProgress:
 
     Attributes:
         scored: number of rows that are on the lake.
-        left: number of the other rows, without those of failed parts.
+        rows_left: number of the other rows, without those of failed parts.
         failed_parts: number of parts that failed and are left out.
     """
 
     scored: int
-    left: int
+    rows_left: int
     failed_parts: int
 
 

@@ -1,6 +1,6 @@
 """Counters and histograms of runs, added up from what is new in their records.
 
-They count what happens from the first look on, as the counters of every process do: Prometheus
+The counters begin with the first poll, as the counters of every process do: Prometheus
 knows that they begin at 0 when the process is started again, and no removal of runs makes them
 fall. A run that goes on at the first look counts with what it adds from then on.
 """

@@ -1,7 +1,8 @@
 """Access to the pages: token, cookie, the names of this server, and the origin of a request.
 
-As with Jupyter, the URL that the command prints has a token. Whoever opens it gets a cookie and a
-URL without the token. Every response forbids scripts, styles, frames and forms of others.
+As with Jupyter, the URL that the command prints has a token. A browser that opens it gets a
+cookie and a URL without the token. Every response forbids scripts, styles, frames and forms of
+others.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Server:
         always does: it is no name that anybody could point elsewhere.
         """
         name = host_of(host)
-        if name in _LOCAL or name in {known.lower() for known in self.names}:
+        if name in _LOCAL or name in {accepted.lower() for accepted in self.names}:
             return True
         try:
             ipaddress.ip_address(name)
@@ -135,7 +136,7 @@ class Guard:
         headers = Headers(scope=scope)
         path = str(scope["path"])
 
-        async def guarded(message: Message) -> None:
+        async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
                 written = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
@@ -146,7 +147,7 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope, headers)
-        await (refusal or self._app)(scope, receive, guarded)
+        await (refusal or self._app)(scope, receive, respond)
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """Return the answer to a request that does not get to the application."""

@@ -1,7 +1,6 @@
 """Metrics by step and GPU utilisation over time, from the files of a run's ranks, as they grow.
 
-What is kept of a file is bounded: some hundred points of each metric, and the position up to which
-the file was read.
+Each file has bounds: some hundred points of each metric, and the position up to which it was read.
 """
 
 from __future__ import annotations

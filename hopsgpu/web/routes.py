@@ -456,16 +456,16 @@ class Pages:
     def _error(self, request: Request, status: int, text: str) -> Response:
         return self._page(request, "error.html", status, text=text, problems=[])
 
-    async def missing(self, request: Request, error: Exception) -> Response:
+    async def show_missing(self, request: Request, error: Exception) -> Response:
         """ReadResult a request for what does not exist."""
         text = str(error) if isinstance(error, Missing) else "There is no such page."
         return self._error(request, 404, text)
 
-    async def refused(self, request: Request, error: Exception) -> Response:
+    async def show_refused(self, request: Request, error: Exception) -> Response:
         """ReadResult a request in a way that its address does not know."""
         return self._error(request, 405, "This page can only be read.")
 
-    async def failed(self, request: Request, error: Exception) -> Response:
+    async def show_failure(self, request: Request, error: Exception) -> Response:
         """ReadResult a request on which these pages themselves fail."""
         return self._error(
             request,
@@ -496,10 +496,10 @@ def application(
     """
     pages = Pages(sources, secrets, patience)
     handlers: Mapping[Any, Any] = {
-        404: pages.missing,
-        405: pages.refused,
-        Missing: pages.missing,
-        500: pages.failed,
+        404: pages.show_missing,
+        405: pages.show_refused,
+        Missing: pages.show_missing,
+        500: pages.show_failure,
     }
     app = Starlette(routes=pages.routes(), exception_handlers=handlers)
     # Starlette redirects to an absolute URL, which is wrong behind a proxy.

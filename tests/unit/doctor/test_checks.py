@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS
-from hopsgpu.cli.doctor import shown
+from hopsgpu.cli.doctor import describe_check
 from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_checks
 from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
 from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
@@ -27,8 +27,8 @@ BIG = Amount(2, 8, 65536)
 
 
 def test_the_line_of_a_check() -> None:
-    assert shown(ok("java", "17", ["more"])).endswith("java             17")
-    lines = shown(wrong("queue", "none", "another", ["one", "two"])).splitlines()
+    assert describe_check(ok("java", "17", ["more"])).endswith("java             17")
+    lines = describe_check(wrong("queue", "none", "another", ["one", "two"])).splitlines()
     assert [line.strip() for line in lines[1:3]] == ["one", "two"]
     assert lines[3].strip().endswith(": another")
     assert unknown("x", "y").to_json() == {

@@ -117,7 +117,7 @@ def test_a_score_has_its_progress_and_no_checkpoints() -> None:
     score = replace(SCORE, rows=1000, scored=300, failed_parts=(part,))
     found = digest_of(record_of(RUN, "running", score=score, metrics=(SAMPLE,)))
     assert (found.trains_since, found.readings) == (None, ())
-    assert found.score == ScoreProgress(scored=300, left=600, failed_parts=1)
+    assert found.score == ScoreProgress(scored=300, rows_left=600, failed_parts=1)
 
 
 def test_a_search_has_no_samples_and_no_checkpoints() -> None:
