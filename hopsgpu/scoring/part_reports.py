@@ -66,12 +66,12 @@ class PartReports:
         """Yield the reports that the chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            report = _parsed(line)
+            report = _parse(line)
             if report is not None:
                 yield report
 
 
-def _parsed(line: bytes) -> PartReport | None:
+def _parse(line: bytes) -> PartReport | None:
     try:
         content = json.loads(line)
         # Samples of GPUs and the user's own metrics are in the same file.

@@ -47,7 +47,7 @@ from hopsgpu.scoring.part_reports import (
     PartReport,
 )
 from hopsgpu.scoring.parts import Part, parts_of, shard_of, smallest_batch
-from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
+from hopsgpu.scoring.predictions import first_schema, prediction_batch, with_schema
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import ensure_copy, shared_directories
 from hopsgpu.units import MIB, count_of
@@ -114,7 +114,7 @@ def score_parts(predict: Any, *, task: ScoreTask) -> int:
     """
     directory = Path(os.environ[VARIABLE]).parent
     reports = directory / metrics.FILE
-    predictor = predictor_of(predict, None if task.model is None else _fetched(task.model))
+    predictor = predictor_of(predict, None if task.model is None else _fetch_model(task.model))
     metrics.append(reports, PartReport(NO_PART, READY).line(0, time.time()))
     with (
         tempfile.TemporaryDirectory(prefix="hopsgpu-score-") as scratch,
@@ -146,7 +146,7 @@ def predictor_of(predict: Any, model_dir: Path | None) -> Predictor:
     return functools.partial(predict, model_dir=model_dir)
 
 
-def _fetched(model: ModelVersion) -> Path:
+def _fetch_model(model: ModelVersion) -> Path:
     """Return the directory with a version's files; download it if no process of the node has."""
     described = json.dumps([model.url, model.manifest], sort_keys=True)
     # The directory of the container has one for all attempts, and that one for each rank.
@@ -273,12 +273,12 @@ class _Scorer:
             size = len(next(iter(batch.values())))
             # The function may take columns out of the batch that it gets, or replace them.
             few = {} if self._schema is not None else self._first_rows(batch, size)
-            found = predicted(self._predictor(batch), size, self._task.keep)
+            found = prediction_batch(self._predictor(batch), size, self._task.keep)
             if self._schema is None:
                 self._schema = first_schema(found)
                 if few:
                     self._try_smallest(part, few, size)
-            rows.add(with_schema(found, self._schema), _taken(kept, size))
+            rows.add(with_schema(found, self._schema), _take_rows(kept, size))
             scored, self.total = scored + size, self.total + size
             if rows.rows >= _GROUP_ROWS or rows.size >= _GROUP_BYTES:
                 self._write(functools.partial(file.write, rows))
@@ -324,7 +324,7 @@ class _Scorer:
                     error,
                 )
                 found = self._predictor(few)
-            with_schema(predicted(found, rows, self._task.keep), self._schema)
+            with_schema(prediction_batch(found, rows, self._task.keep), self._schema)
         except Exception as error:
             self._tell(PartReport(part.number, UNFIT))
             raise ConfigError(
@@ -462,7 +462,7 @@ def kept_columns(chunk: Any, names: Sequence[str], instants: frozenset[str]) -> 
     return pa.record_batch(columns, names=list(names))
 
 
-def _taken(kept: deque[Any], rows: int) -> list[Any]:
+def _take_rows(kept: deque[Any], rows: int) -> list[Any]:
     """Remove the next rows from record batches, and return them."""
     taken = []
     while kept and rows:

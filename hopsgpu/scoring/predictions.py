@@ -14,7 +14,7 @@ _ACCEPTED = (
 )
 
 
-def predicted(returned: object, rows: int, kept: Collection[str]) -> Any:
+def prediction_batch(returned: object, rows: int, kept: Collection[str]) -> Any:
     """Return the predictions of a batch as a pyarrow.RecordBatch.
 
     Args:
@@ -88,7 +88,7 @@ def _arrow(name: str, value: Any, rows: int) -> Any:
             return value.take(pa.array(np.arange(len(value))))
         return value
     try:
-        converted = _converted(name, value, rows)
+        converted = _convert(name, value, rows)
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise ConfigError(
             f"predict returned {name!r} with values that are no column of one type ({error}):"
@@ -106,7 +106,7 @@ def _arrow(name: str, value: Any, rows: int) -> Any:
         ) from error
 
 
-def _converted(name: str, value: Any, rows: int) -> Any:
+def _convert(name: str, value: Any, rows: int) -> Any:
     """Return an array, a tensor, a Series or a list as an Arrow array of as many rows."""
     import numpy as np
     import pyarrow as pa
@@ -115,13 +115,13 @@ def _converted(name: str, value: Any, rows: int) -> Any:
         value = list(value.unbind())
     if hasattr(value, "row_splits"):  # a ragged tensor of TensorFlow
         _check_rows(name, (int(value.shape[0]),), rows)
-        return _ragged(name, value)
+        return _ragged_to_lists(name, value)
     # A Series of pandas; those of numbers without missing values are arrays.
     if hasattr(value, "iloc") and not isinstance(value.dtype, np.dtype):
         _check_rows(name, (len(value),), rows)
         return pa.Array.from_pandas(value)
     if isinstance(value, (list, tuple)):
-        value = _listed(value)
+        value = _list_to_array(value)
     # A masked array's masked values become null.
     array = value if isinstance(value, np.ma.MaskedArray) else np.asarray(_on_host(value))
     _check_rows(name, array.shape, rows)
@@ -141,7 +141,7 @@ def _converted(name: str, value: Any, rows: int) -> Any:
     return flat
 
 
-def _listed(values: Any) -> Any:
+def _list_to_array(values: Any) -> Any:
     """Return a list as an array: of objects where NumPy would change or refuse the values.
 
     Rows that are lists stay objects, because rows of later batches may have other lengths.
@@ -174,13 +174,17 @@ def _on_host(value: Any) -> Any:
     return np.asarray(value)[()] if hasattr(value, "__array__") else value
 
 
-def _ragged(name: str, value: Any) -> Any:
+def _ragged_to_lists(name: str, value: Any) -> Any:
     """Return a ragged tensor as lists, with the type that its elements have."""
     import numpy as np
     import pyarrow as pa
 
     inner = value.values
-    flat = _ragged(name, inner) if hasattr(inner, "row_splits") else _arrow(name, inner, len(inner))
+    flat = (
+        _ragged_to_lists(name, inner)
+        if hasattr(inner, "row_splits")
+        else _arrow(name, inner, len(inner))
+    )
     return pa.ListArray.from_arrays(pa.array(np.asarray(value.row_splits), pa.int32()), flat)
 
 

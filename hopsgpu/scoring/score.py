@@ -36,7 +36,7 @@ from hopsgpu.scoring.score_plan import (
     ScorePlan,
     arrow_schema,
     chosen_columns,
-    planned,
+    new_score_plan,
 )
 from hopsgpu.scoring.score_results import ScoreResult
 from hopsgpu.scoring.table_output import TableOutput
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 _OUTPUT = "output"
 # Characters of a part's error in the record, which may have many of them.
-_MOST_ERROR = 2000
+_MAX_ERROR_CHARACTERS = 2000
 
 
 @takes(ScoreOptions)
@@ -190,29 +190,31 @@ class _ScoreRun:
             except BaseException:
                 # Written again, the rows might be in another order.
                 self._staged.keep()
-                self._give_up()
+                self._remove_unneeded()
                 raise
-        if self._datasets is not self._arguments.datasets and not self._application_keeps:
+        if self._datasets is not self._arguments.datasets and not self._is_data_kept:
             (self._directory / DEFAULT_NAME).remove()
 
     @property
-    def _application_keeps(self) -> bool:
+    def _is_data_kept(self) -> bool:
         return self._active.application.should_keep_data
 
     def _score(self, source: ParquetSource) -> None:
-        plan = self._plan = self._planned(source)
+        plan = self._plan = self._make_plan(source)
         # First: a run whose plan is there is one that can be resumed.
         plan.write(self._directory)
         self._output.prepare()
-        done = self._output.kept()
-        rows = sum(plan.parts[number].rows for number in done)
-        self._board.set_parts(source.num_rows, len(plan.parts), len(done), rows)
-        if done:
-            log.info("%s: %d of %d parts are kept", self._board.run_id, len(done), len(plan.parts))
-            plan.schema = _schema_of(self._output.part(min(done)))
+        kept_parts = self._output.kept_parts()
+        rows = sum(plan.parts[number].rows for number in kept_parts)
+        self._board.set_parts(source.num_rows, len(plan.parts), len(kept_parts), rows)
+        if kept_parts:
+            log.info(
+                "%s: %d of %d parts are kept", self._board.run_id, len(kept_parts), len(plan.parts)
+            )
+            plan.schema = _schema_of(self._output.part(min(kept_parts)))
         self._board.mark("prepared")
-        if len(done) < len(plan.parts):
-            self._on_executors(plan, done)
+        if len(kept_parts) < len(plan.parts):
+            self._on_executors(plan, kept_parts)
         else:
             self._board.state(GangState.RELEASING)
             self._board.mark("released")
@@ -224,12 +226,12 @@ class _ScoreRun:
         self._board.mark("published")
         self._sweep()
 
-    def _give_up(self) -> None:
+    def _remove_unneeded(self) -> None:
         """Remove what the score has written and a run that resumes it does not need."""
         if self._is_published:
             return
         try:
-            self._has_parts = self._output.give_up()
+            self._has_parts = self._output.remove_unneeded()
         except StoreError as error:
             self._board.warn(f"{self._output.where} is left: {error}")
 
@@ -250,15 +252,15 @@ class _ScoreRun:
         except HopsGpuError as error:
             self._board.warn(f"what earlier scores have left beside the output stays: {error}")
 
-    def _planned(self, source: ParquetSource) -> ScorePlan:
+    def _make_plan(self, source: ParquetSource) -> ScorePlan:
         arguments, options = self._arguments, self._arguments.options
         model = None if arguments.model is None else arguments.model.url
         names = chosen_columns(source, options.columns, options.keep, options.shapes or {})
         if self._earlier is None:
             output = self._output.target.url
             most = arguments.terms.max_running
-            return planned(source, names, model, arguments.code, output, most)
-        plan = self._earlier.resumed(source, names, model)
+            return new_score_plan(source, names, model, arguments.code, output, most)
+        plan = self._earlier.resume(source, names, model)
         if plan.code != arguments.code:
             self._board.warn(
                 "predict or its modules differ from those of the score that is resumed: its parts"
@@ -266,7 +268,7 @@ class _ScoreRun:
             )
         return plan
 
-    def _on_executors(self, plan: ScorePlan, done: frozenset[int]) -> None:
+    def _on_executors(self, plan: ScorePlan, kept_parts: frozenset[int]) -> None:
         arguments, board, run = self._arguments, self._board, self._active
         options = arguments.options
         request = prepare_request(run, arguments.function, arguments.python_env, has_data=True)
@@ -283,9 +285,9 @@ class _ScoreRun:
         )
         function = arguments.function_with(task)
         loop = ScoreLoop(
-            arguments, run, plan, self._output, function, done, python_env, self._workers()
+            arguments, run, plan, self._output, function, kept_parts, python_env, self._workers()
         )
-        most = min(arguments.terms.max_running, len(plan.parts) - len(done))
+        most = min(arguments.terms.max_running, len(plan.parts) - len(kept_parts))
         with (
             loop.keeping(),
             arguments.application.allocate_elastic(request.of_executors(most)) as allocator,
@@ -348,7 +350,8 @@ class _ScoreRun:
             rate=status.rate,
             seconds_left=status.seconds_left,
             failed_parts=tuple(
-                replace(part, error=part.error[-_MOST_ERROR:]) for part in self._board.failed_parts
+                replace(part, error=part.error[-_MAX_ERROR_CHARACTERS:])
+                for part in self._board.failed_parts
             ),
         )
 

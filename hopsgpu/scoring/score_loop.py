@@ -48,7 +48,7 @@ class ScoreLoop(PlacementLoop):
         plan: the parts.
         output: where they are kept.
         function: what the ranks run.
-        done: numbers of the parts that an earlier run of the score has kept.
+        kept_parts: numbers of the parts that an earlier run of the score has kept.
         python_env: Python environment of the ranks, or None.
         first: number of its first rank.
     """
@@ -60,14 +60,14 @@ class ScoreLoop(PlacementLoop):
         plan: ScorePlan,
         output: TableOutput,
         function: PackedFunction,
-        done: frozenset[int],
+        kept_parts: frozenset[int],
         python_env: PythonEnv | None,
         first: int = 0,
     ) -> None:
         terms = replace(arguments.terms, items=len(plan.parts))
-        placement = Placement(terms, ended=len(done))
+        placement = Placement(terms, ended=len(kept_parts))
         for part in plan.parts:
-            if part.number not in done:
+            if part.number not in kept_parts:
                 placement.requested += 1
                 placement.add_item(part.number)
         super().__init__(active, placement, arguments.timeout, python_env)

@@ -61,12 +61,12 @@ class ScorePlan:
         if schema != self.schema and not arrow_schema(schema).equals(arrow_schema(self.schema)):
             raise HopsGpuError(
                 f"predict returned other columns for {place_of(self.source, part)}:"
-                f" {_shown(schema)}; earlier parts have {_shown(self.schema)}: return the same"
-                " names and types for all batches"
+                f" {_show_schema(schema)}; earlier parts have {_show_schema(self.schema)}: return"
+                " the same names and types for all batches"
             )
 
     @property
-    def described(self) -> Mapping[str, Any]:
+    def identity(self) -> Mapping[str, Any]:
         """Return what a run that resumes the score must have in common with it, by argument."""
         return {
             "data": [self.source.url, order_digest(self.source, "keep", 0)],
@@ -86,7 +86,7 @@ class ScorePlan:
             "output": self.output,
             "bounds": self.bounds,
             "code": self.code,
-            **self.described,
+            **self.identity,
         }
         (run / FILE).replace(json.dumps(content).encode())
 
@@ -98,7 +98,7 @@ def arrow_schema(serialized: bytes) -> Any:
     return pa.ipc.read_schema(pa.py_buffer(serialized))
 
 
-def _shown(schema: bytes) -> str:
+def _show_schema(schema: bytes) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in arrow_schema(schema))
 
 
@@ -134,7 +134,7 @@ def chosen_columns(
     return names, kept
 
 
-def planned(
+def new_score_plan(
     source: ParquetSource,
     names: tuple[tuple[str, ...], tuple[str, ...]],
     model: str | None,
@@ -178,7 +178,7 @@ class EarlierPlan:
                 f"{self._file.url} is damaged, or of another version: {error}", DAMAGED
             ) from error
 
-    def resumed(
+    def resume(
         self,
         source: ParquetSource,
         names: tuple[tuple[str, ...], tuple[str, ...]],
@@ -190,7 +190,7 @@ class EarlierPlan:
             ConfigError: data, columns or model differ.
         """
         plan = ScorePlan(source, self._bounds, *names, model, self.code, self.output)
-        for argument, value in plan.described.items():
+        for argument, value in plan.identity.items():
             if value != self._content.get(argument):
                 was = "" if argument == "data" else f": it was {self._content.get(argument)!r}"
                 raise ConfigError(

@@ -62,7 +62,7 @@ class TableOutput:
         self.drafts.make()
         self._parts.make()
 
-    def kept(self) -> frozenset[int]:
+    def kept_parts(self) -> frozenset[int]:
         """Return the numbers of the parts that are kept, also by an earlier run of the score."""
         names = map(_NAME.fullmatch, self._parts.names())
         return frozenset(int(found[1]) for found in names if found)
@@ -90,7 +90,7 @@ class TableOutput:
         Raises:
             StoreError: the lake refused, parts are missing, or something is in the output's place.
         """
-        missing = sorted(set(parts) - self.kept())
+        missing = sorted(set(parts) - self.kept_parts())
         if missing:
             raise StoreError(
                 f"{count_of(len(missing), 'part')} of the output, the first of them"
@@ -105,13 +105,13 @@ class TableOutput:
         log.info("the output is %s", self.target.url)
         self._home.remove()
 
-    def give_up(self) -> bool:
+    def remove_unneeded(self) -> bool:
         """Remove what a run that resumes the score does not need; return whether parts are kept.
 
         Raises:
             StoreError: the lake refused.
         """
-        has_parts = bool(self.kept())
+        has_parts = bool(self.kept_parts())
         (self.drafts if has_parts else self._home).remove()
         return has_parts
 

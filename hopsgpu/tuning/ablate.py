@@ -80,23 +80,23 @@ def ablation(options: AblateOptions, interrupted: threading.Event | None = None)
     check_callable(train_fn)
     check_count(seeds, "seeds", 1)
     check_optuna()
-    left_out = _checked(options.components)
-    seeded = _takes_seed(train_fn)
-    if seeds > 1 and not seeded:
+    left_out = _check_components(options.components)
+    has_seed = _has_seed_argument(train_fn)
+    if seeds > 1 and not has_seed:
         raise ConfigError(
             f"seeds={seeds}: train_fn has no argument `seed`, so all trials of a component would be"
             " identical; add the argument, or use seeds=1"
         )
     fixed = keywords(options.kwargs)
     for without in left_out.values():
-        check_accepts(train_fn, (), {**fixed, **without, **({_SEED: 0} if seeded else {})})
+        check_accepts(train_fn, (), {**fixed, **without, **({_SEED: 0} if has_seed else {})})
     names = (WHOLE, *left_out)
 
     def space(trial: optuna.Trial) -> Mapping[str, Any]:
         component = trial.suggest_categorical(_COMPONENT, names)
         seed = trial.suggest_int(_SEED, 0, seeds - 1)
         # A component's keyword arguments override those that all trials get.
-        return {**left_out.get(component, {}), **({_SEED: seed} if seeded else {})}
+        return {**left_out.get(component, {}), **({_SEED: seed} if has_seed else {})}
 
     shared = {f.name: getattr(options, f.name) for f in dataclasses.fields(TrialOptions)}
     of_search = SearchOptions(
@@ -163,7 +163,7 @@ def _grid(names: Sequence[str], seeds: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.GridSampler({_COMPONENT: list(names), _SEED: list(range(seeds))}, seed=0)
 
 
-def _checked(components: object) -> dict[str, Mapping[str, Any]]:
+def _check_components(components: object) -> dict[str, Mapping[str, Any]]:
     if not isinstance(components, Mapping) or not components:
         raise ConfigError(
             f"components={components!r:.200}: must be a dict of names to the keyword arguments"
@@ -182,7 +182,7 @@ def _checked(components: object) -> dict[str, Mapping[str, Any]]:
     return dict(components)
 
 
-def _takes_seed(train_fn: Callable[..., Any]) -> bool:
+def _has_seed_argument(train_fn: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(train_fn).parameters
     except (TypeError, ValueError):  # some built-in functions have no signature

@@ -38,17 +38,17 @@ class Journal(BaseJournalBackend):
         # Only one thread at a time may append to the file.
         self._following = threading.Lock()
         content = target.read() if target.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
+        complete_lines = content[: content.rfind(b"\n") + 1]
         # Parsed first, so that a file that is no journal stays unchanged.
-        self._unread = deque(_entries(whole, target.url))
-        if whole != content:
+        self._unread = deque(_entries(complete_lines, target.url))
+        if complete_lines != content:
             # The driver died in the middle of a line, which no reader accepts.
-            target.replace(whole)
-        self._there = len(whole)
+            target.replace(complete_lines)
+        self._lake_size = len(complete_lines)
         self._lines: list[bytes] = []
         # Lines taken from `_lines` that are not yet on the lake.
-        self._bringing = b""
-        self._unsure = False
+        self._appending = b""
+        self._may_be_partial = False
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
         """Return the entries written since the last call; the only storage reads all in order."""
@@ -68,12 +68,12 @@ class Journal(BaseJournalBackend):
     def size(self) -> int:
         """Return the number of bytes written so far, on the lake or not yet."""
         with self._lock:
-            return self._there + len(self._bringing) + sum(map(len, self._lines))
+            return self._lake_size + len(self._appending) + sum(map(len, self._lines))
 
     @property
-    def there(self) -> int:
+    def lake_size(self) -> int:
         """Return the number of bytes on the lake."""
-        return self._there
+        return self._lake_size
 
     def follow(self) -> None:
         """Append what was written since the last call to the file on the lake.
@@ -84,24 +84,24 @@ class Journal(BaseJournalBackend):
         """
         with self._following:
             with self._lock:
-                self._bringing += b"".join(self._lines)
+                self._appending += b"".join(self._lines)
                 self._lines.clear()
-            while chunk := self._bringing[:_CHUNK]:
-                end = self._append(chunk, self._there)
+            while chunk := self._appending[:_CHUNK]:
+                end = self._append(chunk, self._lake_size)
                 with self._lock:
-                    self._bringing = self._bringing[len(chunk) :]
-                    self._there = end
+                    self._appending = self._appending[len(chunk) :]
+                    self._lake_size = end
 
     def _append(self, content: bytes, at: int) -> int:
         # An append that failed may have written a part, so the size is not checked after one.
-        if not self._unsure and (self._target.stat().size if at else 0) != at:
+        if not self._may_be_partial and (self._target.stat().size if at else 0) != at:
             raise StoreError(f"{self._target.url} has an unexpected size: {_OTHER}", DAMAGED)
-        self._unsure = True
-        end = self._appended(content, at)
-        self._unsure = False
+        self._may_be_partial = True
+        end = self._append_or_replace(content, at)
+        self._may_be_partial = False
         return end
 
-    def _appended(self, content: bytes, at: int) -> int:
+    def _append_or_replace(self, content: bytes, at: int) -> int:
         try:
             return self._target.append(content, at)
         except StoreError as error:

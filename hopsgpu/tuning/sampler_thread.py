@@ -36,7 +36,7 @@ _STATES = {
     ItemEnd.FAILED: optuna.trial.TrialState.FAIL,
 }
 # Largest number of reports that Optuna gets of one batch; it asks the pruner once per batch.
-_MOST_REPORTS = 100
+_MAX_REPORTS = 100
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class SamplerThread:
     Args:
         study: Optuna's study.
         space: the space of the trials' parameters.
-        wake: called in the thread when there is news.
+        on_news: called in the thread when there is news.
 
     Attributes:
         study: Optuna's study.
@@ -165,10 +165,10 @@ class SamplerThread:
         failure: the error that ended the thread, so that later trials are not recorded; or None.
     """
 
-    def __init__(self, study: optuna.Study, space: Space, wake: Callable[[], None]) -> None:
+    def __init__(self, study: optuna.Study, space: Space, on_news: Callable[[], None]) -> None:
         self.study = study
         self._space = space
-        self._wake = wake
+        self._on_news = on_news
         self._changed = threading.Condition()
         self._works: deque[Callable[[], None]] = deque()
         self._wanted = 0
@@ -177,10 +177,10 @@ class SamplerThread:
         # Steps that each trial has reported to Optuna, which warns if a step is reported again, as
         # happens after a restart.
         self._steps: dict[int, set[int]] = {}
-        self._closed = False
-        self._broken = False
-        self._over = threading.Event()
-        self._stopped = False
+        self._is_closed = False
+        self._has_failed_to_propose = False
+        self._ended = threading.Event()
+        self._is_sampler_stopped = False
         self.failure: Exception | None = None
         running = (optuna.trial.TrialState.RUNNING,)
         self.unfinished = deque(
@@ -199,15 +199,15 @@ class SamplerThread:
             self._wanted += count
             self._changed.notify()
 
-    def started(self, number: int, tries: int) -> None:
+    def record_start(self, number: int, tries: int) -> None:
         """Record in Optuna how often a trial was started, in all runs of the study."""
 
         def work() -> None:
             self._trials[number].set_user_attr(_TRIES, tries)
 
-        self._put(work)
+        self._queue(work)
 
-    def tell(
+    def record_end(
         self, number: int, how: ItemEnd, value: float | None, about: Mapping[str, Any]
     ) -> None:
         """Record in Optuna how a trial ended.
@@ -225,7 +225,7 @@ class SamplerThread:
             trial.set_user_attr(ATTRIBUTE, dict(about))
             self.study.tell(number, value, _STATES[how])
 
-        self._put(work)
+        self._queue(work)
 
     def report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
         """Report a trial's metric at some steps to Optuna, and ask its pruner.
@@ -240,16 +240,16 @@ class SamplerThread:
             if trial is None:
                 return
             steps = self._steps[number]
-            for step, value in values[-_MOST_REPORTS:]:
+            for step, value in values[-_MAX_REPORTS:]:
                 if step not in steps:
                     steps.add(step)
                     trial.report(value, step)
             if trial.should_prune():
                 self._publish(PruneRequested(number))
 
-        self._put(work)
+        self._queue(work)
 
-    def news(self) -> list[News]:
+    def take_news(self) -> list[News]:
         """Return the news since the last call."""
         with self._changed:
             news, self._news = list(self._news), deque()
@@ -262,14 +262,14 @@ class SamplerThread:
             seconds: how long to wait for the end.
         """
         with self._changed:
-            self._closed, self._wanted = True, 0
+            self._is_closed, self._wanted = True, 0
             self._changed.notify()
-        return self._over.wait(seconds)
+        return self._ended.wait(seconds)
 
     def _stop(self) -> None:
-        self._stopped = True
+        self._is_sampler_stopped = True
 
-    def _put(self, work: Callable[[], None]) -> None:
+    def _queue(self, work: Callable[[], None]) -> None:
         with self._changed:
             self._works.append(work)
             self._changed.notify()
@@ -277,7 +277,7 @@ class SamplerThread:
     def _publish(self, news: News) -> None:
         with self._changed:
             self._news.append(news)
-        self._wake()
+        self._on_news()
 
     def _run(self) -> None:
         try:
@@ -287,11 +287,11 @@ class SamplerThread:
             self.failure = error
             self._publish(SamplerFailed(error))
         finally:
-            self._over.set()
+            self._ended.set()
 
     @property
-    def _proposes(self) -> bool:
-        return self._wanted > 0 and not self._broken
+    def _should_propose(self) -> bool:
+        return self._wanted > 0 and not self._has_failed_to_propose
 
     def _next(self) -> Callable[[], None] | None:
         """Return what to do next, or None at the end.
@@ -299,10 +299,10 @@ class SamplerThread:
         Results come before proposals, because the next proposal takes them into account.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._works or self._proposes or self._closed)
+            self._changed.wait_for(lambda: self._works or self._should_propose or self._is_closed)
             if self._works:
                 return self._works.popleft()
-            if self._proposes and not self._closed:
+            if self._should_propose and not self._is_closed:
                 self._wanted -= 1
                 return self._propose
             return None
@@ -314,14 +314,14 @@ class SamplerThread:
             news = SamplerFailed(error)
             with self._changed:
                 # Optuna still records trials that end before the search does: none is lost.
-                self._broken = True
+                self._has_failed_to_propose = True
         self._publish(news)
 
     def _proposal(self) -> News:
         reported: set[int] = set()
         if self.unfinished:
-            reported = self._reported(self.unfinished[0])
-            trial = self._unfinished()
+            reported = self._reported_steps(self.unfinished[0])
+            trial = self._next_unfinished()
         elif self._is_exhausted():
             return SamplerExhausted()
         else:
@@ -336,10 +336,10 @@ class SamplerThread:
         tries = int(trial.user_attrs.get(_TRIES, 0))
         return Proposed(trial.number, dict(trial.params), arguments, tries)
 
-    def _reported(self, number: int) -> set[int]:
+    def _reported_steps(self, number: int) -> set[int]:
         return set(self.study.get_trials(deepcopy=False)[number].intermediate_values)
 
-    def _unfinished(self) -> optuna.Trial:
+    def _next_unfinished(self) -> optuna.Trial:
         """Return a trial that an earlier run did not finish, with its parameters."""
         storage = self.study._storage
         study = storage.get_study_id_from_name(self.study.study_name)
@@ -349,7 +349,7 @@ class SamplerThread:
         )
 
     def _is_exhausted(self) -> bool:
-        if self._stopped:
+        if self._is_sampler_stopped:
             return True
         points = getattr(self.study.sampler, "_all_grids", None)
         # After the last point, a grid sampler proposes points again.
@@ -361,7 +361,7 @@ def count_ended(study: optuna.Study) -> int:
     return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
 
 
-def note_code(study: optuna.Study, digest: str) -> bool:
+def record_code(study: optuna.Study, digest: str) -> bool:
     """Record the digest of the next trials' code; return whether earlier trials had other code."""
     before = study.user_attrs.get(_CODE)
     if before != digest:

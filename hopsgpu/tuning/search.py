@@ -147,8 +147,8 @@ class _SearchRun:
             SamplerThread,
             check_same_space,
             count_ended,
-            note_code,
             open_study,
+            record_code,
         )
         from hopsgpu.tuning.search_loop import SearchLoop
         from hopsgpu.tuning.search_record import reports_of
@@ -164,7 +164,7 @@ class _SearchRun:
         )
         check_same_space(study, arguments.options.space)
         self._board.add_ended_trials(r for r in reports_of(study) if r.ended is not None)
-        ended, is_other = count_ended(study), note_code(study, arguments.code)
+        ended, is_other = count_ended(study), record_code(study, arguments.code)
         if ended and (is_other or arguments.named):
             other = ", whose code or modules were different" if is_other else ""
             self._board.warn(

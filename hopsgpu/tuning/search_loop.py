@@ -81,7 +81,7 @@ class SearchLoop(PlacementLoop):
         )
 
     def on_trial_started(self, number: int) -> None:
-        self.post(functools.partial(self._deferred.begun, number))
+        self.post(functools.partial(self._deferred.record_started, number))
 
     def on_report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
         self.post(functools.partial(self._report, number, values))
@@ -98,10 +98,10 @@ class SearchLoop(PlacementLoop):
         return self._tries.values()
 
     def _seconds_until_due(self, now: float) -> float:
-        return self._deferred.patience(now)
+        return self._deferred.seconds_until_due(now)
 
     def _close(self) -> None:
-        self._do_deferred(time.monotonic(), hurry=True)
+        self._do_deferred(time.monotonic(), is_urgent=True)
         super()._close()
 
     def _on_decision(self, decision: Decision, now: float) -> None:
@@ -110,8 +110,8 @@ class SearchLoop(PlacementLoop):
             self._placement.requested += decision.proposals
             # Queued behind the results that Optuna should know before it proposes.
             ask = functools.partial(self._sampler_thread.ask, decision.proposals)
-            self._deferred.put(ask, now)
-        self._do_deferred(now, hurry=not self._placement.waiting)
+            self._deferred.add(ask, now)
+        self._do_deferred(now, is_urgent=not self._placement.waiting)
 
     def _start(self, start: Start, now: float) -> None:
         proposed = self._proposed[start.item]
@@ -119,9 +119,11 @@ class SearchLoop(PlacementLoop):
         executors = self.allocator.allocation_of([slot.executor for slot in start.slots])
         trial = TrialRun(proposed, start.slots, executors, call, self._setting)
         self._tries[start.item] = trial
-        self._deferred.started(start.item)
-        record_start = functools.partial(self._sampler_thread.started, start.item, call.attempt + 1)
-        self._deferred.put(record_start, now)
+        self._deferred.record_starting(start.item)
+        record_start = functools.partial(
+            self._sampler_thread.record_start, start.item, call.attempt + 1
+        )
+        self._deferred.add(record_start, now)
         self._board.record_start(trial.report(), len(start.slots))
         self._record_first_start()
         log.info(
@@ -169,10 +171,10 @@ class SearchLoop(PlacementLoop):
         self._board.record_report(number, *values[-1])
         # Queued behind the ends of other trials, which the pruner compares with.
         report = functools.partial(self._sampler_thread.report, number, values)
-        self._deferred.put(report, time.monotonic())
+        self._deferred.add(report, time.monotonic())
 
     def _handle_news(self) -> None:
-        for news in self._sampler_thread.news():
+        for news in self._sampler_thread.take_news():
             self._handle_one(news)
 
     def _handle_one(self, news: News) -> None:
@@ -203,8 +205,8 @@ class SearchLoop(PlacementLoop):
         """Handle the end of a try: record the end of its trial, or put the trial back."""
         number, outcome = trial.number, trial.outcome
         del self._tries[number]
-        self._deferred.begun(number)
-        self._deferred.put(trial.next_trial_started.set, time.monotonic())
+        self._deferred.record_started(number)
+        self._deferred.add(trial.next_trial_started.set, time.monotonic())
         self._take_end(trial)
         how = self._placement.record_end(number, outcome.how, time.monotonic())
         log.info(
@@ -243,12 +245,12 @@ class SearchLoop(PlacementLoop):
             )
         result = value if how is ItemEnd.COMPLETE else None
         record_end = functools.partial(
-            self._sampler_thread.tell, number, how, result, about(report)
+            self._sampler_thread.record_end, number, how, result, about(report)
         )
-        self._deferred.put(record_end, time.monotonic())
+        self._deferred.add(record_end, time.monotonic())
 
-    def _do_deferred(self, now: float, *, hurry: bool) -> None:
-        if works := self._deferred.due(now, hurry=hurry):
+    def _do_deferred(self, now: float, *, is_urgent: bool) -> None:
+        if works := self._deferred.take_due(now, is_urgent=is_urgent):
             for work in works:
                 work()
             self._follow_journal()

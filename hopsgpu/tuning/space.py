@@ -61,7 +61,7 @@ def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
         optuna.TrialPruned: the function rejects these parameters.
     """
     if isinstance(space, Mapping):
-        return {name: _suggested(trial, name, kind) for name, kind in space.items()}
+        return {name: _suggest(trial, name, kind) for name, kind in space.items()}
     arguments = space(trial)
     if arguments is None:
         return dict(trial.params)
@@ -75,7 +75,7 @@ def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _suggested(trial: optuna.Trial, name: str, kind: optuna.distributions.BaseDistribution) -> Any:
+def _suggest(trial: optuna.Trial, name: str, kind: optuna.distributions.BaseDistribution) -> Any:
     """Return a parameter of a trial; the same value again if the trial already has it."""
     from optuna import distributions as known
 

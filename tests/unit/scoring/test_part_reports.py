@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hopsgpu.core.metrics import Fold
+from hopsgpu.core.metrics import MetricsChunk
 from hopsgpu.scoring.part_reports import BEGUN, DONE, PartReport, PartReports
 
 REPORTS = [PartReport(3, BEGUN), PartReport(3, DONE, 100, "3-a.parquet", 7, b"\x00schema")]
@@ -27,7 +27,7 @@ def test_reports_are_read_from_chunks_that_end_anywhere(size: int) -> None:
 
 
 def test_they_are_reports_of_metrics_too() -> None:
-    fold = Fold()
-    fold.take(REPORTS[1].line(100, 2.0))
-    told = json.loads(fold.flush())
+    chunk = MetricsChunk()
+    chunk.add(REPORTS[1].line(100, 2.0))
+    told = json.loads(chunk.flush())
     assert (told["step"], told["metrics"]) == (3, {"rows": 100})

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.scoring.predictions import first_schema, predicted, with_schema
+from hopsgpu.scoring.predictions import first_schema, prediction_batch, with_schema
 
 
 class Tensor:
@@ -38,7 +38,7 @@ def test_arrays_become_columns() -> None:
         "tensor": Tensor([1.0, 2.0]),
         "arrow": pa.chunked_array([[1], [2]]),
     }
-    batch = predicted(returned, 2, ())
+    batch = prediction_batch(returned, 2, ())
     assert batch.to_pylist()[1] == {
         "number": 2.5,
         "vector": [3, 4, 5],
@@ -53,14 +53,14 @@ def test_arrays_become_columns() -> None:
 
 def test_an_array_that_the_function_uses_again_is_copied() -> None:
     buffer = np.array([1.0, 2.0])
-    batch = predicted({"y": buffer}, 2, ())
+    batch = prediction_batch({"y": buffer}, 2, ())
     buffer[:] = 0.0
     assert batch.to_pydict() == {"y": [1.0, 2.0]}
 
 
 def test_an_arrow_array_in_memory_of_the_functions_is_copied() -> None:
     buffer = np.array([1.0, 2.0])
-    batch = predicted(pa.record_batch({"y": buffer}), 2, ())
+    batch = prediction_batch(pa.record_batch({"y": buffer}), 2, ())
     buffer[:] = 0.0
     assert batch.to_pydict() == {"y": [1.0, 2.0]}
 
@@ -78,7 +78,7 @@ def test_an_arrow_array_in_memory_of_the_functions_is_copied() -> None:
     ],
 )
 def test_types_are_such_as_spark_reads(value: Any, kind: pa.DataType) -> None:
-    column = predicted({"y": value}, 2, ()).column("y")
+    column = prediction_batch({"y": value}, 2, ()).column("y")
     assert column.type == kind
     assert len(column) == 2 and column.null_count == 0
 
@@ -112,7 +112,7 @@ TEXT = pa.string()
 def test_bytes_are_text_and_rows_may_have_any_length(
     value: Any, expected: list[Any], kind: pa.DataType
 ) -> None:
-    column = predicted({"y": value}, 2, ()).column("y")
+    column = prediction_batch({"y": value}, 2, ()).column("y")
     assert (column.type, column.to_pylist()) == (kind, expected)
 
 
@@ -130,7 +130,7 @@ def test_tensors_of_other_frameworks_become_columns() -> None:
         "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
         "listed": [torch.ones(2, dtype=torch.bfloat16), torch.ones(1)],
     }
-    batch = predicted(returned, 2, ())
+    batch = prediction_batch(returned, 2, ())
     assert batch.to_pylist() == [
         {"text": "ä", "of numpy": "ä", "scalars": "ä", "ragged": ["a", "b"]}
         | {"deep": [[1], [2, 3]], "nested": [1, 1], "listed": [1, 1]},
@@ -145,52 +145,52 @@ def test_rows_and_data_frames_become_columns() -> None:
     import pandas
 
     rows = [{"label": "P", "score": 0.5}, {"label": "N", "score": 1.0}]
-    assert predicted(rows, 2, ()).to_pylist() == rows
+    assert prediction_batch(rows, 2, ()).to_pylist() == rows
     frame = pandas.DataFrame(rows)
     frame["kind"] = pandas.Categorical(["a", "b"])
     frame["maybe"] = pandas.Series(["x", None], dtype="string")
     frame["count"] = pandas.Series([1, None], dtype="Int64")
-    batch = predicted(frame, 2, ())
+    batch = prediction_batch(frame, 2, ())
     assert batch.to_pylist() == [
         {**rows[0], "kind": "a", "maybe": "x", "count": 1},
         {**rows[1], "kind": "b", "maybe": None, "count": None},
     ]
     assert batch.schema.field("kind").type == TEXT
     with pytest.raises(ConfigError, match="without 'score' for row 1 of the batch"):
-        predicted([rows[0], {"label": "N"}], 2, ())
+        prediction_batch([rows[0], {"label": "N"}], 2, ())
 
 
 def test_what_would_lose_something_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'y' as timestamp\[ns\], which Spark cannot read"):
-        predicted({"y": np.array([1], "M8[ns]")}, 1, ())
+        prediction_batch({"y": np.array([1], "M8[ns]")}, 1, ())
 
 
 def test_bfloat16_becomes_float32() -> None:
     import torch
 
-    batch = predicted({"y": torch.tensor([0.5, 1.0], dtype=torch.bfloat16)}, 2, ())
+    batch = prediction_batch({"y": torch.tensor([0.5, 1.0], dtype=torch.bfloat16)}, 2, ())
     assert batch.to_pydict() == {"y": [0.5, 1.0]} and batch.schema.field("y").type == pa.float32()
 
 
 def test_a_first_batch_must_say_its_types() -> None:
     for values in ([None, None], [[], []]):
-        batch = predicted({"label": np.array([*values, 0], object)[:2]}, 2, ())
+        batch = prediction_batch({"label": np.array([*values, 0], object)[:2]}, 2, ())
         with pytest.raises(ConfigError, match="'label' without a value.*pyarrow.array"):
             first_schema(batch)
     known = pa.schema([("label", pa.string())])
-    nothing = predicted({"label": np.array([None, None])}, 2, ())
+    nothing = prediction_batch({"label": np.array([None, None])}, 2, ())
     assert with_schema(nothing, known).to_pydict() == {"label": [None, None]}
     assert first_schema(with_schema(nothing, known)).equals(known)
 
 
 def test_masked_values_become_null() -> None:
     returned = {"y": np.ma.masked_array([[1, 2], [3, 4]], [[False, True], [False, False]])}
-    assert predicted(returned, 2, ()).to_pydict() == {"y": [[1, None], [3, 4]]}
+    assert prediction_batch(returned, 2, ()).to_pydict() == {"y": [[1, None], [3, 4]]}
 
 
 def test_a_record_batch_is_taken_as_it_is() -> None:
     batch = pa.record_batch({"y": [1, None]})
-    assert predicted(batch, 2, ()).equals(batch)
+    assert prediction_batch(batch, 2, ()).equals(batch)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_record_batch_is_taken_as_it_is() -> None:
 )
 def test_anything_else_is_refused_with_what_it_was(returned: object, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        predicted(returned, 2, ("id",))
+        prediction_batch(returned, 2, ("id",))
 
 
 def test_later_batches_have_the_columns_of_the_first() -> None:

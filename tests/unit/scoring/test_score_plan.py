@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.scoring.score_plan import EarlierPlan, ScorePlan, chosen_columns, planned
+from hopsgpu.scoring.score_plan import EarlierPlan, ScorePlan, chosen_columns, new_score_plan
 from hopsgpu.storage.lake import LakePath
 from tests.unit.scoring.sources import source
 
@@ -18,7 +18,7 @@ NAMES = (("x",), ("id",))
 
 
 def plan() -> ScorePlan:
-    return planned(TABLE, NAMES, "hdfs://lake/models/m/1", "sha256:1", "hdfs://lake/out", 2)
+    return new_score_plan(TABLE, NAMES, "hdfs://lake/models/m/1", "sha256:1", "hdfs://lake/out", 2)
 
 
 def schema(**fields: pa.DataType) -> bytes:
@@ -30,7 +30,7 @@ def test_a_plan_is_resumed_with_its_parts(tmp_path: Path) -> None:
     plan().write(run)
     earlier = EarlierPlan(run)
     assert earlier.output == "hdfs://lake/out"
-    again = earlier.resumed(TABLE, NAMES, "hdfs://lake/models/m/1")
+    again = earlier.resume(TABLE, NAMES, "hdfs://lake/models/m/1")
     assert (again.parts, again.code) == (plan().parts, "sha256:1")
 
 
@@ -39,11 +39,11 @@ def test_other_data_columns_or_models_are_not_resumed(tmp_path: Path) -> None:
     plan().write(run)
     earlier, model = EarlierPlan(run), "hdfs://lake/models/m/1"
     with pytest.raises(ConfigError, match="data= differs"):
-        earlier.resumed(source((10, 11), (5,)), NAMES, model)
+        earlier.resume(source((10, 11), (5,)), NAMES, model)
     with pytest.raises(ConfigError, match=r"columns= differs.*it was \['x'\]"):
-        earlier.resumed(TABLE, (("id",), ("id",)), model)
+        earlier.resume(TABLE, (("id",), ("id",)), model)
     with pytest.raises(ConfigError, match="model= differs.*m/1"):
-        earlier.resumed(TABLE, NAMES, "hdfs://lake/models/m/2")
+        earlier.resume(TABLE, NAMES, "hdfs://lake/models/m/2")
 
 
 def test_a_damaged_plan_is_told(tmp_path: Path) -> None:

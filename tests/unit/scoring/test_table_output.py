@@ -23,7 +23,7 @@ def test_the_output_appears_at_once_and_in_order(output: TableOutput, tmp_path: 
         (output.drafts / f"{number}-x").write(str(number).encode())
         output.keep(number, f"{number}-x")
     (output.drafts / "1-late").write(b"of a rank that was believed to be lost")
-    assert not (tmp_path / "scored").exists() and output.kept() == {0, 1, 10}
+    assert not (tmp_path / "scored").exists() and output.kept_parts() == {0, 1, 10}
     output.publish([0, 1, 10])
     found = sorted((tmp_path / "scored").iterdir())
     assert [path.read_text() for path in found] == ["0", "1", "10"]
@@ -62,10 +62,10 @@ def test_a_score_that_gives_up_leaves_its_parts_and_nothing_else(
     for name in ("a", "b"):
         (output.drafts / name).write(b"a")
     output.keep(4, "a")
-    assert output.give_up() and output.kept() == {4}
+    assert output.remove_unneeded() and output.kept_parts() == {4}
     assert [path.name for path in (tmp_path / ".scored-run-1").iterdir()] == ["parts"]
     TableOutput(output.target, "run-2").prepare()
-    assert not TableOutput(output.target, "run-2").give_up()
+    assert not TableOutput(output.target, "run-2").remove_unneeded()
     assert [path.name for path in tmp_path.iterdir()] == [".scored-run-1"]
     others = TableOutput(output.target, "run-2").others()
     assert others == {"run-1": f"file://{tmp_path}/.scored-run-1"}
@@ -76,4 +76,4 @@ def test_a_later_run_finds_what_is_kept(output: TableOutput, tmp_path: Path) -> 
     output.keep(4, "a")
     again = TableOutput(LakePath(f"file://{tmp_path}/scored"), "run-1")
     again.prepare()
-    assert again.kept() == {4}
+    assert again.kept_parts() == {4}

@@ -27,8 +27,8 @@ from hopsgpu.tuning.sampler_thread import (
     as_user_error,
     check_same_space,
     count_ended,
-    note_code,
     open_study,
+    record_code,
 )
 
 SECONDS = 20.0
@@ -56,7 +56,7 @@ class Talk:
         while len(found) < count:
             assert self.woken.wait(SECONDS), found
             self.woken.clear()
-            found += self.asker.news()
+            found += self.asker.take_news()
         return found
 
     def proposed(self, count: int) -> list[Proposed]:
@@ -88,8 +88,8 @@ def test_it_proposes_ahead_and_is_told(talk: Callable[..., Talk]) -> None:
     first, second = there.proposed(2)
     assert (first.number, second.number) == (0, 1)
     assert 0.0 <= first.arguments["x"] <= 1.0 and first.params == first.arguments
-    there.asker.tell(0, ItemEnd.COMPLETE, 0.5, {"host": "node1"})
-    there.asker.tell(1, ItemEnd.FAILED, None, {"error": "it raised"})
+    there.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {"host": "node1"})
+    there.asker.record_end(1, ItemEnd.FAILED, None, {"error": "it raised"})
     there.close()
     done, failed = there.study.trials
     assert done.value == 0.5 and done.user_attrs[ATTRIBUTE] == {"host": "node1"}
@@ -100,7 +100,7 @@ def test_it_proposes_ahead_and_is_told(talk: Callable[..., Talk]) -> None:
 def test_optuna_reads_the_journal_by_itself(talk: Callable[..., Talk], tmp_path: Path) -> None:
     there = talk()
     there.proposed(1)
-    there.asker.tell(0, ItemEnd.COMPLETE, 0.25, {})
+    there.asker.record_end(0, ItemEnd.COMPLETE, 0.25, {})
     there.close()
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
     storage = optuna.storages.JournalStorage(backend)
@@ -112,7 +112,7 @@ def test_optuna_reads_the_journal_by_itself(talk: Callable[..., Talk], tmp_path:
 def test_a_study_goes_on_with_what_had_not_ended(talk: Callable[..., Talk], tmp_path: Path) -> None:
     before = talk({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
     first, second = before.proposed(2)
-    before.asker.tell(0, ItemEnd.COMPLETE, 0.5, {})
+    before.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {})
     before.close()
     # The driver was killed in the middle of a line.
     with (tmp_path / "journal.log").open("ab") as file:
@@ -121,7 +121,7 @@ def test_a_study_goes_on_with_what_had_not_ended(talk: Callable[..., Talk], tmp_
     assert count_ended(after.study) == 1
     again, new = after.proposed(2)
     assert again == second and new.number == 2
-    after.asker.tell(1, ItemEnd.COMPLETE, 0.1, {})
+    after.asker.record_end(1, ItemEnd.COMPLETE, 0.1, {})
     after.close()
     assert after.study.best_trial.number == 1 and first.number == 0
 
@@ -156,7 +156,7 @@ def test_a_backlog_that_came_in_part_comes_whole(
     with pytest.raises(StoreError, match="refused"):
         journal.follow()
     journal.follow()
-    assert journal.there == journal.size
+    assert journal.lake_size == journal.size
     assert [log["n"] for log in Journal(target).read_logs(0)] == [0, 1, 2, 3, 4]
 
 
@@ -211,10 +211,10 @@ def test_the_pruner_condemns_what_is_worse(talk: Callable[..., Talk]) -> None:
     there = talk(pruner=pruner)
     there.proposed(2)
     there.asker.report(0, [(step, 0.1) for step in range(5)])
-    there.asker.tell(0, ItemEnd.COMPLETE, 0.1, {})
+    there.asker.record_end(0, ItemEnd.COMPLETE, 0.1, {})
     there.asker.report(1, [(0, 0.9), (1, 0.9)])
     assert there.news(1) == [PruneRequested(1)]
-    there.asker.tell(1, ItemEnd.PRUNED, None, {})
+    there.asker.record_end(1, ItemEnd.PRUNED, None, {})
     # A late word of a trial that has ended is no error.
     there.asker.report(1, [(2, 0.9)])
     there.close()
@@ -233,7 +233,7 @@ def test_steps_that_a_restarted_trial_reports_again_are_no_news(
     after.proposed(1)
     after.asker.report(0, [(0, 0.9), (1, 0.8), (2, 0.7)])
     after.asker.report(0, [(2, 0.6)])
-    after.asker.tell(0, ItemEnd.COMPLETE, 0.7, {})
+    after.asker.record_end(0, ItemEnd.COMPLETE, 0.7, {})
     after.close()
     assert after.study.trials[0].intermediate_values == {0: 0.5, 1: 0.4, 2: 0.7}
     assert not [str(one.message) for one in recwarn if "reported" in str(one.message)]
@@ -244,7 +244,7 @@ def test_nan_is_judged_by_the_pruner(talk: Callable[..., Talk]) -> None:
     there = talk(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
     there.proposed(2)
     there.asker.report(0, [(0, 0.1)])
-    there.asker.tell(0, ItemEnd.COMPLETE, 0.1, {})
+    there.asker.record_end(0, ItemEnd.COMPLETE, 0.1, {})
     there.asker.report(1, [(0, float("nan"))])
     assert there.news(1) == [PruneRequested(1)]
 
@@ -260,7 +260,7 @@ def test_a_seed_has_the_same_proposed_again(sampler: str, tmp_path: Path) -> Non
         for number in range(15):
             (one,) = there.proposed(1)
             found.append(one.arguments)
-            there.asker.tell(number, ItemEnd.COMPLETE, one.arguments["x"] ** 2, {})
+            there.asker.record_end(number, ItemEnd.COMPLETE, one.arguments["x"] ** 2, {})
         there.close()
         return found
 
@@ -276,7 +276,7 @@ def test_a_grid_proposes_each_point_once(talk: Callable[..., Talk]) -> None:
     assert len(points) == len(set(points)) == 8
     assert sum(isinstance(one, SamplerExhausted) for one in news) == 2
     for number in range(8):
-        there.asker.tell(number, ItemEnd.COMPLETE, 0.0, {})
+        there.asker.record_end(number, ItemEnd.COMPLETE, 0.0, {})
     there.close()
 
 
@@ -318,7 +318,7 @@ def test_trials_that_end_after_the_users_space_has_raised_are_kept(
     first, broken = there.news(2)
     assert isinstance(first, Proposed) and isinstance(broken, SamplerFailed)
     there.asker.ask(1)
-    there.asker.tell(0, ItemEnd.COMPLETE, 0.5, {})
+    there.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {})
     there.close()
     assert there.study.best_value == 0.5 and len(there.study.trials) == 2
 
@@ -329,7 +329,7 @@ def test_an_end_that_optuna_cannot_record_is_told(
     there = talk()
     there.proposed(1)
     monkeypatch.delattr(optuna.Study, "tell")
-    there.asker.tell(0, ItemEnd.COMPLETE, 0.5, {})
+    there.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {})
     there.close()
     assert isinstance(there.asker.failure, AttributeError)
 
@@ -377,10 +377,10 @@ def test_samplers_and_pruners_are_optunas() -> None:
 
 def test_a_study_knows_whether_its_trials_had_other_code(talk: Callable[..., Talk]) -> None:
     first = talk()
-    assert not note_code(first.study, "sha256:1")
-    assert not note_code(first.study, "sha256:1")
+    assert not record_code(first.study, "sha256:1")
+    assert not record_code(first.study, "sha256:1")
     first.close()
     again = talk()
-    assert not note_code(again.study, "sha256:1")
-    assert note_code(again.study, "sha256:2")
-    assert not note_code(again.study, "sha256:2")
+    assert not record_code(again.study, "sha256:1")
+    assert record_code(again.study, "sha256:2")
+    assert not record_code(again.study, "sha256:2")
