@@ -20,14 +20,20 @@ from hopsgpu.attempts.checkpoint_request import (
     GivenUp,
     Order,
 )
-from hopsgpu.attempts.failures import EndedRank
-from hopsgpu.attempts.outcome import Conclusion, IdleEnd, RankEnds, ended_rank, odd_end
+from hopsgpu.attempts.failures import RankExit
+from hopsgpu.attempts.outcome import (
+    AttemptFailure,
+    IdleEnd,
+    RankEnds,
+    rank_exit,
+    unusual_exit_warnings,
+)
 from hopsgpu.attempts.publisher import Agents, Publisher
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.attempts.rank_table import Entered, RankTable
 from hopsgpu.attempts.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
-from hopsgpu.attempts.retry_policy import Fault
+from hopsgpu.attempts.retry_policy import FailureCause
 from hopsgpu.attempts.return_values import Value, value_of
 from hopsgpu.backends.agent_registration import check_data
 from hopsgpu.backends.gang_allocation import GangAllocation, refuse_duplicates
@@ -112,7 +118,7 @@ class AttemptListener:
             reason: why, for the log.
         """
 
-    def on_end(self, end: EndedRank) -> None:
+    def on_end(self, end: RankExit) -> None:
         """Handle the end of a rank."""
 
     def on_warning(self, text: str) -> None:
@@ -125,11 +131,11 @@ class AttemptResult:
 
     Attributes:
         values: values of the ranks that returned, by rank.
-        conclusion: why the attempt failed, or None.
+        failure: why the attempt failed, or None.
     """
 
     values: dict[int, Value] = field(default_factory=dict)
-    conclusion: Conclusion | None = None
+    failure: AttemptFailure | None = None
 
 
 class AttemptRunner:
@@ -514,7 +520,7 @@ class AttemptRunner:
             self._listener.on_metrics(self._outputs.metrics())
 
     def _handle_end(self, message: Message) -> None:
-        end = ended_rank(self._place(int(message["rank"])), message)
+        end = rank_exit(self._place(int(message["rank"])), message)
         rank = end.place.rank
         is_first_failure = self._watcher.record_end(end, time.monotonic())
         log.debug(
@@ -522,7 +528,7 @@ class AttemptRunner:
             self._call.run_id,
             rank,
             end.signal or f"exit code {end.exit_code}",
-            ", stopped" if end.stopped else "",
+            ", stopped" if end.was_stopped else "",
         )
         self._outputs.ended(rank)
         self._idle.record_rank_end(rank, time.monotonic())
@@ -533,9 +539,9 @@ class AttemptRunner:
             signal=end.signal,
             peak_memory=message["peak_memory"],
             gpu_utilisation=self._outputs.utilisation(rank),
-            stopped=end.stopped and not end.has_returned,
+            stopped=end.was_stopped and not end.has_returned,
         )
-        for text in (*self._outputs.warnings(rank), *odd_end(end)):
+        for text in (*self._outputs.warnings(rank), *unusual_exit_warnings(end)):
             self._listener.on_warning(text)
         if end.has_returned and rank < self._world.size:
             self.result.values[rank] = value_of(message)
@@ -570,41 +576,41 @@ class AttemptRunner:
             "%s: attempt %d: the rendezvous failed at the executor on %s%s",
             self._call.run_id,
             self._call.attempt,
-            failed.failure.host,
+            failed.error.host,
             ", whose agent does not answer" if failed.silent else "",
         )
         self._disconnect(failed.silent)
-        suspect = None if failed.avoid.is_any else failed.failure.host
-        self.result.conclusion = Conclusion(
-            failed.failure,
-            Fault.INFRASTRUCTURE,
-            failed.avoid,
-            suspect,
+        suspect_host = None if failed.exclusions.is_any else failed.error.host
+        self.result.failure = AttemptFailure(
+            failed.error,
+            FailureCause.INFRASTRUCTURE,
+            failed.exclusions,
+            suspect_host,
             is_loss=True,
             reason=EndReason.NOT_STARTED,
         )
         self._outputs.keep_agent_logs()
 
     def _conclude(self) -> None:
-        """Determine the first failure and its fault, or complete the values.
+        """Determine the first failure and its cause, or complete the values.
 
         Raises:
             HopsGpuError: ranks have neither a value nor a failure.
         """
         timeout = self._call.plan.spec.run_timeout
-        conclusion = self._ends.conclude(
+        failure = self._ends.conclude(
             self._explain_loss, self._watcher.overdue, timeout, self._idle_end
         )
-        if conclusion is not None:
+        if failure is not None:
             self._outputs.keep_agent_logs()
-            self.result.conclusion = conclusion
+            self.result.failure = failure
             log.info(
-                "%s: attempt %d failed: rank %s on %s failed first; fault: %s",
+                "%s: attempt %d failed: rank %s on %s failed first; cause: %s",
                 self._call.run_id,
                 self._call.attempt,
-                conclusion.failure.rank,
-                conclusion.failure.host,
-                conclusion.fault.value,
+                failure.error.rank,
+                failure.error.host,
+                failure.cause.value,
             )
         elif self._ends.chief_has_returned:
             # The others were stopped as successful; only the chief has a value.

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.failures import RankExit
 from hopsgpu.attempts.outcome import RankEnds
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import RankPlacement
@@ -137,10 +137,10 @@ class AttemptWatcher:
         if self._failed_at is None:
             self._failed_at = now + (self._bounds.alike if has_raised else 0.0)
 
-    def record_end(self, end: EndedRank, now: float) -> bool:
+    def record_end(self, end: RankExit, now: float) -> bool:
         """Record the end of a rank; return whether it is the first failure that was seen."""
         self._ends.end(end)
-        if end.has_returned or end.stopped or self._failed_at is not None:
+        if end.has_returned or end.was_stopped or self._failed_at is not None:
             return False
         # Other ranks may be about to raise the same exception.
         self.record_failure(now, has_raised=end.status == "raised" and bool(self._ends.pending))

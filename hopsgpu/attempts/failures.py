@@ -1,7 +1,4 @@
-"""Descriptions of a rank's failure: where it was, how the rank ended, why, and what to do.
-
-The functions are pure: they turn what the agents reported into a RankFailed.
-"""
+"""Errors for failed ranks: where the rank was, how it ended, the likely cause, and the remedy."""
 
 from __future__ import annotations
 
@@ -20,16 +17,15 @@ from hopsgpu.gpu.node.health import HEALTHY
 from hopsgpu.packaging.sources import add_source_lines
 from hopsgpu.rank.entry import SUCCESSFUL
 
-# A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
-# may be reported earlier.
-_SILENT_END_SECONDS = 0.05
-# Lines of the log in the error of a rank that called sys.exit: usage messages have several lines.
+# When a rank is killed or crashes, its peers raise exceptions, which may be reported earlier.
+_SILENT_EXIT_SECONDS = 0.05
+# Lines of the log in the error of a rank that called sys.exit; usage messages have several lines.
 _EXIT_LINES = 10
 _STACKS = "the stacks of all threads are at the end of the logs"
 
 
-class Blame(Enum):
-    """The cause of a failure outside the code; it gets no rank in the next attempt."""
+class FailedComponent(Enum):
+    """The component that caused a failure; the next attempt excludes it."""
 
     NOTHING = "nothing"
     GPU = "GPU"
@@ -46,7 +42,7 @@ _HOST_MEMORY = (
 _NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
 _UUIDS = "CUDA_VISIBLE_DEVICES contains UUIDs: use range(torch.cuda.device_count()) instead"
 _NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
-# A pattern of an error's text, the most specific first; what to do about it; its cause.
+# A pattern of an error's text (the most specific first), the remedy, and the failed component.
 _ADVICE = (
     (
         r"driver on your system is too old|CUDA driver version is insufficient"
@@ -54,74 +50,71 @@ _ADVICE = (
         "the NVIDIA driver or GPU of {host} does not support the CUDA version of the ranks' Python"
         " environment: use an environment for a CUDA version that they support, or ask an"
         " administrator to update the driver of that node",
-        Blame.HOST,
+        FailedComponent.HOST,
     ),
     (
         _GPU_MEMORY,
         "the memory of GPU {gpus} is full: use smaller batches or a smaller model, and check with"
         " nvidia-smi on {host} whether another process uses that GPU",
-        Blame.NOTHING,
+        FailedComponent.NOTHING,
     ),
     (
         r"uncorrectable ECC|cudaErrorECCUncorrectable|GPU is lost|fallen off the bus"
         r"|cudaErrorHardwareStackError|CUDA_ERROR_ECC_UNCORRECTABLE|unknown error.*nvml",
         "GPU {gpus} of {host} is broken or lost: ask an administrator to check it",
-        Blame.GPU,
+        FailedComponent.GPU,
     ),
     (
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA_ERROR_NO_DEVICE"
         r"|cudaErrorDevicesUnavailable|busy or unavailable",
         "the rank cannot open GPU {gpus} of {host}",
-        Blame.GPU,
+        FailedComponent.GPU,
     ),
     (
         _HOST_MEMORY,
         "the system refused it more memory: raise memory_per_worker, or use less memory",
-        Blame.NOTHING,
+        FailedComponent.NOTHING,
     ),
     (
         r"No space left on device|Disk quota exceeded",
         "the disk of {host} is full, or a quota on it is exhausted: write less there, or ask an"
         " administrator to free space",
-        Blame.NOTHING,
+        FailedComponent.NOTHING,
     ),
     (
         r"^(ModuleNotFoundError|ImportError)",
         "the ranks' Python (spark.pyspark.python) lacks it, and it is not one of your own modules"
         " that hopsgpu sent: install it with python_env=",
-        Blame.NOTHING,
+        FailedComponent.NOTHING,
     ),
-    (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, Blame.NOTHING),
-    (r"invalid literal for int\(\) .*'(GPU|MIG)-", _UUIDS, Blame.NOTHING),
-    (r"Gloo connectFullMesh failed", _NO_STORE, Blame.NOTHING),
+    (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, FailedComponent.NOTHING),
+    (r"invalid literal for int\(\) .*'(GPU|MIG)-", _UUIDS, FailedComponent.NOTHING),
+    (r"Gloo connectFullMesh failed", _NO_STORE, FailedComponent.NOTHING),
 )
 _NO_GPU = (
     "this process has no GPU, because it is a parameter server or gpus_per_worker=0: request GPUs,"
     " or use only the CPU"
 )
 # Lines of an exception's message that are shown before its traceback.
-_MOST_LINES = 3
+_MAX_LINES = 3
 _KILLS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
 @dataclass(frozen=True)
-class EndedRank:
-    """The end of a rank, as its agent reported it.
+class RankExit:
+    """How a rank's process ended, as its agent reported it.
 
     Attributes:
-        place: the rank's place.
-        at: time of the end, in seconds since the epoch by the driver's clock.
-        exit_code: exit code; None if a signal ended the rank.
+        at: seconds since the epoch, by the driver's clock.
+        exit_code: None if a signal ended the rank.
         signal: name of the signal, or None.
-        outcome: the outcome that the rank recorded: "status", and "error" and "traceback" if it
-            failed.
-        log_tail: the last lines of its output.
-        stopped: whether hopsgpu ended it.
-        oom_kills: number of processes in its container that the kernel killed because memory ran
-            out.
-        gpu_events: events of its GPUs that the NVIDIA driver reported meanwhile.
-        pruned: whether it ended early because its search had asked for that.
+        outcome: what the rank recorded: "status", and "error" and "traceback" if it failed.
+        log_tail: the last lines of the rank's output.
+        was_stopped: whether hopsgpu stopped the rank.
+        oom_kills: processes of the container that the kernel killed because memory ran out.
+        gpu_events: events of the rank's GPUs that the NVIDIA driver reported.
+        was_pruned: whether a search pruned the rank's trial.
     """
 
     place: RankPlacement
@@ -130,69 +123,65 @@ class EndedRank:
     signal: str | None
     outcome: Mapping[str, str]
     log_tail: Sequence[str]
-    stopped: bool
+    was_stopped: bool
     oom_kills: int = 0
     gpu_events: Sequence[GpuEvent] = ()
-    pruned: bool = False
+    was_pruned: bool = False
 
     @property
     def status(self) -> str | None:
-        """The status that the rank recorded at its end; None if it recorded nothing."""
+        """The recorded status; None if the rank recorded nothing."""
         return self.outcome.get("status")
 
     @property
     def has_returned(self) -> bool:
-        """Whether the rank returned a value."""
         return self.status in SUCCESSFUL
 
 
-def was_killed(end: EndedRank) -> bool:
-    """Return whether something outside the rank killed it, and not because of its memory."""
+def was_killed(end: RankExit) -> bool:
+    """Return whether something other than hopsgpu killed the rank, not because of its memory."""
     return (
         end.signal in _KILLS
-        and not end.stopped
+        and not end.was_stopped
         and end.status != "over memory"
         and not end.oom_kills
     )
 
 
-def ran_out_of_memory(end: EndedRank) -> bool:
-    """Return whether a rank failed because it got no more memory, the host's or a GPU's."""
+def is_out_of_memory(end: RankExit) -> bool:
+    """Return whether a rank failed because the memory of the host or of a GPU ran out."""
     if end.status == "over memory" or end.oom_kills:
         return True
     error = end.outcome.get("error", "") if end.status == "raised" else ""
     return re.search(f"{_GPU_MEMORY}|{_HOST_MEMORY}", error, re.MULTILINE) is not None
 
 
-def first_failure(ends: Sequence[EndedRank]) -> EndedRank | None:
+def first_failure(ends: Sequence[RankExit]) -> RankExit | None:
     """Return the end that was the first failure by time; None if no rank failed.
 
-    A rank that hopsgpu stopped did not fail. A rank that was killed or crashed may make another one
-    raise an exception, which can be reported first. So any end other than an exception counts as
-    50 ms earlier.
+    Ranks that hopsgpu stopped did not fail. Every exit except an exception counts as 50 ms earlier:
+    when a rank is killed or crashes, the exception of another rank may be reported first.
     """
-    failed = [end for end in ends if not end.has_returned and not end.stopped]
-    return min(failed, key=_when, default=None)
+    failed = [end for end in ends if not end.has_returned and not end.was_stopped]
+    return min(failed, key=_failure_time, default=None)
 
 
-def _when(end: EndedRank) -> float:
-    return end.at - (0.0 if end.status == "raised" else _SILENT_END_SECONDS)
+def _failure_time(end: RankExit) -> float:
+    return end.at - (0.0 if end.status == "raised" else _SILENT_EXIT_SECONDS)
 
 
-def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
-    """Return the error for a rank's end: where, how, the user's traceback, the end of its log.
+def rank_error(end: RankExit, log_url: str, cause: str = "") -> RankFailed:
+    """Return the error for a rank's exit, with the user's traceback and the end of the log.
 
     Args:
-        end: the rank's end.
-        log_url: URL of its log.
         cause: the result of `likely_cause`.
     """
-    how, (advice, _) = _how(end), _known(end)
-    # In the first line: a retried attempt keeps no other line of its error.
+    how, (advice, _) = _describe_exit(end), _find_advice(end)
+    # The cause is in the first line, because only that line survives a retry.
     because = f"failed, likely because {cause}. It " if cause else ""
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
     if besides := end.outcome.get("besides"):
-        parts.append(_below(*besides.splitlines()))
+        parts.append(_indent_below(*besides.splitlines()))
     traceback = end.outcome.get("traceback")
     if traceback:
         if end.status == "exited" and end.log_tail:
@@ -213,42 +202,39 @@ def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
     )
 
 
-def timed_out(
+def timeout_error(
     place: RankPlacement,
     seconds: float,
     running: Sequence[int],
-    end: EndedRank | None,
+    end: RankExit | None,
     log_url: str,
     cause: str = "",
 ) -> RankFailed:
     """Return the error for ranks that did not return within `run_timeout`.
 
     Args:
-        place: the place of the first such rank.
+        place: the place of the first running rank.
         seconds: run_timeout.
         running: the ranks that were still running.
-        end: the end of the first such rank after it was stopped; None if it was not reported.
-        log_url: URL of its log.
+        end: the exit of the first running rank after it was stopped; None if it was not reported.
         cause: the result of `likely_cause`.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
-    others = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
-    text = f"{where(place)} was still running after run_timeout={seconds:g} s{others}"
-    text += f"{_likely(cause)}; {_STACKS}"
+    peers = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
+    text = f"{where(place)} was still running after run_timeout={seconds:g} s{peers}"
+    text += f"{_likely_suffix(cause)}; {_STACKS}"
     return RankFailed(_ended_text(text, end, log_url), **_ended_fields(place, end, log_url))
 
 
-def idled(
-    place: RankPlacement, verdict: IdleVerdict, timeout: float, end: EndedRank | None, log_url: str
+def idle_error(
+    place: RankPlacement, verdict: IdleVerdict, timeout: float, end: RankExit | None, log_url: str
 ) -> GpusIdle:
     """Return the error for a gang whose GPUs idled for `gpu_idle_timeout`.
 
     Args:
         place: the place of the first rank that was still running.
-        verdict: what the GPUs did.
         timeout: gpu_idle_timeout, in seconds.
-        end: the end of that rank after it was stopped; None if it was not reported.
-        log_url: URL of its log.
+        end: the exit of that rank after it was stopped; None if it was not reported.
     """
     text = (
         f"{verdict}, and gpu_idle_timeout={timeout:g} s ended the run; {where(place)} was still"
@@ -259,14 +245,12 @@ def idled(
     return GpusIdle(_ended_text(text, end, log_url), seconds=verdict.seconds, **fields)
 
 
-def _ended_text(text: str, end: EndedRank | None, log_url: str) -> str:
-    """Return the message about a rank that was stopped."""
+def _ended_text(text: str, end: RankExit | None, log_url: str) -> str:
     tail = [_tail(end.log_tail)] if end is not None and end.log_tail else []
     return "\n".join([text, *tail, f"whole log: {log_url}"])
 
 
-def _ended_fields(place: RankPlacement, end: EndedRank | None, log_url: str) -> dict[str, Any]:
-    """Return the attributes of RankFailed about a rank that was stopped."""
+def _ended_fields(place: RankPlacement, end: RankExit | None, log_url: str) -> dict[str, Any]:
     return {
         **_place_fields(place),
         "exit_code": end.exit_code if end is not None else None,
@@ -276,13 +260,13 @@ def _ended_fields(place: RankPlacement, end: EndedRank | None, log_url: str) -> 
     }
 
 
-def executor_lost(place: RankPlacement, reason: str, log_url: str, cause: str = "") -> RankFailed:
+def executor_lost_error(
+    place: RankPlacement, reason: str, log_url: str, cause: str = ""
+) -> RankFailed:
     """Return the error for a rank whose executor was lost.
 
     Args:
-        place: the rank's place.
-        reason: the reason that YARN, Spark or the control channel gives.
-        log_url: URL of the part of the rank's log that arrived.
+        reason: the reason from YARN, Spark or the control channel.
         cause: the result of `likely_cause`.
     """
     container = place.container
@@ -293,14 +277,13 @@ def executor_lost(place: RankPlacement, reason: str, log_url: str, cause: str = 
     return _error(
         place,
         f"the executor of rank {place.rank} on {container.host} was lost (container"
-        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. {logs}The"
-        f" rank's log, as far as it arrived: {log_url}",
+        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely_suffix(cause)}. {logs}"
+        f"The rank's log, as far as it arrived: {log_url}",
         log_url=log_url,
     )
 
 
 def where(place: RankPlacement) -> str:
-    """Return a description of a rank's place, for people."""
     container = place.container
     name = "parameter server" if place.role == "ps" else "rank"
     return (
@@ -331,7 +314,6 @@ def _error(
 
 
 def _place_fields(place: RankPlacement) -> dict[str, Any]:
-    """Return the attributes of RankFailed about the place of a rank."""
     container = place.container
     return {
         "rank": place.rank,
@@ -341,30 +323,30 @@ def _place_fields(place: RankPlacement) -> dict[str, Any]:
     }
 
 
-def _likely(cause: str) -> str:
+def _likely_suffix(cause: str) -> str:
     return f", likely because {cause}" if cause else ""
 
 
 def _tail(lines: Sequence[str]) -> str:
-    return _below("the last lines of its log:", *lines)
+    return _indent_below("the last lines of its log:", *lines)
 
 
-def _below(heading: str, *lines: str) -> str:
+def _indent_below(heading: str, *lines: str) -> str:
     return "\n".join(
         [heading, *(f"  {line}" for line in add_source_lines("\n".join(lines)).splitlines())]
     )
 
 
-def _how(end: EndedRank) -> str:
+def _describe_exit(end: RankExit) -> str:
     outcome = end.outcome
     match end.status:
         case "raised":
             # The traceback has the whole message, and any tracebacks that the message contains.
             lines = outcome["error"].strip().splitlines()
-            return f"raised {outcome['error'] if len(lines) <= _MOST_LINES else lines[0] + ' ...'}"
+            return f"raised {outcome['error'] if len(lines) <= _MAX_LINES else lines[0] + ' ...'}"
         case "exited":
             how = f"called sys.exit: exit code {end.exit_code}"
-            # Its last line mostly says why: for instance argparse's error, below the usage.
+            # The last line usually has the reason, for instance argparse's error below the usage.
             last = next(filter(str.strip, reversed(end.log_tail)), "")
             reason = outcome.get("error", last).strip()
             return f"{how}: {reason}" if reason else how
@@ -382,10 +364,10 @@ def _how(end: EndedRank) -> str:
             return f"could not read or write its files (is the disk full?): {outcome['error']}"
         case "not started":
             return f"could not be started: {outcome['error']}"
-    return _how_silent(end)
+    return _describe_silent_exit(end)
 
 
-def _how_silent(end: EndedRank) -> str:
+def _describe_silent_exit(end: RankExit) -> str:
     if end.signal is None:
         return (
             f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
@@ -413,48 +395,53 @@ def _how_silent(end: EndedRank) -> str:
     return f"was ended by {end.signal}, which hopsgpu did not send"
 
 
-def _known(end: EndedRank) -> tuple[str | None, Blame]:
-    """Return what to do about a known error, and what is to blame for it.
+def _find_advice(end: RankExit) -> tuple[str | None, FailedComponent]:
+    """Return the remedy for a known error, and the failed component.
 
-    The last lines of a log may report problems that the program overcame: they put no blame, and
-    are ignored if the signal or the rank's status says everything. A GPU event that a program can
-    cause by itself is less specific than the program's error.
+    The last lines of a log may report problems that the program overcame. They therefore exclude no
+    component, and are ignored if the signal or the rank's status explains the exit. A GPU event
+    that a program can cause by itself is less specific than the program's error.
     """
     faults = [event for event in end.gpu_events if event.state != HEALTHY]
     if faults:
         fatal = any(event.is_fatal for event in faults)
-        return _reported(faults, end), Blame.GPU if fatal else Blame.NOTHING
+        return _describe_events(
+            faults, end
+        ), FailedComponent.GPU if fatal else FailedComponent.NOTHING
     raised = end.outcome.get("error") if end.status == "raised" else None
     if raised is None and (end.status is not None or end.signal == "SIGKILL"):
-        return None, Blame.NOTHING
-    for pattern, advice, blame in _ADVICE:
+        return None, FailedComponent.NOTHING
+    for pattern, advice, component in _ADVICE:
         if re.search(pattern, "\n".join(end.log_tail) if raised is None else raised, re.MULTILINE):
             if not end.place.gpus and "{gpus}" in advice:
-                return _NO_GPU, Blame.NOTHING
-            gpus, host = ", ".join(end.place.gpus), end.place.container.host
-            return advice.format(host=host, gpus=gpus), Blame.NOTHING if raised is None else blame
-    return _reported(end.gpu_events, end) if end.gpu_events else None, Blame.NOTHING
+                return _NO_GPU, FailedComponent.NOTHING
+            host = end.place.container.host
+            text = advice.format(host=host, gpus=", ".join(end.place.gpus))
+            return text, FailedComponent.NOTHING if raised is None else component
+    return _describe_events(
+        end.gpu_events, end
+    ) if end.gpu_events else None, FailedComponent.NOTHING
 
 
-def _reported(events: Sequence[GpuEvent], end: EndedRank) -> str:
+def _describe_events(events: Sequence[GpuEvent], end: RankExit) -> str:
     host = end.place.container.host
     reports = dict.fromkeys(f"{event.gpu} of {host}: {event.reason}" for event in events)
     return f"the NVIDIA driver reported {'; '.join(reports)}"
 
 
-def to_avoid(end: EndedRank) -> Exclusions:
-    """Return the GPU or node to blame for a rank's end, by its error and the driver's events."""
+def exclusions_after(end: RankExit) -> Exclusions:
+    """Return the GPU or node that failed, from the rank's error and the driver's events."""
     host = end.place.container.host
     if (failed := failed_gpus([end])).is_any:
         return failed
-    _, blame = _known(end)
-    if blame is Blame.GPU:
+    _, component = _find_advice(end)
+    if component is FailedComponent.GPU:
         return Exclusions(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
-    return Exclusions(hosts=frozenset({host} if blame is Blame.HOST else ()))
+    return Exclusions(hosts=frozenset({host} if component is FailedComponent.HOST else ()))
 
 
-def failed_gpus(ends: Iterable[EndedRank]) -> Exclusions:
-    """Return the GPUs for which the driver reported a fatal event, of whichever rank."""
+def failed_gpus(ends: Iterable[RankExit]) -> Exclusions:
+    """Return the GPUs of all ranks for which the driver reported a fatal event."""
     return Exclusions(
         gpus=frozenset(
             (end.place.container.host, event.gpu)
@@ -465,19 +452,23 @@ def failed_gpus(ends: Iterable[EndedRank]) -> Exclusions:
     )
 
 
-def likely_cause(place: RankPlacement, ends: Iterable[EndedRank]) -> str:
-    """Return the driver's events of other ranks' failed GPUs, in words; "" if there are none.
+def likely_cause(place: RankPlacement, ends: Iterable[RankExit]) -> str:
+    """Describe the driver's events of other ranks' failed GPUs.
 
-    It is also "" if a GPU of the rank itself failed. When a GPU fails, the peers of its rank may
-    fail before the rank does, because a collective operation broke off.
+    When a GPU fails, peers of its rank may fail first, because a collective operation was aborted.
 
     Args:
         place: the place of the rank whose failure is described.
-        ends: the ends of all ranks.
+        ends: the exits of all ranks.
+
+    Returns:
+        "" if there are no such events, or if a GPU of the rank itself failed.
     """
     failed = [
         (end, events) for end in ends if (events := [e for e in end.gpu_events if e.is_fatal])
     ]
     if any(end.place.rank == place.rank for end, _ in failed):
         return ""
-    return "; ".join(f"{_reported(events, end)} (rank {end.place.rank})" for end, events in failed)
+    return "; ".join(
+        f"{_describe_events(events, end)} (rank {end.place.rank})" for end, events in failed
+    )

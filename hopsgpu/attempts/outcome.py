@@ -1,4 +1,4 @@
-"""The ends of an attempt's ranks, and the conclusion from them: the first failure and its fault."""
+"""The ends of an attempt's ranks, and the first failure with its cause."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.attempts import failures
-from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.failures import RankExit
 from hopsgpu.attempts.retry_policy import (
-    Fault,
-    exceeded_memory,
-    fault_of,
-    suspect,
+    FailureCause,
+    failure_cause,
+    has_exceeded_memory,
+    suspect_host,
     was_preempted,
 )
 from hopsgpu.control.channel import Message
@@ -25,23 +25,23 @@ from hopsgpu.gpu.driver_events import GpuEvent
 _LOST_SECONDS = 1.0
 
 
-def ended_rank(place: RankPlacement, message: Message) -> EndedRank:
+def rank_exit(place: RankPlacement, message: Message) -> RankExit:
     """Return a rank's end, from its agent's message."""
-    return EndedRank(
+    return RankExit(
         place=place,
         at=message["time"] + place.container.clock,
         exit_code=message["exit_code"],
         signal=message["signal"],
         outcome=message["outcome"],
         log_tail=message["log_tail"],
-        stopped=bool(message["stopped"]),
+        was_stopped=bool(message["stopped"]),
         oom_kills=message["oom_kills"],
         gpu_events=tuple(GpuEvent(**event) for event in message["gpu_events"]),
-        pruned=bool(message.fields.get("pruned")),
+        was_pruned=bool(message.fields.get("pruned")),
     )
 
 
-def odd_end(end: EndedRank) -> list[str]:
+def unusual_exit_warnings(end: RankExit) -> list[str]:
     """Return warnings about a rank that returned a value but whose process ended unusually.
 
     There are none about a rank that returned no value, because that is a failure.
@@ -52,7 +52,7 @@ def odd_end(end: EndedRank) -> list[str]:
     rank = end.place.rank
     if end.status == "exited normally":
         warnings.append(f"rank {rank} called sys.exit(0); its value is None")
-    if (end.signal or end.exit_code) and not end.stopped:
+    if (end.signal or end.exit_code) and not end.was_stopped:
         how = end.signal or f"exit code {end.exit_code}"
         over = end.outcome.get("error")
         why = f": it exceeded its memory limit: {over}" if over else ""
@@ -61,14 +61,14 @@ def odd_end(end: EndedRank) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Conclusion:
+class AttemptFailure:
     """Why an attempt failed.
 
     Attributes:
-        failure: the first failure by time.
-        fault: whose fault it was.
-        avoid: the GPU or node to blame for it, and GPUs of any rank that failed.
-        suspect: the node that may be to blame for a lost executor, or for a rank that failed
+        error: the error for the first failure by time.
+        cause: what caused it.
+        exclusions: the GPU or node to blame for it, and GPUs of any rank that failed.
+        suspect_host: the node that may be to blame for a lost executor, or for a rank that failed
             because of the infrastructure; or None.
         was_preempted: whether YARN took the executor for another queue.
         is_loss: whether something was lost: an executor, a node, a GPU, or a rank that something
@@ -76,10 +76,10 @@ class Conclusion:
         reason: the reason of the run's end, if the run is not retried.
     """
 
-    failure: RankFailed
-    fault: Fault
-    avoid: Exclusions = Exclusions()
-    suspect: str | None = None
+    error: RankFailed
+    cause: FailureCause
+    exclusions: Exclusions = Exclusions()
+    suspect_host: str | None = None
     was_preempted: bool = False
     is_loss: bool = False
     reason: EndReason = EndReason.USER_ERROR
@@ -121,7 +121,7 @@ class RankEnds:
     def __init__(self, world: World, log_url: Callable[[int], str]) -> None:
         self._world = world
         self._log_url = log_url
-        self._ends: dict[int, EndedRank] = {}
+        self._ends: dict[int, RankExit] = {}
         self._losses: list[_Loss] = []
         self.pending = {place.rank for place in world.processes}
 
@@ -131,7 +131,7 @@ class RankEnds:
         chief = self._ends.get(0)
         return bool(self._world.servers) and chief is not None and chief.has_returned
 
-    def end(self, end: EndedRank) -> None:
+    def end(self, end: RankExit) -> None:
         """Record an end."""
         self._ends[end.place.rank] = end
         self.pending.discard(end.place.rank)
@@ -153,7 +153,7 @@ class RankEnds:
         overdue: Sequence[int] = (),
         timeout: float | None = None,
         idle: IdleEnd | None = None,
-    ) -> Conclusion | None:
+    ) -> AttemptFailure | None:
         """Return why the attempt failed, or None if it did not.
 
         Args:
@@ -172,17 +172,20 @@ class RankEnds:
             first = first if first is not None and first.at < chief.at else None
             loss = loss if loss is not None and loss.at < chief.at else None
         elif overdue:
-            return self._too_late(overdue, timeout or 0.0)
+            return self._conclude_timeout(overdue, timeout or 0.0)
         elif idle is not None:
-            return self._idled(idle)
+            return self._conclude_idle(idle)
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason(loss.place.container.host) or loss.reason or "its connection ended"
-            url, cause = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
-            return Conclusion(
-                failures.executor_lost(loss.place, why, url, cause),
-                Fault.INFRASTRUCTURE,
+            url, likely_cause = (
+                self._log_url(loss.place.rank),
+                failures.likely_cause(loss.place, ends),
+            )
+            return AttemptFailure(
+                failures.executor_lost_error(loss.place, why, url, likely_cause),
+                FailureCause.INFRASTRUCTURE,
                 failed_gpus,
-                suspect=suspect(loss.place.container.host, why),
+                suspect_host=suspect_host(loss.place.container.host, why),
                 was_preempted=was_preempted(why),
                 is_loss=True,
                 reason=EndReason.GPU_FAILED if failed_gpus.is_any else _reason_of_loss(why),
@@ -190,30 +193,33 @@ class RankEnds:
         if first is None:
             return None
         workers = [end for rank, end in self._ends.items() if rank < self._world.size]
-        fault = fault_of(first, workers)
-        url, cause = self._log_url(first.place.rank), failures.likely_cause(first.place, ends)
-        return Conclusion(
-            failures.rank_failed(first, url, cause),
-            fault,
-            failures.to_avoid(first) | failed_gpus,
-            first.place.container.host if fault is Fault.INFRASTRUCTURE else None,
-            is_loss=fault is Fault.INFRASTRUCTURE
+        cause = failure_cause(first, workers)
+        url, likely_cause = (
+            self._log_url(first.place.rank),
+            failures.likely_cause(first.place, ends),
+        )
+        return AttemptFailure(
+            failures.rank_error(first, url, likely_cause),
+            cause,
+            failures.exclusions_after(first) | failed_gpus,
+            first.place.container.host if cause is FailureCause.INFRASTRUCTURE else None,
+            is_loss=cause is FailureCause.INFRASTRUCTURE
             or failures.was_killed(first)
-            or (failures.to_avoid(first) | failed_gpus).is_any,
-            reason=_reason_of_end(first, fault, failed_gpus),
+            or (failures.exclusions_after(first) | failed_gpus).is_any,
+            reason=_reason_of_end(first, cause, failed_gpus),
         )
 
-    def _idled(self, idle: IdleEnd) -> Conclusion:
+    def _conclude_idle(self, idle: IdleEnd) -> AttemptFailure:
         place, rank = self._world.processes[idle.rank], idle.rank
-        failure = failures.idled(
+        failure = failures.idle_error(
             place, idle.verdict, idle.timeout, self._ends.get(rank), self._log_url(rank)
         )
-        return Conclusion(failure, Fault.IDLE, reason=EndReason.GPUS_IDLE)
+        return AttemptFailure(failure, FailureCause.IDLE, reason=EndReason.GPUS_IDLE)
 
-    def _too_late(self, overdue: Sequence[int], timeout: float) -> Conclusion:
+    def _conclude_timeout(self, overdue: Sequence[int], timeout: float) -> AttemptFailure:
         rank, ends = overdue[0], list(self._ends.values())
         place = self._world.processes[rank]
-        failure = failures.timed_out(
+        failure = failures.timeout_error(
             place,
             timeout,
             overdue,
@@ -223,22 +229,22 @@ class RankEnds:
         )
         failed_gpus = failures.failed_gpus(ends)
         reason = EndReason.GPU_FAILED if failed_gpus.is_any else EndReason.TIMEOUT
-        return Conclusion(failure, Fault.RANK, failed_gpus, reason=reason)
+        return AttemptFailure(failure, FailureCause.RANK, failed_gpus, reason=reason)
 
 
 def _reason_of_loss(why: str) -> EndReason:
     """Return the reason of a run's end from the reason for the loss of an executor."""
     if was_preempted(why):
         return EndReason.PREEMPTED
-    return EndReason.OUT_OF_MEMORY if exceeded_memory(why) else EndReason.EXECUTOR_LOST
+    return EndReason.OUT_OF_MEMORY if has_exceeded_memory(why) else EndReason.EXECUTOR_LOST
 
 
-def _reason_of_end(first: EndedRank, fault: Fault, failed_gpus: Exclusions) -> EndReason:
+def _reason_of_end(first: RankExit, cause: FailureCause, failed_gpus: Exclusions) -> EndReason:
     """Return the reason of a run's end from the first failure of a rank."""
-    if (failures.to_avoid(first) | failed_gpus).gpus:
+    if (failures.exclusions_after(first) | failed_gpus).gpus:
         return EndReason.GPU_FAILED
-    if failures.ran_out_of_memory(first):
+    if failures.is_out_of_memory(first):
         return EndReason.OUT_OF_MEMORY
-    if fault is Fault.INFRASTRUCTURE:
+    if cause is FailureCause.INFRASTRUCTURE:
         return EndReason.NOT_STARTED
     return EndReason.KILLED if failures.was_killed(first) else EndReason.USER_ERROR

@@ -42,14 +42,14 @@ class RendezvousFailure:
     """Why the ranks of a gang cannot meet.
 
     Attributes:
-        failure: the error: an executor was lost, did not answer, or could not prepare.
+        error: the error: an executor was lost, did not answer, or could not prepare.
         silent: keys of the agents that did not answer.
-        avoid: GPUs that cannot be opened.
+        exclusions: GPUs that cannot be opened.
     """
 
-    failure: RankFailed
+    error: RankFailed
     silent: tuple[int, ...] = ()
-    avoid: Exclusions = Exclusions()
+    exclusions: Exclusions = Exclusions()
 
 
 def arrange_rendezvous(
@@ -158,7 +158,7 @@ def _check_modules(host: str, answer: Message, call: Call) -> None:
 
 
 def _failure(place: RankPlacement, why: str) -> RankFailed:
-    return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
+    return failures.executor_lost_error(place, f"{why}, before its ranks were started", "(none)")
 
 
 def _failure_reported(place: RankPlacement, answer: Message) -> RendezvousFailure:
@@ -173,9 +173,9 @@ def _failure_reported(place: RankPlacement, answer: Message) -> RendezvousFailur
     if not closed and answer["configured"]:
         raise ConfigError(f"{host}: {problem}")
     outcome = {"status": "not started", "error": problem}
-    end = failures.EndedRank(place, time.time(), None, None, outcome, (), stopped=False)
-    avoid = Exclusions(gpus=frozenset((host, gpu) for gpu in closed))
-    return RendezvousFailure(failures.rank_failed(end, "(none)"), avoid=avoid)
+    end = failures.RankExit(place, time.time(), None, None, outcome, (), was_stopped=False)
+    exclusions = Exclusions(gpus=frozenset((host, gpu) for gpu in closed))
+    return RendezvousFailure(failures.rank_error(end, "(none)"), exclusions=exclusions)
 
 
 def _rendezvous_of(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from hopsgpu.attempts.failures import EndedRank, failed_gpus, to_avoid
+from hopsgpu.attempts.failures import RankExit, exclusions_after, failed_gpus
 from hopsgpu.core.gang import Exclusions
 
 # Statuses that a rank reaches again, however often it is started.
@@ -18,8 +18,8 @@ _PREEMPTED = re.compile(r"was preempted", re.I)
 _MEMORY = re.compile(r"exceeding (physical|virtual) memory|beyond the .* memory", re.I)
 
 
-class Fault(Enum):
-    """Whose fault a failed attempt was, as far as the ends of its ranks show.
+class FailureCause(Enum):
+    """What caused a failed attempt, as far as the exits of its ranks show.
 
     INFRASTRUCTURE: an executor, its node or its connection was lost, YARN preempted it, or a rank
     could not be started or lost its files. RANK: one of the ranks failed, or the time was too
@@ -34,31 +34,31 @@ class Fault(Enum):
     IDLE = "idle"
 
 
-def fault_of(first: EndedRank, ends: Sequence[EndedRank]) -> Fault:
-    """Return whose fault a failure was.
+def failure_cause(first: RankExit, ends: Sequence[RankExit]) -> FailureCause:
+    """Return the cause of a failure.
 
     Args:
         first: the first failure.
         ends: the ends of all workers that have ended, in whatever way.
     """
     if first.status in ("not started", "files lost"):
-        return Fault.INFRASTRUCTURE
+        return FailureCause.INFRASTRUCTURE
     if first.status in _ALWAYS:
-        return Fault.CODE
-    if len(ends) < 2 or (to_avoid(first) | failed_gpus(ends)).is_any:
-        return Fault.RANK
+        return FailureCause.CODE
+    if len(ends) < 2 or (exclusions_after(first) | failed_gpus(ends)).is_any:
+        return FailureCause.RANK
     # When one rank fails, its peers raise as well (of a closed connection, say): other exceptions.
-    raised = {_raised(end) if end.status == "raised" else None for end in ends}
-    return Fault.CODE if len(raised) == 1 and None not in raised else Fault.RANK
+    raised = {_exception_key(end) if end.status == "raised" else None for end in ends}
+    return FailureCause.CODE if len(raised) == 1 and None not in raised else FailureCause.RANK
 
 
-def _raised(end: EndedRank) -> tuple[str, str]:
+def _exception_key(end: RankExit) -> tuple[str, str]:
     """Return an exception's text, without numbers (which differ by rank), and its last frame."""
     frames = _FRAME.findall(end.outcome.get("traceback", ""))
     return _NUMBER.sub("#", end.outcome["error"]), frames[-1] if frames else ""
 
 
-def suspect(host: str, reason: str) -> str | None:
+def suspect_host(host: str, reason: str) -> str | None:
     """Return the node that may be to blame for the loss of an executor, or None if none is.
 
     Args:
@@ -66,7 +66,7 @@ def suspect(host: str, reason: str) -> str | None:
         reason: the reason that YARN or Spark gives. The node is not to blame if the executor was
             preempted, or used more memory than it may.
     """
-    return None if was_preempted(reason) or exceeded_memory(reason) else host
+    return None if was_preempted(reason) or has_exceeded_memory(reason) else host
 
 
 def was_preempted(reason: str) -> bool:
@@ -78,7 +78,7 @@ def was_preempted(reason: str) -> bool:
     return _PREEMPTED.search(reason) is not None
 
 
-def exceeded_memory(reason: str) -> bool:
+def has_exceeded_memory(reason: str) -> bool:
     """Return whether YARN ended an executor because it used more memory than it may.
 
     Args:
@@ -87,7 +87,7 @@ def exceeded_memory(reason: str) -> bool:
     return _MEMORY.search(reason) is not None
 
 
-def avoid_next(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
+def next_exclusions(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
     """Return the nodes and GPUs that get no rank in the next attempt.
 
     Args:
@@ -99,15 +99,17 @@ def avoid_next(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
     return avoid | Exclusions(hosts=twice)
 
 
-def may_retry(fault: Fault, *, retried: int, retries: int, code_too: bool) -> bool:
+def should_retry(
+    cause: FailureCause, *, retried: int, retries: int, retry_user_errors: bool
+) -> bool:
     """Return whether another attempt follows.
 
     Args:
-        fault: the fault of the failed attempt.
+        cause: the cause of the failed attempt.
         retried: how many attempts have failed and were retried before.
         retries: how many attempts may follow the first.
-        code_too: whether errors of the code are also retried.
+        retry_user_errors: whether errors of the code are also retried.
     """
-    if fault is Fault.IDLE:
+    if cause is FailureCause.IDLE:
         return False
-    return retried < retries and (code_too or fault is not Fault.CODE)
+    return retried < retries and (retry_user_errors or cause is not FailureCause.CODE)

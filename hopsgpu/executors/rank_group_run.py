@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunner, open_attempt
 from hopsgpu.attempts.attempt_watcher import WatchBounds
-from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.outcome import AttemptFailure
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rank_table import Entered, RankTable
 from hopsgpu.attempts.rendezvous import Rendezvous
-from hopsgpu.attempts.retry_policy import Fault, suspect
+from hopsgpu.attempts.retry_policy import FailureCause, suspect_host
 from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.core.gang import Exclusions, GangExecutor, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
@@ -220,11 +220,11 @@ class RankGroupRun(ABC):
             ) as runner:
                 try:
                     result = runner.run(self._take_rendezvous())
-                    if result.conclusion is None:
+                    if result.failure is None:
                         self.outcome = self._outcome_of(result)
                     else:
-                        self.outcome = outcome_of_failure(result.conclusion)
-                        self.exclusions = result.conclusion.avoid
+                        self.outcome = outcome_of_failure(result.failure)
+                        self.exclusions = result.failure.exclusions
                     for text in self._listener.warnings:
                         self._board.warn(f"{self.label}: {text}")
                     self._on_conclusion(runner)
@@ -245,10 +245,10 @@ class RankGroupRun(ABC):
                 self._report_end()
 
 
-def outcome_of_failure(conclusion: Conclusion) -> RankGroupOutcome:
+def outcome_of_failure(failure: AttemptFailure) -> RankGroupOutcome:
     """Return the outcome of ranks that failed or were lost."""
-    failure = conclusion.failure
-    if conclusion.fault is not Fault.INFRASTRUCTURE:
-        return RankGroupOutcome(ItemEnd.FAILED, str(failure))
-    is_excused = suspect(failure.host or "", str(failure)) is None
-    return RankGroupOutcome(ItemEnd.PREEMPTED if is_excused else ItemEnd.LOST, str(failure))
+    error = failure.error
+    if failure.cause is not FailureCause.INFRASTRUCTURE:
+        return RankGroupOutcome(ItemEnd.FAILED, str(error))
+    is_excused = suspect_host(error.host or "", str(error)) is None
+    return RankGroupOutcome(ItemEnd.PREEMPTED if is_excused else ItemEnd.LOST, str(error))

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hopsgpu.attempts.attempt import AttemptRunner
-from hopsgpu.attempts.failures import EndedRank
-from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.failures import RankExit
+from hopsgpu.attempts.outcome import AttemptFailure
 from hopsgpu.attempts.publisher import EXECUTOR_LOST
 from hopsgpu.attempts.rank_table import Entered
 from hopsgpu.attempts.retry_policy import was_preempted
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 # what runs its ranks; returns why the attempt failed, or None.
 MakeAttempt = Callable[
     [GangAllocation, BoardListener, threading.Event, Callable[[AttemptRunner], object]],
-    Conclusion | None,
+    AttemptFailure | None,
 ]
 
 
@@ -102,7 +102,7 @@ class _WorldThread:
     Attributes:
         keys: as given.
         stopped: event that stops its ranks.
-        conclusion: why it failed, or None.
+        failure: why the world failed, or None.
         error: the error that ends the run, or None.
         stop_reason: why it was stopped, or None.
         runner: its attempt, once its ranks are started.
@@ -111,7 +111,7 @@ class _WorldThread:
     def __init__(self, keys: tuple[int, ...]) -> None:
         self.keys = keys
         self.stopped = threading.Event()
-        self.conclusion: Conclusion | None = None
+        self.failure: AttemptFailure | None = None
         self.error: BaseException | None = None
         self.stop_reason: WorldEnd | None = None
         self.runner: AttemptRunner | None = None
@@ -190,7 +190,7 @@ class _WorldListener(BoardListener):
     def on_checkpoint_given_up(self, reason: str) -> None:
         self._loop.post(functools.partial(self._loop.record_refusal, reason))
 
-    def on_end(self, end: EndedRank) -> None:
+    def on_end(self, end: RankExit) -> None:
         if not end.has_returned:
             self._elastic.record_stop()
 
@@ -336,7 +336,7 @@ class ElasticLoop(ExecutorLoop):
     def _run_world(self, allocation: GangAllocation, world: _WorldThread) -> None:
         """Run a world to its end, in its own thread, and notify the loop of the end."""
         try:
-            world.conclusion = self._make_attempt(
+            world.failure = self._make_attempt(
                 allocation,
                 _WorldListener(self._board, self),
                 world.stopped,
@@ -358,7 +358,7 @@ class ElasticLoop(ExecutorLoop):
             # All may have returned before the order to stop arrived.
             if not runner.has_returned:
                 raise
-        if runner.result.conclusion is None:
+        if runner.result.failure is None:
             world.record_return()
             self.post(self._policy.record_return)
         self._board.record_return()
@@ -422,15 +422,15 @@ class ElasticLoop(ExecutorLoop):
     def _end_world(self, world: _WorldThread) -> None:
         """Handle the end of a world: end the run, or exclude what caused a failure."""
         self._world = None
-        conclusion = world.conclusion
+        failure = world.failure
         if isinstance(world.error, StoreError) and world.error.kind == EXECUTOR_LOST:
             self._continue_after_lost_upload(world.error)
         elif world.error is not None:
             how = WorldEnd.CANCELLED if isinstance(world.error, Cancelled) else WorldEnd.FAILED
             self._record_end(how, str(world.error).partition("\n")[0])
             self._fail(world.error)
-        elif conclusion is not None:
-            self._continue_after_failure(conclusion)
+        elif failure is not None:
+            self._continue_after_failure(failure)
         elif world.stop_reason is not None:
             self._record_end(world.stop_reason, "")
         else:
@@ -443,31 +443,31 @@ class ElasticLoop(ExecutorLoop):
         self._durable.record_end()
         self._board.record_end(how, why)
 
-    def _continue_after_failure(self, conclusion: Conclusion) -> None:
+    def _continue_after_failure(self, failure: AttemptFailure) -> None:
         """Have another world follow one that failed, or end the run."""
-        failure = conclusion.failure
-        why = str(failure).partition("\n")[0]
-        if not conclusion.is_loss:
-            is_retried = self._retries.should_retry(conclusion)
+        error = failure.error
+        why = str(error).partition("\n")[0]
+        if not failure.is_loss:
+            is_retried = self._retries.should_retry(failure)
             self._record_end(WorldEnd.FAILED, why)
             if not is_retried:
-                self._fail(failure)
+                self._fail(error)
                 return
         else:
-            self._retries.exclude_causes(conclusion)
-            self._record_loss(why, was_preempted=conclusion.was_preempted)
+            self._retries.exclude_causes(failure)
+            self._record_loss(why, was_preempted=failure.was_preempted)
             if self._active.cancelled.is_set():
                 return
             if self._policy.losses >= MAX_LOSSES_IN_A_ROW:
-                failure.add_note(
+                error.add_note(
                     f"{self._policy.losses} worlds in a row were lost, and saved no checkpoint"
                 )
-                self._fail(failure)
+                self._fail(error)
                 return
-            if not self._retries.still_fits(failure):
-                self._fail(failure)
+            if not self._retries.still_fits(error):
+                self._fail(error)
                 return
-            self._show_loss(why, failure.rank, failure.host)
+            self._show_loss(why, error.rank, error.host)
         self._exclude(self._retries.exclusions)
 
     def _continue_after_lost_upload(self, error: StoreError) -> None:

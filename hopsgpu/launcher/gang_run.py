@@ -17,7 +17,7 @@ from hopsgpu.artifacts.checkpoint_positions import latest_positions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunner, open_attempt
-from hopsgpu.attempts.outcome import Conclusion
+from hopsgpu.attempts.outcome import AttemptFailure
 from hopsgpu.attempts.publisher import check_writable, discard
 from hopsgpu.attempts.rank_call import Call, script_name
 from hopsgpu.attempts.rank_table import Entered, RankTable
@@ -126,16 +126,16 @@ class GangRun:
         """
         with self._prepare(recording) as request, self._provide_gang(request) as allocate:
             while True:
-                conclusion = self._make_attempt(
+                failure = self._make_attempt(
                     recording,
                     allocate(self._retries.exclusions),
                     BoardListener(self._board),
                     self._cancelled,
                 )
-                if conclusion is None:
+                if failure is None:
                     break
-                if not self._retries.should_retry(conclusion):
-                    raise conclusion.failure
+                if not self._retries.should_retry(failure):
+                    raise failure.error
                 self._board.record_retry()
         self._values = self._unpickle_values()
 
@@ -174,7 +174,7 @@ class GangRun:
         listener: AttemptListener,
         stopped: threading.Event,
         run_ranks: Callable[[AttemptRunner], object] = AttemptRunner.run,
-    ) -> Conclusion | None:
+    ) -> AttemptFailure | None:
         """Make one attempt; return why it failed, or None.
 
         Args:
@@ -217,9 +217,9 @@ class GangRun:
             finally:
                 self._board.mark("returned")
                 runner.queue_log_uploads(self._active.background)
-            if runner.result.conclusion is None and spec.model is not None:
+            if runner.result.failure is None and spec.model is not None:
                 self._publish(runner, allocation, spec.model)
-        return runner.result.conclusion
+        return runner.result.failure
 
     def _shards(self, ranks: int) -> Sequence[bytes]:
         """Return the serialized shards for each of the ranks of an attempt; empty without data.
@@ -328,9 +328,9 @@ class GangRun:
         return replace(self._board.result(), values=self._values)
 
     def end_reason(self, error: BaseException) -> EndReason:
-        conclusion = self._result.conclusion
-        if conclusion is not None and error is conclusion.failure:
-            return conclusion.reason
+        failure = self._result.failure
+        if failure is not None and error is failure.error:
+            return failure.reason
         return reason_of_error(error, publishing=self._is_publishing)
 
     def result_of_failure(self, error: HopsGpuError) -> GangResult:

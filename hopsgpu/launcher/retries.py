@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from hopsgpu.attempts.outcome import Conclusion
-from hopsgpu.attempts.retry_policy import avoid_next, may_retry
+from hopsgpu.attempts.outcome import AttemptFailure
+from hopsgpu.attempts.retry_policy import next_exclusions, should_retry
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import CapacityError, HopsGpuError, RankFailed
@@ -35,52 +35,52 @@ class Retries:
         self._suspects: list[str] = []
         self._retried_count = 0
 
-    def should_retry(self, conclusion: Conclusion) -> bool:
+    def should_retry(self, failure: AttemptFailure) -> bool:
         """Return whether another attempt follows a failed one; if so, tell people.
 
         If the gang does not fit without what caused the failure, the failure gets a note.
         """
         attempt, retries = self._board.attempt, self._active.plan.spec.retries
-        failure, fault = conclusion.failure, conclusion.fault
-        if self._active.cancelled.is_set() or not may_retry(
-            fault,
+        error, cause = failure.error, failure.cause
+        if self._active.cancelled.is_set() or not should_retry(
+            cause,
             retried=self._retried_count,
             retries=retries,
-            code_too=self._active.application.should_retry_user_errors,
+            retry_user_errors=self._active.application.should_retry_user_errors,
         ):
             log.info(
-                "%s: attempt %d is not retried: fault: %s; %d of %d retries used",
+                "%s: attempt %d is not retried: cause: %s; %d of %d retries used",
                 self._active.run_id,
                 attempt,
-                fault.value,
+                cause.value,
                 self._retried_count,
                 retries,
             )
             return False
-        self.exclude_causes(conclusion)
-        if not self.still_fits(failure):
+        self.exclude_causes(failure)
+        if not self.still_fits(error):
             return False
         self._retried_count += 1
         log.info(
-            "%s: retries after attempt %d: fault: %s, rank %s on %s; excludes: %s",
+            "%s: retries after attempt %d: cause: %s, rank %s on %s; excludes: %s",
             self._active.run_id,
             attempt,
-            fault.value,
-            failure.rank,
-            failure.host,
+            cause.value,
+            error.rank,
+            error.host,
             self.exclusions if self.exclusions.is_any else "nothing",
         )
-        problem = f"attempt {attempt} failed ({fault.value}): {str(failure).splitlines()[0]}"
+        problem = f"attempt {attempt} failed ({cause.value}): {str(error).splitlines()[0]}"
         self._board.warn(problem)
         line = f"hopsgpu: {problem}; the gang starts again"
-        self._progress.line(failure.rank or 0, failure.host or "?", line)
+        self._progress.line(error.rank or 0, error.host or "?", line)
         return True
 
-    def exclude_causes(self, conclusion: Conclusion) -> None:
+    def exclude_causes(self, failure: AttemptFailure) -> None:
         """Exclude what caused a failure from later attempts."""
-        if conclusion.suspect is not None:
-            self._suspects.append(conclusion.suspect)
-        self.exclusions = avoid_next(self.exclusions | conclusion.avoid, self._suspects)
+        if failure.suspect_host is not None:
+            self._suspects.append(failure.suspect_host)
+        self.exclusions = next_exclusions(self.exclusions | failure.exclusions, self._suspects)
 
     def clear_suspects(self) -> None:
         """Forget which nodes are suspects, because an attempt made progress since."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hopsgpu.attempts.attempt import AttemptResult, AttemptRunner
-from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.failures import RankExit
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.backends.gang_allocation import GangAllocation
@@ -100,9 +100,9 @@ class _TrialListener(RankGroupListener):
         if rank == 0 and (reported := self._reports.take(chunk)):
             self._events.on_report(self._number, reported)
 
-    def on_end(self, end: EndedRank) -> None:
+    def on_end(self, end: RankExit) -> None:
         if end.place.rank == 0:
-            self.was_pruned = end.pruned
+            self.was_pruned = end.was_pruned
 
 
 class TrialRun(RankGroupRun):

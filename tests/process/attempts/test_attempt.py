@@ -26,7 +26,7 @@ from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.publisher import Publisher
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rank_table import Entered, RankTable
-from hopsgpu.attempts.retry_policy import Fault
+from hopsgpu.attempts.retry_policy import FailureCause
 from hopsgpu.attempts.return_values import Value
 from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.spark.barrier_job import GangJob
@@ -390,24 +390,24 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(server: Server)
         launched.job.ended.set()
 
     launched = launch(server, lose, nodes=(lost,), bounds=WatchBounds(quiet=0.2))
-    conclusion = launched.training.run().conclusion
-    assert conclusion is not None
-    assert (conclusion.failure.rank, conclusion.suspect) == (0, "node1")
+    failure = launched.training.run().failure
+    assert failure is not None
+    assert (failure.error.rank, failure.suspect_host) == (0, "node1")
     assert launched.allocation.lost_keys == {0}
-    said = str(conclusion.failure)
+    said = str(failure.error)
     assert "was lost (container container_0): its NodeManager was lost: it did not" in said
     assert "Spark says: Container from a bad node: node2. The executor's log: yarn logs" in said
 
 
 def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(server: Server) -> None:
     launched = launch(server, say_nothing, timeout=0.2, bounds=WatchBounds(stop=0.3))
-    conclusion = launched.training.run().conclusion
+    failure = launched.training.run().failure
     launched.agent.join(SECONDS)
     assert not launched.agent.is_alive()
     assert launched.allocation.lost_keys == {0} and not launched.allocation.is_whole()
     assert "the end of rank 0 is unknown: its agent did not answer" in launched.told.warnings[0]
-    assert conclusion is not None
-    assert "was still running after run_timeout=0.2 s" in str(conclusion.failure)
+    assert failure is not None
+    assert "was still running after run_timeout=0.2 s" in str(failure.error)
 
 
 async def return_late(channel: Channel) -> None:
@@ -421,9 +421,9 @@ async def return_late(channel: Channel) -> None:
 
 def test_ranks_that_run_too_long_are_stopped_with_their_stacks(server: Server) -> None:
     launched = launch(server, return_late, timeout=0.2)
-    conclusion = launched.training.run().conclusion
-    assert conclusion is not None and conclusion.failure.signal == "SIGTERM"
-    said = str(conclusion.failure)
+    failure = launched.training.run().failure
+    assert failure is not None and failure.error.signal == "SIGTERM"
+    said = str(failure.error)
     assert "run_timeout=0.2 s" in said and "train.py" in said
     assert launched.told.ranks.reports[0].stopped
 
@@ -437,9 +437,9 @@ async def raise_an_error(channel: Channel) -> None:
 def test_a_failure_is_told_with_whose_fault_it_was(server: Server) -> None:
     launched = launch(server, raise_an_error)
     trained = launched.training.run()
-    assert trained.conclusion is not None and launched.told.warnings == []
-    assert "raised ValueError: no" in str(trained.conclusion.failure)
-    assert trained.conclusion.fault is Fault.RANK
+    assert trained.failure is not None and launched.told.warnings == []
+    assert "raised ValueError: no" in str(trained.failure.error)
+    assert trained.failure.cause is FailureCause.RANK
     assert trained.values == {}
 
 
@@ -467,7 +467,7 @@ def test_the_log_of_an_agent_whose_rank_failed_is_kept(server: Server) -> None:
         await end(channel)
 
     training = launch(server, fail).training
-    assert training.run().conclusion is not None
+    assert training.run().failure is not None
     assert training.log_sizes() == {"logs/agent-0.log": 11, "logs/rank-0.log": 0}
 
 
@@ -485,7 +485,7 @@ def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishin
     launched = launch_two(server, first, second)
     training = launched.training
     trained = training.run()
-    assert trained.conclusion is None
+    assert trained.failure is None
     assert trained.values == {0: Value(b"value"), 1: Value(b"value")}
     assert launched.allocation.lost_keys == {0}
     with pytest.raises(StoreError, match="'net' is not published: rank 0's executor was lost"):
@@ -509,7 +509,7 @@ def two_that_left(
         agent.further["publish"] = functools.partial(
             Channel.send, kind="uploaded", payload=dump_parts(told), run_id="run-1"
         )
-    assert launched.training.run().conclusion is None
+    assert launched.training.run().failure is None
     return launched, launched.training.publisher("net")
 
 
@@ -721,7 +721,7 @@ def test_ranks_that_only_save_are_not_too_late(server: Server) -> None:
 
     launched = launch(server, save, timeout=3.5)
     trained = launched.training.run()
-    assert trained.conclusion is None and list(trained.values) == [0]
+    assert trained.failure is None and list(trained.values) == [0]
     assert "stop" not in launched.agent.heard
 
 
@@ -745,7 +745,7 @@ def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: Server) -
 def test_ranks_know_where_to_go_on_from(server: Server) -> None:
     launched = launch(server, return_a_value, paths={"resume": "file:///runs/run-0"})
     agent = launched.agent
-    assert launched.training.run().conclusion is None
+    assert launched.training.run().failure is None
     assert agent.run_message is not None
     context = agent.run_message["ranks"][0]["context"]
     assert context["checkpoint_dir"] == "file:///runs/run-1/checkpoints"
@@ -767,7 +767,7 @@ def test_what_follows_from_the_chiefs_return_is_no_failure(server: Server) -> No
         await end(channel, rank=1, outcome=error, time=5.1)
 
     trained = launch_two(server, chief, worker, servers=1).training.run()
-    assert trained.conclusion is None
+    assert trained.failure is None
     assert trained.values == {0: Value(b"value"), 1: Value(pickle.dumps(None))}
 
 
@@ -775,10 +775,10 @@ def test_an_executor_lost_before_the_start(server: Server) -> None:
     launched = launch(server, say_nothing)
     server.control.disconnect_all()
     launched.agent.join(SECONDS)
-    conclusion = launched.training.run().conclusion
-    assert conclusion is not None
-    assert "before its ranks were started" in str(conclusion.failure)
-    assert conclusion.fault is Fault.INFRASTRUCTURE
+    failure = launched.training.run().failure
+    assert failure is not None
+    assert "before its ranks were started" in str(failure.error)
+    assert failure.cause is FailureCause.INFRASTRUCTURE
     assert launched.allocation.lost_keys == {0}
 
 
@@ -799,7 +799,7 @@ def test_fresh_tokens_reach_the_agents_before_the_ranks_start(
     agent.further["tokens"] = lambda channel: channel.send(
         "kept-tokens", run_id="run-1", digest=digest
     )
-    assert launched.training.run().conclusion is None
+    assert launched.training.run().failure is None
     assert agent.heard[:4] == ["reserve", "keep", "tokens", "run"]
 
 
@@ -901,10 +901,10 @@ def idle_after(warning: float | None, timeout: float | None) -> WatchBounds:
 def test_a_gang_whose_gpus_idle_is_told_and_then_ended_with_its_stacks(server: Server) -> None:
     dumped = threading.Event()
     launched = launch(server, leaves_idle(dumped, 0.0), bounds=idle_after(0.5, 2.5))
-    conclusion = launched.training.run().conclusion
+    failure = launched.training.run().failure
     assert dumped.is_set()
-    assert conclusion is not None and isinstance(conclusion.failure, GpusIdle)
-    assert conclusion.fault is Fault.IDLE and conclusion.failure.seconds >= 2.5
+    assert failure is not None and isinstance(failure.error, GpusIdle)
+    assert failure.cause is FailureCause.IDLE and failure.error.seconds >= 2.5
     (warning,) = launched.told.warnings
     assert warning.startswith("the gang's GPU has idled for ")
     assert "hopsgpu runs cancel run-1" in warning

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.attempts.attempt_watcher import AttemptWatcher, Step, WatchBounds
-from hopsgpu.attempts.failures import EndedRank
+from hopsgpu.attempts.failures import RankExit
 from hopsgpu.attempts.outcome import RankEnds
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import GangExecutor, World, assign_ranks
@@ -37,7 +37,7 @@ class Watched:
     def end(self, rank: int, now: float, status: str = "returned", **known: Any) -> bool:
         place, stopped = self.world.processes[rank], known.get("stopped", False)
         outcome = {"status": status, "error": "E"}
-        return self.watcher.record_end(EndedRank(place, now, 1, None, outcome, (), stopped), now)
+        return self.watcher.record_end(RankExit(place, now, 1, None, outcome, (), stopped), now)
 
     def lose(self, rank: int, now: float) -> bool:
         return self.watcher.record_loss(self.world.processes[rank], "closed", at=1e9 + now, now=now)

@@ -5,14 +5,20 @@ import dataclasses
 import pytest
 
 from hopsgpu.attempts.failures import (
-    EndedRank,
-    executor_lost,
+    RankExit,
+    exclusions_after,
+    executor_lost_error,
     first_failure,
-    rank_failed,
-    timed_out,
-    to_avoid,
+    rank_error,
+    timeout_error,
 )
-from hopsgpu.attempts.retry_policy import Fault, avoid_next, fault_of, may_retry, suspect
+from hopsgpu.attempts.retry_policy import (
+    FailureCause,
+    failure_cause,
+    next_exclusions,
+    should_retry,
+    suspect_host,
+)
 from hopsgpu.core.gang import Exclusions, GangExecutor, RankPlacement
 from hopsgpu.gpu.driver_events import GpuEvent
 
@@ -24,19 +30,19 @@ def place(rank: int = 1, role: str = "worker") -> RankPlacement:
     return RankPlacement(rank, 0, rank, container, container.gpus if role == "worker" else (), role)
 
 
-def ended(rank: int = 1, at: float = 10.0, **known: object) -> EndedRank:
+def ended(rank: int = 1, at: float = 10.0, **known: object) -> RankExit:
     given = {
         "exit_code": 1,
         "signal": None,
         "outcome": {},
         "log_tail": (),
-        "stopped": False,
+        "was_stopped": False,
         **known,
     }
-    return EndedRank(place=place(rank), at=at, **given)  # type: ignore[arg-type]
+    return RankExit(place=place(rank), at=at, **given)  # type: ignore[arg-type]
 
 
-def raised(error: str, **known: object) -> EndedRank:
+def raised(error: str, **known: object) -> RankExit:
     return ended(outcome={"status": "raised", "error": error, "traceback": "frames"}, **known)
 
 
@@ -44,7 +50,7 @@ def test_the_first_by_time_is_the_failure_and_not_what_we_stopped() -> None:
     ends = [
         raised("RuntimeError: connection closed by peer", rank=0, at=5.0),
         raised("ValueError: the cause", rank=2, at=4.0),
-        ended(rank=3, at=1.0, stopped=True, signal="SIGTERM", exit_code=None),
+        ended(rank=3, at=1.0, was_stopped=True, signal="SIGTERM", exit_code=None),
         ended(rank=4, at=0.5, outcome={"status": "returned"}, exit_code=0),
     ]
     first = first_failure(ends)
@@ -118,8 +124,8 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         (raised("ModuleNotFoundError: No module named 'x'"), "Python (spark.pyspark.python)"),
     ],
 )
-def test_every_end_has_words_of_its_own(end: EndedRank, told: str) -> None:
-    failure = rank_failed(end, URL)
+def test_every_end_has_words_of_its_own(end: RankExit, told: str) -> None:
+    failure = rank_error(end, URL)
     assert told in str(failure)
     assert str(failure).startswith("rank 1 on node1 (container container_1, GPU GPU-1) ")
     assert str(failure).endswith(f"whole log: {URL}")
@@ -128,7 +134,7 @@ def test_every_end_has_words_of_its_own(end: EndedRank, told: str) -> None:
 
 
 def test_an_end_without_an_exception_shows_the_last_of_the_log() -> None:
-    failure = rank_failed(ended(exit_code=2, log_tail=("one", "two")), URL)
+    failure = rank_error(ended(exit_code=2, log_tail=("one", "two")), URL)
     assert "the last lines of its log:\n  one\n  two\n" in str(failure)
     assert failure.log_tail == ("one", "two")
 
@@ -138,7 +144,7 @@ def test_an_abort_says_why_in_its_first_line_and_shows_where_with_the_source() -
     said = ("  what():  the shard is broken", "Fatal Python error: Aborted", frame)
     thrown = "terminate called after throwing an instance of 'std::runtime_error'"
     end = ended(signal="SIGABRT", exit_code=None, log_tail=(thrown, *said))
-    first, *rest = str(rank_failed(end, URL)).splitlines()
+    first, *rest = str(rank_error(end, URL)).splitlines()
     assert first.endswith(
         "was ended by SIGABRT: std::runtime_error: the shard is broken; the Python stack of its"
         " threads is in its log"
@@ -154,7 +160,7 @@ def test_a_process_of_the_rank_that_crashed_is_told_beside_what_the_rank_raised(
         "besides": "a process that it had started crashed:\nfree(): invalid pointer\n"
         "Fatal Python error: Aborted",
     }
-    said = str(rank_failed(ended(outcome=outcome), URL))
+    said = str(rank_error(ended(outcome=outcome), URL))
     assert "a process that it had started crashed:\n  free(): invalid pointer\n" in said
     # What a list of trials shows is the last line of the traceback.
     assert said.endswith(f"  Fatal Python error: Aborted\nframes\nwhole log: {URL}")
@@ -163,14 +169,14 @@ def test_a_process_of_the_rank_that_crashed_is_told_beside_what_the_rank_raised(
 def test_an_error_of_many_lines_is_told_once() -> None:
     words = "KeyError: Caught KeyError in DataLoader worker process 0.\n" + "frame\n" * 20
     outcome = {"status": "raised", "error": words, "traceback": f"Traceback:\n{words}"}
-    said = str(rank_failed(ended(outcome=outcome), URL))
+    said = str(rank_error(ended(outcome=outcome), URL))
     assert said.count("frame\n") == 20
     assert "raised KeyError: Caught KeyError in DataLoader worker process 0. ...\n" in said
 
 
 def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() -> None:
-    end = ended(stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
-    failure = timed_out(place(1), 90.0, list(range(1, 31)), end, URL)
+    end = ended(was_stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
+    failure = timeout_error(place(1), 90.0, list(range(1, 31)), end, URL)
     assert "was still running after run_timeout=90 s; 30 ranks were still running (1, 2," in str(
         failure
     )
@@ -184,77 +190,77 @@ OVER = "Container killed by YARN for exceeding physical memory limits. 5 GB of 4
 
 
 def test_a_lost_executor_gives_yarns_own_reason_and_where_to_look() -> None:
-    failure = executor_lost(place(1), f"{OVER}.", URL)
+    failure = executor_lost_error(place(1), f"{OVER}.", URL)
     assert "the executor of rank 1 on node1 was lost (container container_1)" in str(failure)
     assert f"{OVER}; raise memory_per_worker. The executor's log: yarn logs -cont" in str(failure)
-    assert "memory_per_worker" not in str(executor_lost(place(1), "Container preempted", URL))
+    assert "memory_per_worker" not in str(executor_lost_error(place(1), "Container preempted", URL))
 
 
 def test_a_parameter_server_is_called_one() -> None:
-    end = EndedRank(place(2, "ps"), 0.0, 1, None, {}, (), stopped=False)
-    assert str(rank_failed(end, URL)).startswith("parameter server 2 on node2")
+    end = RankExit(place(2, "ps"), 0.0, 1, None, {}, (), was_stopped=False)
+    assert str(rank_error(end, URL)).startswith("parameter server 2 on node2")
 
 
 def test_whose_fault_an_attempt_was() -> None:
     bug = [raised("KeyError: 'x'", rank=rank) for rank in range(3)]
-    assert fault_of(bug[0], bug) is Fault.CODE
-    assert fault_of(bug[0], bug[:1]) is Fault.RANK
-    assert fault_of(bug[0], [*bug[:2], raised("OSError: gone", rank=2)]) is Fault.RANK
-    assert fault_of(bug[0], [*bug[:2], ended(stopped=True)]) is Fault.RANK
+    assert failure_cause(bug[0], bug) is FailureCause.CODE
+    assert failure_cause(bug[0], bug[:1]) is FailureCause.RANK
+    assert failure_cause(bug[0], [*bug[:2], raised("OSError: gone", rank=2)]) is FailureCause.RANK
+    assert failure_cause(bug[0], [*bug[:2], ended(was_stopped=True)]) is FailureCause.RANK
     killed = ended(signal="SIGKILL", exit_code=None)
-    assert fault_of(killed, [killed]) is Fault.RANK
+    assert failure_cause(killed, [killed]) is FailureCause.RANK
     not_started = ended(outcome={"status": "not started", "error": "no memory"})
-    assert fault_of(not_started, [not_started, *bug]) is Fault.INFRASTRUCTURE
-    assert fault_of(bug[0], [bug[0], not_started]) is Fault.RANK
+    assert failure_cause(not_started, [not_started, *bug]) is FailureCause.INFRASTRUCTURE
+    assert failure_cause(bug[0], [bug[0], not_started]) is FailureCause.RANK
     lock = ended(outcome={"status": "unpicklable"})
-    assert fault_of(lock, [lock]) is Fault.CODE
+    assert failure_cause(lock, [lock]) is FailureCause.CODE
 
 
 def test_a_rank_whose_peers_complain_of_it_is_no_error_of_the_code() -> None:
     broken = raised("RuntimeError: CUDA error: unspecified launch failure", rank=1)
     complaint = raised("RuntimeError: [pair.cc:547] Connection closed by peer [10.0.0.2]:5", rank=0)
-    assert fault_of(broken, [broken, complaint]) is Fault.RANK
+    assert failure_cause(broken, [broken, complaint]) is FailureCause.RANK
 
 
 def test_errors_that_differ_in_numbers_are_the_same() -> None:
     bug = [
         raised(f"ValueError: shard {rank} at 0x7f{rank}a is empty", rank=rank) for rank in (0, 1)
     ]
-    assert fault_of(bug[0], bug) is Fault.CODE
+    assert failure_cause(bug[0], bug) is FailureCause.CODE
 
 
 def test_the_same_words_from_another_line_are_another_error() -> None:
-    def at(line: int) -> EndedRank:
+    def at(line: int) -> RankExit:
         text = f'Traceback:\n  File "/a/b.py", line {line}, in train\n    x\nValueError: bad\n'
         outcome = {"status": "raised", "error": "ValueError: bad", "traceback": text}
         return ended(rank=line, outcome=outcome)
 
-    assert fault_of(at(1), [at(1), at(2)]) is Fault.RANK
-    assert fault_of(at(1), [at(1), at(1)]) is Fault.CODE
+    assert failure_cause(at(1), [at(1), at(2)]) is FailureCause.RANK
+    assert failure_cause(at(1), [at(1), at(1)]) is FailureCause.CODE
 
 
 def test_a_broken_gpu_is_no_error_of_the_code_whoever_tells_of_it() -> None:
     told = [raised("RuntimeError: CUDA error: uncorrectable ECC error", rank=r) for r in (0, 1)]
-    assert fault_of(told[0], told) is Fault.RANK
+    assert failure_cause(told[0], told) is FailureCause.RANK
 
 
 def test_the_log_blames_nobody_and_explains_no_kill() -> None:
     line = ("probe: No CUDA GPUs are available in a helper", "step 9")
     crashed = ended(signal="SIGABRT", exit_code=None, log_tail=line)
-    assert "cannot open GPU GPU-1" in str(rank_failed(crashed, URL))
-    assert not to_avoid(crashed).is_any
+    assert "cannot open GPU GPU-1" in str(rank_error(crashed, URL))
+    assert not exclusions_after(crashed).is_any
     killed = ended(signal="SIGKILL", exit_code=None, log_tail=line)
-    assert "cannot open" not in str(rank_failed(killed, URL))
+    assert "cannot open" not in str(rank_error(killed, URL))
     said = raised("RuntimeError: No CUDA GPUs are available")
-    assert to_avoid(said) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
+    assert exclusions_after(said) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
 
 
 def test_a_process_without_gpu_is_told_so() -> None:
     server = dataclasses.replace(
         raised("RuntimeError: No CUDA GPUs are available"), place=place(role="ps")
     )
-    assert "this process has no GPU" in str(rank_failed(server, URL))
-    assert not to_avoid(server).is_any
+    assert "this process has no GPU" in str(rank_error(server, URL))
+    assert not exclusions_after(server).is_any
 
 
 @pytest.mark.parametrize(
@@ -270,12 +276,12 @@ def test_a_process_without_gpu_is_told_so() -> None:
 def test_the_node_of_a_lost_executor_is_not_always_suspect(
     reason: str, suspected: str | None
 ) -> None:
-    assert suspect("node1", reason) == suspected
+    assert suspect_host("node1", reason) == suspected
 
 
 def test_a_node_that_loses_two_is_left_out() -> None:
-    assert avoid_next(Exclusions(), ["node1", "node2"]) == Exclusions()
-    assert avoid_next(Exclusions(), ["node1", "node2", "node1"]) == Exclusions(
+    assert next_exclusions(Exclusions(), ["node1", "node2"]) == Exclusions()
+    assert next_exclusions(Exclusions(), ["node1", "node2", "node1"]) == Exclusions(
         hosts=frozenset({"node1"})
     )
 
@@ -283,20 +289,20 @@ def test_a_node_that_loses_two_is_left_out() -> None:
 def test_what_the_driver_told_of_a_gpu_goes_before_the_error() -> None:
     fell = GpuEvent("GPU-1", "bad", "XID 79, GPU has fallen off the bus: reboot the node")
     end = raised("RuntimeError: CUDA error: unspecified launch failure", gpu_events=[fell, fell])
-    said = str(rank_failed(end, URL))
+    said = str(rank_error(end, URL))
     assert said.count("XID 79") == 1 and "the NVIDIA driver reported GPU-1 of node1: XID 79" in said
-    assert to_avoid(end) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
-    assert fault_of(end, [end, raised("RuntimeError: other", rank=0)]) is Fault.RANK
-    assert to_avoid(ended(signal="SIGKILL", exit_code=None, gpu_events=[fell])).is_any
+    assert exclusions_after(end) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
+    assert failure_cause(end, [end, raised("RuntimeError: other", rank=0)]) is FailureCause.RANK
+    assert exclusions_after(ended(signal="SIGKILL", exit_code=None, gpu_events=[fell])).is_any
 
 
 def test_who_was_ended_for_its_gpu_and_who_crashed_of_it_are_told_apart() -> None:
     event = GpuEvent("GPU-1", "bad", "XID 48, double-bit ECC error: nvidia-smi --gpu-reset")
     known = {"exit_code": None, "gpu_events": [event]}
     killed = ended(outcome={"status": "gpu failed", "error": "x"}, signal="SIGKILL", **known)
-    said = str(rank_failed(killed, URL))
+    said = str(rank_error(killed, URL))
     assert "was stopped by hopsgpu: its GPU has failed, and it did not end by itself: " in said
-    crashed = str(rank_failed(ended(signal="SIGSEGV", **known), URL))
+    crashed = str(rank_error(ended(signal="SIGSEGV", **known), URL))
     assert "was ended by SIGSEGV: native code crashed" in crashed
     for told in (said, crashed):
         assert "the NVIDIA driver reported GPU-1 of node1: XID 48" in told and "lost" not in told
@@ -305,18 +311,18 @@ def test_who_was_ended_for_its_gpu_and_who_crashed_of_it_are_told_apart() -> Non
 def test_an_event_that_the_program_caused_blames_nobody() -> None:
     caused = [GpuEvent("GPU-1", "healthy", "XID 31, GPU memory page fault: look for the cause")]
     end = raised("RuntimeError: CUDA error: an illegal memory access", gpu_events=caused)
-    assert "XID 31" in str(rank_failed(end, URL)) and not to_avoid(end).is_any
+    assert "XID 31" in str(rank_error(end, URL)) and not exclusions_after(end).is_any
     full = raised("RuntimeError: CUDA out of memory", gpu_events=caused)
-    assert "XID" not in str(rank_failed(full, URL))
+    assert "XID" not in str(rank_error(full, URL))
 
 
 def test_what_is_tried_again() -> None:
-    assert may_retry(Fault.RANK, retried=0, retries=1, code_too=False)
-    assert not may_retry(Fault.RANK, retried=1, retries=1, code_too=False)
-    assert may_retry(Fault.INFRASTRUCTURE, retried=2, retries=3, code_too=False)
-    assert not may_retry(Fault.CODE, retried=0, retries=3, code_too=False)
-    assert may_retry(Fault.CODE, retried=0, retries=3, code_too=True)
-    assert not may_retry(Fault.RANK, retried=0, retries=0, code_too=True)
+    assert should_retry(FailureCause.RANK, retried=0, retries=1, retry_user_errors=False)
+    assert not should_retry(FailureCause.RANK, retried=1, retries=1, retry_user_errors=False)
+    assert should_retry(FailureCause.INFRASTRUCTURE, retried=2, retries=3, retry_user_errors=False)
+    assert not should_retry(FailureCause.CODE, retried=0, retries=3, retry_user_errors=False)
+    assert should_retry(FailureCause.CODE, retried=0, retries=3, retry_user_errors=True)
+    assert not should_retry(FailureCause.RANK, retried=0, retries=0, retry_user_errors=True)
 
 
 def test_a_rank_that_exits_shows_what_it_wrote_before_its_traceback() -> None:
@@ -327,7 +333,7 @@ def test_a_rank_that_exits_shows_what_it_wrote_before_its_traceback() -> None:
     )
     exited = {"status": "exited", "traceback": "frames"}
     lines = tuple(f"step {n}" for n in range(17))
-    failure = rank_failed(ended(exit_code=2, outcome=exited, log_tail=(*lines, *usage)), URL)
+    failure = rank_error(ended(exit_code=2, outcome=exited, log_tail=(*lines, *usage)), URL)
     told = str(failure).splitlines()
     assert told[0].endswith(f" called sys.exit: exit code 2: {usage[1]}")
     assert told[1:-2] == [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.attempts.failures import EndedRank
-from hopsgpu.attempts.outcome import Conclusion, IdleEnd, RankEnds
-from hopsgpu.attempts.retry_policy import Fault, may_retry
+from hopsgpu.attempts.failures import RankExit
+from hopsgpu.attempts.outcome import AttemptFailure, IdleEnd, RankEnds
+from hopsgpu.attempts.retry_policy import FailureCause, should_retry
 from hopsgpu.backends.spark.barrier_job import reason_of
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import Exclusions, GangExecutor, World, assign_ranks
@@ -46,30 +46,30 @@ def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_t
     world = assign_ranks(containers, 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     ends.lose(world.processes[1], "closed", time.time())
-    ends.end(EndedRank(world.processes[0], 1e12, None, "SIGTERM", {}, (), stopped=True))
+    ends.end(RankExit(world.processes[0], 1e12, None, "SIGTERM", {}, (), was_stopped=True))
     assert not ends.pending
     error = f"{LOST} Reason: {reason}\nDriver stacktrace:\n\tat org"
-    conclusion = ends.conclude(lambda host: reason_of(error))
-    assert conclusion is not None
-    assert f"(container container_1): {reason.rstrip('.')}" in str(conclusion.failure)
-    assert (conclusion.fault, conclusion.avoid.is_any) == (Fault.INFRASTRUCTURE, False)
-    assert conclusion.suspect == suspect
-    assert conclusion.was_preempted == ("preempted" in reason)
-    assert conclusion.reason is word
-    assert may_retry(conclusion.fault, retried=0, retries=1, code_too=False)
+    failure = ends.conclude(lambda host: reason_of(error))
+    assert failure is not None
+    assert f"(container container_1): {reason.rstrip('.')}" in str(failure.error)
+    assert (failure.cause, failure.exclusions.is_any) == (FailureCause.INFRASTRUCTURE, False)
+    assert failure.suspect_host == suspect
+    assert failure.was_preempted == ("preempted" in reason)
+    assert failure.reason is word
+    assert should_retry(failure.cause, retried=0, retries=1, retry_user_errors=False)
 
 
 FELL = GpuEvent("GPU-1", "bad", "XID 79, GPU has fallen off the bus: reboot the node")
 BLAMED = Exclusions(gpus=frozenset({("node1", "GPU-1")}))
 
 
-def raised(world: World, rank: int, at: float = 10.0, *events: GpuEvent) -> EndedRank:
+def raised(world: World, rank: int, at: float = 10.0, *events: GpuEvent) -> RankExit:
     outcome = {"status": "raised", "error": "RuntimeError: NCCL remote error", "traceback": ""}
-    return EndedRank(world.processes[rank], at, 1, None, outcome, (), False, 0, events)
+    return RankExit(world.processes[rank], at, 1, None, outcome, (), False, 0, events)
 
 
-def stopped(world: World, rank: int, *events: GpuEvent) -> EndedRank:
-    return EndedRank(world.processes[rank], 13.0, None, "SIGTERM", {}, (), True, 0, events)
+def stopped(world: World, rank: int, *events: GpuEvent) -> RankExit:
+    return RankExit(world.processes[rank], 13.0, None, "SIGTERM", {}, (), True, 0, events)
 
 
 Happens = Callable[[RankEnds, World], Sequence[int]]
@@ -95,35 +95,37 @@ def time_is_over(ends: RankEnds, world: World) -> Sequence[int]:
 
 def a_peers_executor_is_lost(ends: RankEnds, world: World) -> Sequence[int]:
     ends.lose(world.processes[0], "closed", time.time())
-    ends.end(EndedRank(world.processes[1], time.time(), None, "SIGTERM", {}, (), True, 0, (FELL,)))
+    ends.end(RankExit(world.processes[1], time.time(), None, "SIGTERM", {}, (), True, 0, (FELL,)))
     return ()
 
 
-def concluded(happens: Happens) -> Conclusion:
-    """Returns the conclusion from what happens; that returns the ranks that were too late."""
+def concluded(happens: Happens) -> AttemptFailure:
+    """Returns the failure from what happens; that returns the ranks that were too late."""
     names = [(f"container_{n}", f"node{n}", "10.0.0.1", (f"GPU-{n}",)) for n in (0, 1)]
     world = assign_ranks([GangExecutor(n, *names[n]) for n in (0, 1)], 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     overdue = happens(ends, world)
-    conclusion = ends.conclude(lambda host: "", overdue, 60.0)
-    assert conclusion is not None
-    return conclusion
+    failure = ends.conclude(lambda host: "", overdue, 60.0)
+    assert failure is not None
+    return failure
 
 
 @pytest.mark.parametrize(
-    ("happens", "fault"),
+    ("happens", "cause"),
     [
-        (a_peer_raises_first, Fault.RANK),
-        (all_raise_alike, Fault.RANK),
-        (time_is_over, Fault.RANK),
-        (a_peers_executor_is_lost, Fault.INFRASTRUCTURE),
+        (a_peer_raises_first, FailureCause.RANK),
+        (all_raise_alike, FailureCause.RANK),
+        (time_is_over, FailureCause.RANK),
+        (a_peers_executor_is_lost, FailureCause.INFRASTRUCTURE),
     ],
 )
-def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(happens: Happens, fault: Fault) -> None:
-    conclusion = concluded(happens)
-    assert (conclusion.failure.rank, conclusion.avoid, conclusion.fault) == (0, BLAMED, fault)
-    assert conclusion.reason is EndReason.GPU_FAILED
-    first_line = str(conclusion.failure).splitlines()[0]
+def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
+    happens: Happens, cause: FailureCause
+) -> None:
+    failure = concluded(happens)
+    assert (failure.error.rank, failure.exclusions, failure.cause) == (0, BLAMED, cause)
+    assert failure.reason is EndReason.GPU_FAILED
+    first_line = str(failure.error).splitlines()[0]
     assert (
         f"likely because the NVIDIA driver reported GPU-1 of node1: {FELL.reason} (rank 1)"
         in first_line
@@ -137,10 +139,10 @@ def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
         ends.end(stopped(world, 1, FELL))
         return ()
 
-    conclusion = concluded(happens)
-    told = str(conclusion.failure)
+    failure = concluded(happens)
+    told = str(failure.error)
     assert "the NVIDIA driver reported GPU-0 of node0: XID 74" in told and "XID 79" not in told
-    assert conclusion.avoid == BLAMED | Exclusions(gpus=frozenset({("node0", "GPU-0")}))
+    assert failure.exclusions == BLAMED | Exclusions(gpus=frozenset({("node0", "GPU-0")}))
 
 
 def test_the_time_that_is_over_is_the_reason() -> None:
@@ -181,7 +183,7 @@ def test_the_time_that_is_over_is_the_reason() -> None:
 def test_the_first_failure_says_why_a_run_ended(end: dict[str, Any], reason: EndReason) -> None:
     def happens(ends: RankEnds, world: World) -> Sequence[int]:
         told: dict[str, Any] = {"exit_code": 1, "signal": None, "outcome": {}, **end}
-        ends.end(EndedRank(world.processes[0], 10.0, log_tail=(), stopped=False, **told))
+        ends.end(RankExit(world.processes[0], 10.0, log_tail=(), was_stopped=False, **told))
         ends.end(stopped(world, 1))
         return ()
 
@@ -192,21 +194,17 @@ def test_a_gang_whose_gpus_idled_is_not_tried_again() -> None:
     containers = [GangExecutor(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
     world = assign_ranks(containers, 1)
     ends = RankEnds(world, "file:///logs/rank-{}.log".format)
-    ends.end(EndedRank(world.processes[0], 9.0, 0, None, {"status": "returned"}, (), False))
+    ends.end(RankExit(world.processes[0], 9.0, 0, None, {"status": "returned"}, (), False))
     tail = ("Thread 0x1 (most recent call first):",)
-    ends.end(EndedRank(world.processes[1], 13.0, None, "SIGTERM", {}, tail, True))
+    ends.end(RankExit(world.processes[1], 13.0, None, "SIGTERM", {}, tail, True))
     verdict = IdleVerdict(IdleStep.END, 1804.0, 2, 2, (0, 1))
-    conclusion = ends.conclude(str, idle=IdleEnd(verdict, 1800.0, 1))
-    assert conclusion is not None and not conclusion.is_loss and not conclusion.avoid.is_any
-    assert conclusion.reason is EndReason.GPUS_IDLE
-    failure = conclusion.failure
-    assert isinstance(failure, GpusIdle) and isinstance(failure, RankFailed)
-    assert (failure.seconds, failure.rank, failure.host) == (1804.0, 1, "node1")
-    assert (failure.signal, failure.log_tail) == ("SIGTERM", tail)
-    said = str(failure)
-    assert said.startswith(
-        "all 2 GPUs have idled for 30 min (utilisation under 5 %), and"
-        " gpu_idle_timeout=1800 s ended the run; rank 1 on node1"
-    )
-    assert tail[0] in said and said.endswith("whole log: file:///logs/rank-1.log")
-    assert not may_retry(conclusion.fault, retried=0, retries=3, code_too=True)
+    failure = ends.conclude(str, idle=IdleEnd(verdict, 1800.0, 1))
+    assert failure is not None and not failure.is_loss and not failure.exclusions.is_any
+    assert failure.reason is EndReason.GPUS_IDLE
+    error = failure.error
+    assert isinstance(error, GpusIdle) and isinstance(error, RankFailed)
+    assert (error.seconds, error.rank, error.host) == (1804.0, 1, "node1")
+    assert (error.signal, error.log_tail) == ("SIGTERM", tail)
+    assert "gpu_idle_timeout=1800 s" in str(error) and tail[0] in str(error)
+    assert str(error).endswith("whole log: file:///logs/rank-1.log")
+    assert not should_retry(failure.cause, retried=0, retries=3, retry_user_errors=True)

@@ -94,16 +94,16 @@ def test_agents_get_the_modules_while_they_reserve() -> None:
 def test_a_gpu_that_cannot_be_opened_is_named_and_avoided() -> None:
     unmet = met(unopened={"g1": "cuInit: CUDA_ERROR_NO_DEVICE"})
     assert isinstance(unmet, RendezvousFailure)
-    told = str(unmet.failure)
+    told = str(unmet.error)
     assert "rank 1 on node1 (container container_1, GPU g1) could not be started" in told
     assert "g1 of node1 cannot be opened (cuInit: CUDA_ERROR_NO_DEVICE)" in told
-    assert unmet.avoid == Exclusions(gpus=frozenset({("node1", "g1")}))
+    assert unmet.exclusions == Exclusions(gpus=frozenset({("node1", "g1")}))
 
 
 def test_what_an_agent_lacks_is_infrastructure_and_its_host_is_named() -> None:
     unmet = met(problem="TimeoutError()", configured=False)
-    assert isinstance(unmet, RendezvousFailure) and not unmet.avoid.is_any
-    assert "rank 1 on node1" in str(unmet.failure) and "TimeoutError()" in str(unmet.failure)
+    assert isinstance(unmet, RendezvousFailure) and not unmet.exclusions.is_any
+    assert "rank 1 on node1" in str(unmet.error) and "TimeoutError()" in str(unmet.error)
 
 
 def test_an_interface_that_a_node_lacks_is_an_error_of_the_configuration() -> None:
