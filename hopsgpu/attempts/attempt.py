@@ -86,9 +86,9 @@ class AttemptListener:
         Args:
             rank: the rank.
             step: the checkpoint's step.
-            complete: whether all ranks that save, as far as they were known, had saved the step. Of
-                several ranks, at least the last one to save the step says so. In the first world of
-                a run, the first save of a rank that others have not known to save may come later.
+            complete: whether all ranks that are known to save had saved the step. At least the last
+                rank to save the step reports so. In the first world of a run, a rank that is not
+                known to save yet may save later.
             agreed: the last step at which the rank had been told that all ranks save, or None.
         """
 
@@ -103,12 +103,12 @@ class AttemptListener:
     def on_checkpoint_passed(self, step: int) -> None:
         """Handle that all ranks have passed an agreed step, or have ended.
 
-        Their agents have what they save there, and upload it even if the ranks are stopped now. If
-        ranks are stopped earlier, one that has not saved yet, and never did before, is not known to
-        save, and the checkpoint may count as complete without its part.
+        The agents have the ranks' parts, and upload them even if the ranks are stopped now. If the
+        ranks are stopped earlier, a rank that has never saved before is not known to save. The
+        checkpoint may then count as complete without this rank's part.
 
         Args:
-            step: as for `checkpoint_agreed`.
+            step: as for `on_checkpoint_agreed`.
         """
 
     def on_checkpoint_given_up(self, reason: str) -> None:

@@ -42,7 +42,7 @@ _PUT_BACK = frozenset({ItemEnd.LOST, ItemEnd.PREEMPTED, ItemEnd.STOPPED})
 
 @dataclass(frozen=True)
 class PlacementTerms:
-    """What a run should do on its executors.
+    """The bounds of a run's work on its executors.
 
     Attributes:
         items: total number of items that should end.
@@ -99,7 +99,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now.
+    """The next actions on items and executors.
 
     Attributes:
         starts: items to start.
@@ -121,7 +121,7 @@ class Decision:
 
 
 @dataclass
-class _Executor:
+class _PlacedExecutor:
     host: str
     free: set[int]
 
@@ -149,7 +149,7 @@ class Placement:
     requested: int = 0
     is_exhausted: bool = False
     is_closing: bool = False
-    _executors: dict[int, _Executor] = field(default_factory=dict)
+    _executors: dict[int, _PlacedExecutor] = field(default_factory=dict)
     _tries: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _has_gathered: bool = False
@@ -175,7 +175,7 @@ class Placement:
 
     def add_executor(self, key: int, host: str, now: float) -> None:
         """Record that an executor is ready for items."""
-        self._executors[key] = _Executor(host, set(range(self.terms.places)))
+        self._executors[key] = _PlacedExecutor(host, set(range(self.terms.places)))
         self._update_partial_since(now)
 
     def remove_executor(self, key: int, now: float) -> None:

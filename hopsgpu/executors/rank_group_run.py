@@ -39,7 +39,7 @@ class RankGroupOutcome:
 
 @dataclass(frozen=True)
 class RankGroupSetting:
-    """What all groups of ranks of a run have in common.
+    """The values that all groups of ranks of a run share.
 
     Attributes:
         board: the run's status board.
@@ -104,7 +104,7 @@ class RankGroupRun(ABC):
         slots: slots of its ranks.
         allocation: its executors.
         call: what the ranks run.
-        setting: what it has in common with other groups.
+        setting: the values that it shares with other groups.
         listener: notified of its progress.
 
     Attributes:

@@ -43,11 +43,11 @@ class ElasticBoard(GangBoard):
         super().__init__(run_id, wanted, gpus, progress, clock)
         self._sizes = sizes
         self._account = GpuAccount(gpus, 1)
-        # Of the executors that import the frameworks before they can start a rank.
+        # The account of executors that import the frameworks before they can start a rank.
         self._warming_account = GpuAccount(gpus, 1)
         self._held = self._warming = 0
         self._worlds: list[WorldReport] = []
-        # Of each world, when executors of it were lost.
+        # The times at which executors were lost, by world.
         self._losses: list[list[float]] = []
         self._stopped_at: float | None = None
         # GPU seconds that ranks of earlier worlds lost.

@@ -97,7 +97,7 @@ class ElasticDecision:
 
 
 @dataclass
-class _Executor:
+class _ElasticExecutor:
     host: str
     arrived_at: float
     warm_since: float | None = None
@@ -207,7 +207,7 @@ class ElasticPolicy:
 
     def __init__(self, terms: ElasticTerms, now: float) -> None:
         self._terms = terms
-        self._executors: dict[int, _Executor] = {}
+        self._executors: dict[int, _ElasticExecutor] = {}
         self._world: _World | None = None
         self._has_started_world = False
         self._last_arrival = now
@@ -270,7 +270,7 @@ class ElasticPolicy:
 
     def add_executor(self, key: int, host: str, now: float) -> None:
         """Record the arrival of an executor, which is not warm yet."""
-        self._executors[key] = _Executor(host, now)
+        self._executors[key] = _ElasticExecutor(host, now)
         self._last_arrival = now
 
     def record_warm(self, key: int, now: float) -> None:

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 AllocationProvider = Callable[
     [Request], AbstractContextManager[Callable[[Exclusions], GangAllocation]]
 ]
-# Those of the packages that are slow to import that can produce a model.
+# The packages that can produce a model, of those whose import the scan of a function foresees.
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
 _OF_GPUS = "gpu."
@@ -111,7 +111,7 @@ class GangRun:
         self._values: tuple[Any, ...] = ()
         self._retries = Retries(active, arguments.progress)
         self._is_publishing = False
-        # What earlier attempts uploaded and could not publish.
+        # Uploads of earlier attempts that could not be published.
         self._kept_uploads: list[LakePath] = []
         self._feed = StagedData(
             arguments.data, self._plan, arguments.application, self._board, self._cancelled
@@ -318,7 +318,7 @@ class GangRun:
     def queue_final_work(self) -> None:
         tracking, code = self._arguments.tracking, self._arguments.provenance
         if tracking is not None:
-            # It logs what is on the lake, so it comes after all that was put before.
+            # MLflow gets what is on the lake, so the work follows all earlier work.
             self._active.background.put_after_all(
                 f"{self._active.run_id} in MLflow",
                 functools.partial(mlflow.log, tracking, self._directory.url, code),

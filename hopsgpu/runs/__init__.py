@@ -1,1 +1,1 @@
-"""What the runs of launches, searches and scores share: status board, record, end and handle."""
+"""Status board, record, end and handle of a run: a launch, a search or a score."""

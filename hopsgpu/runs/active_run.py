@@ -53,6 +53,6 @@ class ActiveRun(Generic[B]):
     def directory(self) -> LakePath:
         """Return the run's directory on the lake.
 
-        It is new each time, so that a run that has ended keeps no connections open.
+        Each call creates a new client, so that a run that has ended holds no connections.
         """
         return LakePath(self.plan.paths["run"])

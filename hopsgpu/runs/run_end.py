@@ -22,7 +22,7 @@ KEEP_SECONDS = 120.0
 
 
 class RunBody(Protocol[R]):
-    """What a run does: a launch, a search or a score."""
+    """The work of a run: a launch, a search or a score."""
 
     def work(self, recording: Recording) -> None:
         """Do what the run is for; return or raise once its executors are released."""

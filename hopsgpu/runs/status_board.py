@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What becomes of the executors if the run's gang is held.
+# The fate of the executors if the run's gang is held.
 KEPT = "the gang keeps"
 _LATELY_SECONDS = 1.0
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
@@ -162,10 +162,10 @@ class StatusBoard(ABC):
 
     @property
     def seconds_waited(self) -> float:
-        """Return the seconds of waiting for executors without which the run cannot go on.
+        """Return the seconds of waiting for executors without which the run cannot continue.
 
-        They are those of all attempts. Those of a run that can do without more executors, like an
-        elastic gang that would grow, do not count.
+        The seconds of all attempts count. A wait for executors that the run can do without, as for
+        the growth of an elastic gang, does not count.
         """
         now = self._clock()
         with self._lock:
@@ -186,7 +186,7 @@ class StatusBoard(ABC):
 
     @property
     def executors_fate(self) -> str:
-        """What has become of the run's executors, in words; read it when the run has ended."""
+        """The fate of the run's executors, in words; read it when the run has ended."""
         with self._lock:
             return describe_fate(self._passed, self._timeline, self._gpus)
 
@@ -236,7 +236,7 @@ class GangBoard(StatusBoard):
         self._model: ModelVersion | None = None
         self._attempt = 0
         self._before = GpuSeconds()
-        # Of the latest attempt whose ranks were placed.
+        # The ranks of the latest attempt that has some.
         self._ranks: RankTable | None = None
         # Those whose losses are in the GPU seconds of earlier attempts.
         self._counted: RankTable | None = None

@@ -1,4 +1,4 @@
-"""What a rank reports of the parts that it scores, as lines of its file of reports."""
+"""The reports of a rank about the parts that it scores, as lines of its file of reports."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def part_line(number: int) -> str:
 
 @dataclass(frozen=True)
 class ScoreTask:
-    """What all ranks of a score have in common.
+    """The values that all ranks of a score share.
 
     Attributes:
         source: the table.

@@ -1,4 +1,4 @@
-"""What the user's function returned for a batch, as columns of the output."""
+"""Columns of the output from the values that the user's function returns for a batch."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ScoringEvents(Protocol):
 
 @dataclass(frozen=True)
 class ScoringSetting(RankGroupSetting):
-    """What all ranks of a score have in common.
+    """The values that all ranks of a score share.
 
     Attributes:
         events: notified of the ranks' progress.
@@ -77,7 +77,7 @@ class ScoringRank(RankGroupRun):
         executor: key of the executor's agent.
         allocation: the executor.
         call: what the rank runs.
-        setting: what it has in common with other ranks.
+        setting: the values that it shares with other ranks.
 
     Attributes:
         executor: as given.

@@ -65,7 +65,7 @@ class TrialEvents(Protocol):
 
 @dataclass(frozen=True)
 class TrialSetting(RankGroupSetting):
-    """What all trials of a search have in common.
+    """The values that all trials of a search share.
 
     Attributes:
         metric: name of the metric that is optimized, or None.
@@ -113,7 +113,7 @@ class TrialRun(RankGroupRun):
         slots: slots of its ranks.
         allocation: its executors.
         call: what the ranks run.
-        setting: what it has in common with other trials.
+        setting: the values that it shares with other trials.
 
     Attributes:
         proposed: as given.
@@ -182,8 +182,8 @@ class TrialRun(RankGroupRun):
 def _unpickle(pickled: bytes) -> object:
     """Return the unpickled value of a rank.
 
-    It is safe to unpickle: it comes from an agent that proved to know the run's secret, or from a
-    file on the lake that matches the digest of that agent.
+    The value is safe to unpickle. Its sender is an agent that proved to know the run's secret; a
+    file on the lake must match that agent's digest.
 
     Raises:
         NoMetric: the value cannot be unpickled.
