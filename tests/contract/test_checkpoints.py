@@ -27,6 +27,7 @@ from hopsgpu.artifacts.checkpoints import (
 from hopsgpu.artifacts.saving_ranks import SavingRank
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage import transfer
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import files_below
 
@@ -186,7 +187,7 @@ def test_who_reads_while_it_is_replaced_gets_all_of_one_save(
     saved(mine, "before", tmp_path)
     download = transfer.download_files
 
-    def replaced_then(facts: dict[str, transfer.Facts], source: LakePath, target: Path) -> None:
+    def replaced_then(facts: dict[str, FileFacts], source: LakePath, target: Path) -> None:
         monkeypatch.setattr(checkpoint_restore, "download_files", download)
         earlier, rest = {}, dict(facts)
         if first == "b":
