@@ -159,7 +159,6 @@ class Placement:
 
     @property
     def executors(self) -> Collection[int]:
-        """Return the keys of the executors that have arrived and are not released."""
         return self._executors.keys()
 
     @property
@@ -174,17 +173,14 @@ class Placement:
         return {key: self.terms.places - len(e.free) for key, e in self._executors.items()}
 
     def add_executor(self, key: int, host: str, now: float) -> None:
-        """Record that an executor is ready for items."""
         self._executors[key] = _PlacedExecutor(host, set(range(self.terms.places)))
         self._update_partial_since(now)
 
     def remove_executor(self, key: int, now: float) -> None:
-        """Record that an executor was lost or released."""
         self._executors.pop(key, None)
         self._update_partial_since(now)
 
     def add_item(self, item: int) -> None:
-        """Record that an item was proposed."""
         self.requested -= 1
         self.waiting.append(item)
 

@@ -167,7 +167,6 @@ class RankGroupRun(ABC):
         return
 
     def start(self) -> None:
-        """Start the ranks."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -181,7 +180,6 @@ class RankGroupRun(ABC):
 
     @property
     def containers(self) -> tuple[GangExecutor, ...]:
-        """Return the containers of its ranks."""
         return tuple(place.container for place in self.world.places)
 
     @property
@@ -191,7 +189,6 @@ class RankGroupRun(ABC):
 
     @property
     def keys(self) -> frozenset[int]:
-        """Return the keys of its agents."""
         return frozenset(slot.executor for slot in self.slots)
 
     def losses(self, gpus: float) -> RankLosses:

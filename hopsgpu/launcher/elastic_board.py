@@ -98,7 +98,6 @@ class ElasticBoard(GangBoard):
                 self._why = why
 
     def start_world(self, hosts: Sequence[str], ranks: int) -> None:
-        """Record that a world is about to start."""
         now = self._clock()
         with self._lock:
             if self._worlds:
@@ -113,7 +112,6 @@ class ElasticBoard(GangBoard):
             self._losses.append([])
 
     def record_entry(self, at: float) -> None:
-        """Record since when the function runs in all ranks of the world."""
         self.mark("started", at)
         with self._lock:
             world = self._worlds[-1]
@@ -128,7 +126,6 @@ class ElasticBoard(GangBoard):
             self._note_stop(now)
 
     def record_loss(self) -> None:
-        """Record that an executor of the world was lost."""
         now = self._clock()
         with self._lock:
             self._note_stop(now)
@@ -139,7 +136,6 @@ class ElasticBoard(GangBoard):
             self._stopped_at = now
 
     def record_end(self, how: WorldEnd, why: str) -> None:
-        """Record that all ranks of the world have ended."""
         now = self._clock()
         with self._lock:
             self._note_stop(now)

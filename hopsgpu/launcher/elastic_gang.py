@@ -119,7 +119,6 @@ class _WorldThread:
         self._has_returned = False
 
     def start(self, name: str, run: Callable[[_WorldThread], None]) -> None:
-        """Start the thread, which calls a function with this."""
         self._thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
         self._thread.start()
 
@@ -235,7 +234,6 @@ class ElasticLoop(ExecutorLoop):
         self._lost_upload_count = 0
 
     def record_entry(self) -> None:
-        """Record that the function runs in all ranks of the world."""
         self._policy.record_entry(time.monotonic())
 
     def record_save(self, step: int, agreed: int | None) -> None:
@@ -251,16 +249,13 @@ class ElasticLoop(ExecutorLoop):
             self._record_checkpoint(now)
 
     def record_agreement(self, step: int) -> None:
-        """Record that all ranks save at a step."""
         self._durable.record_agreement(step)
 
     def record_passed(self) -> None:
-        """Record that all ranks have passed the agreed step."""
         if self._durable.record_passed():
             self._record_checkpoint(time.monotonic())
 
     def record_refusal(self, reason: str) -> None:
-        """Record that the ranks do not agree on a checkpoint."""
         log.info("%s: no checkpoint to be resized at: %s", self.run_id, reason)
         self._durable.record_refusal()
         self._policy.record_refusal(time.monotonic())

@@ -187,7 +187,6 @@ class DurableCheckpoints:
         self._agreed, self._have_passed, self._is_complete = None, False, False
 
     def record_end(self) -> None:
-        """Record the end of a world, which ends all agreements."""
         self._agreed, self._have_passed, self._is_complete = None, False, False
         self._has_first, self._first_at = False, None
 
@@ -228,7 +227,6 @@ class ElasticPolicy:
 
     @property
     def executor_count(self) -> int:
-        """Return the number of executors that have arrived and are not released."""
         return len(self._executors)
 
     @property
@@ -274,16 +272,13 @@ class ElasticPolicy:
         self._last_arrival = now
 
     def record_warm(self, key: int, now: float) -> None:
-        """Record that an executor can start ranks at once."""
         if key in self._executors and self._executors[key].warm_since is None:
             self._executors[key].warm_since = now
 
     def remove_executor(self, key: int) -> None:
-        """Record that an executor was lost, released or parked."""
         self._executors.pop(key, None)
 
     def record_entry(self, now: float) -> None:
-        """Record that the function runs in all ranks of the world."""
         if self._world is not None and self._world.entered_at is None:
             self._world.entered_at = now
             if self._stopped_at is not None:
@@ -301,7 +296,6 @@ class ElasticPolicy:
             self._world.has_returned = True
 
     def record_checkpoint(self, now: float) -> None:
-        """Record that a checkpoint of the running world was complete on the lake at a time."""
         world = self._world
         if world is None:
             return

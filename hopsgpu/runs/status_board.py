@@ -181,7 +181,6 @@ class StatusBoard(ABC):
 
     @property
     def timeline(self) -> Timeline:
-        """Return when each point was passed."""
         return self._timeline
 
     @property
@@ -283,13 +282,11 @@ class GangBoard(StatusBoard):
             self._attempt_warnings = []
 
     def record_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Record the last metrics of each rank."""
         with self._lock:
             self._metrics = tuple(metrics)
         self.show()
 
     def record_model(self, model: ModelVersion) -> None:
-        """Record that the model is on the lake."""
         with self._lock:
             self._model = model
             self._mark("published", self._clock())

@@ -55,7 +55,6 @@ class ScoreBoard(ExecutorsBoard):
             self._account.change_slots(change, time.time())
 
     def add_losses(self, losses: RankLosses) -> None:
-        """Record GPU seconds that a rank has lost."""
         with self._lock:
             self._account.add_losses(losses)
 
@@ -65,14 +64,12 @@ class ScoreBoard(ExecutorsBoard):
             self._partial[number] = rows
 
     def record_kept(self, number: int, rows: int) -> None:
-        """Record that a part is on the lake."""
         with self._lock:
             self._partial.pop(number, None)
             self._done += 1
             self._complete += rows
 
     def record_left_out(self, number: int, part: FailedPart) -> None:
-        """Record that a part has failed too often."""
         with self._lock:
             self._partial.pop(number, None)
             self._failed.append(part)

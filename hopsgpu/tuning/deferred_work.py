@@ -24,7 +24,6 @@ class DeferredWork:
         self._starting_trials: set[int] = set()
 
     def record_starting(self, trial: int) -> None:
-        """Record that a trial's ranks are being started."""
         self._starting_trials.add(trial)
 
     def record_started(self, trial: int) -> None:

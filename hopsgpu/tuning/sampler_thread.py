@@ -190,7 +190,6 @@ class SamplerThread:
         study.stop = self._stop
 
     def start(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._run, name="hopsgpu-optuna", daemon=True).start()
 
     def ask(self, count: int) -> None:

@@ -48,19 +48,16 @@ class SearchBoard(ExecutorsBoard):
         self._curve: list[tuple[int, float]] = []
 
     def add_ended_trials(self, reports: Iterable[TrialReport]) -> None:
-        """Record the ended trials of earlier runs of the study."""
         with self._lock:
             for report in reports:
                 self._count(report)
 
     def record_start(self, report: TrialReport, ranks: int) -> None:
-        """Record a trial whose ranks are started."""
         with self._lock:
             self._running[report.number] = report
             self._account.change_slots(ranks, time.time())
 
     def record_report(self, number: int, step: int, value: float) -> None:
-        """Record the last report of a running trial."""
         with self._lock:
             running = self._running.get(number)
             if running is not None:
