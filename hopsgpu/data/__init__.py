@@ -1,1 +1,1 @@
-"""Parquet on the lake for the ranks: exact shards, and batches read ahead and cached locally."""
+"""Parquet on the lake as exact shards of the ranks, in batches that are read ahead and cached."""

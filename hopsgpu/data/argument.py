@@ -47,11 +47,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Datasets:
-    """The data that a launch reads.
+    """The data that a launch reads, by name.
 
     Attributes:
-        named: the data by name; data without a name has the name "data".
-        is_single: whether the data was passed without a name.
+        is_single: whether the data was passed without a name; its name is then "data".
     """
 
     named: Mapping[str, Data]
@@ -59,42 +58,34 @@ class Datasets:
 
     @property
     def frames(self) -> Iterator[tuple[str, Any]]:
-        """Return the names and DataFrames of the data that the launch must write."""
+        """Return the DataFrames that the launch must write to the lake, with their names."""
         return ((n, data.source) for n, data in self.named.items() if not _is_path(data.source))
 
     @property
     def paths(self) -> Iterator[tuple[str, str]]:
-        """Return the names and paths of the data that is already on the lake."""
+        """Return the paths of data that is already on the lake, with their names."""
         return ((n, os.fspath(d.source)) for n, d in self.named.items() if _is_path(d.source))
 
-    def places(self, run_url: str, files: str | None) -> dict[str, str]:
-        """Return the URLs by name, of data that is read in place, and of data to be written.
-
-        Args:
-            run_url: URL of the run's directory.
-            files: the default file system, `fs.defaultFS`.
+    def places(self, run_url: str, default_fs: str | None) -> dict[str, str]:
+        """Return the URL of each dataset: in place, or below the run's directory.
 
         Raises:
             ConfigError: a path cannot be read in place, as for `url_of`.
         """
-        places = {name: url_of(path, files) for name, path in self.paths}
+        places = {name: url_of(path, default_fs) for name, path in self.paths}
         places |= {name: f"{run_url}/{DEFAULT_NAME}/{name}" for name, _ in self.frames}
         return {name: places[name] for name in self.named}
 
     def label(self, name: str) -> str:
-        """Return the term for a dataset in messages: `data`, or `data.` and the name."""
+        """Return the term for a dataset in messages: `data` or `data.NAME`."""
         return DEFAULT_NAME if self.is_single else f"{DEFAULT_NAME}.{name}"
 
 
 def datasets_of(argument: object, is_frame: Callable[[object], bool]) -> Datasets | None:
-    """Return the data that `data=` names, or None if it is None.
-
-    Args:
-        argument: a DataFrame, a path, a Data, a mapping of names to these, or None.
-        is_frame: returns whether an object is a Spark DataFrame.
+    """Return the data that `data=` names: a DataFrame, a path, a Data, or a mapping to these.
 
     Raises:
-        ConfigError: `data=` is anything else.
+        ConfigError: `data=` is anything else, except None.
     """
     if argument is None:
         return None
@@ -130,19 +121,20 @@ def _is_path(source: object) -> bool:
     return isinstance(source, (str, os.PathLike)) and isinstance(os.fspath(source), str)
 
 
-def url_of(path: str, files: str | None) -> str:
+def url_of(path: str, default_fs: str | None) -> str:
     """Return the URL of data that is read in place.
 
     Args:
-        path: a URL, or an absolute path on the default file system; `hdfs:///x` and `hdfs:/x` are
-            also paths on the default file system, if that is HDFS.
-        files: the default file system, `fs.defaultFS`.
+        path: a URL, or an absolute path on the default file system. If that is HDFS, `hdfs:///x`
+            and `hdfs:/x` are such paths too.
+        default_fs: `fs.defaultFS`.
 
     Raises:
         ConfigError: the path is neither; its file system cannot be read in place; or the URL names
             no file system, and the default file system is of another kind.
     """
-    scheme, _, authority = (files or "file:///").partition("://")
+    default_fs = default_fs or "file:///"
+    scheme, _, authority = default_fs.partition("://")
     default = f"{scheme}://{authority.partition('/')[0]}"
     url = re.sub(r"^(\w+):/(?!/)", r"\1:///", path)  # Spark writes such URLs
     if path.startswith("/"):
@@ -152,7 +144,7 @@ def url_of(path: str, files: str | None) -> str:
     elif no_host := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
         raise ConfigError(
             f"data={path!r}: the URL names no file system, and the default file system is"
-            f" {files or 'file:///'}: write {no_host[1]}://<name>/{url[no_host.end() :]}"
+            f" {default_fs}: write {no_host[1]}://<name>/{url[no_host.end() :]}"
         )
     try:
         return LakePath(url).url

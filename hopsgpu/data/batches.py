@@ -1,4 +1,4 @@
-"""Conversion of record batches to arrays, and of arrays to batches of exactly the size wanted.
+"""Conversion of record batches to arrays, and of arrays to batches of a given size.
 
 `shuffle` defines the units: pieces, windows, strips and parts of windows.
 """
@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows as arrays, in memory or in mapped pages.
+    """Rows as an array for each column, in memory or in mapped pages.
 
     Attributes:
-        arrays: the arrays, by column.
-        rows: number of rows of each array.
         size: bytes of the rows in memory.
         release: releases the memory after the rows have been used.
     """
@@ -62,19 +60,19 @@ class ShuffledBlock(Block):
     Attributes:
         order: the order, as row numbers.
         unordered: names of the arrays whose rows are not in order yet.
-        is_own: whether a batch's rows of unordered arrays, which are copies, are writeable.
+        is_writeable: whether a batch may write its copies of rows of unordered arrays.
     """
 
     order: Array
     unordered: Collection[str]
-    is_own: bool
+    is_writeable: bool
 
     def part(self, first: int, last: int) -> dict[str, Array]:
         order, batch = self.order[first:last], {}
         for name, array in self.arrays.items():
             if name in self.unordered:
                 batch[name] = array.take(order, axis=0)
-                if not self.is_own:
+                if not self.is_writeable:
                     batch[name].flags.writeable = False
             else:
                 batch[name] = array[first:last]
@@ -87,10 +85,8 @@ def convert_chunk(
     """Yield a record batch's columns as arrays, without a copy if NumPy has the same layout.
 
     Args:
-        chunk: the record batch.
-        columns: columns of the arrays.
-        max_bytes: the most bytes of a block. There are several blocks if the arrays take more:
-            lists without a shape take an array for each row.
+        max_bytes: the most bytes of a block. The arrays may take more than the record batch: a list
+            without a shape becomes an array for each row.
         checked: checks that cached record batches have passed; this function adds to them.
     """
     for column in columns:
@@ -142,12 +138,9 @@ StripBlocks = list[Block]
 def share_values(blocks: Iterable[Block], row_bytes: int) -> Iterator[Block]:
     """Yield the blocks; if rows are much larger than estimated, equal strings become one object.
 
-    A file stores a repeated string once, so the estimate counts it once. A window, whose number of
-    rows follows from the estimate, must not have a copy for each row in memory.
-
-    Args:
-        blocks: the blocks of a piece.
-        row_bytes: estimated bytes of a row.
+    A file stores a repeated string once, so `row_bytes`, the estimated bytes of a row, counts it
+    once. A window, whose number of rows follows from the estimate, must not have a copy for each
+    row in memory.
     """
     objects: dict[Any, Any] = {}
     for block in blocks:
@@ -206,7 +199,7 @@ def shuffle_windows(
     draw_parts: Callable[[Sequence[int]], Sequence[WindowPart]],
     size: int,
     is_in_reader: bool,
-    is_own: bool,
+    is_writeable: bool,
 ) -> Iterator[Block]:
     """Yield the rows of each window in a random order, in blocks.
 
@@ -216,7 +209,7 @@ def shuffle_windows(
         size: number of rows of a batch.
         is_in_reader: whether the reader puts the rows in order (`should_order_in_reader`). A block
             then has whole windows, else whole batches, except at the end of a part of a window.
-        is_own: whether arrays that no other batch reads are writeable.
+        is_writeable: whether a batch may write arrays that it does not share with other batches.
     """
     part_memory, window_memory = _PartMemory(), _WindowMemory()
     for group in _group_windows(windows, _GROUP_BYTES if is_in_reader else 0):
@@ -226,19 +219,20 @@ def shuffle_windows(
         row_bytes = max(1, total // sum(map(sum, sizes)))
         if is_in_reader:
             order = window_order(sizes, parts)
-            yield _join_unordered(group, order, row_bytes, window_memory, is_own)
+            yield _join_unordered(group, order, row_bytes, window_memory, is_writeable)
         else:
             step = size * max(1, _STEP_BYTES // (row_bytes * size))
             for strips, rows_of_strips, window_parts in zip(group, sizes, parts, strict=True):
                 for arrays, rows in _order_in_parts(
                     strips, rows_of_strips, window_parts, step, part_memory
                 ):
-                    arrays = arrays if is_own else _make_read_only(arrays)
+                    arrays = arrays if is_writeable else _make_read_only(arrays)
                     yield Block(arrays, rows, row_bytes * rows, _release_nothing)
                     del arrays
             del strips
-        _release_blocks(group)
-        del group  # free the group before the next one is made
+        for block in _blocks_of(group):
+            block.release()
+        del block, group  # free the group before the next one is made
 
 
 def should_order_in_reader(columns: Iterable[Column], size: int) -> bool:
@@ -251,8 +245,7 @@ def block_bytes(columns: Sequence[Column], size: int, window: int, row_bytes: in
     """Return the most bytes of a block of `shuffle_windows`.
 
     Args:
-        columns: columns of a batch.
-        size: number of rows of a batch.
+        columns: columns of a batch of `size` rows.
         window: number of rows of a window.
         row_bytes: estimated bytes of a row with all columns.
     """
@@ -298,17 +291,12 @@ def _blocks_of(group: Sequence[Sequence[StripBlocks]]) -> Iterator[Block]:
     return (block for strips in group for strip in strips for block in strip)
 
 
-def _release_blocks(group: Sequence[Sequence[StripBlocks]]) -> None:
-    for block in _blocks_of(group):
-        block.release()
-
-
 def _join_unordered(
     group: Sequence[Sequence[StripBlocks]],
     order: Array,
     row_bytes: int,
     memory: _WindowMemory,
-    is_own: bool,
+    is_writeable: bool,
 ) -> Block:
     names = group[0][0][0].arrays
     columns = {name: [block.arrays[name] for block in _blocks_of(group)] for name in names}
@@ -323,7 +311,7 @@ def _join_unordered(
         return Block(arrays, rows, row_bytes * rows, release)
     size = (row_bytes + _NUMBER_BYTES) * rows
     # A set of names: the dict's keys would keep the arrays alive.
-    return ShuffledBlock(arrays, rows, size, release, order, frozenset(unordered), is_own)
+    return ShuffledBlock(arrays, rows, size, release, order, frozenset(unordered), is_writeable)
 
 
 def _order_in_parts(
@@ -376,7 +364,7 @@ def _take(arrays: Sequence[Array], order: Array) -> Array:
 class _WindowMemory:
     """Memory for the rows of windows, which later windows reuse.
 
-    The kernel clears new pages first, which takes longer than to copy rows there.
+    The kernel clears new pages, which takes longer than to copy the rows.
     """
 
     def __init__(self) -> None:
@@ -445,9 +433,7 @@ def rebatch(
 
     Args:
         blocks: the blocks, with None after the last block of an epoch, whose last batch may be
-            smaller; the generator is closed at the end.
-        size: number of rows of a batch.
-        drop_remainder: whether to leave out smaller batches.
+            smaller. The generator is closed at the end.
     """
     held: list[tuple[Block, int]] = []  # each with the number of its first row that is in no batch
     missing = size

@@ -37,10 +37,9 @@ _WRITE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Chunk:
-    """A record batch, and how to release its memory.
+    """An Arrow record batch, and how to release its memory.
 
     Attributes:
-        batch: the Arrow record batch.
         release: releases the pages of the batch after its use, so that they no longer count as
             memory. Reading the batch again is slower, but safe.
         name: unique name of a cached batch; None for a batch that is not from the cache.
@@ -52,24 +51,22 @@ class Chunk:
 
 
 def memory_chunk(batch: Any) -> Chunk:
-    """Return a chunk of a record batch whose memory is freed with the last reference to it."""
+    """Return a chunk whose memory is freed with the last reference to it."""
     return Chunk(batch, lambda: None)
 
 
 def default_budget(directory: Path, ranks: int) -> int:
-    """Return the bytes that each of the ranks on this disk may use, so that enough stays free."""
+    """Return the bytes of the disk that each of `ranks` ranks may use."""
     usage = shutil.disk_usage(directory)
     return max(0, int(usage.free - _FREE_FRACTION * usage.total) // ranks)
 
 
 class Cache:
-    """A directory with files of record batches.
-
-    Several threads and processes may use it at the same time.
+    """A directory with files of record batches, which threads and processes may share.
 
     Args:
-        directory: the directory; its owner creates and removes it.
-        budget: the most bytes of all files together; what does not fit is not cached.
+        directory: exists; its owner removes it.
+        budget: the most bytes of all files together; other rows are not cached.
     """
 
     def __init__(self, directory: Path, budget: int) -> None:
@@ -86,7 +83,6 @@ class Cache:
         """Return the record batches that are cached under the key, or None if there are none.
 
         Args:
-            key: the key.
             should_touch: whether to map the pages of a record batch before it is returned. If not,
                 the kernel reads them ahead, and the code that uses the values maps them.
         """
@@ -109,7 +105,7 @@ class Cache:
         """Yield a function that caches record batches under the key, unless the block raises.
 
         The batches can be read when `cache_writer` has ended, or its `wait_for` has returned. If
-        the budget or the disk is too small, they are not cached, which is not an error.
+        the budget or the disk is too small, they are not cached, and no error is raised.
         """
         draft = None if self._is_full else self._draft(key)
         if draft is None:
@@ -157,15 +153,15 @@ class Cache:
 
 
 class CacheWriter:
-    """Writes what one reader caches, in a thread of its own, while the reader continues.
+    """Writes cache files in a thread, while the reader of the rows continues.
 
-    A context manager, whose exit waits until all is written. Not thread-safe.
+    A context manager; its exit waits for the pending writes. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._thread: WorkerThread | None = None
         self._is_hung = False
-        # The keys of the pending work, in its order.
+        # The keys of the pending work, in order.
         self._keys: deque[str | None] = deque()
 
     def __enter__(self) -> CacheWriter:
@@ -177,11 +173,10 @@ class CacheWriter:
             self._thread.stop()
 
     def put(self, work: Callable[[], None], key: str | None = None) -> None:
-        """Queue work for the thread; drop the work if the disk hangs.
+        """Queue work that raises no exception; drop the work if the disk hangs.
 
         Args:
-            work: the work, which raises no exception.
-            key: key of the file that the work completes.
+            key: key of the file that the work completes, if it completes one.
         """
         self._await_pending(_MAX_PENDING - 1)
         if self._is_hung:
@@ -208,14 +203,13 @@ class CacheWriter:
 
 
 class _CacheFile:
-    """A file of record batches; it drops them after the budget's end or on a full disk.
+    """A draft of a cache file. If the budget or the disk is exhausted, it drops all batches.
 
     Only the thread of a `CacheWriter` uses it.
 
     Args:
-        draft: the file, which is removed unless it is renamed.
-        schema: schema of the record batches.
-        compute_limit: returns the bytes that the file may have; called before the first batch.
+        draft: removed unless it is renamed.
+        compute_limit: returns the most bytes of the file; called before the first batch.
     """
 
     def __init__(self, draft: Path, schema: Any, compute_limit: Callable[[], int]) -> None:
@@ -244,16 +238,16 @@ class _CacheFile:
             # its close (`hopsgpu.storage.filesystem.empty`).
             self._file = pa.OSFile(str(self._draft), "ab")
             self._writer = pa.ipc.new_file(self._file, self._schema)
-        self._check(self._file.tell() + pa.ipc.get_record_batch_size(batch))
+        self._check_limit(self._file.tell() + pa.ipc.get_record_batch_size(batch))
         self._writer.write_batch(batch)
 
     def try_rename(self, target: Path) -> bool:
-        """Rename the file; return False if not all was written, or the directory was removed."""
+        """Rename the file; return False if it is incomplete, or the directory was removed."""
         try:
             if self._is_failed or self._writer is None:
                 return False
             self._writer.close()
-            self._check(self._file.tell())
+            self._check_limit(self._file.tell())
             self._file.close()
             self._draft.rename(target)
         except OSError:  # the disk is full, or the directory was removed
@@ -264,12 +258,12 @@ class _CacheFile:
             self.abandon()
 
     def abandon(self) -> None:
-        with contextlib.suppress(OSError):  # the disk is full, or was taken away
+        with contextlib.suppress(OSError):  # the disk is full or was removed
             if self._file is not None:
                 self._file.close()
             self._draft.unlink(missing_ok=True)
 
-    def _check(self, size: int) -> None:
+    def _check_limit(self, size: int) -> None:
         if size > self._limit:
             raise OSError("over the budget")
 
@@ -299,11 +293,10 @@ def _touch(mapping: mmap.mmap) -> Callable[[int, int], object]:
 
 
 class _ReadAhead:
-    """Makes the kernel read the bytes after a range of a file, unless they are in memory.
+    """Makes the kernel read the bytes after a range of a mapped file, unless they are in memory.
 
     Args:
-        mapping: the file.
-        descriptor: descriptor of the same file; closed when this object is garbage-collected.
+        descriptor: closed when this object is garbage-collected.
     """
 
     def __init__(self, mapping: mmap.mmap, descriptor: int) -> None:
@@ -317,17 +310,17 @@ class _ReadAhead:
         if wanted <= self._requested:
             return
         try:
-            # Check first: to request the pages takes longer than all other work on a record batch.
+            # Check first: a request takes longer than all other work on a record batch.
             os.preadv(self._descriptor, [bytearray(1)], wanted - 1, os.RWF_NOWAIT)
-        # Either the last page is not in memory, or the file system does not support RWF_NOWAIT, or
-        # the libc of this Python (for example, conda's) has no preadv2.
+        # The last page is not in memory, or RWF_NOWAIT is unknown: to the file system, or to this
+        # Python, whose libc (for example, conda's) then has no preadv2.
         except (OSError, AttributeError, NotImplementedError):
             self._mapping.madvise(mmap.MADV_WILLNEED, self._requested, wanted - self._requested)
         self._requested = wanted // _PAGE * _PAGE
 
 
 def _end_address(batch: Any, begin: int) -> int:
-    """Return the address after the batch's last byte, or `begin` if it has no bytes."""
+    """Return the address after the batch's last byte; `begin` if the batch has no bytes."""
     for column in reversed(batch.columns):
         ends = [
             int(buffer.address + buffer.size)

@@ -41,11 +41,7 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 @dataclass(frozen=True)
 class Rule:
-    """The treatment of a column's old values.
-
-    Attributes:
-        reason: why they are refused; None if they are converted.
-    """
+    """The treatment of a column's old values: refused for a reason; converted without one."""
 
     reason: str | None = None
 
@@ -58,7 +54,6 @@ class Calendars:
     """The rules for one file's values; None for values that are in Arrow's calendar.
 
     Attributes:
-        dates: rule for dates.
         instants: rule for timestamps that are stored as INT64.
         int96: rule for timestamps that are stored as INT96.
     """
@@ -68,12 +63,7 @@ class Calendars:
     int96: Rule | None = None
 
     def rule_of(self, kind: Any, physical: str) -> Rule | None:
-        """Return the rule for a column that Parquet stores.
-
-        Args:
-            kind: Arrow type of the column.
-            physical: Parquet type of the column.
-        """
+        """Return the rule for a stored column, by its Arrow type and its Parquet type."""
         import pyarrow as pa
 
         if pa.types.is_date(kind):
@@ -87,11 +77,7 @@ class Calendars:
 
 
 def calendars_of(footer: Any) -> Calendars:
-    """Return the calendars that a file's writer used.
-
-    Args:
-        footer: the file's footer, as pyarrow reads it.
-    """
+    """Return the rules for the calendars of a file's writer, from its footer."""
     metadata = {
         key.decode(errors="replace"): value.decode(errors="replace")
         for key, value in (footer.metadata or {}).items()
@@ -136,13 +122,7 @@ def _hive_calendars(metadata: Mapping[str, str]) -> Calendars:
 
 
 def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
-    """Return the columns that no rank can read, by row groups' statistics, with the reason.
-
-    Args:
-        footer: footer of a file.
-        schema: schema of the file.
-        url: URL of the file.
-    """
+    """Return the columns that no rank can read, by row groups' statistics, with the reasons."""
     calendars = calendars_of(footer)
     refused: dict[str, str] = {}
     if calendars == Calendars():
@@ -160,10 +140,7 @@ def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
 
 
 def _minimum(groups: Iterable[Any], number: int) -> int | None:
-    """Return the minimum of a column in the statistics; None if there is none.
-
-    Statistics of INT96 are ignored, because INT96 has no defined order.
-    """
+    """Return a column's minimum in the statistics, or None. INT96 has none: it has no order."""
     minima = []
     for group in groups:
         chunk = group.column(number)
@@ -174,11 +151,7 @@ def _minimum(groups: Iterable[Any], number: int) -> int | None:
 
 
 def check_readable(refused: Mapping[str, str], columns: Iterable[str]) -> None:
-    """Raise an error unless columns can be read.
-
-    Args:
-        refused: columns and reasons, from `refused_columns`.
-        columns: names of the columns.
+    """Check that the columns are not among those of `refused_columns`.
 
     Raises:
         ConfigError: a column has values whose meaning only their writer knows.
@@ -191,9 +164,8 @@ def check_readable(refused: Mapping[str, str], columns: Iterable[str]) -> None:
 def _refusal(url: str, column: str, kind: Any, reason: str) -> str:
     import pyarrow as pa
 
-    what, before = ("timestamps", "1900-01-01")
-    if pa.types.is_date(kind):
-        what, before = ("dates", "1582-10-15")
+    is_date = pa.types.is_date(kind)
+    what, before = ("dates", "1582-10-15") if is_date else ("timestamps", "1900-01-01")
     return (
         f"column {column!r} of {url} has {what} before {before}, which would be shifted: {reason}."
         " Leave the column out of columns=, or read the files with Spark (spark.read.option("
@@ -204,13 +176,7 @@ def _refusal(url: str, column: str, kind: Any, reason: str) -> str:
 
 
 def to_gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> Iterator[Any]:
-    """Return the record batches of a file with all dates and timestamps in Arrow's calendar.
-
-    Args:
-        batches: the record batches, as they were decoded.
-        footer: footer of the file.
-        schema: schema of the file.
-        url: URL of the file.
+    """Return a file's record batches with all dates and timestamps in Arrow's calendar.
 
     Raises:
         ConfigError: from the iterator: a value cannot be converted exactly.
@@ -242,7 +208,7 @@ def _convert_batch(batch: Any, rules: Mapping[str, list[Rule | None]], url: str)
 
 
 def _convert_array(array: Any, rules: Iterator[Rule | None], column: str, url: str) -> Any:
-    """Return an Arrow array with converted values; the rules are those of its leaves, in order."""
+    """Return an Arrow array with converted values, by the rules of its leaves, in order."""
     import pyarrow as pa
 
     kind, types = array.type, pa.types
@@ -305,12 +271,9 @@ def _convert_values(array: Any, rule: Rule, column: str, url: str) -> Any:
 
 
 def _shifts(days: Array) -> Array:
-    """Return the days to add, so that days of the hybrid calendar keep year, month and day.
+    """Return what to add to days since 1970-01-01 of the hybrid calendar, to keep their dates.
 
     A day that the Gregorian calendar does not have, such as 1500-02-29, becomes the next day.
-
-    Args:
-        days: days since 1970-01-01.
     """
     import numpy as np
 

@@ -36,8 +36,6 @@ class Column:
     """The conversion of a column to NumPy.
 
     Attributes:
-        name: name of the column.
-        kind: kind of its values.
         dtype: dtype of the array; if the kind is RAGGED, that of the lists' elements.
         shape: shape of a row, () for a number; if the kind is RAGGED, that of a list's element.
         convert: converts an Arrow array to the NumPy array.
@@ -57,11 +55,9 @@ class Column:
 def select_columns(
     schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
 ) -> list[Column]:
-    """Return the columns that a rank requests.
+    """Return the columns that a rank requests; None requests all.
 
     Args:
-        schema: the Arrow schema.
-        columns: names, or None for all.
         shapes: shape of a row by column, for lists: (28, 28) for lists of 784 elements.
 
     Raises:
@@ -76,10 +72,6 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
 
     Spark writes every array as a list without a fixed length. A model cannot be called with a list
     of tensors.
-
-    Args:
-        columns: columns of the batch.
-        batch: the rows by column.
     """
     for column_ in columns:
         is_numbers = column_.kind is ColumnKind.RAGGED and column_.dtype.kind in "biuf"
@@ -98,11 +90,9 @@ def warn_of_missing_shapes(columns: Iterable[Column], batch: Mapping[str, Array]
 def check_names(
     schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = (), what: str = "columns"
 ) -> list[str]:
-    """Return the names of the columns that a rank requests.
+    """Return the names of the columns that a rank requests; None requests all.
 
     Args:
-        schema: the Arrow schema.
-        columns: names, or None for all.
         shapes: names of columns that have a shape.
         what: name of the argument, for errors.
 
@@ -123,11 +113,7 @@ def check_names(
 
 
 def column(field: Any, shape: Any = None) -> Column:
-    """Return the conversion of a column of this name and type.
-
-    Args:
-        field: the Arrow field.
-        shape: shape of a row, if the column holds lists; None for that of the type.
+    """Return the conversion of an Arrow field, whose lists may get another shape.
 
     Raises:
         ConfigError: the type is not converted, or the shape does not fit it.
@@ -136,7 +122,7 @@ def column(field: Any, shape: Any = None) -> Column:
 
     types, name, kind = pa.types, field.name, field.type
     if shape is not None:
-        return _shaped_column(name, kind, _checked_shape(name, shape))
+        return _shaped_column(name, kind, _check_shape(name, shape))
     if types.is_list(kind) or types.is_large_list(kind):
         inner = column(field.with_type(kind.value_type))
         dtype = inner.dtype if inner.kind is not ColumnKind.RAGGED else _object()
@@ -158,7 +144,7 @@ def column(field: Any, shape: Any = None) -> Column:
 
 
 def _is_tensor(kind: Any) -> bool:
-    """Return whether a type is one of tensors in row-major order, which is NumPy's."""
+    """Return whether values are tensors in row-major order, as NumPy's."""
     import pyarrow as pa
 
     if not isinstance(kind, pa.FixedShapeTensorType):
@@ -261,7 +247,7 @@ def _convert_ragged(name: str, array: Any, inner: Column) -> Array:
 
 
 def _elements_and_offsets(name: str, array: Any) -> tuple[Any, Array]:
-    """Return the elements of variable-length lists, and the offsets of the lists in them."""
+    """Return the elements of variable-length lists, and where each list begins among them."""
     _refuse_null_lists(name, array)
     offsets: Array = array.offsets.to_numpy()
     first = int(offsets[0])
@@ -338,7 +324,7 @@ def _shaped_column(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
     return Column(name, inner.kind, inner.dtype, shape, convert, inner.is_view, check)
 
 
-def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+def _check_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
         sizes = shape if isinstance(shape, Iterable) else (shape,)
         checked = tuple(map(operator.index, sizes))

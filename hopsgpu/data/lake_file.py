@@ -14,8 +14,7 @@ from hopsgpu.storage.lake import LakePath
 class LakeFile:
     """A reader of a file on the lake, with the methods that pyarrow requires of a Python file.
 
-    `read` returns whole ranges, although file systems may answer in parts, and retries a failed
-    read if a retry can help.
+    `read` returns whole ranges, although file systems may answer in parts, and retries.
     """
 
     def __init__(self, lake: LakePath) -> None:
@@ -31,11 +30,10 @@ class LakeFile:
         )
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next `size` bytes; all up to the end if there are fewer, or if `size` < 0."""
         remaining = max(self.size - self._at, 0)
         wanted = remaining if size is None or size < 0 else min(size, remaining)
         content: memoryview = self._retry(
-            "read", self._lake.url, lambda _: self._range(self._at, wanted)
+            "read", self._lake.url, lambda _: self._read_range(self._at, wanted)
         )
         self._at += len(content)
         return content
@@ -52,7 +50,7 @@ class LakeFile:
         self.closed = True
         self._disconnect()
 
-    def _range(self, at: int, wanted: int) -> memoryview:
+    def _read_range(self, at: int, wanted: int) -> memoryview:
         import numpy as np
 
         content = np.empty(wanted, np.uint8).data
@@ -82,7 +80,7 @@ class LakeFile:
 
 @contextlib.contextmanager
 def open_lake_file(lake: LakePath) -> Iterator[tuple[Any, LakeFile]]:
-    """Open a file on the lake; yield it as a pyarrow.NativeFile and as a LakeFile."""
+    """Yield a file on the lake as a pyarrow.NativeFile and as a LakeFile."""
     import pyarrow as pa
 
     with contextlib.closing(LakeFile(lake)) as file:

@@ -31,8 +31,6 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
     """Return a pyarrow.parquet.ParquetFile.
 
     Args:
-        handle: the open file.
-        footer: footer of the file.
         buffer: bytes of each column that are read at a time; 0 for all of a row group.
         encoded: paths of columns that stay dictionary-encoded.
     """
@@ -51,10 +49,10 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
 
 
 def schema_of(handle: Any, footer: Any) -> Any:
-    """Return a file's columns, without properties that may differ among the files of a table.
+    """Return a file's schema, without properties that may differ among the files of a table.
 
-    The schema has no metadata, all columns are nullable, no column is dictionary-encoded, and
-    offsets are small. The rows are cast to this schema when they are read.
+    It has no metadata, all columns are nullable, no column is dictionary-encoded, and offsets are
+    small. The rows are cast to this schema when they are read.
     """
     import pyarrow as pa
 
@@ -65,7 +63,7 @@ def schema_of(handle: Any, footer: Any) -> Any:
 def instants_of(footer: Any) -> tuple[str, ...]:
     """Return the paths of columns whose timestamps are points in time, but without a time zone.
 
-    Such columns have the type INT96: Spark and Hive write it. The path of a nested column begins
+    Such columns have the type INT96, which Spark and Hive write. The path of a nested column begins
     with the name of the outermost column and a dot.
     """
     columns = (footer.schema.column(number) for number in range(len(footer.schema)))
@@ -97,11 +95,10 @@ def _plain_type(kind: Any) -> Any:
 
 
 def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
-    """Return the stored columns of strings or binary: number → whether the values are in lists.
+    """Return the stored columns of these fields that have strings or binary.
 
-    Args:
-        schema: schema of the file.
-        names: names of the fields to read.
+    Returns:
+        Number of the column → whether its values are in lists.
     """
     return {
         numbers[0]: not _is_text(field.type)
@@ -116,13 +113,12 @@ def dictionary_columns(
     """Return the paths of columns that should stay dictionary-encoded when they are read.
 
     A value that is stored once takes memory for each of its rows, whose number is in no footer. So
-    such columns are decoded later, a few rows at a time. If all of a column's values in the row
-    group are short, decoding while reading is faster.
+    such columns are decoded later, a few rows at a time. If all values of a column are short,
+    decoding while reading is faster.
 
     Args:
         file: returns the ParquetFile in which columns with these paths stay dictionary-encoded.
-        group: number of the row group.
-        texts: columns of strings or binary, from `text_columns`.
+        texts: from `text_columns`.
         longest: the most bytes of a short value.
     """
     import pyarrow.compute as pc
@@ -149,7 +145,7 @@ def dictionary_columns(
 
 
 def _innermost(kind: Any) -> Any:
-    """Return the element type of nested lists; other types unchanged."""
+    """Return the element type of nested lists; return other types unchanged."""
     import pyarrow as pa
 
     types = pa.types

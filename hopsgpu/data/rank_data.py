@@ -56,14 +56,14 @@ class _BatchRequest:
         size: number of rows of a batch.
         seed: seed of the shuffle; None for the shard's order.
         drop_remainder: whether an epoch's last batch is left out if it is smaller.
-        is_own: whether arrays that no other batch reads are writeable.
+        is_writeable: whether a batch may write arrays that it does not share with other batches.
     """
 
     columns: Sequence[Column]
     size: int
     seed: int | None
     drop_remainder: bool
-    is_own: bool = False
+    is_writeable: bool = False
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class RankData:
         """
         request = self._check_request(batch_size, columns, shuffle, seed, drop_remainder, shapes)
         # Users may change tensors.
-        request = dataclasses.replace(request, is_own=True)
+        request = dataclasses.replace(request, is_writeable=True)
         source = torch.BatchSource(
             functools.partial(self._count_batches, request),
             functools.partial(self._read_part, request),
@@ -501,7 +501,7 @@ class _PassReader:
                 else:
                     order = request.seed, pass_.leg.epoch
                     yield from stream.shuffled_blocks(
-                        request.columns, *order, request.size, is_own=request.is_own
+                        request.columns, *order, request.size, is_writeable=request.is_writeable
                     )
                 yield None
 

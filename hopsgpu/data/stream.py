@@ -105,12 +105,18 @@ class ShardStream:
         return self._convert(self.chunks(should_touch=should_touch), columns)
 
     def shuffled_blocks(
-        self, columns: Sequence[Column], seed: int, epoch: int, size: int, *, is_own: bool = False
+        self,
+        columns: Sequence[Column],
+        seed: int,
+        epoch: int,
+        size: int,
+        *,
+        is_writeable: bool = False,
     ) -> Iterator[Block]:
         """Return all rows, in an order that seed and epoch determine.
 
         The order is that of `shuffle.first_rows`. The blocks are for batches of `size` rows; see
-        `shuffle_windows`, also for `is_own`.
+        `shuffle_windows`, also for `is_writeable`.
         """
         window = window_rows(self._shard.arrow_schema, self._shard.row_bytes)
         numbers = shuffle_items(range(len(self._pieces)), seed, epoch)
@@ -120,7 +126,7 @@ class ShardStream:
         windows = group_into_windows(strips, lambda strip: sum(b.rows for b in strip), window)
         draw_parts = WindowShuffler(seed, epoch, window).next
         in_reader = should_order_in_reader(columns, size)
-        return shuffle_windows(windows, draw_parts, size, in_reader, is_own)
+        return shuffle_windows(windows, draw_parts, size, in_reader, is_writeable)
 
     def _read_strips(
         self, number: int, columns: Sequence[Column], rows: int

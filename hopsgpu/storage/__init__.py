@@ -1,3 +1,1 @@
 """File systems of the lake: HDFS, WebHDFS, object stores and local directories."""
-
-"""File systems of the lake: HDFS, WebHDFS, object stores and local directories."""

@@ -40,7 +40,7 @@ def made(rows: Sequence[int], released: list[int], *, is_in_reader: bool, size: 
         for n in range(0, len(rows), 2)
     )
     shuffler = WindowShuffler(0, 0, 8_192)
-    return shuffle_windows(held, shuffler.next, size, is_in_reader, is_own=False)
+    return shuffle_windows(held, shuffler.next, size, is_in_reader, is_writeable=False)
 
 
 def rows_of(blocks: Iterable[Block]) -> list[int]:
@@ -73,7 +73,7 @@ def test_windows_do_not_keep_the_arrays_that_they_were_made_of() -> None:
 
     ready = list(
         shuffle_windows(
-            map(noted, [100, 200]), WindowShuffler(0, 0, 400).next, 8, True, is_own=False
+            map(noted, [100, 200]), WindowShuffler(0, 0, 400).next, 8, True, is_writeable=False
         )
     )
     gc.collect()
