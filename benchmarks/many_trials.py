@@ -156,6 +156,7 @@ class _NoApplication:
     """There is no Spark."""
 
     interface = None
+    gpu_idle_warning = None
 
 
 class _Going:
