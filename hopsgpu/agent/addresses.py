@@ -30,22 +30,16 @@ _TRIES = 20
 
 @dataclass(frozen=True)
 class AgentAddress:
-    """How other containers reach this one.
-
-    Attributes:
-        address: IPv4 or IPv6.
-        interface: interface that has the address.
-    """
+    """An address (IPv4 or IPv6) at which other containers reach this one, and its interface."""
 
     address: str
     interface: str
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """Return the interfaces of this node with their addresses, IPv4 before IPv6.
+    """Return the addresses of each interface of this node, IPv4 before IPv6.
 
-    An interface without an address has an empty tuple. IPv6 link-local addresses are left out,
-    because other nodes cannot use them.
+    IPv6 link-local addresses are left out, because other nodes cannot use them.
     """
     by_interface: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     for name, address in (*_ipv4_addresses(), *_ipv6_addresses()):
@@ -55,9 +49,9 @@ def interface_addresses() -> dict[str, tuple[str, ...]]:
 
 def _ipv4_addresses() -> Iterator[tuple[str, str]]:
     buffer = array.array("b", bytes(_IFREQ.size * _MAX_ADDRESSES))
-    where, length = buffer.buffer_info()
+    buffer_address, length = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        answer = fcntl.ioctl(any_socket, _SIOCGIFCONF, _IFCONF.pack(length, where))
+        answer = fcntl.ioctl(any_socket, _SIOCGIFCONF, _IFCONF.pack(length, buffer_address))
     filled, _ = _IFCONF.unpack(answer)
     for name, address in _IFREQ.iter_unpack(buffer.tobytes()[:filled]):
         # "eth0:1" labels a second address of eth0.
@@ -87,12 +81,9 @@ def _interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def address_towards(peer: str) -> str:
-    """Return the address of this node from which it reaches a peer, as the kernel routes.
+    """Return the address of this node from which the kernel's routes lead to a peer.
 
     Nothing is sent: connect() of a datagram socket only looks up the route, udp(7).
-
-    Raises:
-        OSError: the name is unknown, or there is no route.
     """
     family, kind, protocol, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -100,28 +91,26 @@ def address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def reach(
+def find_agent_address(
     address: str, interface: str | None = None, peer_addresses: Sequence[str] = ()
 ) -> AgentAddress:
-    """Return how other containers reach this one.
+    """Return the address at which other containers reach this one.
 
     Args:
         address: address of this end of the connection to the driver.
-        interface: interface that the administrator chose (`spark.hopsgpu.interface`), or None for
-            the interface that has the address.
+        interface: value of `spark.hopsgpu.interface`; None for the interface of the address.
         peer_addresses: addresses that the gang's other containers sent in their hello.
 
     Raises:
-        ConfigError: the node lacks the interface, or the interface has no address; the message
-            lists the node's interfaces.
+        ConfigError: the node lacks the interface, or the interface has no address.
         OSError: there is no route to the other containers.
     """
     peer = peer_to_reach(address, peer_addresses)
     local_address = address if peer is None else address_towards(peer)
-    return choose(local_address, interface, interface_addresses())
+    return address_on_interface(local_address, interface, interface_addresses())
 
 
-def choose(
+def address_on_interface(
     address: str, interface: str | None, interfaces: Mapping[str, Sequence[str]]
 ) -> AgentAddress:
     """Return the address of an interface, of the same family as `address` if possible."""
@@ -137,8 +126,8 @@ def choose(
     if address in addresses:
         return AgentAddress(address, interface)
     version = ipaddress.ip_address(address).version
-    same = [a for a in addresses if ipaddress.ip_address(a).version == version]
-    return AgentAddress((same or list(addresses))[0], interface)
+    same_version = [a for a in addresses if ipaddress.ip_address(a).version == version]
+    return AgentAddress((same_version or list(addresses))[0], interface)
 
 
 def _format_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
@@ -146,15 +135,10 @@ def _format_interfaces(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def peer_to_reach(address: str, peer_addresses: Sequence[str]) -> str | None:
-    """Return the address of a peer on another node, if this container has a loopback address.
+    """Return the address of a peer on another node, or None if `address` is not a loopback address.
 
     The name of the driver's host may be a loopback address on that host (127.0.1.1 in Debian's
-    /etc/hosts). A container there has an address that is useless on other nodes. Its real address
-    is `address_towards(peer)`.
-
-    Args:
-        address: address that the container sent in its hello.
-        peer_addresses: addresses of the gang's other containers.
+    /etc/hosts). A container there needs the address from which it reaches other nodes.
     """
     if not ipaddress.ip_address(address).is_loopback:
         return None
@@ -162,7 +146,7 @@ def peer_to_reach(address: str, peer_addresses: Sequence[str]) -> str | None:
 
 
 class HeldPorts:
-    """Ports reserved for a rank, which no other process gets. Created by `held_ports`."""
+    """The ports that `held_ports` has reserved."""
 
     def __init__(self, sockets: Mapping[int, socket.socket], address: str) -> None:
         self._sockets = dict(sockets)
@@ -170,7 +154,6 @@ class HeldPorts:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The held ports, in the order in which they were bound."""
         return tuple(self._sockets)
 
     def check(self) -> None:
@@ -186,30 +169,21 @@ class HeldPorts:
                 raise OSError(error.errno, f"port {port}: {error.strerror}") from None
 
     def release(self, port: int) -> None:
-        """Release one port.
-
-        Raises:
-            KeyError: the port is not held.
-        """
         self._sockets.pop(port).close()
 
     def close(self) -> None:
-        """Release all ports."""
         for port in self.ports:
             self.release(port)
 
 
 @contextlib.contextmanager
 def held_ports(count: int, address: str = "") -> Iterator[HeldPorts]:
-    """Reserve a number of free TCP ports.
+    """Reserve free TCP ports, which only programs that bind with SO_REUSEADDR can use meanwhile.
 
-    The ports are bound with SO_REUSEADDR and do not listen. A program that binds with SO_REUSEADDR
-    (the servers of torch, grpc and Python) gets a port. Other programs and the kernel's own choice
-    do not, and a stray connection is refused. Like those servers, the ports are bound on every
-    address, IPv4 and IPv6. A port that cannot also be bound at the address itself is replaced.
+    The servers of torch, grpc and Python do so. The kernel never chooses a reserved port, and
+    refuses connections to it. Ports are bound on every IPv4 and IPv6 address, as by these servers.
 
     Args:
-        count: number of ports.
         address: address at which other containers will reach the ports; "" for any.
 
     Raises:

@@ -24,11 +24,9 @@ The agent is a task of Spark, or a process on a local master. It sends hello, an
     left      inspects ranks' model directories             → left
     publish   uploads the model directories                 → uploaded | publish-failed
 
-Messages that belong to a run carry its ID, in both directions. So a gang that serves several
-launches does not take a late message of one launch for a message of the next. `reserve` and `run`
-also name a slot, and replace only the attempt in that slot: trials that share a GPU have a slot
-each. A `run` of one rank may follow another one without a `reserve`; it uses the earlier
-reservation.
+Messages of a run carry its ID, so that a late message of one launch is not taken for a message of
+the next. `reserve` and `run` also name a slot, and replace only the ranks in that slot: trials that
+share a GPU have a slot each. A `run` of one rank without a `reserve` uses the earlier reservation.
 
 If the connection is lost, the agent stops the ranks and ends.
 """
@@ -50,7 +48,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from hopsgpu.agent.addresses import held_ports, reach
+from hopsgpu.agent.addresses import find_agent_address, held_ports
 from hopsgpu.agent.attempt_slot import AttemptSlot
 from hopsgpu.agent.daemon_client import DaemonClient, connected
 from hopsgpu.agent.daemon_start import DaemonStart
@@ -81,14 +79,13 @@ _LAUNCH_SLOT = 0
 def run_agent(
     driver: DriverEndpoint, watched_pid: int | None = None, daemon_start: DaemonStart | None = None
 ) -> None:
-    """Serve the driver until the connection ends; call it in the main thread.
+    """Serve the driver until the connection ends; call this in the main thread.
 
     Args:
         watched_pid: process with which the process daemon ends, as for `connected`.
 
     Raises:
-        OSError: the driver cannot be reached.
-        ChannelError: something else answered.
+        UnreachableError, ChannelError: as `connect_to_driver`.
     """
     with own_log.log_to_file(own_log.directory(Path("hopsgpu")) / own_log.AGENT_FILE, driver.log):
         asyncio.run(_serve(driver, watched_pid, daemon_start))
@@ -103,14 +100,9 @@ async def _serve(
         # Ranks may use another HDFS client, which reads the same token file.
         await asyncio.to_thread(name_configured_tokens, os.environ)
     channel = await connect_to_driver(driver)
-    container = os.environ.get("CONTAINER_ID", "a container")
-    log.info(
-        "agent of %s on %s serves the driver at %s:%d",
-        container,
-        platform.node(),
-        driver.address,
-        driver.port,
-    )
+    container, where = os.environ.get("CONTAINER_ID", "a container"), platform.node()
+    address = f"{driver.address}:{driver.port}"
+    log.info("agent of %s on %s serves the driver at %s", container, where, address)
     log_container_gpus(read_container_gpus())
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -129,18 +121,17 @@ async def _await_daemon_start(daemon_start: DaemonStart | None) -> None:
             log.warning("%s", error)
 
 
-async def _verify_modules_after(attempt: RankGroup, unpacked: UnpackedModules, uses: int) -> None:
-    """Check the modules once the ranks have ended, so that the next attempt need not wait."""
-    await attempt.ended.wait()
+async def _verify_modules_after(group: RankGroup, unpacked: UnpackedModules, uses: int) -> None:
+    """Check the modules once the ranks have exited, so that the next attempt need not wait."""
+    await group.ended.wait()
     await asyncio.to_thread(unpacked.verify, uses)
 
 
 async def _unpack(unpacked: UnpackedModules, archive: tuple[str, bytes]) -> None:
-    """Unpack the modules while the slot is being reserved."""
     try:
         await asyncio.to_thread(unpacked.prepare, *archive)
     except OSError as error:
-        # The ranks that need the modules meet the same error, and report it.
+        # The start of the ranks unpacks them again, and reports the error.
         log.warning("the modules could not be unpacked ahead: %s", error)
 
 
@@ -155,8 +146,6 @@ def _missing_modules(modules: Sequence[str], python: RankPython) -> list[str]:
 
 
 class Agent:
-    """Controls the ranks of one container as the driver requests."""
-
     def __init__(
         self,
         channel: Channel,
@@ -172,7 +161,7 @@ class Agent:
         # Slots that reserve at the same time must get the same daemon.
         self._connecting = asyncio.Lock()
         self._slots: defaultdict[int, AttemptSlot] = defaultdict(AttemptSlot)
-        # Name and archive of the user's modules.
+        # The user's modules: name and archive of the last `keep`.
         self._archive: tuple[str, bytes] = ("", b"")
         # The GPUs are checked once for all launches on this container.
         gpus = [device["gpu"] for device in device_fields()]
@@ -183,10 +172,10 @@ class Agent:
         self._lake_checks: dict[str, asyncio.Task[str]] = {}
 
     async def serve(self) -> None:
-        """Answer requests until the driver closes the connection; then no rank is left."""
+        """Handle messages until the driver closes the connection; then stop all ranks."""
         try:
             while (message := await self._channel.receive()) is not None:
-                await self._answer(message)
+                await self._handle_message(message)
         finally:
             self._gpu_check.cancel()
             await asyncio.gather(*(slot.close() for slot in self._slots.values()))
@@ -196,20 +185,20 @@ class Agent:
             await asyncio.wait(preparing)
             await self._connections.aclose()
 
-    async def _answer(self, message: Message) -> None:
+    async def _handle_message(self, message: Message) -> None:
         match message.kind:
             case "reserve" | "keep" | "warm":
                 self._prepare(message)
             case "run":
                 await self._run(message, self._slots[message["slot"]])
             case "prune" | "hand" | "steps" | "propose" | "commit" | "abort":
-                await self._pass_on(message)
+                await self._forward(message)
             case "stop":
                 log.info("%s: the driver stops the ranks", message["run_id"])
                 for slot in self._slots_of(message):
-                    assert slot.attempt is not None
+                    assert slot.rank_group is not None
                     slot.upload_cancelled.set()
-                    stopping = slot.attempt.stop(
+                    stopping = slot.rank_group.stop(
                         should_dump_stacks=bool(message["dump_stacks"]),
                         should_drop_saves=bool(message["drop_saves"]),
                     )
@@ -236,7 +225,7 @@ class Agent:
                 for slot in self._slots.values():
                     # After the first attempt, files in the directory may be in use: do not unpack
                     # over them.
-                    if slot.attempt is None and slot.unpacking is None:
+                    if slot.rank_group is None and slot.unpacking is None:
                         slot.unpacking = self._tasks.create_task(_unpack(slot.unpacked, archive))
             case "warm":
                 # Start the check now, so that the reservation for a larger world finds its result.
@@ -244,27 +233,26 @@ class Agent:
                 self._warming = self._warming or self._tasks.create_task(self._warm_up(message))
 
     def _slots_of(self, message: Message) -> list[AttemptSlot]:
-        """Return the slot with the attempt of a message's run; [] if that has been replaced."""
+        """Return the slot with the ranks of a message's run; [] if other ranks replaced them."""
         run_id = message["run_id"]
-        return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
+        return [s for s in self._slots.values() if s.rank_group and s.rank_group.run_id == run_id]
 
-    async def _pass_on(self, message: Message) -> None:
-        """Pass a message on to the ranks of its run, which continues."""
+    async def _forward(self, message: Message) -> None:
         for slot in self._slots_of(message):
-            attempt = slot.attempt
-            assert attempt is not None
+            group = slot.rank_group
+            assert group is not None
             match message.kind:
                 case "prune":
-                    log.info("%s: the driver ends the trial early", attempt.run_id)
-                    await attempt.prune()
+                    log.info("%s: the driver ends the trial early", group.run_id)
+                    await group.prune()
                 case "hand":
-                    await attempt.send_line(message["line"])
+                    await group.send_line(message["line"])
                 case "steps":
-                    await attempt.report_steps(message["number"])
+                    await group.report_steps(message["number"])
                 case "propose":
-                    attempt.propose(message["step"])
+                    group.propose(message["step"])
                 case decision:
-                    attempt.decide(message["step"], is_committed=decision == "commit")
+                    group.decide(message["step"], is_committed=decision == "commit")
 
     async def _reserve(self, message: Message, slot: AttemptSlot) -> None:
         slot.rendezvous.close()
@@ -279,14 +267,14 @@ class Agent:
                 await report(unopened=closed)
                 return
             slot.rank_python = await self._prepare_python_env(message)
-            agent_address = reach(
+            agent_address = find_agent_address(
                 self._channel.local_address, message["interface"], message["others"]
             )
             ports = held_ports(message["ports"], agent_address.address)
             slot.ports = slot.rendezvous.enter_context(ports)
             spec = spec_of(message, slot.rank_python)
             if self._warming is None:
-                self._warming = self._tasks.create_task(self._warm(spec))
+                self._warming = self._tasks.create_task(self._start_fork_server(spec))
             store = await self._start_store(spec, int(message["store"]), slot.rendezvous)
             if problem := await asyncio.shield(lake_check):
                 raise ConfigError(problem)
@@ -296,25 +284,20 @@ class Agent:
             await send_log(notify, self._daemon_pid)
             await report(problem=str(error) or repr(error), configured=configured)
             return
-        log.info(
-            "%s: reserved %d ports of %s%s after %.2f s",
-            run_id,
-            len(slot.ports.ports),
-            agent_address.address,
-            "" if store is None else " and a store",
-            time.monotonic() - began,
-        )
+        what = f"{len(slot.ports.ports)} ports{'' if store is None else ' and a store'}"
+        address, seconds = agent_address.address, time.monotonic() - began
+        log.info("%s: reserved %s of %s after %.2f s", run_id, what, address, seconds)
         imports = message.fields.get("imports", ())
         await report(
             ports=slot.ports.ports,
             store=store,
-            address=agent_address.address,
+            address=address,
             interface=agent_address.interface,
             lacks=await asyncio.to_thread(_missing_modules, imports, slot.rank_python),
         )
 
     def _check_lake_writable(self, run_url: str) -> asyncio.Task[str]:
-        """Return the check of a directory of runs; repeat a check that found a problem."""
+        """Return the check of the directory of runs; repeat a check that found a problem."""
         root = run_url.rpartition("/")[0]
         check = self._lake_checks.get(root)
         if check is None or (check.done() and check.result()):
@@ -326,11 +309,10 @@ class Agent:
         return None if self._daemon is None else self._daemon.pid
 
     async def _prepare_python_env(self, message: Message) -> RankPython:
-        """Prepare the ranks' Python environment; meanwhile report to the driver that it takes time.
+        """Unpack the ranks' Python environment, with reports to the driver while this takes long.
 
         Raises:
-            ConfigError: ranks cannot run with the environment here.
-            OSError: the environment could not be fetched.
+            ConfigError, OSError: as `DaemonClient.prepare`.
         """
         fields = message.fields.get("python_env")
         if fields is None:
@@ -360,68 +342,61 @@ class Agent:
         return store.port
 
     async def _warm_up(self, message: Message) -> None:
-        """Prepare for ranks before any is known, and report to the driver when that is done."""
         name, archive = self._named_archive(message["modules"])
         unpacked = self._slots[_LAUNCH_SLOT].unpacked
         try:
             await asyncio.gather(
-                self._warm_for(message), asyncio.to_thread(unpacked.prepare, name, archive)
+                self._warm_environment(message), asyncio.to_thread(unpacked.prepare, name, archive)
             )
         except (ConfigError, OSError) as error:
             # The launch will meet the same error, and report it to its user.
             log.warning("ranks will start without a warm fork server or modules: %s", error)
         await self._channel.notify("warmed")
 
-    async def _warm_for(self, message: Message) -> None:
-        """Start a fork server with the Python environment of a message."""
+    async def _warm_environment(self, message: Message) -> None:
         python = RankPython()
         if (fields := message["python_env"]) is not None:
             daemon = await self._connect_daemon()
             python = await daemon.prepare(PythonEnv.from_fields(fields), os.environ)
-        await self._warm(spec_of(message, python))
+        await self._start_fork_server(spec_of(message, python))
 
-    async def _warm(self, spec: ServerSpec) -> None:
-        """Start the process daemon and a fork server while the user's modules arrive."""
+    async def _start_fork_server(self, spec: ServerSpec) -> None:
         # The requests that need the fork server report the error.
         with contextlib.suppress(OSError):
             await (await self._connect_daemon()).warm(spec)
 
     async def _run(self, message: Message, slot: AttemptSlot) -> None:
-        previous, slot.attempt = slot.attempt, None
-        attempt = RankGroup(self._channel, self._tasks, message)
+        previous, slot.rank_group = slot.rank_group, None
+        group = RankGroup(self._channel, self._tasks, message)
         if previous is not None and previous.is_trial:
-            await previous.end_in_background(attempt.started)
+            await previous.end_in_background(group.started)
         elif previous is not None:
             # Files of the previous launch may be large, and the next launch needs the disk.
             await previous.end()
-        slot.attempt = attempt
+        slot.rank_group = group
         try:
             if previous is not None and previous.is_trial and slot.ports is not None:
                 # A process that the previous rank left may listen on a port of the next rank.
                 slot.ports.check()
             roots = await self._unpack_modules(message, slot.unpacked)
-            self._tasks.create_task(
-                _verify_modules_after(attempt, slot.unpacked, slot.unpacked.uses)
-            )
-            await attempt.start(await self._connect_daemon(), roots, slot.rank_python)
+            self._tasks.create_task(_verify_modules_after(group, slot.unpacked, slot.unpacked.uses))
+            await group.start(await self._connect_daemon(), roots, slot.rank_python)
         except OSError as error:
-            log.info("%s: cannot start the ranks: %s", attempt.run_id, error)
-            await attempt.refuse(error)
+            log.info("%s: cannot start the ranks: %s", group.run_id, error)
+            await group.refuse(error)
 
     async def _unpack_modules(self, message: Message, unpacked: UnpackedModules) -> list[str]:
-        """Return the directories to import the user's modules from."""
         name, archive = self._named_archive(message["modules"])
         # Run in a thread: the event loop must keep sending heartbeats.
         return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
 
     def _named_archive(self, name: str) -> tuple[str, bytes]:
-        """Return the name and the archive of the user's modules."""
         if name != self._archive[0]:
             raise ChannelError("the driver named modules that it has not sent")
         return self._archive
 
     async def _connect_daemon(self) -> DaemonClient:
-        """Return the client of the process daemon; start a new daemon if the last was killed."""
+        """Return the client of the process daemon; start a new daemon if the last has ended."""
         async with self._connecting:
             if self._daemon is None or self._daemon.is_lost:
                 daemon = connected(Path("hopsgpu"), self._watched_pid)
@@ -467,5 +442,5 @@ class Agent:
 
     def _model_dirs(self, message: Message) -> dict[int, Path]:
         (slot,) = self._slots_of(message)
-        assert slot.attempt is not None
-        return {rank: slot.attempt.model_dir(rank) for rank in message["ranks"]}
+        assert slot.rank_group is not None
+        return {rank: slot.rank_group.model_dir(rank) for rank in message["ranks"]}

@@ -1,4 +1,4 @@
-"""A task's connection to the process daemon of its container, which the task starts if needed."""
+"""A task's connection to the process daemon of its container."""
 
 from __future__ import annotations
 
@@ -45,10 +45,9 @@ class ProcessDaemonLost(ConnectionError):
 
 @dataclass(frozen=True)
 class StartedRank:
-    """A running rank.
+    """A running rank, which leads a session.
 
     Attributes:
-        pid: pid of its process, which leads a session.
         warning: why the rank is a fresh interpreter rather than forked, or None.
     """
 
@@ -58,12 +57,7 @@ class StartedRank:
 
 @dataclass(frozen=True)
 class Store:
-    """A torch TCPStore that serves on all interfaces until its process is ended.
-
-    Attributes:
-        port: TCP port.
-        pid: pid of its process, which a signal ends like a rank.
-    """
+    """A torch TCPStore that serves on all interfaces until `DaemonClient.signal` ends it."""
 
     port: int
     pid: int
@@ -74,9 +68,8 @@ class DaemonClient:
 
     Attributes:
         pid: the daemon's.
-        token: mark of the daemon's processes in their environment (`orphans.VARIABLE`).
-        is_lost: whether the connection has ended.
-        warnings: warnings for people; the caller that reports a warning removes it.
+        token: marks the daemon's processes in their environment (`orphans.VARIABLE`).
+        warnings: for people; the caller that reports a warning removes it.
     """
 
     def __init__(
@@ -98,11 +91,7 @@ class DaemonClient:
         self._exits: dict[int, asyncio.Future[ExitStatus]] = {}
 
     async def warm(self, spec: ServerSpec) -> str | None:
-        """Start a fork server, and wait until it may fork; return why it may not, or None.
-
-        Raises:
-            ProcessDaemonLost: the daemon ended.
-        """
+        """Start a fork server, and wait until it may fork; return why it may not, or None."""
         answer = await self._ask("warm", server=spec.as_fields())
         return None if answer["warning"] is None else str(answer["warning"])
 
@@ -125,13 +114,11 @@ class DaemonClient:
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
     ) -> StartedRank:
-        """Start a rank: forked from the spec's server, else a fresh interpreter.
+        """Fork a rank from the spec's server, or start it as a fresh interpreter.
 
         Args:
-            spec: what the rank shares with other ranks.
-            directory: directory of the rank, with its call, working directory, log and temporary
-                files. TMPDIR is a short path to the temporary files until `remove_links`.
-            environment: the rank's own variables.
+            directory: the rank's. TMPDIR is a short path into it until `remove_links`.
+            environment: the variables that differ from the spec's.
 
         Raises:
             OSError: the rank cannot be started, or the daemon ended.
@@ -143,7 +130,7 @@ class DaemonClient:
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
         """Start a torch TCPStore for a process group; return None if no fork server can.
 
-        A fork server without torch gives None. So does a fork server that hangs, with a warning.
+        The result is None for a fork server without torch and, with a warning, for one that hangs.
         `torch.distributed` joins the store if TORCHELASTIC_USE_AGENT_STORE is "True".
 
         Raises:
@@ -171,14 +158,13 @@ class DaemonClient:
     def signal(self, pid: int, number: int, scope: Scope) -> None:
         """Send a signal to a process that this client started; do nothing if it has exited.
 
-        Args:
-            scope: the process, its process group, or "tree": SIGKILL to all its descendants.
+        With the scope "tree", the process and all its descendants get SIGKILL.
         """
         if not self.is_lost:
             self._send(do="signal", pid=pid, signal=int(number), scope=scope)
 
     def remove_links(self, directory: Path) -> None:
-        """Remove the short paths of ranks' directories below a directory, before its removal."""
+        """Remove the short paths of ranks' directories; call this before removing `directory`."""
         if not self.is_lost:
             self._send(do="remove-links", directory=str(directory))
 
@@ -231,7 +217,7 @@ class DaemonClient:
                 process_exit.set_result(ExitStatus(pid, signal.SIGKILL, 0))
 
     async def _is_dead(self) -> bool:
-        """Wait briefly for the daemon's end; a living daemon kills the ranks by itself."""
+        # Wait, because a process exits after its connections. A living daemon kills the ranks.
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await wait_readable(self._pidfd)
@@ -265,9 +251,8 @@ async def connected(parent: Path, watched_pid: int | None = None) -> AsyncIterat
     """Connect to this container's process daemon, and start it if there is none.
 
     Args:
-        parent: directory in which the daemon's directory is made.
-        watched_pid: process with which the daemon ends; default: the executor's JVM above this
-            process, or this process if there is no JVM above it.
+        parent: directory that gets the daemon's directory.
+        watched_pid: process with which the daemon ends; default: `container_process()`.
 
     Raises:
         OSError: there is no daemon, and none can be started.

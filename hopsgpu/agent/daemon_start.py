@@ -1,10 +1,8 @@
 """Start a container's process daemon.
 
-A starter holds the lock of the daemon's directory until the daemon answers. Another task of the
-container then waits for this daemon rather than start a second one.
-
-A task starts the daemon before its own imports (`start_in_background`): both take some 0.1 s, and
-a gang waits for both.
+A starter holds the lock of the daemon's directory until the daemon answers, so that other tasks of
+the container do not start a second one. `start_in_background` lets a task start the daemon before
+its own imports: both take about 0.1 s.
 """
 
 from __future__ import annotations
@@ -56,9 +54,7 @@ def start_in_background(
     """Start a daemon; return None if there is one or another task starts one.
 
     Args:
-        directory, watched_pid: as for `start_process_daemon`.
         warm: spec of a fork server that the daemon starts at once, or None.
-        log_level: level of the daemon's own log.
 
     Raises:
         OSError: the daemon cannot be started.
@@ -70,7 +66,7 @@ def start_in_background(
 
 
 def _try_lock(lock: int) -> bool:
-    """Return whether the lock was free; it is now taken."""
+    """Take a lock, and return whether it was free."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -84,14 +80,13 @@ def container_process() -> int:
 
 
 def daemon_directory(parent: Path, watched_pid: int) -> Path:
-    """Return the directory of the daemon that ends with a process; create a missing one."""
+    """Return the directory of the daemon that ends with `watched_pid`; create a missing one."""
     directory = (parent / f"process-daemon-{watched_pid}").absolute()
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     return directory
 
 
 def is_listening(directory: Path) -> bool:
-    """Return whether a daemon listens in a directory."""
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -104,10 +99,7 @@ def is_listening(directory: Path) -> bool:
 
 
 def socket_in(directory: int) -> str:
-    """Return a path below /proc of the socket in an open directory.
-
-    The directory's own path may exceed the limit of a socket's name.
-    """
+    """Return the socket's path below /proc: the directory's path may exceed the limit of names."""
     return f"/proc/self/fd/{directory}/{process_daemon.SOCKET}"
 
 
@@ -116,8 +108,7 @@ class DaemonStart:
     """A start of a daemon, which continues whether or not a task waits for it.
 
     Attributes:
-        process: becomes the daemon's parent, and exits once the daemon answers.
-        directory: the daemon's.
+        process: forks the daemon, and exits once the daemon answers.
         began: monotonic time of the start.
     """
 
@@ -173,7 +164,7 @@ def _start(
 
 
 async def wait_exit(pid: int) -> None:
-    """Wait until a process has exited, without reaping it."""
+    """Wait until a process has exited; do not reap it."""
     descriptor = os.pidfd_open(pid)
     try:
         await wait_readable(descriptor)

@@ -26,11 +26,10 @@ _Reply = Callable[..., None]
 
 
 def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
-    """Return the application's directories on each disk of the node, where environments lie.
+    """Return the application's directories of environments, one on each disk of the node.
 
     Args:
-        environ: environment of the container; YARN names the directories in LOCAL_DIRS.
-        container: directory of the container, used if YARN names none.
+        container: directory to use if YARN names none in LOCAL_DIRS.
     """
     return shared_directories(environ, container, _DIRECTORY)
 
@@ -38,8 +37,8 @@ def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
 class EnvironmentUnpacker:
     """The processes that unpack environments for a container's ranks.
 
-    A placeholder requests an environment while the gang waits, and the agent uses it later. So a
-    process continues when its requester disconnects.
+    A process continues when its requester disconnects: a placeholder requests an environment that
+    the agent uses later.
     """
 
     def __init__(self, directory: Path, mark: Mapping[str, str], reaper: Reaper) -> None:
@@ -52,7 +51,7 @@ class EnvironmentUnpacker:
         """Start to unpack an environment, or reply at once if it is unpacked.
 
         Args:
-            env: fields of the environment.
+            env: fields of a PythonEnv.
             variables: variables of the requesting task, with which the process reaches the lake.
             reply: receives `home`, or `problem` and `configured`.
 
@@ -88,7 +87,7 @@ class EnvironmentUnpacker:
         self._replies[pid] = (digest, [reply])
 
     def on_exit(self, status: ExitStatus) -> None:
-        """Reply to the requesters if the child unpacked an environment."""
+        """Reply to the requesters if the child was to unpack an environment."""
         if status.pid not in self._replies:
             return
         digest, replies = self._replies.pop(status.pid)

@@ -1,4 +1,4 @@
-"""The protocol between a fork server and its child until the child is set up."""
+"""How a child reports to its fork server that it is set up."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _READ_BYTES = 64 * 1024
 
 
 def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) -> int:
-    """Set this child up and run its body; report errors during the setup to the server.
+    """Set this child up and run its body.
 
     Args:
-        report: descriptor to the server; closed at the end of the setup, which means success.
+        report: descriptor to the server; closed after the setup, and before that gets any error.
     """
     try:
         prepare()
@@ -30,7 +30,7 @@ def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) ->
 
 
 def read_report(descriptor: int) -> bytes | None:
-    """Return the output of a child's setup, or None if the setup takes too long."""
+    """Return the error of a child's setup (JSON; b"" for none), or None if it takes too long."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     parts: list[bytes] = []
@@ -43,7 +43,6 @@ def read_report(descriptor: int) -> bytes | None:
 
 
 def read_all(descriptor: int) -> bytes:
-    """Read until the other end is closed."""
     parts = []
     while part := os.read(descriptor, _READ_BYTES):
         parts.append(part)

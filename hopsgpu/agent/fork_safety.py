@@ -20,8 +20,8 @@ _BAD_FORK = 1
 def why_unsafe(modules: Mapping[str, Any]) -> str | None:
     """Return why this process may not fork ranks, for people, or None if it may.
 
-    The check forks once. Libraries that handle fork (OpenBLAS) end their threads then and restart
-    them when needed; any remaining threads would be missing in a rank.
+    The check forks once, at which some libraries (OpenBLAS) stop their threads until they need
+    them. Any other thread would be missing in a rank.
     """
     bad_fork = _try_fork(modules)
     return (
@@ -32,10 +32,7 @@ def why_unsafe(modules: Mapping[str, Any]) -> str | None:
 
 
 def may_import(name: str) -> bool:
-    """Return whether this process may fork ranks after the import of a module; a child tries it.
-
-    This is for modules that have touched the GPUs in some versions.
-    """
+    """Try the import of a module in a child, and return whether ranks may be forked after it."""
     child = os.fork()
     if child == 0:
         is_safe = False
@@ -49,7 +46,7 @@ def may_import(name: str) -> bool:
 
 
 def forget_devices(modules: Mapping[str, Any]) -> None:
-    """Make torch count the GPUs again in each rank, whose variables differ from this process's.
+    """Make torch count the GPUs again in each rank, whose CUDA_VISIBLE_DEVICES differs.
 
     Up to torch 2.3, a module that reads the number at its import makes the number final.
     """
@@ -59,7 +56,7 @@ def forget_devices(modules: Mapping[str, Any]) -> None:
 
 
 def stray_threads(names: Iterable[str]) -> str | None:
-    """Return which threads, besides the main one, a fork would lose, for people."""
+    """Return which threads a fork would lose, for people."""
     stray = sorted(set(names) - _HARMLESS)
     return f"importing started threads ({', '.join(stray)})" if stray else None
 
@@ -67,7 +64,7 @@ def stray_threads(names: Iterable[str]) -> str | None:
 def cuda_use(
     modules: Mapping[str, Any], devices: Iterable[str], *, is_driver_initialised: bool
 ) -> str | None:
-    """Return how CUDA was touched, for people; a child of this process could not use it then."""
+    """Return how CUDA was touched, for people, so that a forked child cannot use it."""
     cuda = modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
         return "torch has initialised CUDA"

@@ -1,17 +1,15 @@
 """A fork server: it imports frameworks once, never computes, and forks ranks for its daemon.
 
-The process daemon starts it as `python -m hopsgpu.agent.fork_server DESCRIPTOR DAEMON_PID MODULES…`
-with the variables that its ranks share. DESCRIPTOR is a stream socket to the daemon. The server
-sends `ready` (None, or why it may not fork) and `imported` (modules). Then it receives
+The process daemon starts the server as `python -m hopsgpu.agent.fork_server DESCRIPTOR DAEMON_PID
+MODULES…` with the variables that its ranks share. DESCRIPTOR is a stream socket to the daemon. The
+server sends `ready` (None, or why it may not fork) and `imported` (modules). Then it receives
 
     spawn    forks a rank                  → id, pid | id, error
     store    forks a torch TCPStore        → id, pid, port | id, error
     signal   sends a signal to a rank
 
-and reports each exit as `ended`. The server is single-threaded and has no event loop, so that a
-child inherits nothing that must be undone.
-
-After it has forked a rank, the server preforks a child for the next one: a spare (`spare_child`).
+and reports each exit as `ended`. The server has one thread and no event loop, so that a child
+inherits nothing that must be undone. After a rank it preforks a spare for the next (`spare_child`).
 """
 
 from __future__ import annotations
@@ -50,17 +48,16 @@ _SPARE_MS = 50
 
 
 class ForkServer:
-    """Forks at its daemon's request; must run in the main thread of a single-threaded process."""
+    """Must run in the main thread of a single-threaded process."""
 
-    def __init__(self, lines: JsonLineSocket, birth: forked_child.ServerState) -> None:
+    def __init__(self, lines: JsonLineSocket, initial_state: forked_child.ServerState) -> None:
         self._lines = lines
-        self._birth = birth
+        self._initial_state = initial_state
         self._reaper = Reaper()
         self._spare: spare_child.SpareChild | None = None
         self._needs_spare = False
 
     def serve(self) -> None:
-        """Answer requests until the daemon closes the connection."""
         with linux.signal_descriptor([signal.SIGCHLD]) as arrived:
             poll = select.poll()
             poll.register(self._lines.connection, select.POLLIN)
@@ -103,7 +100,7 @@ class ForkServer:
 
     def _become_rank(self, directory: Path, environment: Mapping[str, str]) -> None:
         forked_child.write_to(directory / files.LOG)
-        forked_child.become_rank(directory, environment, self._birth)
+        forked_child.become_rank(directory, environment, self._initial_state)
 
     def _fork_spare(self) -> None:
         self._needs_spare = False
@@ -112,7 +109,7 @@ class ForkServer:
             self._reaper.kept.add(self._spare.pid)
 
     def _try_spare(self, number: int, directory: Path, environment: Mapping[str, str]) -> bool:
-        """Turn the spare into a rank; return False if there is no spare, or it has died."""
+        """Turn the spare into a rank; return False if there is none, or it has died."""
         spare, self._spare = self._spare, None
         if spare is None:
             return False
@@ -151,14 +148,8 @@ class ForkServer:
                 )
 
             try:
-                self._fork(
-                    message["id"],
-                    open_store,
-                    _wait_for_kill,
-                    keep=[descriptor],
-                    is_store=True,
-                    port=port,
-                )
+                number, keep = message["id"], [descriptor]
+                self._fork(number, open_store, _wait_for_kill, keep, is_store=True, port=port)
             finally:
                 os.close(descriptor)
 
@@ -183,7 +174,7 @@ class ForkServer:
             return
         if child == 0:
             exiting.run_and_exit(
-                functools.partial(self._child, server, prepare, body, [*keep, writing])
+                functools.partial(self._run_child, server, prepare, body, [*keep, writing])
             )
         os.close(writing)
         self._reaper.add(child, is_store=is_store)
@@ -197,7 +188,7 @@ class ForkServer:
         """Report a child to the daemon; kill a child whose setup took too long.
 
         Args:
-            problem: problem of the setup, as JSON; empty for none, None if the setup took too long.
+            problem: as returned by `fork_protocol.read_report`.
         """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
@@ -208,12 +199,8 @@ class ForkServer:
         else:
             self._lines.send(id=number, pid=child, **fields)
 
-    def _child(
-        self,
-        server: int,
-        prepare: Callable[[], None],
-        body: Callable[[], int],
-        keep: Sequence[int],
+    def _run_child(
+        self, server: int, prepare: Callable[[], None], body: Callable[[], int], keep: Sequence[int]
     ) -> int:
         self._begin_child()
 
@@ -243,8 +230,8 @@ def _import(name: str) -> None:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
         return
-    # The name may be a module attribute, or a module with missing dependencies. A broken torch
-    # compiler is ignored here: a rank that uses it reports the error.
+    # The name may be an attribute, or a module with missing dependencies. A rank that uses torch's
+    # compiler reports if that is broken.
     with contextlib.suppress(Exception if name == _COMPILER else ImportError):
         if importlib.util.find_spec(name) is not None:
             if name != _COMPILER or _is_compiler_harmless() or fork_safety.may_import(name):
@@ -258,17 +245,15 @@ def _import(name: str) -> None:
 
 
 def _is_compiler_harmless() -> bool:
-    """Return whether the import of torch's compiler is known to touch no GPU."""
     version = importlib.import_module("torch").version
     numbers = re.match(r"(\d+)\.(\d+)", version.__version__)
     return numbers is not None and (int(numbers[1]), int(numbers[2])) >= _HARMLESS_TORCH
 
 
 def _disable_finalizers() -> None:
-    """Prevent ranks from running this process's finalizers at their exit.
+    """Prevent ranks from running this process's finalizers, which clean up its objects.
 
-    The finalizers clean up objects of this process, such as temporary directories. Torch's 150
-    finalizers also take 30 ms.
+    Torch's 150 finalizers would also take 30 ms.
     """
     finalizers: Mapping[weakref.finalize[Any, Any], object]
     finalizers = weakref.finalize._registry  # type: ignore[attr-defined]
@@ -277,11 +262,10 @@ def _disable_finalizers() -> None:
 
 
 def main(descriptor: int, daemon: int, modules: Sequence[str]) -> None:
-    """Import the modules and serve."""
     linux.die_with(daemon)
     linux.reset_signals()
     linux.become_subreaper()
-    birth = forked_child.ServerState.now()
+    initial_state = forked_child.ServerState.now()
     with socket.socket(fileno=descriptor) as connection:
         lines = JsonLineSocket(connection)
         # Every rank needs `pickling` for its call and value, and `spawn` for processes it starts.
@@ -302,7 +286,7 @@ def main(descriptor: int, daemon: int, modules: Sequence[str]) -> None:
         packages = {name.partition(".")[0] for name in loaded_modules}
         lines.send(ready=reason, imported=sorted(packages))
         if reason is None:
-            ForkServer(lines, birth).serve()
+            ForkServer(lines, initial_state).serve()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu import frameworks
-from hopsgpu.agent.addresses import held_ports, interface_addresses, reach
+from hopsgpu.agent.addresses import find_agent_address, held_ports, interface_addresses
 from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_needed
 from hopsgpu.frameworks.torch import Restarts
@@ -43,7 +43,7 @@ def outer_address() -> str:
 
 def local_gang(containers: int, ranks_per_container: int = 1, servers: int = 0) -> World:
     """A gang of containers without GPUs, all on this machine."""
-    here = reach(outer_address())
+    here = find_agent_address(outer_address())
     return assign_ranks(
         [
             GangExecutor(key, f"container_{key}", f"node{key}", here.address, (), here.interface)

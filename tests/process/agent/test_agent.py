@@ -939,10 +939,10 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
     async def act() -> None:
         async with asyncio.TaskGroup() as tasks:
             its = agent.Agent(cast("Channel", Silent()), tasks)
-            its._slots[0] = AttemptSlot(attempt=cast("RankGroup", Ended()))
+            its._slots[0] = AttemptSlot(rank_group=cast("RankGroup", Ended()))
             publish = {"run_id": "r", "ranks": [], "staging_url": "file:///nowhere"}
-            await its._answer(Message("publish", publish, b""))
-            await its._answer(
+            await its._handle_message(Message("publish", publish, b""))
+            await its._handle_message(
                 Message("stop", {"run_id": "r", "dump_stacks": False, "drop_saves": False}, b"")
             )
 

@@ -11,12 +11,12 @@ import pytest
 from hopsgpu.agent import addresses
 from hopsgpu.agent.addresses import (
     AgentAddress,
+    address_on_interface,
     address_towards,
-    choose,
+    find_agent_address,
     held_ports,
     interface_addresses,
     peer_to_reach,
-    reach,
 )
 from hopsgpu.errors import ConfigError
 
@@ -53,7 +53,7 @@ def bound(address: str, port: int, *, reuse: bool) -> socket.socket:
 
 
 def interface_of(address: str) -> str:
-    return reach(address).interface
+    return find_agent_address(address).interface
 
 
 def test_every_address_of_this_machine_leads_to_its_interface() -> None:
@@ -90,20 +90,20 @@ def test_an_address_of_another_machine_names_what_there_is() -> None:
     ],
 )
 def test_what_others_are_told(address: str, wanted: str | None, found: AgentAddress) -> None:
-    assert choose(address, wanted, NODE) == found
+    assert address_on_interface(address, wanted, NODE) == found
 
 
 def test_a_wanted_interface_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="'eth9' is not on this node; available: lo .*eth0 "):
-        choose("10.0.0.5", "eth9", NODE)
+        address_on_interface("10.0.0.5", "eth9", NODE)
     with pytest.raises(ConfigError, match="'down0' has no address"):
-        choose("10.0.0.5", "down0", NODE)
+        address_on_interface("10.0.0.5", "down0", NODE)
     with pytest.raises(ConfigError, match="'eth9'"):
-        reach("127.0.0.1", "eth9")
+        find_agent_address("127.0.0.1", "eth9")
 
 
 def test_this_machine_is_reached_by_loopback() -> None:
-    assert reach(address_towards("127.0.0.1")) == AgentAddress("127.0.0.1", "lo")
+    assert find_agent_address(address_towards("127.0.0.1")) == AgentAddress("127.0.0.1", "lo")
 
 
 def test_the_way_to_an_own_address_is_that_address() -> None:
@@ -129,9 +129,11 @@ def test_a_loopback_address_among_others_is_not_told_to_them() -> None:
 def test_a_loopback_address_is_changed_for_the_way_to_the_others() -> None:
     outer = [a for own in interface_addresses().values() for a in own if not a.startswith("127.")]
     for address in (a for a in outer if a != "::1"):
-        found = reach("127.0.1.1", peer_addresses=["127.0.0.1", address])
+        found = find_agent_address("127.0.1.1", peer_addresses=["127.0.0.1", address])
         assert found == AgentAddress(address, interface_of(address))
-    assert reach("127.0.1.1", peer_addresses=["127.0.0.1"]) == AgentAddress("127.0.1.1", "lo")
+    assert find_agent_address("127.0.1.1", peer_addresses=["127.0.0.1"]) == AgentAddress(
+        "127.0.1.1", "lo"
+    )
 
 
 # --- Ports -------------------------------------------------------------------------------
