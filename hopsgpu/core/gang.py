@@ -52,53 +52,29 @@ class GangState(Enum):
         return self not in _NEXT
 
 
+_RUN_ENDS = (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED)
+_RETRY = (GangState.WAITING, GangState.READY)
+_AFTER_PREPARING = (*_RETRY, GangState.FAILED, GangState.CANCELLED)
 _NEXT = {
-    GangState.REQUESTED: {
-        GangState.PREPARING,
-        GangState.WAITING,
-        GangState.READY,
-        GangState.FAILED,
-        GangState.CANCELLED,
-    },
-    GangState.PREPARING: {
-        GangState.WAITING,
-        GangState.READY,
-        GangState.FAILED,
-        GangState.CANCELLED,
-    },
-    GangState.WAITING: {GangState.GRANTED, GangState.READY},
-    GangState.GRANTED: {GangState.READY, GangState.WAITING},
-    GangState.READY: {GangState.STARTING},
+    GangState.REQUESTED: (GangState.PREPARING, *_AFTER_PREPARING),
+    GangState.PREPARING: _AFTER_PREPARING,
+    GangState.WAITING: (GangState.GRANTED, GangState.READY),
+    GangState.GRANTED: (GangState.READY, GangState.WAITING),
+    GangState.READY: (GangState.STARTING,),
     # Ranks that end soon may never be seen running.
-    GangState.STARTING: {
-        GangState.RUNNING,
-        GangState.PUBLISHING,
-        GangState.WAITING,
-        GangState.READY,
-    },
-    GangState.RUNNING: {GangState.PUBLISHING, GangState.WAITING, GangState.READY},
+    GangState.STARTING: (GangState.RUNNING, GangState.PUBLISHING, *_RETRY),
+    GangState.RUNNING: (GangState.PUBLISHING, *_RETRY),
     # An elastic gang that lost an executor meanwhile trains again from its latest checkpoint.
-    GangState.PUBLISHING: {GangState.WAITING, GangState.READY},
-    GangState.RELEASING: {
-        GangState.SUCCEEDED,
-        GangState.FAILED,
-        GangState.CANCELLED,
-        GangState.RELEASED,
-    },
-    GangState.FINISHING: {
-        GangState.SUCCEEDED,
-        GangState.FAILED,
-        GangState.CANCELLED,
-        GangState.HELD,
-    },
+    GangState.PUBLISHING: _RETRY,
+    GangState.RELEASING: (*_RUN_ENDS, GangState.RELEASED),
+    GangState.FINISHING: (*_RUN_ENDS, GangState.HELD),
 }
 _ENDING_STATES = (GangState.RELEASING, GangState.FINISHING)
 # The ends of a run, and of the acquisition of a held gang; the gang's later release is no end.
-ENDS = (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED, GangState.HELD)
+ENDS = (*_RUN_ENDS, GangState.HELD)
 
 
 def may_follow(state: GangState, following: GangState) -> bool:
-    """Return whether a gang in `state` may go to `following`."""
     if state.is_terminal:
         return False
     if following in _ENDING_STATES:
@@ -156,12 +132,6 @@ def decide_acquire(
     - YARN has granted nothing more for 30 s,
     - more containers have ended than the gang needs, and at least four, or
     - more executors are parked than the gang needs, and more than a large node has GPUs (8).
-
-    Args:
-        progress: progress of the gang.
-        wanted: executors that the gang needs.
-        deadline: the clock's reading at which the wait ends, or None.
-        now: the clock's reading.
     """
     if progress.connected >= wanted and progress.is_settled:
         return Verdict.GRANTED
@@ -179,7 +149,6 @@ def is_failing_repeatedly(lost: int, wanted: int) -> bool:
 
     Args:
         lost: containers that ended before they arrived.
-        wanted: executors that the gang needs.
     """
     return lost > max(wanted, _MIN_LOST)
 
@@ -187,11 +156,7 @@ def is_failing_repeatedly(lost: int, wanted: int) -> bool:
 def backoff_seconds(attempts: int, chance: float) -> float:
     """Return for how many seconds other gangs go first, after a partial allocation was released.
 
-    The "full jitter" separates two gangs that collide repeatedly.
-
-    Args:
-        attempts: partial allocations released so far, at least 1.
-        chance: a random number in [0, 1).
+    The "full jitter" separates two gangs that collide repeatedly; `chance` is random in [0, 1).
     """
     doublings = min(attempts, _MAX_DOUBLINGS)
     return 1.0 + chance * min(2.0**doublings, _MAX_BACKOFF_SECONDS)
@@ -199,13 +164,11 @@ def backoff_seconds(attempts: int, chance: float) -> float:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, as the discovery script found it.
+    """A GPU, as the discovery script found it; what is unknown is "".
 
     Attributes:
         gpu: its address: the UUID of a GPU or of a MIG device, or the PCI bus id of a lost GPU.
-        model: product name; "" if it is unknown.
-        driver: version of the driver; "" if it is unknown.
-        bad: why the GPU gets no rank, or "".
+        bad: why the GPU gets no rank.
     """
 
     gpu: str
@@ -221,12 +184,10 @@ class GangExecutor:
     Attributes:
         key: identifies the agent on the control channel.
         container_id: YARN's id.
-        host: the node's name.
-        address: the address at which other containers reach it.
+        address: address at which other containers reach it.
         gpus: UUIDs that the discovery script gave it, and that Spark assigns.
-        interface: name of the network interface that has the address; "" if it is unknown.
+        interface: network interface of the address; "" if it is unknown.
         clock: seconds to add to the node's clock to get the driver's.
-        devices: what is known of its GPUs.
         missing_modules: modules that ranks may need and that its Python does not have.
     """
 
@@ -254,7 +215,6 @@ class RankPlacement:
             among all processes, world_size or above, for logs and reports.
         local_rank: number within its container, parameter servers after the workers.
         node_rank: number of its container.
-        container: the container that runs it.
         gpus: UUIDs of its own GPUs; none for a parameter server.
         role: "worker" or "ps".
     """
@@ -273,7 +233,6 @@ class World:
 
     Attributes:
         places: the workers, in the order of their ranks.
-        ranks_per_container: workers in each container.
         servers: the parameter servers, in order.
     """
 
@@ -344,7 +303,6 @@ class Exclusions:
 
     Attributes:
         gpus: host and UUID of each GPU.
-        hosts: names of nodes.
     """
 
     gpus: frozenset[tuple[str, str]] = frozenset()
@@ -373,11 +331,7 @@ class Exclusions:
 def exclusion_reason(
     container: GangExecutor, exclusions: Exclusions, gpu_type: str | None
 ) -> str | None:
-    """Return why a container gets no rank, or None if it may get one.
-
-    A container gets no rank if its node or one of its GPUs is excluded, or if a GPU is bad or of
-    another type.
-    """
+    """Return why a container gets no rank, or None if it may get one."""
     if (blamed := exclusions.reason(container)) is not None:
         return blamed
     for device in container.devices:
@@ -392,10 +346,7 @@ def exclusion_reason(
 def duplicate_gpu(
     containers: Sequence[GangExecutor],
 ) -> tuple[str, GangExecutor, GangExecutor] | None:
-    """Return the first GPU that two containers were given, or None.
-
-    The result is (UUID, container, container).
-    """
+    """Return the first GPU that two containers have, as (UUID, container, container), or None."""
     owner: dict[str, GangExecutor] = {}
     for container in containers:
         for gpu in container.gpus:

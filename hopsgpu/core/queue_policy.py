@@ -82,11 +82,10 @@ class Ticket:
     Attributes:
         filed: when the gang began to wait, milliseconds since the epoch by the NameNode's clock.
         id: distinguishes the ticket from others of the same time.
-        is_growth: whether a running search or gang requests more executors; such a ticket is
-            behind the tickets of all gangs.
-        executors: number of executors that the gang needs.
-        gpus: GPUs of each executor.
-        queue: short name (`queue_tag`) of the queue whose limit bounds the gang, else of its own.
+        is_growth: whether a running search or gang requests more executors; such a ticket is behind
+            the tickets of all gangs.
+        queue: short name (`queue_tag`) of the queue whose limit bounds the gang, else of its own
+            queue.
         bound: the limit that kept the gang from being granted at its last poll.
         passed: how often later tickets have passed this one; not counted beyond `MAX_PASSES`.
         application: YARN's ID.
@@ -143,12 +142,9 @@ class Offer:
     """The executors above its minimum that an elastic gang releases if gangs wait for them.
 
     Attributes:
-        id: distinguishes the offer from others.
-        executors: number of executors above the minimum.
-        gpus: GPUs of each executor.
+        executors: number of executors above the gang's minimum.
         promised: how many of the executors the gang releases at its next checkpoint.
         queue: short name (`queue_tag`) of its queue.
-        application: YARN's ID.
         run: name of the run, abbreviated.
     """
 
@@ -193,13 +189,7 @@ def asking_name(generation: int, application: str) -> str:
 
 @dataclass(frozen=True)
 class QueueFile:
-    """A file in the queue's directory.
-
-    Attributes:
-        name: the file's name.
-        modified: milliseconds since the epoch by the NameNode's clock.
-        owner: the user who owns the file.
-    """
+    """A file of the queue; `modified` is the NameNode's time in milliseconds since the epoch."""
 
     name: str
     modified: int
@@ -208,13 +198,13 @@ class QueueFile:
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """The gangs that wait, and the gang that has the turn.
+    """The gangs that wait, the gang that has the turn, and the offers of elastic gangs.
 
     Attributes:
-        tickets: tickets that have not expired, with their owners, in order.
+        tickets: the live tickets with their owners, in order.
         generation: the highest generation of all turns; 0 if there has been no turn.
         turn_holder: who has the turn, in words; None if the turn is free.
-        offers: what elastic gangs have above their minimum, with their owners.
+        offers: the live offers with their owners.
     """
 
     tickets: Sequence[tuple[Ticket, str]]
@@ -235,7 +225,6 @@ class QueueSnapshot:
         return ranking.rank(ticket, user)
 
     def ahead_of(self, ticket: Ticket) -> Sequence[tuple[Ticket, str]]:
-        """Return the tickets before a ticket, with their owners."""
         return self.tickets[: bisect_left(self.tickets, ticket.order, key=lambda p: p[0].order)]
 
 
@@ -243,7 +232,6 @@ def read_queue(files: Iterable[QueueFile], now: int) -> QueueSnapshot:
     """Return the queue that the files of its directory describe.
 
     Args:
-        files: all files.
         now: milliseconds since the epoch by the NameNode's clock.
     """
     oldest = now - TICKET_TTL_SECONDS * 1000
@@ -272,10 +260,9 @@ def read_queue(files: Iterable[QueueFile], now: int) -> QueueSnapshot:
 def _live_tickets(
     tickets: Iterable[tuple[Ticket, QueueFile]], now: int
 ) -> Iterator[tuple[Ticket, str]]:
-    """Return the tickets that have not expired by the TTL of their rank, with their owners.
+    """Yield the tickets that have not expired by the TTL of their rank, with their owners.
 
     Args:
-        tickets: all tickets with their files, in order.
         now: milliseconds since the epoch by the NameNode's clock.
     """
     ranking = _Ranking()
@@ -313,7 +300,6 @@ class _Ranking:
         return min(position * (kinds.get(kind, 0) + 1) - 1, self._count)
 
     def add(self, ticket: Ticket, owner: str) -> None:
-        """Add a ticket that has not expired."""
         kinds, kind, _ = self._kind_of(ticket, owner)
         kinds[kind] = kinds.get(kind, 0) + 1
         self._count += 1
@@ -329,9 +315,9 @@ class _Ranking:
 
 
 def poll_seconds(rank: int) -> float:
-    """Return the seconds between two polls of the queue by a gang that waits.
+    """Return the seconds between two polls of the queue.
 
-    They are as short for the second gang as for the first, so that a free turn is taken at once.
+    The second gang polls as often as the first, so that a free turn is taken at once.
     """
     return min(_POLL_SECONDS + _POLL_SECONDS_PER_RANK * max(rank - 1, 0), _MAX_POLL_SECONDS)
 
@@ -339,9 +325,8 @@ def poll_seconds(rank: int) -> float:
 def renewal_seconds(rank: int) -> float:
     """Return the age at which a gang renews its ticket when it polls.
 
-    The first two renew their tickets as often as the gang with the turn. Others renew theirs early
-    enough that they are alive at the next poll, even if half of the gangs ahead leave meanwhile,
-    and even if the lake is slow.
+    The first two gangs renew as often as the gang with the turn. A later ticket stays alive until
+    the next poll, even if half of the gangs ahead leave meanwhile and the lake is slow.
     """
     if rank <= 1:
         return RENEW_SECONDS
@@ -363,11 +348,7 @@ def ticket_ttl_seconds(rank: int) -> float:
 
 
 def stale_files(files: Iterable[QueueFile], owner: str, now: int) -> tuple[str, ...]:
-    """Return the names of a user's own files that no longer count.
-
-    These are the files of past turns, and the expired tickets, drafts and offers of applications
-    that died.
-    """
+    """Return a user's own files of past turns, and expired tickets, drafts and offers."""
     files = list(files)
     queue = read_queue(files, now)
     live = {ticket.name for ticket, _ in queue.tickets}
@@ -405,8 +386,6 @@ class Candidate:
     """The gang for which `decide_turn` decides.
 
     Attributes:
-        ticket: its ticket, whose `bound` says whether it could be granted now.
-        user: the ticket's owner.
         queues: short names of its queue and of all parents of that queue, its own first.
     """
 
@@ -418,12 +397,8 @@ class Candidate:
 class Probes:
     """Decides when a gang asks YARN although it does not seem to fit.
 
-    During a probe no other gang can ask. Therefore only a gang that has been first for a while
-    makes one. Otherwise each gang behind would make its own probe while the first one lets others
-    go first after a probe, and gangs that fit could never ask.
-
-    Args:
-        now: the clock's reading when the gang began to wait.
+    No other gang can ask during a probe. So only a gang that has been first for a while probes: if
+    each gang behind probed too, gangs that fit could never ask.
     """
 
     def __init__(self, now: float) -> None:
@@ -436,7 +411,6 @@ class Probes:
         return self._next
 
     def is_due(self, bound: Bound, now: float) -> bool:
-        """Return whether a gang that a limit keeps from being granted asks all the same."""
         return bound is not Bound.NONE and now >= self._next
 
     def record_poll(self, now: float, *, is_behind: bool | None) -> None:
@@ -466,8 +440,6 @@ def decide_turn(
     limit may always pass.
 
     Args:
-        candidate: the gang.
-        queue: all tickets.
         node_gpus: number of all GPUs of each node, used or not.
         is_probe: whether to ask although the gang does not seem to fit, because YARN may preempt
             others, or the cluster may grow.
@@ -498,11 +470,11 @@ def _may_pass(candidate: Candidate, ahead: Ticket, user: str, node_gpus: Sequenc
         candidate.ticket.bound is Bound.NONE
         and ahead.bound is not Bound.NONE
         and ahead.passed < MAX_PASSES
-        and _fit_together((ahead, candidate.ticket), node_gpus)
+        and _can_fit_together((ahead, candidate.ticket), node_gpus)
     )
 
 
-def _fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
+def _can_fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
     """Return whether all executors fit onto the empty nodes, if the largest are placed first."""
     free = sorted(node_gpus, reverse=True)
     demands = sorted((t.gpus for t in tickets for _ in range(t.executors)), reverse=True)
@@ -520,8 +492,8 @@ def count_passes(ticket: Ticket, before: QueueSnapshot, now: QueueSnapshot) -> T
 
     Nothing is added if the gang could be granted now.
     """
-    taken = (now.generation + 1) // 2 - (before.generation + 1) // 2
-    if not taken or ticket.bound is Bound.NONE:
+    turn_count = (now.generation + 1) // 2 - (before.generation + 1) // 2
+    if not turn_count or ticket.bound is Bound.NONE:
         return ticket
     # A gang that gave its turn back, because it got nothing or a part, keeps its place.
     turns = {other.id: other.turns for other, _ in now.tickets}
@@ -530,7 +502,7 @@ def count_passes(ticket: Ticket, before: QueueSnapshot, now: QueueSnapshot) -> T
         return sum(turns.get(t.id, t.turns + 1) - t.turns for t, _ in tickets)
 
     ahead = before.ahead_of(ticket)
-    passes = taken - turns_of(ahead)
+    passes = turn_count - turns_of(ahead)
     if any(other.id not in turns for other, _ in ahead):
         # A gang ahead that left may have had several turns before the one that was granted.
         behind = before.tickets[len(ahead) :]
@@ -545,17 +517,14 @@ def executors_to_give(
 ) -> int:
     """Return how many of an elastic gang's executors the first waiting gang needs.
 
-    Nothing is given that cannot help: only if the offers and the free GPUs together suffice for
-    that gang, only executors that have as many GPUs as one of its own, and only under a limit that
-    binds the elastic gang too. The largest offers give first. Where GPUs are is not considered, nor
-    what is free under a limit of a queue or user.
+    Nothing is given that cannot help: the offers and the free GPUs must suffice for that gang, an
+    offered executor must have as many GPUs as one of the gang's, and a limit that binds the gang
+    must bind the elastic gang too. The largest offers give first. The places of GPUs are not
+    considered, nor what is free under a limit of a queue or user.
 
     Args:
-        offer: the elastic gang's offer.
-        user: the offer's owner.
+        user: owner of the offer.
         queues: short names of the elastic gang's queue and of all parents, its own first.
-        queue: the tickets and the offers, the given one too.
-        free: number of free GPUs of the cluster.
     """
     ticket = first_ticket_to_serve(queue, user, queues)
     if ticket is None:
@@ -564,25 +533,13 @@ def executors_to_give(
 
 
 def first_ticket_to_serve(queue: QueueSnapshot, user: str, queues: Sequence[str]) -> Ticket | None:
-    """Return the ticket of the first waiting gang that GPUs of another gang can serve.
-
-    Args:
-        queue: the queue of gangs.
-        user: owner of the other gang.
-        queues: short names of the other gang's queue and of all parents, its own first.
-    """
+    """Return the ticket of the first waiting gang that GPUs of a user's gang can serve."""
     waiting = ((ticket, owner) for ticket, owner in queue.tickets if not ticket.is_growth)
     return next((t for t, owner in waiting if _can_serve(t, owner, user, queues)), None)
 
 
 def split_among_offers(ticket: Ticket, offers: Iterable[Offer], free: int) -> Mapping[str, int]:
-    """Return how many executors each elastic gang gives to a waiting gang, by the offers' IDs.
-
-    Args:
-        ticket: ticket of the waiting gang.
-        offers: the offers.
-        free: number of free GPUs of the cluster.
-    """
+    """Return how many executors each elastic gang gives to a waiting gang, by offer ID."""
     is_own_limit = ticket.bound in (Bound.QUEUE, Bound.USER)
     needed = ticket.executors * ticket.gpus - (0 if is_own_limit else free)
     ordered = sorted(
@@ -601,7 +558,6 @@ def split_among_offers(ticket: Ticket, offers: Iterable[Offer], free: int) -> Ma
 
 
 def _can_serve(ticket: Ticket, owner: str, user: str, queues: Sequence[str]) -> bool:
-    """Return whether GPUs of a user's gang in a queue can serve a gang that waits."""
     match ticket.bound:
         case Bound.CLUSTER | Bound.NODES:
             return True

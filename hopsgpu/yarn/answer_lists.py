@@ -94,48 +94,25 @@ def with_lists(answer: Any, url: str = "", trail: FieldTrail | None = None) -> A
     """Return an answer in the form of Hadoop 3.5.
 
     Args:
-        answer: a JSON value.
-        url: the requested URL.
         trail: records the field that is read; None for no record.
     """
-    return _Form(url, trail or FieldTrail()).of(answer, "", "")
+    notes = trail or FieldTrail()
 
-
-class _Form:
-    """Brings the values of one answer into the form of Hadoop 3.5."""
-
-    def __init__(self, url: str, trail: FieldTrail) -> None:
-        self._url = url
-        self._trail = trail
-
-    def of(self, value: Any, name: str, path: str) -> Any:
-        """Return a value in that form.
-
-        Args:
-            value: a JSON value.
-            name: name of the value's field; "" for the whole answer and in a list.
-            path: path of the field.
-        """
+    def convert(value: Any, name: str, path: str) -> Any:
+        # `name` is the name of the value's field; "" for the whole answer and in a list.
         if isinstance(value, list):
-            return self._elements(value, path)
+            return [convert(element, "", f"{path}[{n}]") for n, element in enumerate(value)]
         if not isinstance(value, dict):
             return value
         fields = {}
         for field, inner in value.items():
-            inner_path = _join_path(path, field)
             is_list = field in _LISTS or (name, field) in _LISTS_IN
-            fields[field] = (
-                self._list(inner, inner_path) if is_list else self.of(inner, field, inner_path)
-            )
-        return Fields(fields, self._url, path, self._trail)
+            if is_list and not isinstance(inner, list):
+                inner = [] if inner in (None, "", {}) else [inner]
+            fields[field] = convert(inner, field, _join_path(path, field))
+        return Fields(fields, url, path, notes)
 
-    def _list(self, value: Any, path: str) -> list[Any]:
-        if not isinstance(value, list):
-            value = [] if value in (None, "", {}) else [value]
-        return self._elements(value, path)
-
-    def _elements(self, values: list[Any], path: str) -> list[Any]:
-        return [self.of(value, "", f"{path}[{number}]") for number, value in enumerate(values)]
+    return convert(answer, "", "")
 
 
 def _join_path(path: str, field: str) -> str:

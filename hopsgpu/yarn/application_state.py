@@ -19,14 +19,9 @@ class ApplicationState:
     """The state of one application.
 
     Attributes:
-        id: YARN's application id.
-        name: its name at submission.
-        user: its owner.
-        queue: its queue.
         state: NEW, SUBMITTED, ACCEPTED, RUNNING, FINISHED, FAILED or KILLED.
         final: UNDEFINED until its end; then SUCCEEDED, FAILED or KILLED.
         diagnostics: why it waits, or the reason of its end; on one line.
-        gpus: number of its GPUs now.
         web: host:port of the NodeManager of its application master; "" before there is one.
         log: URL of the log of its application master; "" before there is one.
     """
@@ -58,7 +53,6 @@ class ApplicationState:
 
 
 def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
-    """Return an application's state from its part of `/apps`."""
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     diagnostics = " ".join((app.get("diagnostics") or "").split())
     return ApplicationState(

@@ -69,8 +69,7 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
     """Check that a container can ever be granted; otherwise a request for it ends the application.
 
     Raises:
-        CapacityError: the container exceeds the scheduler's largest container, or every node's
-            total.
+        CapacityError: the container exceeds the scheduler's largest one, or every node's total.
     """
     bounds = {"the scheduler's largest container": largest}
     bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}

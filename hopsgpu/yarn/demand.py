@@ -15,8 +15,6 @@ class Demand:
     """The executors that a gang requests.
 
     Attributes:
-        container: the resources of each executor.
-        executors: number of executors.
         is_spread: whether each node may have at most one.
     """
 

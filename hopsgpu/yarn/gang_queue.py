@@ -41,19 +41,15 @@ _REMEMBERED_SECONDS = 120.0
 class QueueMember:
     """One gang in the queue of gangs; use `queued`, which leaves the queue on every path.
 
-    All methods raise StoreError if the lake refuses. A later call continues after the steps that
-    succeeded.
-
     Args:
-        directory: directory of the queue.
         application: YARN's ID.
-        executors: number of executors that the gang needs.
-        gpus: GPUs of each executor.
         is_growth: whether a running search or gang requests more executors.
-        clock: returns the time in seconds.
 
     Attributes:
         ticket: the ticket that the other gangs read.
+        has_ticket: whether the ticket is in the queue; that of the gang with the turn is not.
+        rank: the gang's rank at its last poll, which determines when to poll next.
+        last_snapshot: the queue when the gang last asked for the turn; None if it has not yet.
         owner: the user, by the lake's name.
     """
 
@@ -69,11 +65,11 @@ class QueueMember:
     ) -> None:
         self._directory = directory
         self._clock = clock
-        self._last_snapshot: QueueSnapshot | None = None
-        self._rank = 0
+        self.last_snapshot: QueueSnapshot | None = None
+        self.rank = 0
+        self.has_ticket = False
         # Name of the gang's own file: its draft, its ticket or its turn.
         self._name = ""
-        self._has_ticket = False
         self._turn: int | None = None
         # The NameNode's clock minus ours, in milliseconds.
         self._clock_offset = 0.0
@@ -91,21 +87,6 @@ class QueueMember:
             application=application,
         )
 
-    @property
-    def has_ticket(self) -> bool:
-        """Return whether the ticket is in the queue; that of the gang with the turn is not."""
-        return self._has_ticket
-
-    @property
-    def rank(self) -> int:
-        """Return the gang's rank at its last poll, which determines when to poll next."""
-        return self._rank
-
-    @property
-    def last_snapshot(self) -> QueueSnapshot | None:
-        """Return the queue when the gang last asked for the turn; None if it has not yet."""
-        return self._last_snapshot
-
     def request_turn(
         self,
         bound: Bound,
@@ -121,18 +102,17 @@ class QueueMember:
             queue: short name of the YARN queue whose limit that is, else of the gang's own.
             queues: short names of its queue and of all parents of that queue, its own first.
             node_gpus: number of all GPUs of each node, used or not.
-            is_probe: whether to ask although the gang does not seem to fit.
 
         Returns:
             The decision; its `may_take` says whether the gang has the turn now.
         """
         ticket = dataclasses.replace(self.ticket, bound=bound, queue=queue)
-        if not self._has_ticket:
+        if not self.has_ticket:
             self.file_ticket(ticket)
         snapshot = self._read_with_own_ticket()
         ticket = dataclasses.replace(ticket, filed=self.ticket.filed)
-        self.update_ticket(count_passes(ticket, self._last_snapshot or snapshot, snapshot))
-        self._last_snapshot = snapshot
+        self.update_ticket(count_passes(ticket, self.last_snapshot or snapshot, snapshot))
+        self.last_snapshot = snapshot
         self._update_rank(snapshot)
         candidate = Candidate(self.ticket, self.owner, queues)
         decision = decide_turn(candidate, snapshot, node_gpus, is_probe)
@@ -144,13 +124,13 @@ class QueueMember:
         """Put the ticket into the queue, or back into it at the same place."""
         self.give_back_turn()
         # The gang's own turns do not count as other gangs that passed it.
-        self._last_snapshot = None
+        self.last_snapshot = None
         self._name = f"draft-{self.ticket.id}"
         self._renew()
         status = (self._directory / self._name).stat()
         self._set_clock(status.modified, status.owner)
         self.ticket = dataclasses.replace(ticket, filed=ticket.filed or status.modified)
-        self._has_ticket = self._rename(self.ticket.name)
+        self.has_ticket = self._rename(self.ticket.name)
 
     def poll(self) -> QueueSnapshot:
         """Return the queue as it is now; renew the gang's own file if that is due."""
@@ -180,7 +160,7 @@ class QueueMember:
         self._renew()
         if not self._rename(turn_name(generation)):
             return False
-        self._has_ticket, self._turn = False, generation
+        self.has_ticket, self._turn = False, generation
         if self._read().generation > generation:
             # Other gangs have had turns since `snapshot`, up to a higher generation.
             self._turn = None
@@ -202,7 +182,7 @@ class QueueMember:
     def leave(self) -> None:
         """Leave the queue; also remove the files of dead applications of the same user."""
         self.give_back_turn()
-        self._has_ticket = False
+        self.has_ticket = False
         self._remove()
         if self.owner:
             for name in stale_files(self._files(), self.owner, self._now()):
@@ -214,17 +194,17 @@ class QueueMember:
         Renew the ticket if that is due or the ticket is missing. It expires early if many gangs
         ahead leave at once; another gang of the same user may then remove it.
         """
-        if self._is_due(self._rank):
+        if self._is_due(self.rank):
             self._renew()
         files = self._files()
-        if self._has_ticket and all(file.name != self._name for file in files):
+        if self.has_ticket and all(file.name != self._name for file in files):
             self._renew()
         return read_queue(files, self._now())
 
     def _update_rank(self, snapshot: QueueSnapshot) -> None:
         """Set the rank; renew the ticket if that is due at the new rank."""
-        self._rank = snapshot.rank_of(self.ticket, self.owner)
-        if self._is_due(self._rank):
+        self.rank = snapshot.rank_of(self.ticket, self.owner)
+        if self._is_due(self.rank):
             self._renew()
 
     def _read(self) -> QueueSnapshot:
@@ -232,11 +212,11 @@ class QueueMember:
 
     def _files(self) -> list[QueueFile]:
         """Return all files; learn the NameNode's clock from the gang's own file."""
-        statuses = self._directory.entries()
-        for status in statuses:
-            if status.name == self._name:
-                self._set_clock(status.modified, status.owner)
-        return [QueueFile(status.name, status.modified, status.owner) for status in statuses]
+        files = _files_in(self._directory)
+        for file in files:
+            if file.name == self._name:
+                self._set_clock(file.modified, file.owner)
+        return files
 
     def _set_clock(self, modified: int, owner: str) -> None:
         self.owner = owner
@@ -274,16 +254,7 @@ class QueueMember:
 
 
 class StandingOffer:
-    """An elastic gang's offer in the queue of gangs.
-
-    All methods raise StoreError if the lake refuses.
-
-    Args:
-        directory: directory of the queue.
-        application: YARN's ID.
-        gpus: GPUs of each executor.
-        run: name of the run.
-    """
+    """An elastic gang's offer in the queue of gangs. All methods may raise StoreError."""
 
     def __init__(self, directory: LakePath, *, application: str, gpus: int, run: str) -> None:
         self._directory = directory
@@ -294,10 +265,8 @@ class StandingOffer:
         """Put up or renew the offer; return how many of its executors waiting gangs need.
 
         Args:
-            executors: number of executors above the gang's minimum.
-            promised: how many of them it releases at its next checkpoint.
+            promised: how many executors it releases at its next checkpoint.
             queues: short names of its queue and of all parents of that queue, its own first.
-            free: number of free GPUs of the cluster.
         """
         offer = dataclasses.replace(
             self._offer, executors=executors, promised=promised, queue=queues[0]
@@ -307,8 +276,7 @@ class StandingOffer:
         if before not in ("", offer.name):
             (self._directory / before).remove()
         status = file.stat()
-        files = [QueueFile(s.name, s.modified, s.owner) for s in self._directory.entries()]
-        snapshot = read_queue(files, status.modified)
+        snapshot = read_queue(_files_in(self._directory), status.modified)
         return executors_to_give(offer, status.owner, queues, snapshot, free)
 
     def withdraw(self) -> None:
@@ -322,15 +290,13 @@ class GangQueueReader:
 
     A reader touches no file, so it learns the NameNode's clock only from others. Each renewal of a
     file sets the time of the queue's directory. The clock is at least at the newest such time of
-    the last minutes, plus our clock's progress since. A dead gang may therefore
-    be listed for longer by a new reader. The files' own times say nothing about the clock, because
-    their owners may set them.
+    the last minutes, plus our clock's progress since. A dead gang may therefore be listed for
+    longer by a new reader. The files' own times say nothing about the clock, because their owners
+    may set them.
 
     Args:
         directory: the directory that has one for each cluster partition.
-        clock: returns the time in seconds.
-        wall_clock: returns the time in seconds since the epoch, which is the clock of a local
-            directory.
+        wall_clock: returns the seconds since the epoch, by the clock of a local directory.
     """
 
     def __init__(
@@ -358,7 +324,7 @@ class GangQueueReader:
         problems = []
         for name, modified in self._partitions():
             try:
-                files = self._files(name)
+                files = _files_in(self._directory / name)
             except StoreError as error:
                 if error.kind == PERMISSION:
                     problems.append(str(error))
@@ -393,7 +359,6 @@ class GangQueueReader:
         Args:
             partition: name of a queue's directory. Anybody may have made a directory and set its
                 time, so each has a clock of its own.
-            modified: when the directory was last changed.
         """
         now = self._clock() * 1000
         # The renewal of a file does not change the time of a local directory.
@@ -404,9 +369,9 @@ class GangQueueReader:
             ahead.popleft()
         return int(now + max(offset for _, offset in ahead))
 
-    def _files(self, partition: str) -> list[QueueFile]:
-        statuses = (self._directory / partition).entries()
-        return [QueueFile(status.name, status.modified, status.owner) for status in statuses]
+
+def _files_in(directory: LakePath) -> list[QueueFile]:
+    return [QueueFile(s.name, s.modified, s.owner) for s in directory.entries()]
 
 
 def make_queue_dir(base: LakePath, *names: str) -> LakePath:
@@ -426,7 +391,6 @@ def make_queue_dir(base: LakePath, *names: str) -> LakePath:
 
 @contextlib.contextmanager
 def queued(member: QueueMember) -> Iterator[QueueMember]:
-    """Leave the queue on exit, on every path."""
     try:
         yield member
     finally:

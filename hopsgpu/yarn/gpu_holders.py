@@ -43,8 +43,6 @@ def waiting_facts(
     """Return the holders and what is free: GPUs if the gang wants some, else cores and memory.
 
     Args:
-        snapshot: a snapshot of the ResourceManager.
-        demand: the whole gang.
         held: number of executors that the gang has.
         named_queue: path of a queue whose limit the message names already.
         is_gpu_shortage: False if a gang with GPUs lacks only cores or memory; then the holders of

@@ -35,8 +35,6 @@ def why_lost(
 
     Args:
         reason: Spark's reason, or "" if Spark knows none.
-        host: the executor's host.
-        nodes: requests the ResourceManager's nodes.
         why_ended: requests why the application has ended; returns "" while it runs.
 
     Returns:

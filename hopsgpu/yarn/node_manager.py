@@ -37,13 +37,7 @@ _Answer = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """A GPU that YARN has on a node.
-
-    Attributes:
-        name: name of the product, such as "NVIDIA A100-SXM4-80GB"; "" if it is not reported.
-        memory_mib: its memory in MiB; None if it is not reported.
-        uuid: NVIDIA's UUID; "" if it is not reported.
-    """
+    """A GPU that YARN has on a node; what is not reported is "", or None."""
 
     name: str
     memory_mib: int | None
@@ -52,12 +46,7 @@ class NodeGpu:
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs of a node.
-
-    Attributes:
-        gpus: the GPUs that YARN assigns.
-        driver: version of NVIDIA's driver, such as "550.54.15"; "" if it is not reported.
-    """
+    """The GPUs that YARN assigns on a node, and NVIDIA's driver; "" if it is not reported."""
 
     gpus: tuple[NodeGpu, ...]
     driver: str
@@ -65,12 +54,7 @@ class Devices:
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """The answers of NodeManagers.
-
-    Attributes:
-        devices: the GPUs by node id, of the NodeManagers that reported them.
-        problems: why other NodeManagers did not, by node id.
-    """
+    """The GPUs by node ID, and why other NodeManagers did not report theirs."""
 
     devices: Mapping[str, Devices]
     problems: Mapping[str, str]
@@ -83,7 +67,6 @@ class NodeManagers:
         setting: returns a property of Hadoop's configuration, or None. `yarn.http.policy` says
             whether NodeManagers use HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts,
             for nodes whose names only YARN's JVMs know, as on the development cluster.
-        clock: returns the time in seconds.
 
     Raises:
         ConfigError: the hosts file cannot be read.
@@ -135,9 +118,7 @@ class NodeManagers:
 
         Args:
             web: host:port of the NodeManager.
-            container: the container's id.
             name: name of the file, such as "stderr".
-            max_bytes: largest number of bytes.
 
         Raises:
             HopsGpuError: the NodeManager does not answer, or has no such log.
@@ -168,11 +149,7 @@ class NodeManagers:
 
 
 def devices_of(answer: object) -> Devices:
-    """Return the GPUs in a NodeManager's answer; none if the answer does not describe them.
-
-    Args:
-        answer: a result of `rest_client.get_json`.
-    """
+    """Return the GPUs in a NodeManager's answer; none if the answer does not describe them."""
     fields = answer if isinstance(answer, Mapping) else {}
     information = fields.get("gpuDeviceInformation") or {}
     allowed = {_minor(device) for device in fields.get("totalGpuDevices") or []}

@@ -14,14 +14,10 @@ def preferred_hosts(demand: Demand, snapshot: Snapshot) -> tuple[str, ...]:
     The nodes of a spread gang differ. Otherwise each executor goes to the fullest node with enough
     capacity, so that large nodes stay free for gangs that need them.
 
-    Args:
-        demand: the executors.
-        snapshot: a snapshot of the ResourceManager.
-
     Returns:
         Hosts, one per executor. If not all executors fit, the result is empty, and YARN chooses;
-            but for a snapshot with limited hosts, the result is these hosts in turn, the one with
-            the most free GPUs first.
+        but for a snapshot with limited hosts, the result is these hosts in turn, the one with the
+        most free GPUs first.
     """
     container = snapshot.granted_size(demand.container)
     free = {node.host: node.total - node.used for node in snapshot.running}

@@ -12,7 +12,6 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
     """Return a queue and its parents, up to the root.
 
     Args:
-        queues: all queues.
         name: the queue's path, or the last part of it.
 
     Raises:

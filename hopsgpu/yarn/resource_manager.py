@@ -10,7 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
@@ -70,22 +70,16 @@ class PriorityContainers:
     """The containers that an application has and requests under one priority.
 
     Attributes:
-        containers: IDs of the granted containers that have not ended.
+        containers: host of each granted container that has not ended, by the container's ID.
         pending: number of further requested containers.
-        hosts: the host of each container, by its ID.
     """
 
-    containers: tuple[str, ...]
+    containers: Mapping[str, str]
     pending: int
-    hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
-    """Return the base URLs of the ResourceManagers' web addresses, from Hadoop's configuration.
-
-    Args:
-        setting: returns a property's value, or None.
-    """
+    """Return the base URLs of the ResourceManagers' web addresses, from Hadoop's configuration."""
     scheme = scheme_of(setting)
     secure = scheme == "https"
     name = "yarn.resourcemanager.webapp" + (".https.address" if secure else ".address")
@@ -101,10 +95,6 @@ def check_driver_credentials(
     manager: ResourceManager, setting: Callable[[str], str | None]
 ) -> None:
     """Refuse a driver in YARN that cannot use the ResourceManager.
-
-    Args:
-        manager: the ResourceManager.
-        setting: returns a property of the application, or None.
 
     Raises:
         ConfigError: the ResourceManager requires Kerberos, and the application has no keytab.
@@ -186,8 +176,6 @@ class ResourceManager:
         Args:
             problems: gets a warning if the answer is not understood.
             what: what is then missing, in words.
-            read: reads the answer.
-            default: the default.
         """
         try:
             with self.check_form():
@@ -199,7 +187,6 @@ class ResourceManager:
 
     @_check_form
     def nodes(self) -> tuple[Node, ...]:
-        """Return all nodes, whatever their state."""
         return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
     @_check_form
@@ -212,7 +199,6 @@ class ResourceManager:
 
         Args:
             application_id: our application's id; it must be running.
-            user: the user who runs it.
             partition: the node label that is asked for; None for the application's own.
 
         Raises:
@@ -272,7 +258,7 @@ class ResourceManager:
         shared: frozenset[str],
         problems: list[str],
     ) -> Snapshot:
-        """Return a snapshot for a user without an application in a leaf queue."""
+        """Return a snapshot for a user in a leaf queue, without an application."""
         partition_total = total(
             n.total for n in nodes if n.state == "RUNNING" and n.partition == label
         )
@@ -372,7 +358,7 @@ class ResourceManager:
         return shared_partitions(self.ask("/ws/v1/cluster/get-node-labels"))
 
     def _rounding(self, scheduler: Any) -> Rounding:
-        """Return the rounding. It is read once, because it is constant while YARN runs."""
+        """Return the rounding, which is constant while YARN runs."""
         if self._rounding_cache is None:
             is_fair = scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler"
             names = MINIMUMS + INCREMENTS if is_fair else MINIMUMS
@@ -386,7 +372,6 @@ class ResourceManager:
         return None if value is None else value == "true"
 
     def _read_number(self, name: str) -> int | None:
-        """Return a number of the ResourceManager's configuration; None if not reported."""
         value = self._property(name)
         try:
             return None if value is None else int(value)
@@ -427,19 +412,18 @@ class ResourceManager:
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
         attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
         listed = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers")
-        containers = listed.get("container", [])
         # YARN lists a request for its host, its rack and any place ("*"): count it once.
         pending = sum(
             int(request["numContainers"])
             for request in app.get("resourceRequests", [])
             if request["priority"] == priority and request["resourceName"] == "*"
         )
-        hosts = {
+        containers = {
             c["containerId"]: c["assignedNodeId"].partition(":")[0]
-            for c in containers
+            for c in listed.get("container", [])
             if int(c["priority"]) == priority
         }
-        return PriorityContainers(tuple(hosts), pending, hosts)
+        return PriorityContainers(containers, pending)
 
     @_check_form
     def end_of(self, application_id: str) -> str:

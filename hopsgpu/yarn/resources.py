@@ -15,13 +15,7 @@ GPU, CORES, MEMORY = "yarn.io/gpu", "vcores", "memory-mb"
 
 @dataclass(frozen=True)
 class Amount:
-    """Resources, as the ResourceManager counts them.
-
-    Attributes:
-        gpus: `yarn.io/gpu`.
-        cores: virtual cores.
-        memory_mib: MiB.
-    """
+    """Resources, as the ResourceManager counts them."""
 
     gpus: int
     cores: int

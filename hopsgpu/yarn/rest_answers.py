@@ -27,7 +27,6 @@ _MASTER = re.compile(r"/container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+/")
 
 
 def nodes_of(answer: Answer) -> tuple[Node, ...]:
-    """Return all nodes, from `/nodes`."""
     return tuple(
         Node(
             id=node["id"],
@@ -54,7 +53,7 @@ def shared_partitions(answer: Answer) -> frozenset[str]:
 
 
 def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Queue, ...]:
-    """Return all queues in a partition, from `/scheduler`; each parent before its children."""
+    """Return all queues in a partition; each parent before its children."""
     scheduler = answer["scheduler"]["schedulerInfo"]
     running = [node.total for node in nodes if node.state == "RUNNING"]
     biggest = NOTHING
@@ -147,16 +146,7 @@ def user_of(
     partition_total: Amount,
     smallest: Amount,
 ) -> User:
-    """Return a user's share of a leaf queue, from `/scheduler`.
-
-    Args:
-        answer: the scheduler's answer.
-        queue: the leaf queue.
-        name: the user's name.
-        partition: the node label.
-        partition_total: resources of the partition.
-        smallest: the smallest container.
-    """
+    """Return a user's share of a leaf queue, from the scheduler's answer."""
     leaf = _leaf(answer["scheduler"]["schedulerInfo"], "", queue.path)
     users = (leaf.get("users") or {}).get("user") or []
     entry: Answer = next((user for user in users if user["username"] == name), {})
@@ -190,7 +180,6 @@ def apps_of(
     """Return the running applications, from `/apps`.
 
     Args:
-        answer: the answer of `/apps`.
         partitions: the partitions whose resources are counted.
         containers: containers of applications that do not report their resources, by application
             ID.
@@ -226,7 +215,6 @@ def unreported_apps(answer: Answer, own_id: str, most: int) -> dict[str, str]:
     """Return applications that may have GPUs but do not report them: ids with their attempts' ids.
 
     Args:
-        answer: the answer of `/apps`.
         own_id: ID of our application, which is always included if it does not report its GPUs.
         most: largest number to return; applications with the most GPU-seconds come first.
     """
@@ -245,7 +233,6 @@ def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str,
     """Return applications that have GPUs, or may have some unreported: ids with attempts' ids.
 
     Args:
-        answer: the answer of `/apps`.
         partitions: the partitions whose resources are counted.
         most: largest number to return: first applications with the most GPUs, then those that do
             not report their GPUs.
@@ -264,7 +251,6 @@ def _attempt_of(app: Answer) -> str | None:
 
 
 def containers_of(answer: Answer | None) -> Containers:
-    """Return the containers of an application's attempt."""
     return tuple(
         Container(
             # Old ResourceManagers report only `assignedNodeId` (Hadoop's ContainerInfo).
@@ -292,7 +278,6 @@ def master_of(app: Answer, containers: Containers) -> Master | None:
     """Return the application master's container, from an application's part of `/apps`.
 
     Args:
-        app: the application's part.
         containers: its containers, if it does not report the resources of its master.
     """
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []

@@ -47,7 +47,6 @@ class DaemonKind:
     """A kind of YARN's daemons.
 
     Attributes:
-        name: the daemon's name.
         info: path at which it reports its version.
         field: the field of that answer that has the version in `hadoopVersion`.
     """
@@ -57,12 +56,7 @@ class DaemonKind:
     field: str
 
     def version(self, url: str, seconds: tuple[float, float]) -> str:
-        """Return the version of Hadoop that a daemon runs; "" if it does not report it.
-
-        Args:
-            url: any URL of the daemon.
-            seconds: limits to connect, and to be answered.
-        """
+        """Return the version of Hadoop that a daemon runs; "" if it does not report it."""
         try:
             return str(get_json(_base(url) + self.info, seconds)[self.field]["hadoopVersion"])
         except (HopsGpuError, LookupError, TypeError) as error:
@@ -80,9 +74,6 @@ class DaemonKind:
         """Return, in words, which field of an answer is not understood, and the Hadoop version.
 
         Args:
-            error: what the reader of the answer raised.
-            trail: the trail of the answer.
-            seconds: limits for asking the daemon's version.
             should_name_address: whether to name the daemon's address; False if nodes with the same
                 problem are listed together.
         """
@@ -101,11 +92,7 @@ NODE_MANAGER = DaemonKind("NodeManager", "/ws/v1/node/info", "nodeInfo")
 
 
 def scheme_of(setting: Callable[[str], str | None]) -> str:
-    """Return the scheme of YARN's web addresses: "https" or "http".
-
-    Args:
-        setting: returns a property's value, or None. YARN takes the policy in any case.
-    """
+    """Return the scheme of YARN's web addresses; YARN takes the policy in any case."""
     policy = setting("yarn.http.policy") or ""
     return "https" if policy.upper() == "HTTPS_ONLY" else "http"
 
@@ -117,9 +104,8 @@ def get_json(url: str, seconds: tuple[float, float], trail: FieldTrail | None = 
     authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
 
     Args:
-        url: the complete URL.
         seconds: limits to connect, and to be answered.
-        trail: where the answer notes the fields that are read.
+        trail: notes the fields that are read.
 
     Raises:
         NoAnswer: nobody answers, or the answer is an error or no JSON.
@@ -213,7 +199,6 @@ def is_kerberos_required(url: str, seconds: tuple[float, float]) -> bool:
 
 
 def _why_refused() -> str:
-    """Return what may be wrong with this process's ticket."""
     try:
         ticket = check_ticket(os.environ)
     except ConfigError as error:
@@ -227,11 +212,7 @@ def _why_refused() -> str:
 
 
 def _for_driver(reason: str) -> str:
-    """Return the error about credentials; for a driver in YARN, which has no ticket, the remedy.
-
-    Args:
-        reason: the meaning of the client's error.
-    """
+    """Return the error about credentials; for a driver in YARN, which has no ticket, the remedy."""
     if reason == NO_TICKET and has_tokens(os.environ):
         return (
             "a driver in YARN has no ticket without a keytab: submit with --principal and --keytab"

@@ -21,7 +21,6 @@ class Shortage:
     """The tightest bound now.
 
     Attributes:
-        bound: the kind of bound.
         text: the bound in words with numbers; "" for Bound.NONE.
         queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
         is_gpu_shortage: whether GPUs are scarce; False if only cores or memory are.
@@ -37,8 +36,6 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
     """Return what keeps YARN from granting all missing executors of a gang now.
 
     Args:
-        demand: the whole gang.
-        snapshot: a snapshot of the ResourceManager.
         held: number of executors that the gang has; the snapshot counts them as used.
     """
     wanted = demand.executors - held
@@ -54,13 +51,9 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
 
 
 def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
-    """Return how many executors YARN would grant now, and the bound that stops more.
+    """Return how many executors with GPUs YARN would grant now, and the bound that stops more.
 
     This assumes that nobody else requests any, and that nothing is preempted.
-
-    Args:
-        container: the resources of each executor, with at least one GPU.
-        snapshot: a snapshot of the ResourceManager.
     """
     most = total(node.total for node in snapshot.running).gpus // container.gpus
     bounds, _ = _bounds(Demand(container, most + 1), snapshot, most + 1)

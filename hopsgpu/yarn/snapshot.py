@@ -19,10 +19,7 @@ class Node:
 
     Attributes:
         id: host and port.
-        host: name of the host.
         state: its state; only a "RUNNING" one gets containers.
-        total: resources of the node.
-        used: resources of its containers.
         partition: its node label; "" if it has none.
         web: host and port of its HTTP interface; "" if it has none now.
         health: what its health check reported last; "" if all is well.
@@ -42,15 +39,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue, in one partition.
+    """A queue in one partition; `maximum` and `guaranteed` are its effective limits.
 
     Attributes:
         path: its path from the root, such as "root.a".
         state: "RUNNING", "DRAINING" (no new applications) or "STOPPED"; the FairScheduler's queues
             always run.
         is_leaf: whether applications can be in it.
-        maximum: its effective maximum.
-        guaranteed: its effective minimum.
         used: resources of all applications in it, including reservations.
         largest: the largest container that it grants.
         can_create_children: whether the scheduler creates requested queues below it.
@@ -73,7 +68,6 @@ class User:
     """A user's share of a queue.
 
     Attributes:
-        name: the user's name.
         used: resources of the user's applications in the queue.
         limit: the amount above which the user gets no more containers, even in an idle queue; the
             container that exceeds it is still granted. None for no limit.
@@ -90,8 +84,6 @@ class App:
 
     Attributes:
         id: YARN's application id.
-        name: the name that its user gave.
-        user: the user who runs it.
         queue: path of its queue.
         used: resources of its containers; nothing if access control hides them.
         started: when it was submitted, in seconds since the epoch.
@@ -113,8 +105,6 @@ class Container:
 
     Attributes:
         node: id of its node.
-        id: YARN's container id.
-        size: its resources.
         granted: when it was granted, in seconds since the epoch.
     """
 
@@ -130,7 +120,6 @@ class Master:
 
     Attributes:
         node: id of its node.
-        size: resources of the container.
     """
 
     node: str
@@ -139,12 +128,7 @@ class Master:
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding of containers.
-
-    Attributes:
-        smallest: the smallest container.
-        step: the amount of which containers are multiples.
-    """
+    """The smallest container, and the amount of which containers are multiples."""
 
     smallest: Amount = NOTHING
     step: Amount = NOTHING
@@ -159,12 +143,10 @@ class Snapshot:
         partition: the node label for which we ask; "" for none.
         nodes: all nodes, whatever their state.
         shared: other partitions whose idle nodes we may get, in addition to the queues' limits.
-        queues: the application's queue, or the queue in question, first; then its parents up to the
-            root.
+        queues: the queue in question first, then its parents up to the root.
         user: our user, in that queue.
         applications: all running applications that YARN shows us.
         master: our application master's container; None if it is not shown.
-        rounding: rounding of containers.
         hosts: the usable hosts; None for all.
         exclusions: hosts and GPUs that get no rank.
         problems: warnings about facts missing in the ResourceManager's answers.
@@ -201,7 +183,6 @@ class Snapshot:
         return replace(self, exclusions=self.exclusions | exclusions)
 
     def limited_to(self, hosts: frozenset[str] | None) -> Snapshot:
-        """Return this snapshot for a gang that can use these hosts only; None for any."""
         return replace(self, hosts=hosts)
 
     @property
@@ -214,7 +195,6 @@ class Snapshot:
         return self.queues[0].largest
 
     def master_on(self, node: Node) -> Amount:
-        """Return the resources of our application master on a node."""
         if self.master is None or self.master.node != node.id:
             return NOTHING
         return self.master.size
@@ -236,7 +216,6 @@ class Overview:
     """A snapshot of the whole of YARN, for a user.
 
     Attributes:
-        nodes: all nodes, whatever their state.
         queues: the queues by node label, for the labels of nodes with GPUs; each parent before its
             children.
         user_snapshots: snapshots for the user in each leaf queue, by node label.

@@ -172,7 +172,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             HopsGpuError: the ResourceManager does not answer.
         """
         self._next_poll = time.monotonic() + _JOBS_SECONDS
-        held = self._executors.held_containers().hosts
+        held = self._executors.held_containers().containers
         with self._changed:
             missing, where = self._pending.update(held, self._leaving, len(self._jobs_by_tag))
             self._not_granted = missing

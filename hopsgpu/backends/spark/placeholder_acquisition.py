@@ -238,7 +238,7 @@ class PlaceholderAcquisition:
             problem = str(error)
             self._why = lambda: problem
             return
-        self._ended.update(held.hosts, self._task_count())
+        self._ended.update(held.containers, self._task_count())
         granted = len(held.containers) - len(self.parked)
         if granted != self._progress.granted:
             log.debug("YARN has granted %d of %d", granted, self._request.plan.executors)

@@ -114,8 +114,7 @@ class Site:
         next(job for job in self.jobs if job.tag == tag).ended.set()
 
     def held_containers(self, application_id: str, priority: int) -> PriorityContainers:
-        there = dict.fromkeys(self.containers, "node1")
-        return PriorityContainers(tuple(there), 0, there)
+        return PriorityContainers(dict.fromkeys(self.containers, "node1"), 0)
 
     @contextlib.contextmanager
     def queued_gang(

@@ -52,7 +52,9 @@ class Cluster:
         self.target = 0
         self.hastened: list[int] = []
         self.manager = SimpleNamespace(
-            held_containers=lambda *_: PriorityContainers(tuple("c" * self.executors), 0)
+            held_containers=lambda *_: PriorityContainers(
+                {f"c{n}": "node1" for n in range(self.executors)}, 0
+            )
         )
         self.failing = FailingHosts()
         self.id = "application_1"
@@ -292,11 +294,11 @@ def test_what_is_for_data_alone_is_no_need_of_others() -> None:
 def test_what_is_told_counts_nobody_twice() -> None:
     """YARN's counts lag: a request that was granted is still counted, an executor came since."""
     gang = bringing(cluster_of(("comes", 1, {})), 2)
-    held = PriorityContainers(("c1", "c2"), pending=2)
+    held = PriorityContainers({"c1": "node1", "c2": "node1"}, pending=2)
     assert gang._describe_missing(held) == "2 granted and starting"
     gang._placeholders[1] = GangExecutor(1, "c1", "node1", "127.0.0.1", ())
     assert gang._describe_missing(held) == "1 granted and starting"
-    one = PriorityContainers(("c1",), pending=2)
+    one = PriorityContainers({"c1": "node1"}, pending=2)
     assert gang._describe_missing(one) == "YARN has not granted 1"
 
 

@@ -114,10 +114,9 @@ def test_one_application_with_one_container(server: Serving, version: str) -> No
     # Hadoop before 3.5 writes the name of the queue, and 3.5 its path.
     assert app.queue.removeprefix("root.") == "default"
     assert overview.problems == ()
-    assert manager.held_containers(id, 0).containers == (
-        f"{id.replace('application', 'container')}_01_000001",
-    )
-    assert manager.held_containers(id, EXECUTOR).containers == ()
+    master = f"{id.replace('application', 'container')}_01_000001"
+    assert list(manager.held_containers(id, 0).containers) == [master]
+    assert not manager.held_containers(id, EXECUTOR).containers
     snapshot = manager.snapshot(id, "root")
     assert snapshot.problems == () and snapshot.user.used == Amount(0, 1, GIB)
     assert [node.used for node in snapshot.nodes] == [Amount(0, 1, GIB)]
@@ -132,12 +131,8 @@ def test_two_applications_of_which_one_has_two_containers(server: Serving, versi
     first, second = id_by_gpus[1], id_by_gpus[0]
     (container,) = (held for held in overview.containers[first] if held.size.gpus)
     assert container.size.gpus == 1 and container.granted > 0
-    assert manager.held_containers(first, EXECUTOR).containers == (container.id,)
-    assert (
-        len(manager.held_containers(first, 0).containers)
-        == len(manager.held_containers(second, 0).containers)
-        == 1
-    )
+    assert list(manager.held_containers(first, EXECUTOR).containers) == [container.id]
+    assert all(len(manager.held_containers(id, 0).containers) == 1 for id in (first, second))
     snapshot = manager.snapshot(second, "root")
     assert snapshot.problems == () and manager.gpus() == (1, 4)
     assert [node.used.gpus for node in snapshot.nodes if node.id == container.node] == [1]
