@@ -217,7 +217,7 @@ class DaemonClient:
                 process_exit.set_result(ExitStatus(pid, signal.SIGKILL, 0))
 
     async def _is_dead(self) -> bool:
-        # Wait, because a process exits after its connections. A living daemon kills the ranks.
+        # Wait, because connections end before the process. A living daemon kills the ranks itself.
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await wait_readable(self._pidfd)

@@ -1,4 +1,4 @@
-"""The running fork servers of a container: started on demand, ended if others need their room."""
+"""The running fork servers of a container: started on demand, ended if others need their memory."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _ANSWER_SECONDS = SET_UP_SECONDS + 5.0
 
 
 class ForkServerPool:
-    """The fork servers of a container.
+    """Runs in the process daemon.
 
     Args:
         temporary: short path of the directory for temporary files of fork servers.
-        selector: selector of the daemon's loop, which calls the registered functions.
+        selector: the daemon's, which calls the registered functions.
         serve_without: serves a request without a server, or reports why it cannot; the second
             argument says why there is no server, None if nothing is wrong.
+        on_exit: is called at the exit of a rank that a server has forked.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ForkServerPool:
         self._unserved: list[tuple[Request, str | None]] = []
 
     def seconds_until_due(self) -> float | None:
-        """Return the seconds until the first deadline of a server, None if there is none."""
+        """Return the seconds until the first deadline of a server; None without a deadline."""
         deadlines = [s.deadline for s in self._servers if s.deadline is not None]
         return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
 
@@ -90,7 +91,7 @@ class ForkServerPool:
             server.waiting.append(request)
 
     def _start_server(self, spec: ServerSpec, now: float) -> ForkServerProcess:
-        """Start a fork server; at the limit, end an idle server first."""
+        """Start a fork server; at the limit, end an idle server first, or raise OSError."""
         surplus = fork_servers.server_to_replace(self._servers)
         if surplus is not None:
             self._end(surplus)
@@ -99,12 +100,8 @@ class ForkServerPool:
         server = fork_servers.start(
             spec, self._mark, self._directory, self._temporary, next(self._numbers), now
         )
-        log.info(
-            "started fork server %d, which imports %s in at most %g s",
-            server.pid,
-            ", ".join(spec.modules) or "nothing",
-            spec.import_seconds,
-        )
+        modules, seconds = ", ".join(spec.modules) or "nothing", spec.import_seconds
+        log.info("started fork server %d: imports %s in at most %g s", server.pid, modules, seconds)
         self._servers.append(server)
         self._reaper.kept.add(server.pid)
         receive = functools.partial(self._receive, server)
@@ -112,12 +109,12 @@ class ForkServerPool:
         return server
 
     def withdraw(self, owner: object) -> None:
-        """Withdraw the requests of an owner that has disconnected."""
+        """Forget the waiting requests of an owner that has disconnected."""
         for server in self._servers:
             server.waiting = [r for r in server.waiting if r.owner is not owner]
 
     def on_exit(self, status: ExitStatus) -> tuple[int, ...]:
-        """Handle a child's exit; return the ranks of an exited server, now the daemon's."""
+        """Handle a child's exit; return an exited server's ranks, now the daemon's children."""
         for server in [s for s in self._servers if s.pid == status.pid]:
             # The connection may still contain the server's last messages.
             while server in self._servers and server.lines.connection in self._selector.get_map():
@@ -214,7 +211,6 @@ class ForkServerPool:
             request.reply(server, warning=None, **answer)
 
     def _end(self, server: ForkServerProcess) -> None:
-        """Kill a server; the reaper reports its exit."""
         log.info("ends fork server %d", server.pid)
         self._servers.remove(server)
         self._dying.append(server)
@@ -225,16 +221,15 @@ class ForkServerPool:
             os.kill(server.pid, signal.SIGKILL)
 
     def _drop(self, server: ForkServerProcess, reason: str) -> None:
-        """Kill a server that failed, and serve its requests without it."""
+        """Kill a server that failed; `drop_overdue` serves its requests without it."""
         self._end(server)
         if not server.ready:
             self._unsafe[server.spec.identity] = reason
-        # The ranks that it forked die with it. The call file ensures that only one process runs a
-        # call.
+        # Its ranks die with it. The call file ensures that only one process runs a call.
         self._unserved += [(request, reason) for request in server.pending.values()]
         self._unserved += [(r, _reason_for(r, reason)) for r in server.waiting]
 
 
 def _reason_for(request: Request, reason: str) -> str | None:
-    """Return why there is no server; None if all ranks report it as well."""
+    """Return why a request has no server; None if the ranks' own requests report it too."""
     return None if request.do == "store" else reason

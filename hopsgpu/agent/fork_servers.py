@@ -25,9 +25,8 @@ class Request:
     """A request for a fork server.
 
     Attributes:
-        owner: the requester, or None.
+        owner: the requester; None for the daemon itself.
         do: "warm", "spawn" or "store".
-        spec: spec of the server.
         fields: fields of the request's message.
         reply: receives the answer's fields.
     """
@@ -40,27 +39,23 @@ class Request:
 
     @property
     def environment(self) -> dict[str, str]:
-        """All variables of a rank."""
         return {**self.spec.environment, **self.fields["environment"]}
 
 
 @dataclass(eq=False)
 class ForkServerProcess:
-    """A fork server's process.
+    """A fork server, as the process daemon sees it.
 
     Attributes:
-        spec: spec from which the server was started.
-        pid: pid of the process.
         lines: the connection to the server.
-        log: file for the output of the server's imports.
+        log: output of the server's imports.
         deadline: monotonic time by which the server must be ready, answer or exit, or None.
         last_used: monotonic time of the last request.
-        requested_modules: top-level modules that are loaded or were requested; a missing module is
-            not requested again.
+        requested_modules: top-level modules that are loaded, or were requested and are missing.
         loaded_modules: top-level modules that are loaded, once the server is ready.
         ready: whether the server has reported that it may fork.
         waiting: requests to serve once the server is ready.
-        pending: requests without an answer, by number.
+        pending: forwarded requests without an answer, by number.
         ranks: pids of the server's children.
     """
 
@@ -79,17 +74,15 @@ class ForkServerProcess:
 
     @property
     def idle(self) -> bool:
-        """Whether the server has no requests and no ranks."""
         return not (self.waiting or self.pending or self.ranks)
 
     def log_tail(self) -> str:
-        """Return the end of the last line in the server's log, or ""."""
         lines = self.log.read_text(errors="backslashreplace").splitlines()
         return lines[-1][-_LOG_TAIL_CHARACTERS:] if lines else ""
 
 
 def find_server(spec: ServerSpec, servers: Iterable[ForkServerProcess]) -> ForkServerProcess | None:
-    """Return the server that may fork for a spec: same interpreter and variables, all packages.
+    """Return a server with the spec's interpreter, variables and packages.
 
     The rank itself imports submodules that the server lacks.
     """
@@ -104,7 +97,7 @@ def find_server(spec: ServerSpec, servers: Iterable[ForkServerProcess]) -> ForkS
 def server_to_replace(
     servers: Iterable[ForkServerProcess], limit: int = MAX_SERVERS
 ) -> ForkServerProcess | None:
-    """Return the idle server with the oldest last request, or None if another server fits."""
+    """Return the longest idle server; None if one more server is allowed, or all are busy."""
     running = list(servers)
     if len(running) < limit:
         return None
@@ -122,7 +115,8 @@ def start(
     """Start a fork server as a child of this process, in its own session.
 
     Args:
-        directory: directory of the daemon, used as home by frameworks while they are imported.
+        mark: variable with the daemon's token.
+        directory: the daemon's.
         temporary: directory for temporary files; created if missing.
 
     Raises:
@@ -162,7 +156,7 @@ def start_process(
     """Start a child that leads a session and writes errors to its stdout; return its pid.
 
     Args:
-        env: variables, as returned by `rank_environment`.
+        env: as returned by `rank_environment`.
 
     Raises:
         OSError: the child cannot be started.

@@ -20,11 +20,10 @@ from hopsgpu.rank import files
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of a fork server when it started, before it imported anything for its ranks.
+    """The state of a fork server before it imported anything for its ranks.
 
     Attributes:
         path: `sys.path` without the working directory and the entries of PYTHONPATH.
-        umask: file mode mask.
         locale: LC_CTYPE, which Python sets if it finds the C locale (PEP 538), or None.
     """
 
@@ -34,7 +33,7 @@ class ServerState:
 
     @classmethod
     def now(cls) -> ServerState:
-        """Return the state of this process; this changes its umask for a moment."""
+        """Return the state of this process, whose umask changes for a moment."""
         umask = os.umask(0o077)
         os.umask(umask)
         from_environment = _python_path_entries(os.environ)
@@ -59,11 +58,7 @@ def detach_child(server: int, keep: Sequence[int] = ()) -> None:
 
 
 def write_to(log: Path) -> None:
-    """Redirect stdout and stderr of this process to the end of a file, and stdin to /dev/null.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """Append the output of this process to a file, and give it an empty stdin."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
@@ -72,21 +67,20 @@ def write_to(log: Path) -> None:
     os.close(nothing)
 
 
-def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerState) -> None:
+def become_rank(
+    directory: Path, environment: Mapping[str, str], initial_state: ServerState
+) -> None:
     """Make this forked child's interpreter like that of `python -m hopsgpu.rank.entry`."""
     os.environb.clear()
     os.environb.update(as_bytes(environment))
-    if birth.locale is not None and not os.environ.get("LC_ALL"):
-        os.environ.setdefault("LC_CTYPE", birth.locale)
+    if initial_state.locale is not None and not os.environ.get("LC_ALL"):
+        os.environ.setdefault("LC_CTYPE", initial_state.locale)
     work = directory / files.WORK
     os.chdir(work)
-    os.umask(birth.umask)
+    os.umask(initial_state.umask)
     from_environment = _python_path_entries(os.environ)
-    sys.path[:] = [
-        str(work),
-        *from_environment,
-        *(p for p in birth.path if p not in from_environment),
-    ]
+    inherited = [p for p in initial_state.path if p not in from_environment]
+    sys.path[:] = [str(work), *from_environment, *inherited]
     _forget_directories()
     # Children of one parent would otherwise share these random states and keys.
     random.seed()
@@ -105,7 +99,7 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerSt
 
 
 def _forget_compilers_directories() -> None:
-    """Reset the directories that torch's compiler computed at its import."""
+    """Reset the directories that torch's compiler and triton computed at their import."""
     # Some versions of torch lack some of these attributes.
     modules: Mapping[str, Any] = sys.modules
     config = modules.get("torch._dynamo.config")
@@ -116,15 +110,13 @@ def _forget_compilers_directories() -> None:
         directories = modules["torch._inductor.runtime.cache_dir_utils"]
         cache._path_prefix = str(Path(directories.cache_dir()) / "dynamo")
     if "triton.knobs" in sys.modules:
-        # The default of triton is the home directory at the time of the import.
         os.environ.setdefault("TRITON_HOME", str(Path.home()))
 
 
 def _forget_directories() -> None:
-    """Like importlib.invalidate_caches(), except for zip files.
+    """Like importlib.invalidate_caches(), except for zip files, which do not change.
 
-    Spark's path has large zip files, which do not change. Reading their directories again takes
-    tens of milliseconds.
+    Reading the directories of Spark's large zip files again takes tens of milliseconds.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if finder is None:

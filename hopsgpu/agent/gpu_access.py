@@ -1,11 +1,10 @@
 """A check that a container's processes can open its GPUs, as CUDA will, before any rank starts.
 
-`python -m hopsgpu.agent.gpu_access` checks the GPU that CUDA_VISIBLE_DEVICES names, and prints why
-the GPU cannot be opened, or nothing. The check has its own process, because CUDA keeps a GPU open
-and may hang.
+`python -m hopsgpu.agent.gpu_access` prints why the GPU in CUDA_VISIBLE_DEVICES cannot be opened, or
+nothing. The check has its own process, because CUDA keeps a GPU open and may hang.
 
-Source of the calls and codes: the CUDA Driver API reference, "Initialization", "Device
-Management" and "Primary Context Management".
+Source: the CUDA Driver API reference, "Initialization", "Device Management" and "Primary Context
+Management".
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SUCCESS = 0
 
 
 async def find_unopened(gpus: Sequence[str]) -> dict[str, str]:
-    """Return why GPUs cannot be opened, by address. Simulated GPUs are not checked."""
+    """Return why GPUs cannot be opened, by UUID. Simulated GPUs are not checked."""
     simulated = read_container_gpus().simulated_addresses
     real = [gpu for gpu in gpus if gpu not in simulated]
     reasons = await asyncio.gather(*map(_check_gpu, real))
@@ -67,7 +66,6 @@ async def _check_gpu(gpu: str) -> str:
 
 
 def why_not(cuda: Any) -> str:
-    """Return why the one visible GPU cannot be opened, "" if it can."""
     device, context = ctypes.c_int(), ctypes.c_void_p()
     calls = (
         ("cuInit", (0,)),
@@ -89,10 +87,9 @@ def _error(cuda: Any, code: int) -> str:
 
 
 def try_to_open(load: Callable[[str], Any]) -> str:
-    """Return why the one visible GPU cannot be opened; "" if it can, or that cannot be checked.
+    """Return why the one visible GPU cannot be opened; "" if it can, or the driver is not found.
 
-    If neither of the driver's libraries is found, the check is skipped: the ranks' own variables
-    may name the libraries' directory.
+    The ranks' own variables may name the directory of the driver's libraries.
     """
     try:
         return why_not(load(_CUDA))

@@ -15,11 +15,9 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class JsonLineSocket:
-    """A connected stream socket that is read only when data is available.
+    """A connected stream socket; its owner closes it, and reads only when data is available.
 
-    Args:
-        connection: the socket, which its owner closes. A peer that reads nothing for 10 s is
-            disconnected.
+    A peer that reads nothing for 10 s is disconnected.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -39,11 +37,7 @@ class JsonLineSocket:
         return True
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the messages that one read completes, or None at the end of the connection.
-
-        Raises:
-            ValueError: something other than JSON arrived.
-        """
+        """Return the messages that one read completes, or None at the end of the connection."""
         try:
             read = self.connection.recv(_CHUNK)
         except OSError:
@@ -55,7 +49,7 @@ class JsonLineSocket:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """Return an exception for a message: `error` in words, and `errno` of an OSError or None."""
+    """Return an exception for a message: `error` for people, and `errno` of an OSError or None."""
     if not isinstance(error, OSError) or error.errno is None:
         return {"error": f"{type(error).__name__}: {error}", "errno": None}
     file = "" if error.filename is None else f": {str(error.filename)!r}"

@@ -19,18 +19,11 @@ _TIMEOUT_SECONDS = 20.0
 
 
 async def check_lake_writable(run_url: str, timeout: float = _TIMEOUT_SECONDS) -> str:
-    """Write and remove an empty file in a run's directory.
+    """Write and remove an empty file in a run's directory; return why that was refused, or "".
 
-    The file is empty because permission is the NameNode's decision. A byte would need a DataNode
-    too, and closing its block takes half a second.
-
-    Args:
-        run_url: URL of the directory, which exists.
-        timeout: seconds.
-
-    Returns:
-        Why ranks would be refused, for lack of credentials or permission; otherwise "". A timeout
-        or another failure of the lake gives "": ranks try again, and the run may store nothing.
+    An empty file suffices, because the NameNode decides on permission. A byte would need a DataNode
+    too, and closing its block takes half a second. A timeout or another failure of the lake gives
+    "": ranks try again, and the run may store nothing.
     """
     began = time.monotonic()
     # A daemon thread: the end of the agent must not wait for a DataNode that hangs.

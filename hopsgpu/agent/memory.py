@@ -1,9 +1,9 @@
 """The node memory that a rank's processes use, counting each shared page once.
 
-The kernel's proportional set size (proc(5), smaps_rollup) charges a page that n processes map with
-1/n to each. The kernel computes this size page by page, so it is read only if the sum of the
-resident sets (statm), which is never less, exceeds a threshold. GPU memory and files that are not
-mapped do not count.
+The proportional set size (PSS; proc(5), smaps_rollup) charges each of n processes that map a page
+with 1/n of it. The kernel computes it page by page. It is therefore read only if the sum of the
+resident sets (RSS; statm), which is never less, exceeds a threshold. GPU memory and files that are
+not mapped do not count.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class MemoryUse:
     """The memory that processes use at a moment, in bytes by pid.
 
     Attributes:
-        resident: resident sets; pages that processes share are counted in each.
-        proportional: proportional sets; empty if they were not read.
+        resident: RSS, in which each process counts shared pages in full.
+        proportional: PSS; empty if it was not read.
         names: commands (proc(5), comm); empty with `proportional`.
     """
 
@@ -48,35 +48,32 @@ class MemoryUse:
     names: Mapping[int, str] = field(default_factory=dict)
 
 
-def measure_memory(root: int, doubt: int) -> MemoryUse:
-    """Measure RSS of a process tree, and PSS if the RSS exceeds `doubt`.
+def measure_memory(root: int, rss_threshold: int) -> MemoryUse:
+    """Measure the RSS of a session leader's `tree`, and the PSS if the RSS exceeds a threshold.
 
-    A process that exits during the measurement counts 0. A process that may not be inspected
-    (setuid) counts its resident set.
-
-    Args:
-        root: pid of the leader of a session.
-        doubt: bytes.
+    A process that exits meanwhile counts 0. One that may not be inspected (setuid) counts its RSS.
     """
     parents = tree(root)
     resident = {pid: _resident(pid) for pid in parents}
-    if sum(resident.values()) <= doubt:
+    if sum(resident.values()) <= rss_threshold:
         return MemoryUse(resident)
-    read = {pid: _rollup(pid) for pid in parents}
+    rollups = {pid: _rollup(pid) for pid in parents}
     # Between vfork and exec a child shares its parent's memory: do not count it twice.
-    mapped = {pid: _MAPPED.findall(rollup or b"") for pid, rollup in read.items()}
+    mapped = {pid: _MAPPED.findall(rollup or b"") for pid, rollup in rollups.items()}
     vforked = {
         pid for pid, parent in parents.items() if mapped[pid] and mapped[pid] == mapped.get(parent)
     }
-    proportional = {pid: 0 if pid in vforked else _proportional(pid, read[pid]) for pid in parents}
+    proportional = {
+        pid: 0 if pid in vforked else _proportional(pid, rollup) for pid, rollup in rollups.items()
+    }
     return MemoryUse(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
 
 
 def surviving_processes(before: MemoryUse, now: MemoryUse) -> MemoryUse:
-    """Return the processes of `now` that also existed at the previous measurement.
+    """Return the processes of `now` that also existed before.
 
-    New processes do not count yet. `measure_memory` cannot always recognise a child between vfork
-    and exec, while threads of its parent allocate memory.
+    New processes do not count yet: while threads of its parent allocate memory, `measure_memory`
+    cannot always recognise a child between vfork and exec.
     """
     return MemoryUse(
         {pid: size for pid, size in now.resident.items() if pid in before.resident},
@@ -88,8 +85,8 @@ def surviving_processes(before: MemoryUse, now: MemoryUse) -> MemoryUse:
 def excess(before: MemoryUse, now: MemoryUse, limit: int) -> str | None:
     """Return by how much processes exceed a limit, for people, or None if they do not.
 
-    Both measurements must show the excess. Processes are read one after the other, so a shared page
-    is counted too often if a process exits during a measurement.
+    Both measurements must show the excess: a process that exits during a measurement lets shared
+    pages count too often, because processes are read one after the other.
     """
     sizes = surviving_processes(before, now).proportional
     used = sum(sizes.values())
@@ -108,8 +105,8 @@ class MemoryWatch:
     """Repeated measurements of one rank's processes.
 
     Attributes:
-        peak: largest measured number of bytes; the real peak may be higher, between measurements or
-            by less than a quarter.
+        peak: largest measured PSS. The real peak may be higher, between measurements or by less
+            than a quarter.
         pause: seconds until the next measurement.
     """
 
@@ -118,41 +115,41 @@ class MemoryWatch:
         self.pause = _POLL_SECONDS
         self._root = root
         self._limit = limit
-        self._before = MemoryUse({})
-        self._read = 0
+        self._previous = MemoryUse({})
+        # The largest RSS at which the PSS was read.
+        self._checked_rss = 0
 
     def poll(self) -> str | None:
-        """Measure once; return by how much the processes exceed the limit, for people, or None."""
+        """Measure once, and return the `excess`."""
         began = time.monotonic()
         # Newer kernels count per core, so the sum in statm is slightly stale.
-        doubt = self._limit - self._limit // 16
-        now = measure_memory(self._root, min(doubt, self._read * 5 // 4))
-        counted = surviving_processes(self._before, now)
-        reason = excess(self._before, now, self._limit)
+        near_limit = self._limit - self._limit // 16
+        now = measure_memory(self._root, min(near_limit, self._checked_rss * 5 // 4))
+        counted = surviving_processes(self._previous, now)
+        reason = excess(self._previous, now, self._limit)
         if now.proportional:
-            self._read = max(self._read, sum(counted.resident.values()))
+            self._checked_rss = max(self._checked_rss, sum(counted.resident.values()))
             self.peak = max(self.peak, sum(counted.proportional.values()))
         # Measure for at most a tenth of the time: 100 GB can take 0.3 s and more.
         seconds = time.monotonic() - began
         self.pause = min(max(_POLL_SECONDS, 9 * seconds), _MAX_POLL_SECONDS)
         if sum(now.proportional.values()) > self._limit:
             self.pause = _CONFIRM_SECONDS
-        self._before = now
+        self._previous = now
         return reason
 
 
 def _amounts(used: int, limit: int) -> str:
-    """Return both amounts in a unit in which they differ."""
+    # Choose a unit in which the amounts differ.
     if limit < _GIB or used < 1.1 * limit:
         return f"{-(-used // MIB):,} MiB of {limit // MIB:,} MiB"
     return f"{used / _GIB:,.1f} GiB of {limit / _GIB:,.1f} GiB"
 
 
 def tree(root: int) -> dict[int, int]:
-    """Return pid → parent of a session leader, its descendants, and its session's orphans.
+    """Return pid → parent of a session leader, its session's orphans, and descendants of both.
 
-    Descendants of orphans are included. An orphan's new parent is init, or this process or the
-    root's parent if that is a subreaper.
+    An orphan's new parent is init, or a subreaper: this process or the root's parent.
     """
     adopters = dict.fromkeys((_INIT, os.getpid(), parent_of(root)))
     todo = [(pid, parent) for parent in adopters for pid in children(parent)]
@@ -166,24 +163,21 @@ def tree(root: int) -> dict[int, int]:
 
 
 def kill_tree(root: int) -> None:
-    """Send SIGKILL to a process that leads a group, its group and its descendants.
+    """Send SIGKILL to a rank's process group and `tree`, except to `cleaners`.
 
-    Processes that clean up after others are spared; they end by themselves.
-
-    `root` must not have been reaped, or its pid may belong to another process.
+    The rank must not have been reaped, or its pid may belong to another process.
     """
     pids = tree(root)
     spared = cleaners(pids)
     # A signal to the group also reaches processes that are forked now, but spared ones too.
     groups = [] if spared else [(os.killpg, root)]
     for kill, pid in [*groups, *((os.kill, pid) for pid in pids if pid not in spared)]:
-        # The process has exited, or belongs to another user (setuid).
+        # The process may have exited, or belong to another user (setuid).
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of all threads of a process; [] if it has exited."""
     # The kernel lists children by the thread that forked them.
     tasks = f"/proc/{pid}/task"
     try:
@@ -198,7 +192,6 @@ def children(pid: int) -> list[int]:
 
 
 def session(pid: int) -> int | None:
-    """Return the pid of a process's session leader, None if the process has exited."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -213,7 +206,7 @@ def _resident(pid: int) -> int:
 
 
 def _rollup(pid: int) -> bytes | None:
-    """Return the smaps_rollup of a process; b"" after its exit, None if the kernel refuses."""
+    """Return a process's smaps_rollup; b"" after its exit, None if the kernel refuses."""
     try:
         return _read(f"/proc/{pid}/smaps_rollup")
     except ProcessLookupError:

@@ -20,13 +20,11 @@ _RANKS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a rank's model directory.
+    """The number and total size of the files in a rank's model directory.
 
     Attributes:
-        files: number of files.
-        bytes: bytes of all files.
         problem: why the files cannot be published, or "".
-        trouble: kind of the problem, as of a StoreError.
+        trouble: `StoreError.kind` of the problem, or "".
     """
 
     files: int
@@ -50,16 +48,10 @@ def _read_model_dir(directory: Path) -> ModelFiles:
 def upload_all(
     directories: Mapping[int, Path], staging_url: str, stop: threading.Event
 ) -> dict[int, dict[str, FileFacts]]:
-    """Upload the model directory of each rank; at the first problem stop the others.
+    """Upload the model directory of each rank; at the first problem stop the others, and raise it.
 
     Args:
         staging_url: URL of the directory that `publication.begin` returned.
-
-    Returns:
-        The results of `publication.upload`, by rank.
-
-    Raises:
-        HopsGpuError: as `publication.upload`.
     """
     staging = LakePath(staging_url).with_client()
     with ThreadPoolExecutor(_RANKS_AT_ONCE, thread_name_prefix="hopsgpu-upload") as pool:

@@ -11,20 +11,19 @@ import time
 import zipfile
 from pathlib import Path
 
-# A search's next trial starts within milliseconds. Processes that outlive a rank may change files
-# later, so a check does not hold for longer.
+# A search's next trial starts within milliseconds. For longer a check does not hold: processes that
+# outlive a rank may change files.
 _UNCHANGED_SECONDS = 1.0
 
 _State = dict[str, tuple[int, int] | None]
 
 
 class UnpackedModules:
-    """A directory with the content of an archive; unpacked again only after a change. Thread-safe.
+    """A directory with the content of an archive, unpacked again only after a change. Thread-safe.
 
-    A launch on a held gang mostly has the modules of the previous launch, and unpacking hundreds of
-    modules takes longer than the rest of its start. Files that a rank has written to the directory
-    are removed before the next attempt. Only Python's compiled files stay, because they depend on
-    the sources beside them.
+    Most launches on a held gang have the modules of the previous launch. Unpacking hundreds of
+    modules takes longer than the rest of the start. Files that a rank has written are removed
+    before the next attempt, except for Python's compiled files.
 
     Attributes:
         uses: number of attempts that received the directory.
@@ -40,27 +39,17 @@ class UnpackedModules:
         self._unchanged_until = float("-inf")
 
     def close(self) -> None:
-        """Remove the directory."""
         with self._lock:
             self._remove()
 
     def verify(self, uses: int) -> None:
-        """Check for changes once the ranks of an attempt have exited.
-
-        Args:
-            uses: value of `uses` when the attempt got the directory; if another attempt has got it
-                since, nothing is done.
-        """
+        """Check for changes once the ranks of the attempt have exited that was number `uses`."""
         with self._lock:
             if uses == self.uses and self._is_same():
                 self._unchanged_until = time.monotonic() + _UNCHANGED_SECONDS
 
     def prepare(self, name: str, archive: bytes) -> None:
-        """Unpack an archive before an attempt needs it.
-
-        Raises:
-            OSError: the files cannot be written.
-        """
+        """Unpack an archive before an attempt needs it."""
         with self._lock:
             if name != self._name or not self._is_same():
                 self._fill(name, archive)
@@ -68,15 +57,11 @@ class UnpackedModules:
                 self._unchanged_until = time.monotonic() + _UNCHANGED_SECONDS
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
-        """Return the directories to import from.
+        """Return the directories to import from, for one attempt.
 
         Args:
-            name: name that differs for different archives.
-            archive: a zip with the top-level directories "0", "1", …
-            count: number of these directories.
-
-        Raises:
-            OSError: the files cannot be written.
+            name: differs for different archives.
+            archive: a zip with `count` top-level directories "0", "1", …
         """
         with self._lock:
             is_same = time.monotonic() < self._unchanged_until or self._is_same()
@@ -116,7 +101,7 @@ class UnpackedModules:
 
 
 def _state_of(directory: str) -> _State:
-    """Return inode and change time by path. No program can set the change time."""
+    """Return inode and change time by path: no program can set the change time."""
     state: _State = {}
     for path, directories, files in os.walk(directory):
         directories[:] = [name for name in directories if name != "__pycache__"]

@@ -30,7 +30,6 @@ def oom_kills(cgroup: Path = _CGROUP, root: Path = _ROOT) -> int:
 
 
 def _read(file: Path) -> str:
-    """Return a file's content; "" if the file cannot be read."""
     try:
         return file.read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Find the processes of ranks by a variable, after their process daemon was killed."""
+"""Find and kill the processes of ranks by a variable, after their process daemon was killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _is_marked(process: Path, token: str) -> bool:
 
 
 def sweep(token: str) -> int:
-    """Kill all processes with a daemon's token and wait for their end; return their number."""
+    """Kill all processes with a daemon's token, and wait for their exit; return their number."""
     count = 0
     has_cleaned = False
     while pids := find_marked(token):
@@ -58,10 +58,11 @@ def sweep(token: str) -> int:
                     killed.append(descriptor)
             count += len(killed)
             _await_exits(killed)
-    # An exiting process has no readable environment, but still holds files such as GPU devices.
-    # Wait for it.
+    # The token of an exiting process can no longer be read, but the process still holds files such
+    # as GPU devices.
     with contextlib.ExitStack() as stack:
-        opened = [_open_pidfd(pid, stack) for pid in _exiting_pids()]
+        exiting = (entry for entry in Path("/proc").glob("[0-9]*") if _is_exiting(entry))
+        opened = [_open_pidfd(int(entry.name), stack) for entry in exiting]
         _await_exits(descriptor for descriptor in opened if descriptor is not None)
     return count
 
@@ -76,7 +77,7 @@ def _open_pidfd(pid: int, stack: contextlib.ExitStack) -> int | None:
 
 
 def _await_exits(descriptors: Iterable[int]) -> None:
-    """Wait for processes to exit, for as long as one exits every five seconds."""
+    """Wait for the exit of processes, but at most 5 s for the next exit."""
     poll = select.poll()
     waiting = 0
     for descriptor in descriptors:
@@ -86,11 +87,6 @@ def _await_exits(descriptors: Iterable[int]) -> None:
         for descriptor, _ in ended:
             poll.unregister(descriptor)
             waiting -= 1
-
-
-def _exiting_pids() -> list[int]:
-    """Return this user's processes that are exiting; their token can no longer be read."""
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_exiting(entry)]
 
 
 def _is_exiting(process: Path) -> bool:

@@ -20,11 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def run_placeholder(driver: DriverEndpoint, warm: WarmUp) -> None:
-    """Connect to the driver and hold the task's slot until the driver closes the connection.
+    """Hold the task's slot until the driver closes the connection.
 
     Raises:
-        OSError: the driver cannot be reached.
-        ChannelError: something else answered.
+        UnreachableError, ChannelError: as `connect_to_driver`.
     """
     with own_log.log_to_file(own_log.directory(Path("hopsgpu")) / own_log.AGENT_FILE, driver.log):
         asyncio.run(_hold(driver, warm))

@@ -109,7 +109,7 @@ def test_a_process_alone(start: Start) -> None:
     assert measure_memory(pid, 0).names[pid].startswith("python")
 
 
-def test_below_the_doubt_only_resident_sets_are_read(start: Start) -> None:
+def test_below_the_threshold_only_resident_sets_are_read(start: Start) -> None:
     pid = start(HOLD)
     use = measure_memory(pid, 200 * MIB)
     assert (use.proportional, use.names) == ({}, {})
