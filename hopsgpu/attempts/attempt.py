@@ -14,11 +14,11 @@ from hopsgpu.agent import sent_log
 from hopsgpu.attempts.attempt_request import run_messages
 from hopsgpu.attempts.attempt_watcher import AttemptWatcher, Step, WatchBounds
 from hopsgpu.attempts.checkpoint_request import (
+    AgentMessage,
     Agreed,
     AgreedCheckpoint,
     CheckpointRequest,
-    GivenUp,
-    Order,
+    NotAgreed,
 )
 from hopsgpu.attempts.failures import RankExit
 from hopsgpu.attempts.outcome import (
@@ -31,7 +31,7 @@ from hopsgpu.attempts.outcome import (
 from hopsgpu.attempts.publisher import Agents, Publisher
 from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rank_output import Outputs
-from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.attempts.rendezvous import Rendezvous, RendezvousFailure, arrange_rendezvous
 from hopsgpu.attempts.retry_policy import FailureCause
 from hopsgpu.attempts.return_values import Value, value_of
@@ -71,7 +71,7 @@ class AttemptListener:
     def on_start(self, rank: int) -> None:
         """Handle the start of a rank's process."""
 
-    def on_entry(self, entered: Entered) -> None:
+    def on_entry(self, entered: FunctionEntry) -> None:
         """Handle that the user's function runs in one more rank."""
 
     def on_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
@@ -321,7 +321,7 @@ class AttemptRunner:
         if self._request is not None:
             self._send_orders(self._request, self._request.tick(now))
 
-    def _send_orders(self, request: CheckpointRequest, orders: Sequence[Order]) -> None:
+    def _send_orders(self, request: CheckpointRequest, orders: Sequence[AgentMessage]) -> None:
         """Send what a request for a checkpoint orders, and notify the listener of its outcome."""
         for order in orders:
             for container in self._allocation.containers:
@@ -333,7 +333,7 @@ class AttemptRunner:
             case Agreed(step):
                 self._agreed = AgreedCheckpoint(step, range(self._world.size))
                 self._listener.on_checkpoint_agreed(step)
-            case GivenUp(reason):
+            case NotAgreed(reason):
                 self._listener.on_checkpoint_given_up(reason)
 
     def _handle_answer(self, message: Message) -> None:
@@ -345,10 +345,12 @@ class AttemptRunner:
         if request is None:
             return
         if message.kind == "steps":
-            orders = request.steps(message["number"], dict(message["asked"]), now)
+            orders = request.handle_steps(message["number"], dict(message["asked"]), now)
         else:
             accepted = message.kind == "accepted"
-            orders = request.answered(message["rank"], message["step"], now, accepted=accepted)
+            orders = request.handle_answer(
+                message["rank"], message["step"], now, is_accepted=accepted
+            )
         self._send_orders(request, orders)
 
     def _drop_from_request(self, rank: int) -> None:
@@ -356,12 +358,12 @@ class AttemptRunner:
         if self._agreed is not None:
             self._record_passed(rank, self._agreed.step)
         if self._request is not None:
-            self._send_orders(self._request, self._request.ended(rank))
+            self._send_orders(self._request, self._request.handle_end(rank))
 
     def _record_passed(self, rank: int, step: int) -> None:
         """Record that a rank has nothing more to save at an agreed step."""
         agreed = self._agreed
-        if agreed is not None and step == agreed.step and agreed.passed(rank):
+        if agreed is not None and step == agreed.step and agreed.record_pass(rank):
             self._agreed = None
             log.info("%s: all ranks have passed step %d", self._call.run_id, step)
             self._listener.on_checkpoint_passed(step)
@@ -375,7 +377,7 @@ class AttemptRunner:
 
     def grown_logs(self) -> list[tuple[str, Work]]:
         """Return for each log that has grown its URL, and a function that appends the new part."""
-        return self._outputs.grown(self._call.logs)
+        return self._outputs.pending_appends(self._call.logs)
 
     def log_sizes(self) -> dict[str, int]:
         """Return the bytes of each log so far, by its path in the run's directory."""
@@ -414,7 +416,7 @@ class AttemptRunner:
             return Event(lost, None)
         if event is not None and event.message and event.message.kind == sent_log.KIND:
             index = self._world.of_container(event.peer)[0].node_rank
-            self._outputs.take_agent_log(index, event.message.payload)
+            self._outputs.set_agent_log(index, event.message.payload)
             return None
         return event
 
@@ -446,7 +448,7 @@ class AttemptRunner:
         """Disconnect the agents that do not answer; they serve no further attempt."""
         self._disconnect({self._place(rank).container.key for rank in self._ends.pending})
         for rank in sorted(self._ends.pending):
-            self._outputs.lost(rank, "its agent did not answer")
+            self._outputs.record_loss(rank, "its agent did not answer")
             self._listener.on_warning(
                 f"the end of rank {rank} is unknown: its agent did not answer for"
                 f" {self._bounds.stop:g} s"
@@ -485,11 +487,11 @@ class AttemptRunner:
         rank = int(message["rank"])
         log.debug("%s: rank %d has %s", self._call.run_id, rank, message.kind)
         if message.kind == "started":
-            self._ranks.started(rank, message["pid"])
+            self._ranks.record_start(rank, message["pid"])
             self._listener.on_start(rank)
         else:
             self._idle.record_function_start(rank, time.monotonic())
-            self._listener.on_entry(self._ranks.entered(rank, float(message["time"])))
+            self._listener.on_entry(self._ranks.record_entry(rank, float(message["time"])))
 
     def _handle_save(self, message: Message) -> None:
         rank, step, complete = int(message["rank"]), int(message["step"]), bool(message["complete"])
@@ -506,17 +508,17 @@ class AttemptRunner:
     def _handle_output(self, message: Message) -> None:
         rank, payload = int(message["rank"]), message.payload
         if message.kind == "output":
-            self._outputs.take(rank, payload)
+            self._outputs.add(rank, payload)
         elif message.kind == "record":
-            self._outputs.take_record(rank, payload)
+            self._outputs.add_record(rank, payload)
             self._listener.on_record(rank, payload)
         elif message.kind == "blocked":
-            self._ranks.blocked(rank, float(message["data"]), float(message["checkpoints"]))
+            self._ranks.record_blocked(rank, float(message["data"]), float(message["checkpoints"]))
         else:
-            samples = self._outputs.take_reports(rank, payload)
+            samples = self._outputs.add_reports(rank, payload)
             if samples:
                 self._idle.add_samples(rank, samples, time.monotonic())
-                self._ranks.unused(rank, self._outputs.unused(rank))
+                self._ranks.record_unused(rank, self._outputs.unused_seconds(rank))
             self._listener.on_metrics(self._outputs.metrics())
 
     def _handle_end(self, message: Message) -> None:
@@ -530,16 +532,16 @@ class AttemptRunner:
             end.signal or f"exit code {end.exit_code}",
             ", stopped" if end.was_stopped else "",
         )
-        self._outputs.ended(rank)
+        self._outputs.record_end(rank)
         self._idle.record_rank_end(rank, time.monotonic())
         self._drop_from_request(rank)
-        self._ranks.ended(
+        self._ranks.record_end(
             rank,
             exit_code=end.exit_code,
             signal=end.signal,
             peak_memory=message["peak_memory"],
             gpu_utilisation=self._outputs.utilisation(rank),
-            stopped=end.was_stopped and not end.has_returned,
+            was_stopped=end.was_stopped and not end.has_returned,
         )
         for text in (*self._outputs.warnings(rank), *unusual_exit_warnings(end)):
             self._listener.on_warning(text)
@@ -566,7 +568,7 @@ class AttemptRunner:
                     place.container.host,
                     event.reason or "its connection ended",
                 )
-                self._outputs.lost(place.rank, event.reason)
+                self._outputs.record_loss(place.rank, event.reason)
                 self._idle.record_rank_end(place.rank, time.monotonic())
                 self._drop_from_request(place.rank)
 

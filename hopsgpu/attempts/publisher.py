@@ -1,4 +1,4 @@
-"""Publishing of what the ranks left: their agents upload it, the driver commits the version."""
+"""Publishes the files that ranks left: their agents upload, the driver commits the version."""
 
 from __future__ import annotations
 
@@ -26,58 +26,47 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# The kind of a StoreError: with the executor was lost what its ranks had not uploaded.
+# StoreError kind: an executor was lost before its ranks' files were uploaded.
 EXECUTOR_LOST = "executor lost"
-# For an upload that was asked to stop; one that waits for the lake can take longer.
+# Wait for stopped uploads. An upload that waits for the lake may take longer.
 _STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Agents:
-    """The agents of a training, and how to communicate with them.
+    """The agents of an attempt, and how to communicate with them.
 
     Attributes:
-        world: their ranks.
-        channel: what they say about the run.
-        next_event: takes the next event from the channel, and returns it, or None.
+        next_event: returns the next event of the channel, or None.
         cancelled: event that cancels the run.
-        why_lost: returns why the executor on a host was lost, or "".
+        explain_loss: returns why the executor on a host was lost, or "".
     """
 
     world: World
     channel: Subscription
     next_event: Callable[[], Event | None]
     cancelled: threading.Event
-    why_lost: Callable[[str], str] = lambda _: ""
+    explain_loss: Callable[[str], str] = lambda _: ""
 
-    def of(self, ranks: Collection[int]) -> dict[int, list[int]]:
-        """Return these ranks grouped by the key of their agent."""
+    def by_key(self, ranks: Collection[int]) -> dict[int, list[int]]:
+        """Group ranks by the key of their agent."""
         keys: dict[int, list[int]] = {}
         for rank in sorted(ranks):
             keys.setdefault(self.world.processes[rank].container.key, []).append(rank)
         return keys
 
 
-@dataclass(frozen=True)
-class _Signed:
-    """The facts for the manifest, and warnings: why they lack the signature that a rank left."""
-
-    about: VersionDescription
-    warnings: tuple[str, ...] = ()
-
-
 class Publisher:
-    """Publishes what the ranks of one training left.
-
-    Attributes:
-        kept: what ranks uploaded before a publish failed, if it may be the only copy of it; its
-            owner may `discard` it once it is not needed.
+    """Publishes the files that the ranks of one attempt left.
 
     Args:
         name: name of the model.
-        agents: the agents of the ranks.
         ranks: the ranks that have returned.
-        warn: called with warnings about a version that was published, for people.
+        warn: receives warnings about the published version.
+
+    Attributes:
+        kept: the uploaded files if a publish failed, because they may be the only copy; its owner
+            may `discard` them.
     """
 
     def __init__(
@@ -86,13 +75,13 @@ class Publisher:
         self._warn = warn
         self._name = name
         self._agents = agents
-        self._ranks = agents.of(ranks)
+        self._ranks = agents.by_key(ranks)
         self.kept: LakePath | None = None
         # Keys of the agents that are uploading.
         self._busy: set[int] = set()
 
-    def left(self) -> dict[int, ModelFiles]:
-        """Ask the agents what their ranks left, and return it by rank, without empty entries.
+    def find_files(self) -> dict[int, ModelFiles]:
+        """Ask the agents for the files that their ranks left; return them by rank.
 
         Raises:
             StoreError: an agent was lost; its kind is EXECUTOR_LOST.
@@ -104,34 +93,37 @@ class Publisher:
             self._agents.channel.send(key, "left", ranks=ranks)
         for message in self._answers("left", set(self._ranks)):
             files |= load_model_files(message.payload)
-        return {rank: left for rank, left in sorted(files.items()) if left.files or left.problem}
+        return {
+            rank: model_files
+            for rank, model_files in sorted(files.items())
+            if model_files.files or model_files.problem
+        }
 
-    def idle(self, left: Mapping[int, ModelFiles]) -> set[int]:
-        """Return the keys of the agents that take no part in the upload."""
+    def idle_agents(self, files_by_rank: Mapping[int, ModelFiles]) -> set[int]:
+        """Return the keys of the agents without files to upload."""
         all_keys = {place.container.key for place in self._agents.world.processes}
-        return all_keys - self._agents.of(left).keys()
+        return all_keys - self._agents.by_key(files_by_rank).keys()
 
     def publish(
-        self, models_url: str, left: Mapping[int, ModelFiles], about: VersionDescription
+        self, models_url: str, files_by_rank: Mapping[int, ModelFiles], about: VersionDescription
     ) -> ModelVersion:
-        """Have the agents upload what their ranks left, and commit it as the next version.
+        """Let the agents upload their ranks' files, and commit these as the next version.
 
         Args:
             models_url: the directory of all models.
-            left: what each rank left, by rank.
             about: further facts for the manifest.
 
         Raises:
-            StoreError: the lake refused an operation, an executor was lost, a rank left something
-                that cannot be published, or two ranks left the same path with different content.
-                What ranks have uploaded by then may be the only copy: it stays, and the error says
-                where.
-            Cancelled: the run was cancelled meanwhile; the upload has been removed from the lake
-                as far as possible.
+            StoreError: the lake refused, an executor was lost, a rank's files cannot be published,
+                or two ranks left different content under one path. Uploaded files stay, because
+                they may be the only copy; the error says where.
+            Cancelled: the run was cancelled; the upload was removed as far as possible.
         """
-        uploading = self._agents.of({rank for rank, files in left.items() if not files.problem})
+        uploading = self._agents.by_key(
+            {rank for rank, files in files_by_rank.items() if not files.problem}
+        )
         if not uploading:
-            self._check(left)
+            self._check(files_by_rank)
         staging = publication.begin(LakePath(models_url), self._name)
         log.info("%s: %d agents upload to %s", self._name, len(uploading), staging.url)
         parts: dict[int, dict[str, FileFacts]] = {}
@@ -145,35 +137,35 @@ class Publisher:
             except BaseException:
                 self._stop()
                 raise
-            self._check(left)
-            # Uploads may take hours, and a connection that is idle so long may be dropped unseen.
+            self._check(files_by_rank)
+            # A new client: an idle connection may have been dropped during a long upload.
             staging = LakePath(staging.url)
             if any(map(framework_of, parts.values())):
                 # The files tell the framework more reliably than the function's imports.
                 about = replace(about, framework=None)
-            signed = self._signed(about, staging, parts)
-            version = publication.commit(staging, parts, signed.about)
+            about, warnings = self._add_signature(about, staging, parts)
+            version = publication.commit(staging, parts, about)
         except BaseException as error:
-            whole = [rank for rank, files in sorted(parts.items()) if files]
-            if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
+            uploaded = [rank for rank, files in sorted(parts.items()) if files]
+            if not uploaded or isinstance(error, Cancelled) or not isinstance(error, Exception):
                 _abandon(staging, error)
                 raise
             self.kept = staging
-            note = self._kept_note(staging.url, whole)
+            note = self._kept_note(staging.url, uploaded)
             if not isinstance(error, HopsGpuError):
                 error.add_note(note)
                 raise
             raise StoreError(f"{error}. {note}", getattr(error, "kind", "")) from error
-        for warning in (*signed.warnings, *self._warnings(parts)):
+        for warning in (*warnings, *self._pickle_warnings(parts)):
             self._warn(warning)
         return version
 
-    def _warnings(self, parts: Mapping[int, Mapping[str, FileFacts]]) -> list[str]:
+    def _pickle_warnings(self, parts: Mapping[int, Mapping[str, FileFacts]]) -> list[str]:
         warning = pickle_warning({path for files in parts.values() for path in files})
         return [] if warning is None else [f"{self._name!r}: {warning}"]
 
-    def _check(self, left: Mapping[int, ModelFiles]) -> None:
-        for rank, files in sorted(left.items()):
+    def _check(self, files_by_rank: Mapping[int, ModelFiles]) -> None:
+        for rank, files in sorted(files_by_rank.items()):
             if files.problem:
                 raise StoreError(
                     f"{self._name!r} is not published: rank {rank} left files that cannot be"
@@ -182,7 +174,7 @@ class Publisher:
                 )
 
     def _kept_note(self, staging: str, ranks: Sequence[int]) -> str:
-        """Return a sentence for people about uploaded parts that did not become a version."""
+        """Say where the uploaded files are that did not become a version."""
         whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         until = time.strftime(
             "%Y-%m-%d %H:%M %Z", time.localtime(time.time() + stale_uploads.AGE_MILLISECONDS / 1000)
@@ -193,37 +185,37 @@ class Publisher:
             " them"
         )
 
-    def _signed(
+    def _add_signature(
         self,
         about: VersionDescription,
         staging: LakePath,
         parts: Mapping[int, Mapping[str, FileFacts]],
-    ) -> _Signed:
-        """Return the facts for the manifest, with the signature if a rank left one."""
+    ) -> tuple[VersionDescription, tuple[str, ...]]:
+        """Add the signature that a rank left; return warnings if it is invalid."""
         file = model_signature.FILE
         rank = next((rank for rank, files in sorted(parts.items()) if file in files), None)
         if rank is None:
-            return _Signed(about)
+            return about, ()
         try:
             model_signature.check_size(parts[rank][file].bytes)
             signature = model_signature.load((publication.part_of(staging, rank) / file).read())
-            return _Signed(replace(about, signature=signature))
+            return replace(about, signature=signature), ()
         except (*JSON_ERRORS, ConfigError) as error:
             problem = (
                 f"the manifest of {self._name!r} has no signature: {file}, which rank {rank} left,"
                 f" is not valid JSON ({error})"
             )
-            return _Signed(about, (problem,))
+            return about, (problem,)
 
     def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
-        """Yield one answer of each of these agents, in order of arrival."""
+        """Yield one answer of each agent, in order of arrival."""
         waiting = set(keys)
         while waiting:
             if self._agents.cancelled.is_set():
                 raise Cancelled(f"the run was cancelled while it published {self._name!r}")
             if lost := waiting.difference(self._agents.channel.connected):
                 log.info("%s: agents %s were lost during %r", self._name, sorted(lost), kind)
-                why = f"{self._name!r} is not published: {self._lost(lost)}"
+                why = f"{self._name!r} is not published: {self._describe_loss(lost)}"
                 raise StoreError(why, EXECUTOR_LOST)
             event = self._next_event()
             if event is None or event.peer not in waiting or event.message is None:
@@ -238,9 +230,9 @@ class Publisher:
                 log.debug("%s: agent %d: %s; %d left", self._name, event.peer, kind, len(waiting))
                 yield event.message
 
-    def _lost(self, keys: Collection[int]) -> str:
+    def _describe_loss(self, keys: Collection[int]) -> str:
         ranks = sorted(rank for key in keys for rank in self._ranks[key])
-        reason = self._agents.why_lost(self._agents.world.processes[ranks[0]].container.host)
+        reason = self._agents.explain_loss(self._agents.world.processes[ranks[0]].container.host)
         why = f" ({reason})" if reason else ""
         if len(ranks) == 1:
             return f"rank {ranks[0]}'s executor was lost{why}"
@@ -254,7 +246,7 @@ class Publisher:
         return event
 
     def _stop(self) -> None:
-        """Stop the uploads, so that no agent writes where everything has been removed."""
+        """Stop the uploads, so that no agent writes into a removed directory."""
         for key in self._busy:
             self._agents.channel.send(key, "stop", dump_stacks=False, drop_saves=False)
         deadline = time.monotonic() + _STOP_SECONDS
@@ -265,7 +257,7 @@ class Publisher:
 
 
 def discard(kept: LakePath) -> str:
-    """Remove an upload that was kept, since a later publish of its training succeeded.
+    """Remove a kept upload, because a later publish of its run succeeded.
 
     Returns:
         A warning if the lake refuses; else "".
@@ -286,15 +278,14 @@ def _abandon(staging: LakePath, error: BaseException) -> None:
         )
 
 
-def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> None:
-    """Check that a version could be written: create and remove small files where a publish writes.
+def check_writable(models_url: str, name: str, run_id: str, *, should_write_block: bool) -> None:
+    """Create and remove small files where a publish writes, to check the permissions.
 
     Args:
         models_url: the directory of all models; created if missing.
-        name: name of the model.
         run_id: part of the files' names.
-        blocks: whether to write a byte too, which takes HDFS half a second: a space quota counts
-            blocks, and an empty file has none.
+        should_write_block: whether to write a byte too, which takes HDFS half a second: a space
+            quota counts blocks, and an empty file has none.
 
     Raises:
         StoreError: the lake refuses; the message says why.
@@ -302,7 +293,7 @@ def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> 
     models = LakePath(models_url)
     home = models / name
     probe = f"{PROBE}{run_id}"  # no name of a model, a version or a claim has this prefix
-    content = b"\n" if blocks else b""
+    content = b"\n" if should_write_block else b""
     try:
         models.make()
         if not home.exists():

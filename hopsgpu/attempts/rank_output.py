@@ -1,4 +1,4 @@
-"""The ranks' output at the driver: shown line by line, kept whole for the lake, with metrics."""
+"""The ranks' output and metrics at the driver: displayed line by line, and kept for the lake."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _REWRITE_KINDS = frozenset({DAMAGED, UNSUPPORTED})
 class OutputSpool:
     """The whole output of a rank, in a file on the driver's disk.
 
-    The file has no name, so nothing of it remains however the driver ends. It is created at the
-    first byte. A full disk ends only the recording, not the run. One thread writes; another may
-    upload to the lake at the same time.
+    The file has no name, so the kernel removes it however the driver ends. The first byte creates
+    it. If the disk is full, the recording ends but not the run. One thread writes; another one may
+    upload at the same time.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class OutputSpool:
         self._missing = 0
         self._problem = ""
         self._size = 0
-        self._there = 0
+        self._uploaded_bytes = 0
         self._is_followed = False
         self._is_rewritten = False
         # Prevents reads from the descriptor of a file that has been closed.
@@ -55,37 +55,34 @@ class OutputSpool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no output has arrived."""
         return self._file is None and not self._problem
 
     @property
     def size(self) -> int:
-        """Number of bytes that were kept."""
         return self._size
 
     @property
     def is_on_lake(self) -> bool:
-        """Whether at least a part of the output is on the lake."""
-        return self._there > 0
+        """Whether the lake has at least a part of the output."""
+        return self._uploaded_bytes > 0
 
     @property
     def has_grown(self) -> bool:
         """Whether there is output that is not yet on the lake."""
-        return self._size > self._there
+        return self._size > self._uploaded_bytes
 
     def write(self, chunk: bytes) -> None:
-        """Append output that arrived."""
-        left = memoryview(chunk)
+        unwritten = memoryview(chunk)
         try:
             if self._file is None and not self._problem:
                 # The owner of this spool closes it.
                 self._file = tempfile.TemporaryFile(prefix="hopsgpu-", buffering=0)  # noqa: SIM115
-            while self._file is not None and left and not self._problem:
-                left = left[self._file.write(left) :]
+            while self._file is not None and unwritten and not self._problem:
+                unwritten = unwritten[self._file.write(unwritten) :]
         except OSError as error:
             self._problem = str(error)
-        self._missing += len(left)
-        self._size += len(chunk) - len(left)
+        self._missing += len(unwritten)
+        self._size += len(chunk) - len(unwritten)
         self._last = chunk[-1:] or self._last
 
     def note(self, text: str) -> None:
@@ -94,12 +91,12 @@ class OutputSpool:
         self.write(f"{before}hopsgpu: {text}\n".encode())
 
     def follow(self, target: LakePath) -> None:
-        """Append to a file on the lake what has arrived since the last call.
+        """Append the output since the last call to a file on the lake.
 
-        If the lake cannot append, the file is written anew, unless there is little new.
+        If the lake cannot append, the file is rewritten, unless there is little new output.
 
         Raises:
-            StoreError: the lake refused; the next call appends what is missing.
+            StoreError: the lake refused; the next call appends the missing bytes.
         """
         size = self._size
         if self._is_rewritten:
@@ -114,17 +111,17 @@ class OutputSpool:
             self._rewrite(target, _NEW_SHARE)
 
     def _append(self, target: LakePath, size: int) -> None:
-        while self._there < size:
-            chunk = self._read(self._there, min(_CHUNK, size - self._there))
+        while self._uploaded_bytes < size:
+            chunk = self._read(self._uploaded_bytes, min(_CHUNK, size - self._uploaded_bytes))
             if not chunk:  # closed meanwhile
                 return
             self._is_followed = True
-            self._there = target.append(chunk, self._there)
+            self._uploaded_bytes = target.append(chunk, self._uploaded_bytes)
 
     def upload(self, target: LakePath) -> None:
-        """Write everything that is not yet on the lake; wait as long as it takes.
+        """Write the rest to the lake, without a time limit.
 
-        If the lake refuses, what was written before stays.
+        If the lake refuses, the file keeps its earlier content.
 
         Raises:
             StoreError: the lake refused, or the driver's disk was full.
@@ -135,7 +132,7 @@ class OutputSpool:
             target.write(b"")
         else:
             target.upload(self._path(self._file))
-            self._there = self._size
+            self._uploaded_bytes = self._size
         if self._problem:
             raise StoreError(
                 f"{target.url} lacks its last {self._missing:,} bytes: the driver could not keep"
@@ -161,9 +158,9 @@ class OutputSpool:
                 return
             path = self._path(self._file)
             size = self._size
-            if size > self._there and size - self._there >= least_new * size:
+            if size > self._uploaded_bytes and size - self._uploaded_bytes >= least_new * size:
                 target.replace_with(path)
-                self._there = size
+                self._uploaded_bytes = size
 
     def _path(self, file: IO[bytes]) -> Path:
         return Path(f"/proc/self/fd/{file.fileno()}")
@@ -200,22 +197,22 @@ class RankOutput:
         self._show = show
         self._splitter = LineSplitter(clock)
 
-    def take(self, chunk: bytes) -> None:
-        """Keep output that arrived, and show the lines that it completes."""
+    def add(self, chunk: bytes) -> None:
+        """Keep a chunk of output, and show the lines that the chunk completes."""
         self.spool.write(chunk)
         self._line(self._splitter.lines(chunk))
 
     def refresh(self) -> None:
-        """Show the state of a progress bar, if it is time to."""
+        """Show the state of a progress bar if it is due."""
         self._line(self._splitter.due_state())
 
-    def ended(self) -> None:
-        """Show the last line, if it is incomplete."""
+    def finish(self) -> None:
+        """Show an incomplete last line."""
         self._line(self._splitter.rest())
 
-    def lost(self, reason: str) -> None:
-        """Say in the log and in the display that the end of the output may be missing."""
-        self.ended()
+    def record_loss(self, reason: str) -> None:
+        """Note in the log and the display that the end of the output may be missing."""
+        self.finish()
         why = " ".join(reason.split()) or "its connection ended"
         text = (
             f"the executor of rank {self._rank} on {self._host} was lost ({why});"
@@ -224,7 +221,7 @@ class RankOutput:
         self.note(text)
 
     def note(self, text: str) -> None:
-        """Say something in the log and in the display, in a line of hopsgpu's own."""
+        """Add a line of hopsgpu's own to the log and the display."""
         self.spool.note(text)
         self._line([f"hopsgpu: {text}"])
 
@@ -258,7 +255,7 @@ class Logs:
 
 
 def _follow(spool: OutputSpool, directory: LakePath, target: LakePath) -> None:
-    # What the lake refuses now is tried again soon; an error at the end is reported.
+    # The caller retries soon, and the upload at the end reports errors.
     with contextlib.suppress(StoreError):
         if not spool.is_on_lake:
             directory.make()
@@ -273,7 +270,7 @@ def _upload(spool: OutputSpool, directory: LakePath, target: LakePath) -> None:
 
 
 class Outputs:
-    """The output of all processes of a gang; discarded on exit unless it was taken over.
+    """The output of all processes of a gang; removed on exit, unless `take_over` was called.
 
     Args:
         world: the gang.
@@ -292,7 +289,7 @@ class Outputs:
         self._records = {rank: OutputSpool() for rank in self._places}
         self._metrics = Metrics(self._places)
         self._agents: dict[int, OutputSpool] = {}
-        self._keeps_agents = False
+        self._should_keep_agent_logs = False
         self._owned = contextlib.ExitStack()
 
     def __enter__(self) -> Outputs:
@@ -310,15 +307,15 @@ class Outputs:
     ) -> None:
         self._owned.close()
 
-    def take(self, rank: int, chunk: bytes) -> None:
+    def add(self, rank: int, chunk: bytes) -> None:
         """Keep and show output of a rank."""
-        self._ranks[rank].take(chunk)
+        self._ranks[rank].add(chunk)
 
-    def take_record(self, rank: int, chunk: bytes) -> None:
+    def add_record(self, rank: int, chunk: bytes) -> None:
         """Keep a chunk of a rank's file of reports and GPU samples."""
         self._records[rank].write(chunk)
 
-    def take_agent_log(self, index: int, content: bytes) -> None:
+    def set_agent_log(self, index: int, content: bytes) -> None:
         """Keep the end of an agent's own log, in case the attempt fails.
 
         Args:
@@ -332,10 +329,10 @@ class Outputs:
         spool.write(content)
 
     def keep_agent_logs(self) -> None:
-        """Include the agents' own logs with the ranks' on the lake: the attempt has failed."""
-        self._keeps_agents = True
+        """Upload the agents' own logs too, because the attempt has failed."""
+        self._should_keep_agent_logs = True
 
-    def take_reports(self, rank: int, chunk: bytes) -> Sequence[GpuSample]:
+    def add_reports(self, rank: int, chunk: bytes) -> Sequence[GpuSample]:
         """Process a message of the agent's `follow_reports`; return the samples in it."""
         return self._metrics.add_chunk(rank, chunk)
 
@@ -344,28 +341,27 @@ class Outputs:
         for output in self._ranks.values():
             output.refresh()
 
-    def ended(self, rank: int) -> None:
-        """Record that all of a rank's output has arrived."""
-        self._ranks[rank].ended()
+    def record_end(self, rank: int) -> None:
+        """Record that all output of a rank has arrived."""
+        self._ranks[rank].finish()
 
-    def lost(self, rank: int, reason: str) -> None:
-        """Record that no more output of a rank will arrive, although some may be missing."""
-        self._ranks[rank].lost(reason)
+    def record_loss(self, rank: int, reason: str) -> None:
+        """Record that no more output of a rank arrives, although some may be missing."""
+        self._ranks[rank].record_loss(reason)
 
     def note(self, rank: int, text: str) -> None:
         """Say something in a rank's log and in the display, in a line of hopsgpu's own."""
         self._ranks[rank].note(text)
 
-    def unused(self, rank: int) -> float:
-        """Return the seconds in which a rank's GPUs were not used; 0 if that is unknown."""
+    def unused_seconds(self, rank: int) -> float:
+        """Return the seconds in which a rank's GPUs were unused; 0 if unknown."""
         return self._metrics.unused_seconds(rank)
 
     def metrics(self) -> tuple[Mapping[str, float], ...]:
-        """Return the last values of each rank, as `Metrics.last` does."""
         return self._metrics.last_values()
 
     def utilisation(self, rank: int) -> float | None:
-        """Return the mean utilisation of a rank's GPUs, in [0, 1]; None if it is unknown."""
+        """Return the mean utilisation of a rank's GPUs, in [0, 1]; None if unknown."""
         return self._metrics.utilisation(rank)
 
     def warnings(self, rank: int) -> list[str]:
@@ -373,10 +369,10 @@ class Outputs:
         return self._metrics.warnings(rank, self._places[rank].container.host)
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes so far of each file that will be on the lake at the end."""
+        """Return the bytes so far of each file for the lake."""
         return {name: spool.size for name, spool in self._files().items()}
 
-    def grown(self, directory: LakePath) -> list[tuple[str, Callable[[], None]]]:
+    def pending_appends(self, directory: LakePath) -> list[tuple[str, Callable[[], None]]]:
         """Return for each file that has grown its URL, and a function that appends the new part.
 
         Args:
@@ -389,14 +385,14 @@ class Outputs:
         ]
 
     def take_over(self) -> Logs:
-        """Return the files for the lake; the caller owns them now, and must add no more output.
+        """Return the files for the lake. The caller now owns them, and must add no more output.
 
         There is a file `rank-<rank>.log` for each rank; `metrics-<rank>.jsonl` if the rank reported
         something or its GPUs were sampled; and, if the agents' logs are kept, `agent-<index>.log`
         for each container whose agent has sent its log.
         """
         self._owned.pop_all()
-        for spool in () if self._keeps_agents else self._agents.values():
+        for spool in () if self._should_keep_agent_logs else self._agents.values():
             spool.close()
         return Logs(self._files())
 
@@ -405,5 +401,5 @@ class Outputs:
         records = {
             record_name(rank): spool for rank, spool in self._records.items() if not spool.is_empty
         }
-        agents = self._agents.copy() if self._keeps_agents else {}
+        agents = self._agents.copy() if self._should_keep_agent_logs else {}
         return logs | records | {f"agent-{index}.log": spool for index, spool in agents.items()}

@@ -1,4 +1,4 @@
-"""The one place that knows how the ranks of an attempt are: started, entered, ended."""
+"""The states of an attempt's ranks: started, in the user's function, ended."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hopsgpu.core.run_values import RankReport
 
 
 @dataclass(frozen=True)
-class Entered:
+class FunctionEntry:
     """In how many ranks the user's function runs.
 
     Attributes:
-        ranks: number of ranks in which it runs, with parameter servers.
+        ranks: number of ranks in which the function runs, parameter servers included.
         of: number of all ranks.
-        at: when it began in the last of these, in seconds since the epoch.
+        at: when the function began in the last of these ranks, in seconds since the epoch.
     """
 
     ranks: int
@@ -25,17 +25,12 @@ class Entered:
     at: float
 
     @property
-    def all(self) -> bool:
-        """Return whether it runs in all ranks."""
+    def is_complete(self) -> bool:
         return self.ranks == self.of
 
 
 class RankTable:
-    """The ranks of one attempt; written by the attempt's thread, read by any thread.
-
-    Args:
-        world: the ranks.
-    """
+    """The ranks of one attempt; written by the attempt's thread, read by any thread."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -43,41 +38,39 @@ class RankTable:
         self._reports: dict[int, RankReport] = {}
         self._entered: dict[int, float] = {}
         self._ended: set[int] = set()
-        # Of each rank the seconds in which it was blocked, and in which its GPUs were not used.
-        self._seen: dict[int, RankLosses] = {}
-        # The same until the function ran in all ranks, which was no training.
-        self._before: dict[int, RankLosses] = {}
+        self._losses: dict[int, RankLosses] = {}
+        # Losses until the function ran in all ranks. They are not losses of training.
+        self._losses_before: dict[int, RankLosses] = {}
 
-    def started(self, rank: int, pid: int) -> None:
-        """Record that a rank's process has started."""
+    def record_start(self, rank: int, pid: int) -> None:
         place = self._world.processes[rank]
         with self._lock:
             self._reports[rank] = RankReport(
                 rank, place.role, place.container.host, place.gpus, pid
             )
 
-    def entered(self, rank: int, at: float) -> Entered:
-        """Record when the user's function began in a rank, by the clock of the rank's node."""
+    def record_entry(self, rank: int, at: float) -> FunctionEntry:
+        """Record that the user's function began, at a time of the clock of the rank's node."""
         clock = self._world.processes[rank].container.clock
         with self._lock:
             self._entered[rank] = at + clock
-            entered = Entered(
+            entry = FunctionEntry(
                 len(self._entered), len(self._world.processes), max(self._entered.values())
             )
-            if entered.all:
-                self._before = dict(self._seen)
-            return entered
+            if entry.is_complete:
+                self._losses_before = dict(self._losses)
+            return entry
 
-    def blocked(self, rank: int, data: float, checkpoints: float) -> None:
-        """Record for how many seconds a rank has waited for data, and been in checkpoint calls."""
+    def record_blocked(self, rank: int, data: float, checkpoints: float) -> None:
+        """Record how many seconds in all a rank has waited for data, and for checkpoint calls."""
         with self._lock:
-            seen = self._seen.get(rank, RankLosses())
-            self._seen[rank] = RankLosses(data, checkpoints, seen.unused)
+            unused = self._losses.get(rank, RankLosses()).unused
+            self._losses[rank] = RankLosses(data, checkpoints, unused)
 
-    def unused(self, rank: int, seconds: float) -> None:
-        """Record for how long a rank's GPUs have not been used."""
+    def record_unused(self, rank: int, seconds: float) -> None:
+        """Record how many seconds in all a rank's GPUs were unused."""
         with self._lock:
-            self._seen[rank] = replace(self._seen.get(rank, RankLosses()), unused=seconds)
+            self._losses[rank] = replace(self._losses.get(rank, RankLosses()), unused=seconds)
 
     def losses(self, gpus: float) -> RankLosses:
         """Return the GPU seconds that the workers have lost until now.
@@ -86,13 +79,14 @@ class RankTable:
             gpus: number of GPUs of an executor's ranks.
         """
         with self._lock:
-            lost = RankLosses()
-            for rank, seen in self._seen.items():
+            total = RankLosses()
+            for rank, losses in self._losses.items():
                 if rank < self._world.size:
-                    lost += seen.since(self._before.get(rank, RankLosses())).without_overlap()
-            return lost.of_gpus(gpus / self._world.ranks_per_container)
+                    before = self._losses_before.get(rank, RankLosses())
+                    total += losses.since(before).without_overlap()
+            return total.of_gpus(gpus / self._world.ranks_per_container)
 
-    def ended(
+    def record_end(
         self,
         rank: int,
         *,
@@ -100,9 +94,9 @@ class RankTable:
         signal: str | None,
         peak_memory: int | None,
         gpu_utilisation: float | None,
-        stopped: bool,
+        was_stopped: bool,
     ) -> None:
-        """Record how a rank that has started has ended; `RankReport` describes the arguments."""
+        """Record the end of a rank that has started; `RankReport` describes the arguments."""
         with self._lock:
             self._reports[rank] = replace(
                 self._reports[rank],
@@ -110,17 +104,17 @@ class RankTable:
                 signal=signal,
                 peak_memory=peak_memory,
                 gpu_utilisation=gpu_utilisation,
-                stopped=stopped,
+                stopped=was_stopped,
             )
             self._ended.add(rank)
 
     @property
     def reports(self) -> tuple[RankReport, ...]:
         """Return the reports of the ranks that have ended, in order."""
-        return tuple(report for report, has_ended in self.seen if has_ended)
+        return tuple(report for report, has_ended in self.started_ranks if has_ended)
 
     @property
-    def seen(self) -> tuple[tuple[RankReport, bool], ...]:
+    def started_ranks(self) -> tuple[tuple[RankReport, bool], ...]:
         """Return, in order, the report of each rank that has started, and whether it has ended."""
         with self._lock:
             return tuple(

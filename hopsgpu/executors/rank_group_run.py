@@ -11,7 +11,7 @@ from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunn
 from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.outcome import AttemptFailure
 from hopsgpu.attempts.rank_call import Call
-from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.attempts.retry_policy import FailureCause, suspect_host
 from hopsgpu.backends.gang_allocation import GangAllocation
@@ -88,8 +88,8 @@ class RankGroupListener(AttemptListener):
         """Return the GPU seconds that the ranks have lost; each has so many GPUs."""
         return RankLosses() if self._ranks is None else self._ranks.losses(gpus)
 
-    def on_entry(self, entered: Entered) -> None:
-        if entered.all:
+    def on_entry(self, entered: FunctionEntry) -> None:
+        if entered.is_complete:
             self._board.record_entry(entered.at)
 
     def on_warning(self, text: str) -> None:

@@ -18,7 +18,7 @@ from hopsgpu.attempts.attempt import AttemptRunner
 from hopsgpu.attempts.failures import RankExit
 from hopsgpu.attempts.outcome import AttemptFailure
 from hopsgpu.attempts.publisher import EXECUTOR_LOST
-from hopsgpu.attempts.rank_table import Entered
+from hopsgpu.attempts.rank_table import FunctionEntry
 from hopsgpu.attempts.retry_policy import was_preempted
 from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.gang_application import GangApplication
@@ -169,9 +169,9 @@ class _WorldListener(BoardListener):
         self._elastic = board
         self._loop = loop
 
-    def on_entry(self, entered: Entered) -> None:
+    def on_entry(self, entered: FunctionEntry) -> None:
         super().on_entry(entered)
-        if entered.all:
+        if entered.is_complete:
             self._elastic.record_entry(entered.at)
             self._loop.post(self._loop.record_entry)
 

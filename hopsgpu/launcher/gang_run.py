@@ -20,7 +20,7 @@ from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunn
 from hopsgpu.attempts.outcome import AttemptFailure
 from hopsgpu.attempts.publisher import check_writable, discard
 from hopsgpu.attempts.rank_call import Call, script_name
-from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.backends.gang_allocation import GangAllocation, provide_allocations
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.end_reason import EndReason, reason_of_error
@@ -64,8 +64,8 @@ class BoardListener(AttemptListener):
     def on_placement(self, ranks: RankTable) -> None:
         self._board.record_placement(ranks)
 
-    def on_entry(self, entered: Entered) -> None:
-        if entered.all:
+    def on_entry(self, entered: FunctionEntry) -> None:
+        if entered.is_complete:
             self._board.mark("started", entered.at)
             self._board.state(GangState.RUNNING)
         else:
@@ -152,7 +152,7 @@ class GangRun:
         if spec.model is not None:
             # On a held gang, GPUs would be idle while HDFS writes a block.
             blocks = not self._is_held_gang
-            check_writable(self._models, spec.model, self._active.run_id, blocks=blocks)
+            check_writable(self._models, spec.model, self._active.run_id, should_write_block=blocks)
         recording.put(GangState.REQUESTED.value)
         with recording.watching():
             request = prepare_request(
@@ -256,11 +256,11 @@ class GangRun:
 
     def _publish(self, runner: AttemptRunner, allocation: GangAllocation, name: str) -> None:
         publisher = runner.publisher(name)
-        left = publisher.left()
-        idle = set() if self._is_held_gang or not left else publisher.idle(left)
+        files = publisher.find_files()
+        idle = set() if self._is_held_gang or not files else publisher.idle_agents(files)
         staying = [c.host for c in allocation.containers if c.key not in idle]
         self._board.state(GangState.PUBLISHING, staying)
-        if not left:
+        if not files:
             log.info(
                 "%s: publishes no version of %s: the ranks left no files", self._active.run_id, name
             )
@@ -274,7 +274,7 @@ class GangRun:
         began = time.monotonic()
         self._is_publishing = True
         try:
-            model = publisher.publish(self._models, left, self._describe_version())
+            model = publisher.publish(self._models, files, self._describe_version())
         finally:
             if publisher.kept is not None:
                 self._kept_uploads.append(publisher.kept)

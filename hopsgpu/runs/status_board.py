@@ -309,7 +309,7 @@ class GangBoard(StatusBoard):
 
     @property
     def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
-        return () if self._ranks is None else self._ranks.seen
+        return () if self._ranks is None else self._ranks.started_ranks
 
     def status(self) -> RunStatus:
         now = self._clock()

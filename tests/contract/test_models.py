@@ -489,9 +489,9 @@ def test_drafts_of_tags_and_probes_are_swept_by_their_age(
     # Of those who are killed before they remove, or rename, what they have written.
     with monkeypatch.context() as dying:
         dying.setattr(LakePath, "remove", lambda self: None)
-        check_writable(lake.url, "net", "run-0", blocks=True)
+        check_writable(lake.url, "net", "run-0", should_write_block=True)
         store.publish(model, "net", tags=["production"])
-        check_writable(lake.url, "net", "run-1", blocks=False)
+        check_writable(lake.url, "net", "run-1", should_write_block=False)
         dying.setattr(type(home.client), "rename", refuse)
         with pytest.raises(StoreError, match="cannot replace"):
             store.tag("net", 1, "staging")

@@ -119,9 +119,9 @@ def test_probes_are_swept_by_their_age(
     # Of those who are killed before they remove what they have written.
     with monkeypatch.context() as dying:
         dying.setattr(LakePath, "remove", lambda self: None)
-        check_writable(lake.url, "net", "run-0", blocks=True)
+        check_writable(lake.url, "net", "run-0", should_write_block=True)
         store.publish(model, "net", tags=["production"])
-        check_writable(lake.url, "net", "run-1", blocks=False)
+        check_writable(lake.url, "net", "run-1", should_write_block=False)
     now = max(entry.modified for entry in home.entries())
     assert stale_uploads.sweep(home, now) == []
     drafts = set((home / "_tags").names()) - {"production"}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, GivenUp, RequestBounds
+from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, NotAgreed, RequestBounds
 from hopsgpu.control.channel import Message
 from tests.process.agent.test_agent import Gang, gang
 
@@ -56,7 +56,7 @@ def save_when_told(directory: str) -> int:
 
 def follow(
     gang: Gang, request: CheckpointRequest, hears: Callable[[Message], bool] = lambda _: True
-) -> Agreed | GivenUp:
+) -> Agreed | NotAgreed:
     """Does what a launch does for a request, until it has an outcome.
 
     Args:
@@ -81,13 +81,13 @@ def follow(
         gang.seen.append(message)
         match message.kind:
             case "steps":
-                orders += request.steps(message["number"], dict(message["asked"]), now)
+                orders += request.handle_steps(message["number"], dict(message["asked"]), now)
             case "accepted" | "rejected":
                 accepted = message.kind == "accepted"
                 rank, step = message["rank"], message["step"]
-                orders += request.answered(rank, step, now, accepted=accepted)
+                orders += request.handle_answer(rank, step, now, is_accepted=accepted)
             case "ended":
-                orders += request.ended(message["rank"])
+                orders += request.handle_end(message["rank"])
 
 
 def begun(gang: Gang, ranks: int) -> None:
@@ -151,10 +151,10 @@ def test_ranks_that_wait_go_on_if_the_request_is_given_up(gang: Gang) -> None:
     def hears(message: Message) -> bool:
         return message.kind != "accepted" or message["rank"] != 1
 
-    bounds = RequestBounds(patience=3.0, blocked=1.0)
+    bounds = RequestBounds(agreement=3.0, blocked=1.0)
     request = CheckpointRequest(range(2), time.monotonic(), bounds=bounds)
     outcome = follow(gang, request, hears)
-    assert outcome == GivenUp("the ranks did not agree within 3 s")
+    assert outcome == NotAgreed("the ranks did not agree within 3 s")
     # The next one is not hindered by it.
     outcome = follow(gang, CheckpointRequest(range(2), time.monotonic(), request.last))
     assert isinstance(outcome, Agreed)
@@ -167,7 +167,7 @@ def test_a_rank_that_never_asks_is_not_waited_for(gang: Gang) -> None:
     begun(gang, 1)
     bounds = RequestBounds(unasked=0.5)
     outcome = follow(gang, CheckpointRequest([0], time.monotonic(), bounds=bounds))
-    assert outcome == GivenUp("ranks 0 have not called should_checkpoint")
+    assert outcome == NotAgreed("ranks 0 have not called should_checkpoint")
     assert values(gang, 1) == {0: None}
 
 
@@ -195,6 +195,6 @@ def test_a_rank_that_ends_meanwhile_leaves_no_other_one_waiting(gang: Gang) -> N
 
     # Rank 1 does not come to another step.
     outcome = follow(gang, CheckpointRequest(range(2), time.monotonic()), hears)
-    assert outcome == GivenUp("rank 1 has ended")
+    assert outcome == NotAgreed("rank 1 has ended")
     (gang.lake / "over-0").touch()
     assert gang.wait_for("ended")["outcome"] == {"status": "returned"}

@@ -25,7 +25,7 @@ from hopsgpu.attempts.attempt import AttemptListener, AttemptRunner, open_attemp
 from hopsgpu.attempts.attempt_watcher import WatchBounds
 from hopsgpu.attempts.publisher import Publisher
 from hopsgpu.attempts.rank_call import Call
-from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.attempts.retry_policy import FailureCause
 from hopsgpu.attempts.return_values import Value
 from hopsgpu.backends.gang_allocation import GangAllocation
@@ -68,7 +68,7 @@ class Told(AttemptListener):
     """Is told how the ranks fare."""
 
     def __init__(self) -> None:
-        self.runs: list[Entered] = []
+        self.runs: list[FunctionEntry] = []
         self.warnings: list[str] = []
         self.saves: list[tuple[int, int, bool, int | None]] = []
         self.requests: list[int | str] = []
@@ -88,7 +88,7 @@ class Told(AttemptListener):
     def on_placement(self, ranks: RankTable) -> None:
         self.ranks = ranks
 
-    def on_entry(self, entered: Entered) -> None:
+    def on_entry(self, entered: FunctionEntry) -> None:
         self.runs.append(entered)
 
     def on_warning(self, text: str) -> None:
@@ -380,7 +380,10 @@ def test_a_gang_runs_once_the_function_does_in_the_last_of_its_ranks(
     launched = launch_two(server, begins(0, 30.0), begins(1, 20.0), clocks=(0.0, 15.0))
     assert sorted(launched.training.run().values) == [0, 1]
     first, last = launched.told.runs
-    assert first in (Entered(1, 2, 30.0), Entered(1, 2, 35.0)) and last == Entered(2, 2, 35.0)
+    assert first in (
+        FunctionEntry(1, 2, 30.0),
+        FunctionEntry(1, 2, 35.0),
+    ) and last == FunctionEntry(2, 2, 35.0)
 
 
 def test_a_lost_node_is_seen_though_its_connection_seems_to_live(server: Server) -> None:
@@ -489,7 +492,7 @@ def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishin
     assert trained.values == {0: Value(b"value"), 1: Value(b"value")}
     assert launched.allocation.lost_keys == {0}
     with pytest.raises(StoreError, match="'net' is not published: rank 0's executor was lost"):
-        training.publisher("net").left()
+        training.publisher("net").find_files()
 
 
 async def leave(channel: Channel, left: dict[int, ModelFiles]) -> None:
@@ -534,8 +537,8 @@ def test_parts_of_several_ranks_become_one_version(server: Server, tmp_path: Pat
 
     for rank, agent in enumerate(launched.agents):
         agent.further["publish"] = functools.partial(upload, rank=rank)
-    left = publisher.left()
-    assert set(left) == {0, 1} and publisher.idle(left) == set()
+    left = publisher.find_files()
+    assert set(left) == {0, 1} and publisher.idle_agents(left) == set()
     version = publisher.publish(
         f"file://{tmp_path}", left, VersionDescription(run_id="run-1", framework="jax")
     )
@@ -548,9 +551,9 @@ def test_parts_of_several_ranks_become_one_version(server: Server, tmp_path: Pat
 
 def test_who_left_nothing_has_no_part_in_it(server: Server, tmp_path: Path) -> None:
     launched, publisher = two_that_left(server, tmp_path, {"a": facts_of(b"from 0")})
-    left = publisher.left()
+    left = publisher.find_files()
     assert left == {0: ModelFiles(1, 4)}
-    assert publisher.idle(left) == {1}
+    assert publisher.idle_agents(left) == {1}
     assert launched.agents[1].heard[-1] == "left"
 
 
@@ -576,7 +579,7 @@ def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
 ) -> None:
     _, publisher = uploading(server, tmp_path, ("w", b"from 0"), ("w", b"from 1"))
     with pytest.raises(StoreError, match="ranks 0 and 1 wrote different content to 'w'") as refused:
-        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
+        publisher.publish(f"file://{tmp_path}", publisher.find_files(), VersionDescription())
     assert not [path for path in (tmp_path / "net").iterdir() if path.name.isdigit()]
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert (
@@ -604,7 +607,7 @@ def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
     with pytest.raises(
         StoreError, match=r"_claims.* The files that rank 0 uploaded are kept for a day in "
     ):
-        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
+        publisher.publish(f"file://{tmp_path}", publisher.find_files(), VersionDescription())
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert (staging / "0" / "a").read_bytes() == b"from 0"
 
@@ -620,7 +623,7 @@ def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
         StoreError,
         match=r"'net' is not published: rank 1 left .* file='b:1': no\. The files that rank 0 ",
     ):
-        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
+        publisher.publish(f"file://{tmp_path}", publisher.find_files(), VersionDescription())
     assert "publish" not in agents[1].heard
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert (staging / "0" / "a").read_bytes() == b"from 0"
@@ -641,7 +644,7 @@ def test_a_run_that_is_cancelled_while_it_publishes_leaves_nothing(
     def cancelled(*_: object) -> None:
         raise Cancelled("not wanted any more")
 
-    left = publisher.left()
+    left = publisher.find_files()
     monkeypatch.setattr(publishing.publication, "commit", cancelled)
     with pytest.raises(Cancelled):
         publisher.publish(f"file://{tmp_path}", left, VersionDescription())
@@ -666,7 +669,7 @@ def test_an_upload_that_fails_stops_the_others(server: Server, tmp_path: Path) -
         Channel.send, kind="publish-failed", reason="stopped", trouble="", run_id="run-1"
     )
     with pytest.raises(StoreError, match="'net' is not published: the quota is full") as refused:
-        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
+        publisher.publish(f"file://{tmp_path}", publisher.find_files(), VersionDescription())
     assert refused.value.kind == "quota"
     assert "stop" not in agents[0].heard
     assert agents[1].heard[-1] == "stop"
@@ -686,11 +689,11 @@ def test_an_executor_lost_in_its_upload_or_a_cancelled_run_abandons_it(
     agents[0].further["publish"] = wait
     agents[1].further["publish"] = Channel.close
     with pytest.raises(StoreError, match="'net' is not published: rank 1's executor was lost"):
-        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
+        publisher.publish(f"file://{tmp_path}", publisher.find_files(), VersionDescription())
     assert not list((tmp_path / "net" / "_staging").iterdir())
     launched.cancelled.set()
     with pytest.raises(Cancelled, match="while it published 'net'"):
-        launched.training.publisher("net").left()
+        launched.training.publisher("net").find_files()
 
 
 def test_only_saves_that_go_up_for_too_long_are_no_reason_to_wait(server: Server) -> None:

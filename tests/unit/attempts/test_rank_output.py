@@ -93,12 +93,12 @@ def bring(logs: Logs, lake: LakePath) -> None:
 def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: LakePath) -> None:
     out = io.StringIO()
     with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
-        outputs.take(1, b"loss 0.5\nlo")
-        outputs.take(0, "grün\n\xff".encode("latin-1"))
-        outputs.take(1, b"ss 0.4\n")
-        outputs.take(1, b"no end")
-        outputs.ended(0)
-        outputs.ended(1)
+        outputs.add(1, b"loss 0.5\nlo")
+        outputs.add(0, "grün\n\xff".encode("latin-1"))
+        outputs.add(1, b"ss 0.4\n")
+        outputs.add(1, b"no end")
+        outputs.record_end(0)
+        outputs.record_end(1)
         assert open_spools() == 2
         logs = outputs.take_over()
     assert open_spools() == 2
@@ -119,7 +119,7 @@ def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: LakePat
 
 def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: LakePath) -> None:
     with Outputs(world("node1"), NoDisplay()) as outputs:
-        outputs.ended(0)
+        outputs.record_end(0)
         logs = outputs.take_over()
     assert open_spools() == 0
     bring(logs, lake)
@@ -131,8 +131,8 @@ def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) ->
     outputs = Outputs(world("node1"), NoDisplay())
     expected = contextlib.nullcontext() if error is None else pytest.raises(error)
     with expected, outputs:
-        outputs.take(0, b"some\n")
-        outputs.take_record(0, b"{}\n")
+        outputs.add(0, b"some\n")
+        outputs.add_record(0, b"{}\n")
         assert open_spools() == 2
         if error is not None:
             raise error
@@ -142,9 +142,9 @@ def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) ->
 def test_a_lost_executors_log_says_so_in_its_last_line(lake: LakePath) -> None:
     out = io.StringIO()
     with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
-        outputs.take(1, b"step 1\nstep 2, and th")
-        outputs.lost(1, "no heartbeat for 30 s")
-        outputs.lost(0, "")
+        outputs.add(1, b"step 1\nstep 2, and th")
+        outputs.record_loss(1, "no heartbeat for 30 s")
+        outputs.record_loss(0, "")
         logs = outputs.take_over()
     bring(logs, lake)
     said = (
@@ -168,7 +168,7 @@ def test_a_display_that_fails_harms_no_log(lake: LakePath) -> None:
     shown = Shielded(RunLines(out=Closed()))
     with Outputs(world("node1"), shown) as outputs:
         for number in range(100):
-            outputs.take(0, b"line %d\n" % number)
+            outputs.add(0, b"line %d\n" % number)
         logs = outputs.take_over()
     bring(logs, lake)
     assert kept(lake)["rank-0.log"].count(b"\n") == 100
@@ -201,7 +201,7 @@ def test_a_full_disk_at_the_driver_ends_the_keeping_and_is_told(
     out = io.StringIO()
     with Outputs(world("node1"), RunLines(out=out)) as outputs:
         for _ in range(3):
-            outputs.take(0, b"1234567\n")
+            outputs.add(0, b"1234567\n")
         logs = outputs.take_over()
     with pytest.raises(
         StoreError,
@@ -228,8 +228,8 @@ def test_a_lake_that_refuses_one_log_gets_the_others(lake: LakePath) -> None:
     lake.make()
     (Path(lake.path) / "rank-0.log").mkdir()
     with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
-        outputs.take(0, b"zero\n")
-        outputs.take(1, b"one\n")
+        outputs.add(0, b"zero\n")
+        outputs.add(1, b"one\n")
         logs = outputs.take_over()
     with pytest.raises(StoreError, match=r"cannot write .*rank-0\.log"):
         bring(logs, lake)
@@ -240,8 +240,8 @@ def test_a_bar_goes_on_while_nothing_comes() -> None:
     out = io.StringIO()
     clock = Clock()
     with Outputs(world("node1"), RunLines(out=out), clock) as outputs:
-        outputs.take(0, b"\r 1%")
-        outputs.take(0, b"\r 2%")
+        outputs.add(0, b"\r 1%")
+        outputs.add(0, b"\r 2%")
         outputs.refresh()
         clock.now += 1
         outputs.refresh()
@@ -264,8 +264,8 @@ def test_two_million_lines_are_shown_in_order() -> None:
     output = RankOutput(0, "node1", RunLines(out=out))
     chunk = b"".join(b"%06d\n" % number for number in range(20_000))
     for _ in range(100):
-        output.take(chunk)
-    output.ended()
+        output.add(chunk)
+    output.finish()
     output.spool.close()
     assert out.lines == 2_000_000
     assert out.last.endswith("019999\n")
@@ -318,8 +318,8 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
             assert event is not None and event.message is not None
             kind = event.message.kind
             if kind == "output":
-                outputs.take(0, event.message.payload)
-        outputs.ended(0)
+                outputs.add(0, event.message.payload)
+        outputs.record_end(0)
         talking.join()
         logs = outputs.take_over()
     bring(logs, lake)
@@ -337,9 +337,9 @@ def test_reports_and_samples_are_folded_and_recorded(lake: LakePath) -> None:
         lines = [report_line(5, {"loss": 0.5}, 1.0)]
         lines += [sample_line(GpuSample(second, "GPU-1", 0.0)) for second in range(20)]
         for line in lines:
-            outputs.take_record(1, line)
+            outputs.add_record(1, line)
             metrics_chunk.add(line)
-        outputs.take_reports(1, metrics_chunk.flush())
+        outputs.add_reports(1, metrics_chunk.flush())
         assert outputs.metrics() == ({}, {"step": 5, "loss": 0.5, "gpu.0.utilisation": 0.0})
         assert (outputs.utilisation(0), outputs.utilisation(1)) == (None, 0.0)
         told = [*outputs.warnings(0), *outputs.warnings(1)]
@@ -352,7 +352,7 @@ def test_reports_and_samples_are_folded_and_recorded(lake: LakePath) -> None:
 
 def follow_all(outputs: Outputs, lake: LakePath) -> list[str]:
     """Brings what has grown to the lake; the names of the files."""
-    works = outputs.grown(lake)
+    works = outputs.pending_appends(lake)
     for _, work in works:
         work()
     return [url.rpartition("/")[2] for url, _ in works]
@@ -376,17 +376,17 @@ def test_a_log_grows_on_the_lake_while_the_rank_writes(
     monkeypatch.setattr(LakePath, "append", note_append)
     with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
         assert follow_all(outputs, lake) == []
-        outputs.take(0, b"one\n")
+        outputs.add(0, b"one\n")
         assert outputs.sizes() == {"rank-0.log": 4, "rank-1.log": 0}
         assert follow_all(outputs, lake) == ["rank-0.log"]
         assert kept(lake) == {"rank-0.log": b"one\n"}
         assert follow_all(outputs, lake) == []
-        outputs.take(0, b"two")
-        outputs.take_record(0, b"{}\n")
+        outputs.add(0, b"two")
+        outputs.add_record(0, b"{}\n")
         assert follow_all(outputs, lake) == ["rank-0.log", "metrics-0.jsonl"]
         assert kept(lake)["rank-0.log"] == b"one\ntwo"
-        outputs.take(0, b" three\n")
-        outputs.take(1, b"only at the end\n")
+        outputs.add(0, b" three\n")
+        outputs.add(1, b"only at the end\n")
         logs = outputs.take_over()
     assert written == [("append", 4), ("append", 3), ("append", 3)]
     bring(logs, lake)
@@ -411,7 +411,7 @@ def test_a_large_output_comes_in_bounded_parts(
     monkeypatch.setattr(LakePath, "append", note)
     with Outputs(world("node1"), NoDisplay()) as outputs:
         for number in range(10):
-            outputs.take(0, bytes([number]) * MIB)
+            outputs.add(0, bytes([number]) * MIB)
         follow_all(outputs, lake)
         assert sizes == [4 * MIB, 4 * MIB, 2 * MIB]
         bring(outputs.take_over(), lake)
@@ -422,16 +422,16 @@ def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: LakePath) -> N
     lake.make()
     place = Path(lake.path) / "rank-0.log"
     with Outputs(world("node1"), NoDisplay()) as outputs:
-        outputs.take(0, b"one\n")
+        outputs.add(0, b"one\n")
         place.mkdir()
         follow_all(outputs, lake)
         place.rmdir()
-        outputs.take(0, b"two\n")
+        outputs.add(0, b"two\n")
         follow_all(outputs, lake)
         assert kept(lake) == {"rank-0.log": b"one\ntwo\n"}
         # Somebody else's writing, or a file system that lost some: it is made anew.
         place.write_bytes(b"o")
-        outputs.take(0, b"three\n")
+        outputs.add(0, b"three\n")
         follow_all(outputs, lake)
         assert kept(lake) == {"rank-0.log": b"o"}
         logs = outputs.take_over()
@@ -455,9 +455,9 @@ def test_what_is_on_the_lake_stays_where_the_rest_is_refused(
 
     monkeypatch.setattr(LakePath, "append", refuse)
     with Outputs(world("node1"), NoDisplay()) as outputs:
-        outputs.take(0, b"one\n")
+        outputs.add(0, b"one\n")
         follow_all(outputs, lake)
-        outputs.take(0, b"two\n")
+        outputs.add(0, b"two\n")
         logs = outputs.take_over()
     with pytest.raises(StoreError, match="cannot add to .*: refused") as told:
         bring(logs, lake)
@@ -478,9 +478,9 @@ def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
         raise StoreError(f"cannot write {self.url}: the quota is used up", "quota")
 
     with Outputs(world("node1"), NoDisplay()) as outputs:
-        outputs.take(0, b"one\n")
+        outputs.add(0, b"one\n")
         follow_all(outputs, lake)
-        outputs.take(0, b"two\n")
+        outputs.add(0, b"two\n")
         logs = outputs.take_over()
     monkeypatch.setattr(LakePath, "append", refuse)
     if is_full:
@@ -492,7 +492,7 @@ def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
 
 def test_following_what_was_let_go_of_does_nothing(lake: LakePath) -> None:
     with Outputs(world("node1"), NoDisplay()) as outputs:
-        outputs.take(0, b"one\n")
-        ((_, work),) = outputs.grown(lake)
+        outputs.add(0, b"one\n")
+        ((_, work),) = outputs.pending_appends(lake)
     work()
     assert "rank-0.log" not in kept(lake)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import hopsgpu
-from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, Order
+from hopsgpu.attempts.checkpoint_request import AgentMessage, Agreed, CheckpointRequest
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank.checkpoint_agreement import ProposalWords, RankAgreement
 from hopsgpu.rank.context import VARIABLE, Context
@@ -138,20 +138,20 @@ class SimulatedDriver:
             for number, agent in enumerate(self._agents):
                 if (accepted := agent.answer(request.last)) is not None:
                     now = time.monotonic()
-                    answer = request.answered(number, request.last, now, accepted=accepted)
+                    answer = request.handle_answer(number, request.last, now, is_accepted=accepted)
                     self._send(request, answer)
             self._travel()
         assert isinstance(request.outcome, Agreed)
         self.last = request.last
         return request.outcome.step
 
-    def _send(self, request: CheckpointRequest, orders: Sequence[Order]) -> None:
+    def _send(self, request: CheckpointRequest, orders: Sequence[AgentMessage]) -> None:
         for order in orders:
             if order.kind == "steps":
                 asked = {number: agent.last_asked_step for number, agent in enumerate(self._agents)}
                 self._travel()
                 number = order.fields["number"]
-                self._send(request, request.steps(number, asked, time.monotonic()))
+                self._send(request, request.handle_steps(number, asked, time.monotonic()))
                 continue
             for agent in self._agents:
                 self._travel()

@@ -125,7 +125,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
             recorded.board.state(state)
         ranks = RankTable(assign_ranks([GangExecutor(0, "c0", "node1", "10.0.0.1", ())], 1))
         recorded.board.record_placement(ranks)
-        ranks.started(0, 42)
+        ranks.record_start(0, 42)
         with recorded.recording.following(attempt):
             recorded.board.record_metrics([{"loss": 0.25}])
             assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}], SECONDS)

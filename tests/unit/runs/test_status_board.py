@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from hopsgpu.attempts.rank_table import Entered, RankTable
+from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import Timeline
@@ -28,13 +28,13 @@ def two_ranks() -> RankTable:
 
 
 def end(ranks: RankTable, rank: int, exit_code: int = 0) -> None:
-    ranks.ended(
+    ranks.record_end(
         rank,
         exit_code=exit_code,
         signal=None,
         peak_memory=1,
         gpu_utilisation=None,
-        stopped=False,
+        was_stopped=False,
     )
 
 
@@ -102,9 +102,9 @@ def test_a_rank_is_seen_from_its_start_and_reported_once_all_have_ended() -> Non
     told, ranks = board(), two_ranks()
     told.record_placement(ranks)
     assert told.ranks == ()
-    ranks.started(1, 71)
+    ranks.record_start(1, 71)
     end(ranks, 1)
-    ranks.started(0, 70)
+    ranks.record_start(0, 70)
     assert [(r.rank, r.pid, r.exit_code, ended) for r, ended in told.ranks] == [
         (0, 70, None, False),
         (1, 71, 0, True),
@@ -118,9 +118,9 @@ def test_a_rank_is_seen_from_its_start_and_reported_once_all_have_ended() -> Non
 
 def test_a_function_begins_by_the_clock_of_its_ranks_node() -> None:
     ranks = two_ranks()
-    assert ranks.entered(1, 20.0) == Entered(1, 2, 35.0)
-    last = ranks.entered(0, 30.0)
-    assert last == Entered(2, 2, 35.0) and last.all
+    assert ranks.record_entry(1, 20.0) == FunctionEntry(1, 2, 35.0)
+    last = ranks.record_entry(0, 30.0)
+    assert last == FunctionEntry(2, 2, 35.0) and last.is_complete
 
 
 def test_an_attempt_leaves_its_ranks_and_warnings_until_the_next_has_its_places() -> None:
@@ -182,13 +182,13 @@ def test_what_ranks_lost_is_weighed_by_their_gpus() -> None:
             [GangExecutor(n, f"c{n}", "node", "10.0.0.1", ("a", "b")) for n in (0, 1)], 2, 1
         )
     )
-    ranks.blocked(0, 10.0, 1.0)
-    ranks.blocked(0, 12.0, 2.0)
-    ranks.unused(0, 30.0)
-    ranks.unused(3, 5.0)
-    ranks.blocked(3, 0.0, 8.0)
+    ranks.record_blocked(0, 10.0, 1.0)
+    ranks.record_blocked(0, 12.0, 2.0)
+    ranks.record_unused(0, 30.0)
+    ranks.record_unused(3, 5.0)
+    ranks.record_blocked(3, 0.0, 8.0)
     # A parameter server has no GPU.
-    ranks.blocked(4, 99.0, 99.0)
+    ranks.record_blocked(4, 99.0, 99.0)
     assert ranks.losses(2) == RankLosses(12.0, 10.0, 16.0)
     assert ranks.losses(1) == RankLosses(6.0, 5.0, 8.0)
 
@@ -220,8 +220,8 @@ def test_gpu_seconds_have_parts_that_add_up_over_attempts() -> None:
     run.at(100.0, GangState.WAITING)
     run.board.on_executors_arrived([105.0, 110.0])
     run.starts(110.0, 116.0)
-    run.ranks.blocked(0, 4.0, 1.0)
-    run.ranks.unused(1, 3.0)
+    run.ranks.record_blocked(0, 4.0, 1.0)
+    run.ranks.record_unused(1, 3.0)
     run.at(140.0)
     run.board.mark("returned")
     run.at(141.0)
@@ -231,7 +231,7 @@ def test_gpu_seconds_have_parts_that_add_up_over_attempts() -> None:
     assert (first.starting, first.waiting_for_data, first.checkpointing) == (12.0, 4.0, 1.0)
     run.at(141.0, GangState.WAITING)
     run.starts(150.0, 151.0)
-    run.ranks.blocked(1, 10.0, 0.0)
+    run.ranks.record_blocked(1, 10.0, 0.0)
     run.at(171.0)
     run.board.mark("returned")
     run.at(173.0, GangState.RELEASING)
