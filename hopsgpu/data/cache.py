@@ -1,4 +1,4 @@
-"""A cache of record batches on the local disk, mapped in windows that are released after use.
+"""A cache of record batches on the local disk, whose pages are mapped, and released after use.
 
 Mapped pages count as memory of a YARN container, until madvise(2) releases their address range.
 """

@@ -2,8 +2,8 @@
 
 Spark 2, Spark 3 with `datetimeRebaseModeInWrite=LEGACY` and Hive count days before 1582-10-15 in
 the Julian calendar; Arrow and NumPy count them in the proleptic Gregorian calendar. A file's
-key-value metadata name its calendar. hopsgpu converts values that can be converted exactly, as
-Spark does (`RebaseDateTime` and `DataSourceUtils` of Spark 3.5), and refuses other values.
+key-value metadata name its calendar. hopsgpu converts values exactly, as Spark does
+(`RebaseDateTime` and `DataSourceUtils` of Spark 3.5), or refuses them.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ class Leg:
 
     Attributes:
         ranks: number of ranks of the world.
-        epoch: number of the epoch.
         batches: number of batches that each rank received.
         size: number of rows of a batch.
         drop_remainder: whether an epoch's last batch was left out if it was smaller.
@@ -56,20 +55,16 @@ class Position:
     """The position in each dataset of a launch, as in a checkpoint's record.
 
     Attributes:
-        legs: by the dataset's name, the leg of each world in the present epoch, in order.
-        digests: by the dataset's name, the digest of the order of its rows
-            (`source.order_digest`). For other data, the legs mean other rows.
+        legs: by dataset, the leg of each world in the present epoch, in order.
+        digests: by dataset, the digest of the order of its rows (`source.order_digest`). For other
+            data, the legs mean other rows.
     """
 
     legs: Mapping[str, tuple[Leg, ...]]
     digests: Mapping[str, str] = field(default_factory=dict)
 
     def of_data(self, digests: Mapping[str, str]) -> tuple[Position, tuple[str, ...]]:
-        """Return the position in these datasets, and the names of datasets that have changed.
-
-        Args:
-            digests: digests of the present datasets, by name.
-        """
+        """Return the position in data with these digests, and the names of changed datasets."""
         changed = tuple(
             name
             for name, digest in digests.items()
@@ -103,14 +98,11 @@ class Position:
 
 
 def common_position(positions: Sequence[Position]) -> Position:
-    """Return the position of a gang from the positions that its ranks saved at the same step.
+    """Return the position of a gang from those that its ranks saved, the lowest rank's first.
 
     Ranks that read in step have received equally many batches. Only a rank with fewer rows may be
     at the end of the epoch already. If the ranks were not in step, a warning is logged, and the
     least position counts: later rows are trained again, and no row is left out.
-
-    Args:
-        positions: at least one position, the lowest rank's first.
     """
     first, *rest = positions
     return Position(
@@ -144,7 +136,7 @@ def _common_legs(name: str, legs_of_ranks: Sequence[tuple[Leg, ...]]) -> tuple[L
 
 
 def are_in_step(legs: Collection[Leg]) -> bool:
-    """Return whether ranks of one world have read in step, according to their last legs."""
+    """Return whether the ranks of a world have read in step, according to their last legs."""
     unfinished = {(leg.epoch, leg.batches) for leg in legs if not leg.ended}
     furthest = max((leg.epoch, leg.batches) for leg in legs)
     kinds = {replace(leg, batches=0, ended=False) for leg in legs}
@@ -159,9 +151,9 @@ class Pass:
         leg: description of the pass; its `batches` and `ended` are not used.
         total: number of batches of the pass.
         is_rest: whether the pass reads the rest of an epoch that earlier worlds have started.
-        handed: number of batches that the user's code has received.
-        is_known: whether `handed` is known.
-        fallback: number of the epoch with which to continue if `handed` is unknown; None for the
+        received: number of batches that the user's code has received.
+        is_known: whether `received` is known.
+        fallback: number of the epoch with which to continue if `received` is unknown; None for the
             pass's own.
         is_open: whether a loop over the pass is known to run.
     """
@@ -169,21 +161,21 @@ class Pass:
     leg: Leg
     total: int
     is_rest: bool = False
-    handed: int = 0
+    received: int = 0
     is_known: bool = True
     fallback: int | None = None
     is_open: bool = False
 
     @property
     def is_interrupted(self) -> bool:
-        """Return whether a loop over the pass runs and has batches left."""
-        return self.is_open and 0 < self.handed < self.total
+        """Return whether a loop over the pass runs, and has received some, but not all batches."""
+        return self.is_open and 0 < self.received < self.total
 
     def progress(self) -> Leg:
         if not self.is_known:
             epoch = self.leg.epoch if self.fallback is None else self.fallback
             return replace(self.leg, epoch=epoch, batches=0)
-        return replace(self.leg, batches=self.handed, ended=self.handed >= self.total)
+        return replace(self.leg, batches=self.received, ended=self.received >= self.total)
 
 
 class Tracker:
@@ -194,7 +186,6 @@ class Tracker:
     Args:
         name: name of the dataset in messages.
         legs: the legs of earlier worlds in the present epoch.
-        epoch: number of the present epoch.
         ranks: number of ranks of the gang.
     """
 
@@ -208,17 +199,16 @@ class Tracker:
         self._has_warned = False
 
     def count_batch(self, pass_: Pass) -> None:
-        """Count a batch of a pass, just before the user's code receives it."""
+        """Count a batch just before the user's code receives it."""
         if self._active.get(pass_.leg.numbered) is not pass_:
             self._switch(pass_)
-        pass_.handed += 1
+        pass_.received += 1
 
     def count_batches(self, batches: Generator[T, None, None], passes: deque[Pass]) -> Iterator[T]:
-        """Yield the batches of some passes and count them; close the generator at the end.
+        """Yield the batches of consecutive passes and count them; close the generator at the end.
 
         Args:
-            batches: the batches of one pass after the other.
-            passes: the passes; another thread adds each pass before its first batch.
+            passes: another thread adds each pass before its first batch.
         """
         pass_: Pass | None = None
         remaining, active = 0, self._active
@@ -228,12 +218,12 @@ class Tracker:
                     if pass_ is None or not remaining:
                         pass_ = passes.popleft()
                         pass_.is_open, numbered = True, pass_.leg.numbered
-                        remaining = pass_.total - pass_.handed
+                        remaining = pass_.total - pass_.received
                     remaining -= 1
                     # Not `count_batch`: a call takes as long as all other work on a batch of views.
                     if active.get(numbered) is not pass_:
                         self._switch(pass_)
-                    pass_.handed += 1
+                    pass_.received += 1
                     yield batch
                     del batch  # do not keep the batch after the reader has used it
         finally:
@@ -246,7 +236,7 @@ class Tracker:
 
     def _switch(self, pass_: Pass) -> None:
         other = self._active.get(pass_.leg.numbered)
-        if other is not None and (pass_.handed or other.is_interrupted):
+        if other is not None and (pass_.received or other.is_interrupted):
             # Two loops alternate or are nested, as in an evaluation within an epoch: which loop
             # trains is unknown.
             pass_.is_known = other.is_known = False
@@ -259,7 +249,6 @@ class Tracker:
         self.begin(Pass(Leg(self.ranks, epoch + 1), 1))
 
     def legs(self) -> tuple[Leg, ...]:
-        """Return the legs of all worlds in the present epoch until now."""
         pass_ = self._active.get(True) or self._active.get(False)
         if pass_ is None:
             return self._legs or (Leg(self.ranks, self._epoch),)

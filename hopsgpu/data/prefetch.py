@@ -20,8 +20,6 @@ NOT_COUNTED: Final[AbstractContextManager[None]] = contextlib.nullcontext()
 
 
 class _Buffer(Generic[T]):
-    """The items between the thread and its reader."""
-
     def __init__(self, capacity: int, waiting: AbstractContextManager[None]) -> None:
         self._capacity = capacity
         self._waiting = waiting
@@ -32,7 +30,7 @@ class _Buffer(Generic[T]):
         self._error: BaseException | None = None
 
     def put(self, item: T) -> bool:
-        """Wait until there is room, and add an item; return False if the reader has closed."""
+        """Wait for room and add an item; return False if the reader has closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
             if self._is_closed:
@@ -42,7 +40,7 @@ class _Buffer(Generic[T]):
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """Notify the reader that no item follows; the reader raises the error, if there is one."""
+        """End the items; the reader then raises the error, if there is one."""
         with self._changed:
             self._is_complete, self._error = True, error
             self._changed.notify_all()
@@ -76,7 +74,7 @@ class PrefetchIterator(Iterator[T]):
     and when the process exits. An error while an item is made is raised in the item's place.
 
     Args:
-        make: called in the thread; returns the iterator of the items, which the thread closes.
+        make: called in the thread; returns the items, an iterator that the thread closes.
         capacity: number of items that are made in advance.
         waiting: entered while the reader waits for an item.
     """
@@ -98,7 +96,6 @@ class PrefetchIterator(Iterator[T]):
         return self._buffer.get()
 
     def close(self) -> None:
-        """End the thread, and the iterator."""
         self._end()
 
 

@@ -52,7 +52,6 @@ class _BatchRequest:
     """The checked arguments of a request for batches.
 
     Attributes:
-        columns: columns of each batch.
         size: number of rows of a batch.
         seed: seed of the shuffle; None for the shard's order.
         drop_remainder: whether an epoch's last batch is left out if it is smaller.
@@ -73,7 +72,7 @@ class DataStart:
     Attributes:
         epoch: number of the present epoch.
         rest: this rank's rows of the present epoch; None if all rows of the shard remain.
-        legs: what earlier worlds trained of the present epoch.
+        legs: legs of earlier worlds in the present epoch.
         ranks: number of ranks of the gang.
         name: name of the data in messages.
     """
@@ -88,19 +87,17 @@ class DataStart:
 class RankData:
     """A rank's shard of the data.
 
-    A context manager: its exit removes the cache on the local disk. Methods may be called any
-    number of times, and several iterators may be in use at the same time.
+    A context manager: its exit removes the cache on the local disk. Several iterators may be in use
+    at the same time.
 
     If the gang continues at a checkpoint that was saved within an epoch, the first pass has only
     the rest of that epoch: the rows that no rank received before the checkpoint.
 
     Args:
-        shard: the rows.
-        directory: directory on the local disk below which they are cached; None for TMPDIR.
+        directory: directory on the local disk below which rows are cached; None for TMPDIR.
         budget: the most bytes of the cache; None for this rank's part of the disk's free space
             beyond 15 % of the disk's size. Rows beyond the budget are read from the lake in every
             epoch.
-        start: where the gang starts.
         waiting: entered each time that the training waits for rows, to count the time.
     """
 
@@ -174,7 +171,6 @@ class RankData:
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """Return what all gangs of the run have trained of the present epoch until now."""
         return self._tracker.legs()
 
     @property
@@ -196,9 +192,8 @@ class RankData:
     ) -> Iterator[dict[str, Array]]:
         """Return the rows in batches of NumPy arrays, which are read ahead.
 
-        The first epoch reads the rows from the lake and caches them on the local disk, from which
-        later epochs read them. The reading thread ends with the iterator, also if a loop ends
-        early.
+        The first epoch reads the rows from the lake and caches them on the local disk for later
+        epochs. The reading thread ends with the iterator, also if a loop ends early.
 
         Args:
             batch_size: rows of a batch; the last batch of an epoch may be smaller.
@@ -229,7 +224,7 @@ class RankData:
         numbers: Iterable[int] = itertools.count(first)
         if epochs is not None:
             numbers = range(first, first + _check_integer(epochs, "epochs", 1))
-        return self._count_batches(request, numbers, is_numbered=epoch is not None or epochs != 1)
+        return self._read_epochs(request, numbers, is_numbered=epoch is not None or epochs != 1)
 
     def torch(
         self,
@@ -252,14 +247,9 @@ class RankData:
         of batches of an epoch.
 
         Args:
-            batch_size: as for `batches`.
-            columns: as for `batches`.
-            shuffle: as for `batches`.
-            seed: as for `batches`.
+            batch_size, columns, shuffle, seed, drop_remainder, shapes: as for `batches`.
             epoch: number of the first iteration's epoch; None for `RankData.epoch`. `set_epoch()`
                 sets the next iteration's epoch. Epochs that were trained before have no batches.
-            drop_remainder: as for `batches`.
-            shapes: as for `batches`.
             pin_memory: whether tensors are page-locked, so that copies to the GPU need no wait;
                 None for page-locked tensors if there is a GPU.
 
@@ -275,7 +265,7 @@ class RankData:
         # Users may change tensors.
         request = dataclasses.replace(request, is_writeable=True)
         source = torch.BatchSource(
-            functools.partial(self._count_batches, request),
+            functools.partial(self._read_epochs, request),
             functools.partial(self._read_part, request),
             functools.partial(self._start_pass, request),
             self._tracker.count_batch,
@@ -305,13 +295,9 @@ class RankData:
         graph, as in Keras's `fit`, call `completed` after each epoch.
 
         Args:
-            batch_size: as for `batches`.
-            columns: as for `batches`.
-            shuffle: as for `batches`.
-            seed: as for `batches`.
+            batch_size, columns, shuffle, seed, shapes: as for `batches`.
             epoch: number of the first iteration's epoch; None for `RankData.epoch`.
             drop_remainder: as for `batches`; if true, the batch dimension is known.
-            shapes: as for `batches`.
 
         Returns:
             A dataset of dicts: tensors of numbers, of tf.string for strings and binary, and
@@ -369,7 +355,7 @@ class RankData:
     def _start_pass(
         self, request: _BatchRequest, epoch: int, readers: int = 1, is_numbered: bool = True
     ) -> Pass:
-        """Return the next pass over the data; without batches if the epoch is trained already."""
+        """Return the pass over an epoch; it has no batches if the epoch is trained already."""
         start = self._start
         is_rest = start.rest is not None and start.legs[-1].numbered and epoch == start.epoch
         if not is_numbered:
@@ -396,13 +382,13 @@ class RankData:
     def _read_part(
         self, request: _BatchRequest, pass_: Pass, reader: int
     ) -> Iterator[dict[str, Array]]:
-        """Return the batches of one of the processes that share a shard."""
+        """Return the batches for one of the processes that share a shard."""
         shard = self._shard_of(pass_.is_rest)
         ends = reader_ends(shard.num_rows, request.size, pass_.leg.readers)
         slices = tuple(cut_slices(shard.slices, ends)[reader])
         return self._read(request, [(pass_, dataclasses.replace(shard, slices=slices))])
 
-    def _count_batches(
+    def _read_epochs(
         self, request: _BatchRequest, epochs: Iterable[int], *, is_numbered: bool = True
     ) -> Iterator[dict[str, Array]]:
         passes: deque[Pass] = deque()
@@ -437,7 +423,6 @@ class _PassReader:
     faster than to hand it over.
 
     Args:
-        request: what is read of each pass.
         reads: the passes and their rows.
         cache: caches the rows, except of a pass that has the rest of an epoch.
         shard: the shard of passes that have all rows.
@@ -463,7 +448,7 @@ class _PassReader:
             window = window_rows(shard.arrow_schema, shard.row_bytes)
             size = block_bytes(request.columns, request.size, window, shard.row_bytes)
             self._capacity = max(1, min(_AHEAD_SHUFFLED, _AHEAD_BYTES // size))
-        # The current or next pass, if there is one. One thread at a time changes the deque.
+        # The current or next pass, if any. One thread at a time changes the deque.
         self._next: deque[tuple[Pass, Shard]] = deque()
 
     def blocks(self) -> Generator[Block | None, None, None]:

@@ -29,7 +29,7 @@ class RankShards:
 
     Attributes:
         shards: the shards, by the name of the data.
-        is_single: whether the data was given without a name.
+        is_single: whether the data was passed without a name.
         ranks: number of ranks of the gang.
         epochs: number of the present epoch, by name; 0 for missing names.
         rests: the rest of the present epoch, by name, if a part of it is trained.
@@ -44,7 +44,6 @@ class RankShards:
     position: Position = field(default_factory=lambda: Position({}))
 
     def start_of(self, name: str) -> DataStart:
-        """Return where the gang starts in the data with this name."""
         legs = self.position.legs.get(name, ())
         return DataStart(self.epochs.get(name, 0), self.rests.get(name), legs, self.ranks, name)
 
@@ -89,20 +88,14 @@ class RankShards:
 
 
 def split_budget(budget: int, sizes: Sequence[int]) -> list[int]:
-    """Return parts of a budget in proportion to the sizes: all suffice for their data, or none."""
+    """Divide a budget in proportion to sizes: all parts suffice for their data, or none."""
     total = max(sum(sizes), 1)
     return [budget * size // total for size in sizes]
 
 
 @dataclass(frozen=True)
 class RankDatasets:
-    """A rank's data.
-
-    Attributes:
-        named: the data, by name.
-        is_single: whether the data was given without a name.
-        digests: digest of each dataset, as in `Position`.
-    """
+    """A rank's data by name; `is_single` and `digests` as in `RankShards` and `Position`."""
 
     named: dict[str, RankData]
     is_single: bool
@@ -118,7 +111,7 @@ class RankDatasets:
         return {name: data.epoch for name, data in self.named.items() if data.is_continued}
 
     def position(self) -> Position:
-        """Return the position of the gang from this rank's point of view."""
+        """Return the gang's position, from this rank's point of view."""
         return Position({name: data.legs for name, data in self.named.items()}, self.digests)
 
 
@@ -131,8 +124,7 @@ def open_datasets(
     """Return a rank's data, which is cached below a directory.
 
     Args:
-        shards: the rank's shards.
-        directory: the directory, created if it does not exist; the caller removes it.
+        directory: created if it does not exist; the caller removes it.
         sharers: number of ranks that cache their data on this disk.
         waiting: entered each time that the training waits for rows, to count the time.
     """

@@ -34,7 +34,7 @@ _MAX_ROWS_VARIABLE = 8_192
 _MAX_GROUP_BYTES = 2 * _CHUNK_BYTES
 # Number of row groups that are fetched at a time: one connection to a DataNode is slower than the
 # decoder.
-FETCHES = 2
+CONCURRENT_FETCHES = 2
 
 
 def chunk_rows(schema: Any, row_bytes: int) -> int:
@@ -57,14 +57,10 @@ def _power_of_two(max_rows: int, row_bytes: int) -> int:
 
 
 def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
-    """Return the bytes of each value of the columns that Parquet stores, by column number.
-
-    Args:
-        schema: schema of the file.
-        names: names of the fields to read.
+    """Return the bytes of a value of each stored column of these fields, by column number.
 
     Returns:
-        The bytes by column number; None if values differ in size, as strings and binary do.
+        None if values differ in size, as strings and binary do.
     """
     widths: dict[int, int] = {}
     for field, numbers in stored_columns(schema):
@@ -83,7 +79,6 @@ class LakeReader:
     A context manager: its exit ends the threads that fetch row groups.
 
     Args:
-        shard: the shard that has the slices.
         schema: schema of the columns that are read.
         max_bytes: the most bytes of a row group that is fetched as a whole. Larger row groups are
             read through a buffer for each column.
@@ -97,7 +92,7 @@ class LakeReader:
         self._texts = text_columns(shard.arrow_schema, schema.names)
         self._short_bytes = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
         self._fetcher = Fetcher(shard, schema.names, max_bytes)
-        self._threads = ThreadPoolExecutor(FETCHES, "hopsgpu-data-fetch")
+        self._threads = ThreadPoolExecutor(CONCURRENT_FETCHES, "hopsgpu-data-fetch")
 
     def __enter__(self) -> LakeReader:
         return self
@@ -107,7 +102,7 @@ class LakeReader:
         self._threads.shutdown(cancel_futures=True)
 
     def chunks(self, parts: Sequence[Slice], ahead: int) -> Iterator[Any]:
-        """Return the record batches of slices, in order; start to fetch the first slice at once.
+        """Return the record batches of slices, in order; fetch the first slice at once.
 
         Args:
             parts: the slices; slices of one row group are consecutive, in the group's order.
@@ -117,28 +112,27 @@ class LakeReader:
             StoreError: from the iterator: the lake refused, or the file has changed since the
                 shards were planned.
         """
-        runs = list(_runs(parts))
-        return _join_batches(self._batches(runs, deque([self._start_fetch(runs[0])]), ahead))
+        scans = list(_group_into_scans(parts))
+        return _join_batches(self._batches(scans, deque([self._start_fetch(scans[0])]), ahead))
 
-    def _start_fetch(self, run: Sequence[Slice]) -> Future[RowGroup]:
-        return self._threads.submit(self._fetcher.fetch, run[0])
+    def _start_fetch(self, scan: Sequence[Slice]) -> Future[RowGroup]:
+        return self._threads.submit(self._fetcher.fetch, scan[0])
 
     def _batches(
-        self, runs: Sequence[Sequence[Slice]], fetching: deque[Future[RowGroup]], ahead: int
+        self, scans: Sequence[Sequence[Slice]], fetching: deque[Future[RowGroup]], ahead: int
     ) -> Iterator[Any]:
-        unfetched = iter(runs[1:])
-        for run in runs:
+        unfetched = iter(scans[1:])
+        for scan in scans:
             fetched = fetching.popleft().result()
             fetching.extend(
                 map(self._start_fetch, itertools.islice(unfetched, ahead - len(fetching)))
             )
-            yield from self._decode(run, fetched)
+            yield from self._decode(scan, fetched)
 
-    def _decode(self, run: Sequence[Slice], fetched: RowGroup) -> Iterator[Any]:
+    def _decode(self, scan: Sequence[Slice], fetched: RowGroup) -> Iterator[Any]:
         import pyarrow as pa
 
-        group = run[0].group
-
+        group = scan[0].group
         with contextlib.ExitStack() as stack:
             if fetched.content is not None:
                 handle, buffer = pa.PythonFile(fetched.content, mode="r"), 0
@@ -150,11 +144,10 @@ class LakeReader:
                 rows = self._rows_of(fetched.footer.row_group(group))
                 batches = file(encoded).iter_batches(rows, [group], self._schema.names)
             batches = to_gregorian(batches, fetched.footer, self._stored, fetched.lake.url)
-            for batch in _select_rows(batches, run, fetched.lake):
+            for batch in _select_rows(batches, scan, fetched.lake):
                 yield from _limit_size(batch, self._schema)
 
     def _rows_of(self, group: Any) -> int:
-        """Return the number of rows of a row group to decode at a time."""
         if self._widths is None or not group.num_rows:
             return self._rows
         size = sum(
@@ -165,28 +158,28 @@ class LakeReader:
         return max(self._rows, _power_of_two(_MAX_ROWS, size // group.num_rows))
 
 
-def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield the slices of each pass over a row group."""
-    run: list[Slice] = []
+def _group_into_scans(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """Yield lists of slices that one scan of a row group reads, in order."""
+    scan: list[Slice] = []
     for part in parts:
-        if run and (part[:2] != run[-1][:2] or part.first < run[-1].first + run[-1].rows):
-            yield run
-            run = []
-        run.append(part)
-    if run:
-        yield run
+        if scan and (part[:2] != scan[-1][:2] or part.first < scan[-1].first + scan[-1].rows):
+            yield scan
+            scan = []
+        scan.append(part)
+    if scan:
+        yield scan
 
 
-def _select_rows(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
-    pending = deque(run)
+def _select_rows(batches: Iterator[Any], scan: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
+    pending = deque(scan)
     begin = 0
     while pending:
         with store_errors("read", lake.url):
             batch = next(batches, None)
         if batch is None:
-            wanted = run[-1].first + run[-1].rows
+            wanted = scan[-1].first + scan[-1].rows
             raise StoreError(
-                f"{lake.url}: row group {run[0].group} has {begin} rows, expected {wanted}"
+                f"{lake.url}: row group {scan[0].group} has {begin} rows, expected {wanted}"
             )
         end = begin + batch.num_rows
         while pending and pending[0].first < end:
@@ -200,7 +193,7 @@ def _select_rows(batches: Iterator[Any], run: Sequence[Slice], lake: LakePath) -
 
 
 def _limit_size(batch: Any, schema: Any) -> Iterator[Any]:
-    """Yield the rows as batches that have the schema and are small in memory."""
+    """Yield the rows as batches of at most `_CHUNK_BYTES` with the schema."""
     import pyarrow as pa
 
     for part, _ in split_batch(batch, _size, _CHUNK_BYTES):
@@ -239,10 +232,7 @@ def _join_batches(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _compact(batch: Any) -> Any:
-    """Return a record batch that keeps at most twice its own size in memory.
-
-    A slice keeps the memory of the whole batch.
-    """
+    """Copy a batch that keeps over twice its size in memory, as a slice of a large batch does."""
     import pyarrow as pa
 
     if batch.get_total_buffer_size() <= 2 * batch.nbytes:

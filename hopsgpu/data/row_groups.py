@@ -21,13 +21,11 @@ _MAX_FOOTERS = 32
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group that was fetched.
+    """A fetched row group of a file.
 
     Attributes:
-        lake: the file of the row group.
-        footer: the file's footer.
-        content: the row group's bytes, as a file for pyarrow; None if the row group is larger than
-            `max_bytes` of the fetcher.
+        content: the bytes, as a file for pyarrow; None if there are more than `max_bytes` of the
+            fetcher.
     """
 
     lake: LakePath
@@ -36,11 +34,9 @@ class RowGroup:
 
 
 class Fetcher:
-    """A fetcher of row groups, which several threads may use at the same time.
+    """Fetches some columns of row groups; thread-safe.
 
     Args:
-        shard: the shard that has rows of the row groups.
-        columns: names of the columns to read.
         max_bytes: the most bytes of a row group that is fetched as a whole.
     """
 
@@ -59,11 +55,11 @@ class Fetcher:
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """Stop retries of fetches."""
+        """Stop the retries of fetches."""
         self._stopped.set()
 
     def fetch(self, part: Slice) -> RowGroup:
-        """Return the row group that a slice belongs to.
+        """Return the row group of a slice.
 
         Raises:
             StoreError: the lake refused, or the file has changed since the shards were planned.
@@ -77,7 +73,7 @@ class Fetcher:
                     f" {file.size}; do not change data while a gang reads it"
                 )
             footer = self._footer(part.file, lake, handle)
-            begin, end = self._range(footer.row_group(part.group))
+            begin, end = self._range_of(footer.row_group(part.group))
             if end - begin > self._max_bytes:
                 return RowGroup(lake, footer, None)
             file.seek(begin)
@@ -87,7 +83,7 @@ class Fetcher:
         with self._lock:
             footer = self._footers.get(number)
         if footer is None:
-            # Without the lock: that two threads read the same footer does no harm.
+            # Without the lock: two threads may read the same footer.
             footer = read_footer(lake, handle)
         with self._lock:
             self._footers[number] = footer
@@ -96,8 +92,8 @@ class Fetcher:
                 self._footers.popitem(last=False)
         return footer
 
-    def _range(self, group: Any) -> tuple[int, int]:
-        """Return the offsets in the file at which the wanted columns begin and end."""
+    def _range_of(self, group: Any) -> tuple[int, int]:
+        """Return the offsets in the file at which the columns begin and end."""
         ranges = []
         for number in self._numbers:
             column = group.column(number)
@@ -121,7 +117,6 @@ class FileRange:
         self.closed = False
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next `size` bytes of the range; all up to its end if `size` is negative."""
         first = self._at - self._begin
         end = len(self._content) if size < 0 else first + size
         part = self._content[first:end] if first >= 0 else self._content[:0]

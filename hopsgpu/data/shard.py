@@ -21,7 +21,6 @@ class Slice(NamedTuple):
         file: number of the file among the shard's files.
         group: number of the row group in the file.
         first: number of the first row in the row group.
-        rows: number of rows.
     """
 
     file: int
@@ -49,10 +48,7 @@ class Shard:
     Attributes:
         url: URL of the directory, or of the one file.
         files: the files that have rows of the shard.
-        slices: the rows.
-        row_bytes: estimated bytes of a row in memory, as in `Source`.
-        schema: schema of the files, as Arrow serialises it.
-        refused: columns that cannot be read, each with the reason, as in `Source`.
+        row_bytes, schema, refused: as in `source.ParquetSource`.
     """
 
     url: str

@@ -21,11 +21,7 @@ _MIN_PARTS = 32
 
 
 def check_dealing(remainder: object, seed: object) -> None:
-    """Raise an error unless rows can be dealt with these arguments.
-
-    Raises:
-        ConfigError: the remainder is another string, or the seed is not an integer ≥ 0.
-    """
+    """Raise a ConfigError for another remainder, or a seed that is no integer ≥ 0."""
     if remainder not in REMAINDERS:
         raise ConfigError(
             f"remainder={remainder!r}: must be 'drop' (some rows are left out), 'pad' (some are"
@@ -50,10 +46,7 @@ def plan_slices(
 
     Args:
         groups: number of rows of each row group of each file.
-        ranks: number of ranks of the gang.
-        remainder: what happens to the rows beyond a multiple of the number of ranks: "drop" leaves
-            them out, "pad" repeats other rows, and "keep" gives some ranks one row more.
-        seed: determines the order of the row groups and their parts.
+        remainder, seed: as in `argument.Data`.
 
     Raises:
         ConfigError: there are fewer rows than ranks, or `check_dealing` refuses an argument.
@@ -84,7 +77,7 @@ def _deal(
     order = [rows for part in parts for rows in part]
     share_rows, surplus = divmod(total, ranks)
     if remainder == "pad" and surplus:
-        order += _first_rows(order, ranks - surplus)
+        order += _repeat_rows(order, ranks - surplus)
         share_rows, surplus = share_rows + 1, 0
     longer = surplus if remainder == "keep" else 0
     ends = [rank * share_rows + min(rank, longer) for rank in range(ranks + 1)]
@@ -120,7 +113,8 @@ def _join_slices(share: Iterable[Slice]) -> Iterator[Slice]:
         yield last
 
 
-def _first_rows(order: Sequence[Slice], wanted: int) -> list[Slice]:
+def _repeat_rows(order: Sequence[Slice], wanted: int) -> list[Slice]:
+    """Return the first `wanted` rows, again from the start if there are fewer."""
     repeated = []
     # The rest of an epoch may have fewer rows than there are ranks.
     for part in itertools.cycle(order):
@@ -132,12 +126,7 @@ def _first_rows(order: Sequence[Slice], wanted: int) -> list[Slice]:
 
 
 def remove_rows(groups: Iterable[GroupRows], removed: Iterable[Slice]) -> list[GroupRows]:
-    """Return row groups without the rows of some slices.
-
-    Args:
-        groups: the rows of each row group.
-        removed: rows to leave out, in any order, perhaps several times.
-    """
+    """Return row groups without removed rows, which may be in any order and repeated."""
     of_groups: dict[tuple[int, int], list[Slice]] = {}
     for part in removed:
         of_groups.setdefault((part.file, part.group), []).append(part)
@@ -196,8 +185,6 @@ def plan_epoch(
     rows that an earlier world left out; if it has fewer rows than ranks, the epoch has ended.
 
     Args:
-        source: the data.
-        ranks: number of ranks of the world.
         legs: the legs of earlier worlds in an epoch, in order.
         remainder: as for `plan_slices`.
         seed: as for `plan_slices`; with the number of worlds it determines the order of the rest.
@@ -213,9 +200,9 @@ def plan_epoch(
     is_over = False
     for number, leg in enumerate(legs):
         shares = _deal(rest, leg.ranks, remainder, _random_of(seed, number))
-        handed = [_handed_rows(share, leg, source.row_bytes, window) for share in shares]
-        is_over = all(is_all for _, is_all in handed)
-        rest = remove_rows(rest, itertools.chain.from_iterable(rows for rows, _ in handed))
+        received = [_received_rows(share, leg, source.row_bytes, window) for share in shares]
+        is_over = all(is_all for _, is_all in received)
+        rest = remove_rows(rest, itertools.chain.from_iterable(rows for rows, _ in received))
     last, total = legs[-1], sum(map(_rows, rest))
     if is_over or total < (ranks if remainder == "drop" else 1):
         return EpochPlan(shards, last.epoch + 1 if last.numbered else 0)
@@ -231,7 +218,7 @@ def _random_of(seed: int, worlds: int) -> random.Random:
     return random.Random(f"{seed} {worlds}" if worlds else seed)
 
 
-def _handed_rows(
+def _received_rows(
     share: Sequence[Slice], leg: Leg, row_bytes: int, window: int
 ) -> tuple[list[Slice], bool]:
     """Return the rows that a rank has received, and whether it has received all batches."""
@@ -240,8 +227,10 @@ def _handed_rows(
     ends = reader_ends(_rows(share), leg.size, leg.readers)
     for number, part in enumerate(cut_slices(share, ends)):
         batches = len(range(number, leg.batches, leg.readers))
-        handed = min(batches * leg.size, whole_rows(_rows(part), leg.size, leg.drop_remainder))
-        rows += first_rows(part, handed, row_bytes, window, order)
+        total = _rows(part)
+        if leg.drop_remainder:
+            total -= total % leg.size
+        rows += first_rows(part, min(batches * leg.size, total), row_bytes, window, order)
     return rows, leg.batches >= batch_count(_rows(share), leg.size, leg.drop_remainder)
 
 
@@ -250,37 +239,23 @@ def reader_ends(rows: int, size: int, readers: int) -> list[int]:
 
     Reader n modulo `readers` reads batch n of the shard. The last batch may be smaller than `size`.
     """
-    whole, last = divmod(rows, size)
+    whole_batches, last = divmod(rows, size)
     ends = [0]
     for number in range(readers):
-        batches = len(range(number, whole, readers))
-        ends.append(ends[-1] + batches * size + (last if number == whole % readers else 0))
+        batches = len(range(number, whole_batches, readers))
+        has_last = number == whole_batches % readers
+        ends.append(ends[-1] + batches * size + (last if has_last else 0))
     return ends
 
 
-def whole_rows(rows: int, size: int, drop_remainder: bool) -> int:
-    return rows // size * size if drop_remainder else rows
-
-
 def batch_count(rows: int, size: int, drop_remainder: bool) -> int:
-    whole, rest = divmod(rows, size)
-    return whole + bool(rest and not drop_remainder)
+    return rows // size if drop_remainder else -(-rows // size)
 
 
 def plan_shards(
     source: ParquetSource, ranks: int, *, remainder: str = "drop", seed: int = 0
 ) -> tuple[Shard, ...]:
-    """Return the shard of each rank.
-
-    Args:
-        source: the data.
-        ranks: number of ranks of the gang.
-        remainder: as for `plan_slices`.
-        seed: as for `plan_slices`.
-
-    Raises:
-        ConfigError: as for `plan_slices`.
-    """
+    """Return the shard of each rank; arguments and errors as for `plan_slices`."""
     shares = plan_slices(
         [file.groups for file in source.files], ranks, remainder=remainder, seed=seed
     )

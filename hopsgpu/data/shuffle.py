@@ -77,10 +77,9 @@ def shuffle_items(items: Sequence[T], seed: int, epoch: int) -> list[T]:
 
 
 def interleave(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iterator[T]:
-    """Yield items of the streams in turn, from `width` streams at a time.
+    """Yield items of the streams in turn, from `width` streams at a time; close them at the end.
 
-    The next stream is opened before its turn, so that it can fetch ahead. All streams are closed at
-    the end.
+    The next stream is opened before its turn, so that it can fetch ahead.
     """
     unopened = iter(streams)
     opened: list[Iterator[T]] = []
@@ -102,13 +101,7 @@ def interleave(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iter
 
 
 class Strip(NamedTuple):
-    """Consecutive rows of a piece, which go into one window.
-
-    Attributes:
-        piece: number of the piece.
-        first: number of the first row in the piece.
-        rows: number of rows.
-    """
+    """Consecutive rows of a piece from row `first` on, which go into one window."""
 
     piece: int
     first: int
@@ -167,16 +160,10 @@ class WindowPart(NamedTuple):
 
 
 class WindowShuffler:
-    """Draws the parts of an epoch's windows, the same in all versions of NumPy.
-
-    Args:
-        seed: seed of the shuffle.
-        epoch: number of the epoch.
-        window: number of rows of a window.
-    """
+    """Draws the parts of an epoch's windows of `window` rows, the same in all versions of NumPy."""
 
     def __init__(self, seed: int, epoch: int, window: int) -> None:
-        # One generator for all windows: to seed it takes as long as to draw a small window.
+        # One generator for all windows: seeding takes as long as drawing a small window.
         self._random = _random(seed, epoch)
         self._sharing = max(1, _SHARING_ROWS // window)
         self._window_count = 0
@@ -186,7 +173,7 @@ class WindowShuffler:
         """Return the parts of the next window, each with equally many random runs of each strip.
 
         Args:
-            sizes: number of rows of each strip of the window.
+            sizes: number of rows of each strip.
         """
         if self._window_count % self._sharing == 0:
             self._shared_order = None
@@ -211,7 +198,6 @@ class WindowShuffler:
         ]
 
     def _order(self, rows: int) -> Array:
-        """Return the order that consecutive parts of equal size share."""
         if self._shared_order is None or len(self._shared_order) != rows:
             self._shared_order = self._random.permutation(rows)
         return self._shared_order
@@ -229,8 +215,8 @@ def window_order(sizes: Sequence[Sequence[int]], parts: Sequence[Sequence[Window
     """Return the order of the rows of consecutive windows, as row numbers from the first window on.
 
     Args:
-        sizes: for each window, the number of rows of each of its strips.
-        parts: for each window, all its parts.
+        sizes: the number of rows of each strip of each window.
+        parts: all parts of each window.
     """
     import numpy as np
 
@@ -263,12 +249,11 @@ def window_order(sizes: Sequence[Sequence[int]], parts: Sequence[Sequence[Window
 def first_rows(
     slices: Sequence[Slice], rows: int, row_bytes: int, window: int, order: tuple[int, int] | None
 ) -> list[Slice]:
-    """Return the rows of a shard that an epoch yields first.
+    """Return the first rows that an epoch yields of a shard with these slices.
 
     Args:
-        slices: the rows of the shard.
-        rows: number of rows wanted.
-        row_bytes: estimated bytes of a row, as in `Shard`.
+        rows: number of rows to return.
+        row_bytes: as in `Shard`.
         window: number of rows of a window.
         order: seed and epoch; None for the shard's order.
     """

@@ -1,8 +1,7 @@
 """The memory of rows in a rank, which differs from their size in a file.
 
-Parquet stores a repeated value once. All sizes of arrays here depend only on rows and types. The
-order of shuffled rows depends on these sizes, and must be the same whether the rows come from the
-lake or from the cache.
+Sizes of arrays depend only on rows and types: the order of shuffled rows depends on the sizes, and
+must be the same for rows from the lake and from the cache.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ def memory_of(array: Any, array_bytes: int = _ARRAY_BYTES) -> int:
     A dictionary-encoded array counts with its decoded size.
 
     Args:
-        array: an Arrow array.
         array_bytes: bytes of a NumPy array for each list, without its values; 0 if lists have a
             shape, or are not converted.
     """
@@ -132,11 +130,7 @@ def elements(array: Any) -> Any:
 def split_batch(
     batch: Any, size_of: Callable[[Any], int], max_bytes: int
 ) -> Iterator[tuple[Any, int]]:
-    """Halve a batch repeatedly, into batches of at most `max_bytes` or of one row.
-
-    Yields:
-        Each batch with its size in bytes.
-    """
+    """Halve a batch until each part has at most `max_bytes`, or one row; yield parts and bytes."""
     rows, size = batch.num_rows, size_of(batch)
     if rows <= 1 or size <= max_bytes:
         yield batch, size

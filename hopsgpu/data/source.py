@@ -39,7 +39,6 @@ class SourceFile:
 
     Attributes:
         name: path below the source's URL; "" if the URL is the file's own.
-        size: bytes.
         groups: number of rows of each row group.
     """
 
@@ -89,7 +88,7 @@ class ParquetSource:
 
 
 def order_digest(source: ParquetSource, remainder: str, seed: int) -> str:
-    """Return a digest of everything that determines the rows of a rank and their order."""
+    """Return a digest of all that determines the rows of a rank and their order."""
     files = [(file.name, file.size, file.groups) for file in source.files]
     order = [ORDER_VERSION, files, source.row_bytes, source.schema.hex(), remainder, seed]
     return hashlib.sha256(json.dumps(order).encode()).hexdigest()
@@ -104,11 +103,10 @@ def read_source(
 ) -> ParquetSource:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
-    As in Spark, files whose names begin with "_" or "." are skipped, and so are empty files and
-    files that `hdfs dfs -put` still writes (`._COPYING_`).
+    As in Spark, files whose names begin with "_" or "." are skipped. Empty files, and files that
+    `hdfs dfs -put` still writes (`._COPYING_`), are skipped too.
 
     Args:
-        lake: the directory or the file.
         on_progress: called after each footer with the number of footers read and the number of
             files; an exception ends the reading.
 
@@ -225,14 +223,11 @@ def _check_partition(lake: LakePath, directory: LakePath) -> None:
 
 
 @dataclass(frozen=True)
-class _FileFacts:
-    """The facts in a file's footer.
+class _FooterFacts:
+    """The facts in a file's footer; `refused` and `instants` as in `ParquetSource`.
 
     Attributes:
-        file: the file's name, size and row groups.
-        schema: the file's columns.
         row_bytes: bytes of all its rows in memory.
-        refused, instants: as in `ParquetSource`.
     """
 
     file: SourceFile
@@ -242,7 +237,7 @@ class _FileFacts:
     instants: tuple[str, ...]
 
 
-def _read_file(lake: LakePath, name: str) -> _FileFacts:
+def _read_file(lake: LakePath, name: str) -> _FooterFacts:
     file = lake / name if name else lake
     with open_lake_file(file) as (handle, opened_file):
         footer = read_footer(file, handle)
@@ -250,7 +245,7 @@ def _read_file(lake: LakePath, name: str) -> _FileFacts:
     if ICEBERG_FOOTER_KEY in (footer.metadata or {}):
         raise LoggedTable(ICEBERG, file.url, file.parent.url).make_refusal(lake)
     rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
-    return _FileFacts(
+    return _FooterFacts(
         SourceFile(name, opened_file.size, rows),
         schema,
         footer_bytes(footer, schema),
@@ -260,7 +255,7 @@ def _read_file(lake: LakePath, name: str) -> _FileFacts:
 
 
 def columns_of(source: ParquetSource) -> dict[str, str]:
-    """Return the columns by name, with their types as Arrow writes them."""
+    """Return the names of the columns, and their types as Arrow writes them."""
     return {f.name: str(f.type) for f in source.arrow_schema}
 
 

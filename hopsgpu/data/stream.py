@@ -20,7 +20,7 @@ from hopsgpu.data.batches import (
 )
 from hopsgpu.data.cache import Cache, CacheWriter, Chunk, memory_chunk
 from hopsgpu.data.columns import Column
-from hopsgpu.data.reader import FETCHES, LakeReader
+from hopsgpu.data.reader import CONCURRENT_FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shuffle import (
     MIXED_PIECES,
@@ -45,7 +45,6 @@ class ShardStream:
     A context manager: its exit ends the threads that read the lake and write the cache.
 
     Args:
-        shard: the rows.
         cache: caches the rows on the local disk; None for rows that are read only once.
         columns: names of the columns.
         schema: the shard's Arrow schema.
@@ -89,13 +88,9 @@ class ShardStream:
         return all(map(cache.is_cached, keys))
 
     def chunks(self, *, should_touch: bool = True) -> Iterator[Chunk]:
-        """Return all record batches, in the shard's order.
-
-        Args:
-            should_touch: as for `Cache.read`, of cached batches.
-        """
+        """Return all record batches, in the shard's order; `should_touch` as for `Cache.read`."""
         pieces = (
-            functools.partial(self._read_piece, n, FETCHES, should_touch=should_touch)
+            functools.partial(self._read_piece, n, CONCURRENT_FETCHES, should_touch=should_touch)
             for n in range(len(self._pieces))
         )
         return interleave(pieces, 1)

@@ -1,8 +1,7 @@
 """Tables with a transaction log, which cannot be read by listing their files.
 
-The log of such a table names the current files. The directories also contain files whose rows were
-deleted or rewritten, and files of failed writes. A deletion vector or a position delete may remove
-rows of a current file.
+The log names the current files. The directories also contain deleted or rewritten rows, and files
+of failed writes. A deletion vector or a position delete may remove rows of a current file.
 
 Source: Delta Lake's protocol (PROTOCOL.md), Iceberg's `HadoopTableOperations`, Hudi's technical
 specification, Spark's `FileStreamSink`, Hive's `AcidUtils`, Paimon's specification.
@@ -76,18 +75,14 @@ class LoggedTable:
     root: str = ""
 
     def make_refusal(self, lake: LakePath) -> ConfigError:
-        """Return the error for data in the table; it has the code that reads the table.
-
-        Args:
-            lake: the place that `data=` names.
-        """
+        """Return the error for `data=lake` in this table; it has the code that reads the table."""
         return ConfigError(
             f"{lake.url} belongs to a table with a transaction log ({self.format}, {self.mark}):"
             " its directories also contain rows that the table no longer has, so hopsgpu does not"
-            f" read its files. {self._describe_way_out()}"
+            f" read its files. {self._describe_remedy()}"
         )
 
-    def _describe_way_out(self) -> str:
+    def _describe_remedy(self) -> str:
         if self.format == HIVE:
             # Spark has no reader of transactional Hive tables (SPARK-15348).
             return (
@@ -123,12 +118,7 @@ def _condition_of_name(name: str) -> str:
 
 
 def find_mark(directory: LakePath, entries: Iterable[FileStatus]) -> LoggedTable | None:
-    """Return the table to which a directory belongs according to its entries, or None.
-
-    Args:
-        directory: the directory.
-        entries: its entries.
-    """
+    """Return the table to which a directory belongs according to its entries, or None."""
     log = _LOG_FILES.get(_last_name(directory))
     for entry in sorted(entries, key=lambda entry: entry.name):
         mark = join_url(directory.url, entry.name)
@@ -204,7 +194,7 @@ def _search_lineage(directory: LakePath) -> TableSearch:
 
 
 def _choose(tables: Sequence[LoggedTable]) -> LoggedTable | None:
-    """Return a table whose directory is known, else the first table, else None."""
+    """Return a table whose directory is known, else the first table."""
     return next((table for table in tables if table.root), next(iter(tables), None))
 
 
@@ -226,7 +216,7 @@ def _lineage_of(place: LakePath) -> Iterator[LakePath]:
 
 
 def _search_entries(directory: LakePath) -> TableSearch:
-    """Search the entries of the data's directory, or of a parent, and the logs among them."""
+    """Search the entries of a directory, and the logs among them."""
     entries, denied = _find_entries(directory)
     marks = (e for e in entries if not _HIVE_DIRECTORY.fullmatch(e.name) or _is_padded(e.name))
     tables = [find_mark(directory, marks)]
@@ -250,8 +240,8 @@ def _is_padded(name: str) -> bool:
 def _find_entries(directory: LakePath) -> tuple[Sequence[FileStatus], list[str]]:
     """Return the entries of a directory, and the URLs of entries that could not be examined.
 
-    Only entries with the known names are searched if the directory cannot be listed, and on an
-    object store, where the root of a bucket may have millions of objects.
+    A directory that cannot be listed is searched only for the known names. So is a directory on an
+    object store, because the root of a bucket may have millions of objects.
     """
     if not directory.is_object_store:
         try:
@@ -259,15 +249,15 @@ def _find_entries(directory: LakePath) -> tuple[Sequence[FileStatus], list[str]]
         except StoreError as error:
             if error.kind in (UNREACHABLE, SAFE_MODE):
                 raise
-    found, denied = [], []
+    found_entries, denied = [], []
     for name in (*_ENTRIES, *_LOG_FILES):
         entry = directory / name
         try:
-            found.append(entry.stat())
+            found_entries.append(entry.stat())
         except StoreError as error:
             # An object store that denies the listing also denies access to a missing object.
             if error.kind == PERMISSION and not directory.is_object_store:
                 denied.append(entry.url)
             elif error.kind not in (ABSENT, PERMISSION):
                 raise
-    return found, denied
+    return found_entries, denied

@@ -43,8 +43,6 @@ def dataset(
     """Return a tf.data.Dataset.
 
     Args:
-        source: the source of the batches.
-        columns: columns of the batches.
         count: number of batches of every epoch; None if the first one has fewer.
         epoch: number of the first epoch.
         rows: number of rows of every batch, or None if the last one may be smaller.

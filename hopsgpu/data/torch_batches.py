@@ -44,8 +44,6 @@ def dataset(
     """Return a torch.utils.data.IterableDataset.
 
     Args:
-        source: the source of the batches.
-        columns: columns of the batches.
         count: number of batches of an epoch.
         epoch: number of the first epoch.
         pin_memory: whether tensors are page-locked; None for yes if there is a GPU.
@@ -58,8 +56,6 @@ def dataset(
     is_pinned = bool(torch.cuda.is_available()) if pin_memory is None else pin_memory
 
     class Batches(torch.utils.data.IterableDataset):  # type: ignore[name-defined,misc]
-        """A rank's batches; each iteration is the next epoch."""
-
         def __init__(self) -> None:
             self._epoch = epoch
             self._pass: Pass | None = None
@@ -115,12 +111,9 @@ def dataset(
 
 
 def _check_no_accelerate() -> None:
-    """Check that the caller is no loader of Accelerate's `prepare`.
+    """Raise a ConfigError if a loader of Accelerate's `prepare` is among the callers.
 
     Such a loader reads ahead, and divides the batches of rank 0's shard among the ranks.
-
-    Raises:
-        ConfigError: such a loader is among the callers.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -171,11 +164,7 @@ def _loader_class(torch: Any, source: BatchSource) -> Any:
 
 
 def check_workers(num_workers: object, options: Mapping[str, Any]) -> None:
-    """Raise an error unless a loader can have these arguments.
-
-    Raises:
-        ConfigError: the number is no integer ≥ 1, or an option cannot be used here.
-    """
+    """Raise a ConfigError unless `Batches.loader` accepts these arguments."""
     if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 1:
         raise ConfigError(
             f"num_workers={num_workers!r}: must be an integer ≥ 1; without workers, use the dataset"

@@ -30,7 +30,7 @@ from hopsgpu.data.batches import Block, convert_chunk, rebatch
 from hopsgpu.data.cache import memory_chunk
 from hopsgpu.data.columns import Column, select_columns
 from hopsgpu.data.prefetch import PrefetchIterator
-from hopsgpu.data.reader import FETCHES, LakeReader
+from hopsgpu.data.reader import CONCURRENT_FETCHES, LakeReader
 from hopsgpu.data.source import ParquetSource
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank import inbox
@@ -206,7 +206,7 @@ class _Reading:
                     return
                 part = self._parts[message["part"]]
                 yield part, None
-                for chunk in reader.chunks(part.slices, FETCHES):
+                for chunk in reader.chunks(part.slices, CONCURRENT_FETCHES):
                     yield part, chunk
                 yield part, None
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from hopsgpu.data import reader as reading
 from hopsgpu.data import shuffle
-from hopsgpu.data.reader import FETCHES, LakeReader
+from hopsgpu.data.reader import CONCURRENT_FETCHES, LakeReader
 from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.shard_plan import plan_shards
@@ -59,7 +59,7 @@ def test_slices_of_a_row_group_are_read_in_one_pass(tmp_path: Path, fetched: lis
     parts = [(0, 5, 10), (0, 8_000, 9_000), (0, 17_000, 1), (0, 19_999, 1), (2, 0, 3), (1, 7, 2)]
     slices = [Slice(0, group, first, rows) for group, first, rows in parts]
     with reader_of(shard) as reader:
-        (batch,) = reader.chunks(slices, FETCHES)
+        (batch,) = reader.chunks(slices, CONCURRENT_FETCHES)
     wanted = [g * 20_000 + row for g, first, rows in parts for row in range(first, first + rows)]
     assert batch.column("id").to_pylist() == wanted
     assert sorted(part.group for part in fetched) == [0, 1, 2]  # by several threads
@@ -69,7 +69,7 @@ def test_rows_that_come_again_are_read_again(tmp_path: Path, fetched: list[Slice
     shard = shard_of(tmp_path / "lake", numbered(100), 100)
     slices = [Slice(0, 0, 0, 60), Slice(0, 0, 40, 60), Slice(0, 0, 0, 1)]
     with reader_of(shard) as reader:
-        (batch,) = reader.chunks(slices, FETCHES)
+        (batch,) = reader.chunks(slices, CONCURRENT_FETCHES)
     assert batch.column("id").to_pylist() == [*range(60), *range(40, 100), 0]
     assert len(fetched) == 3
 
@@ -83,7 +83,7 @@ def test_lists_as_spark_writes_them_come_in_large_record_batches(
     lists = pa.ListArray.from_arrays(np.arange(ROWS + 1, dtype=np.int32) * 32, pa.array(values))
     shard = shard_of(tmp_path / "lake", pa.table({"x": lists}), group)
     with reader_of(shard) as reader:
-        batches = list(reader.chunks(sorted(shard.slices), FETCHES))
+        batches = list(reader.chunks(sorted(shard.slices), CONCURRENT_FETCHES))
     sizes = [batch.num_rows for batch in batches]
     assert sum(sizes) == ROWS and max(sizes) * 128 <= reading._CHUNK_BYTES
     assert len(sizes) <= 2 or group == 20_000  # of which three do not fit
@@ -107,7 +107,7 @@ def test_a_few_rows_do_not_keep_what_they_were_decoded_with(
     monkeypatch.setattr(reading, "_combine", noted)
     slices = [Slice(0, 0, first, 10) for first in range(0, ROWS, 2_000)]
     with reader_of(shard) as reader:
-        (batch,) = reader.chunks(slices, FETCHES)
+        (batch,) = reader.chunks(slices, CONCURRENT_FETCHES)
     assert batch.num_rows == 300
     assert held[0] < 100_000
 
@@ -131,7 +131,7 @@ def test_so_many_row_groups_are_in_memory(
     pieces = [shard.slices[n : n + slices] for n in range(0, 36, slices)]
     peak = rows = 0
     with reader_of(shard) as reader:
-        ahead = FETCHES if mixed == 1 else 1
+        ahead = CONCURRENT_FETCHES if mixed == 1 else 1
         begun = (functools.partial(reader.chunks, piece, ahead) for piece in pieces)
         for batch in shuffle.interleave(begun, mixed):
             rows += batch.num_rows
@@ -164,7 +164,7 @@ def test_lists_are_decoded_in_one_step_where_a_row_group_has_few_elements(
         steps.clear()
         monkeypatch.setattr(reading, "_MAX_GROUP_BYTES", most)
         with reader_of(shard) as reader:
-            batches = list(reader.chunks(shard.slices, FETCHES))
+            batches = list(reader.chunks(shard.slices, CONCURRENT_FETCHES))
         assert pa.Table.from_batches(batches) == table
         assert sum(steps) == ROWS and (len(steps) > 2) == many
         # Whatever was decoded at a time.
