@@ -27,9 +27,6 @@ _MAX_EVENTS = 256
 class ExecutorLoop(ABC):
     """Decides what a run does on its executors; its thread is the only one that decides.
 
-    Args:
-        active: the run.
-
     Attributes:
         allocator: acquires and releases the executors; `run` sets it.
     """
@@ -44,7 +41,6 @@ class ExecutorLoop(ABC):
 
     @property
     def run_id(self) -> str:
-        """Return the id of the run."""
         return self._active.run_id
 
     @abstractmethod
@@ -89,9 +85,6 @@ class ExecutorLoop(ABC):
 
     def run(self, allocator: ElasticAllocator) -> None:
         """Run ranks on executors that arrive and leave, until the run needs no more executors.
-
-        Args:
-            allocator: acquires and releases the executors.
 
         Raises:
             HopsGpuError: an error ended the run; raised once no rank runs.

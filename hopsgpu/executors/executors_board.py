@@ -30,14 +30,7 @@ class _Executors(Protocol):
 
 
 class ExecutorsBoard(StatusBoard):
-    """The status board of trials on executors that arrive and leave one by one.
-
-    Args:
-        run_id: id of the run.
-        terms: how many trials run, and on how many slots.
-        gpus: number of GPUs of an executor.
-        progress: the display.
-    """
+    """The status board of trials on executors that arrive and leave one by one."""
 
     def __init__(
         self, run_id: str, terms: PlacementTerms, gpus: int, progress: StoppableDisplay
@@ -82,9 +75,6 @@ class ExecutorsBoard(StatusBoard):
         """Record that the function of a trial runs.
 
         The trial's thread calls this; the next update of the display shows it.
-
-        Args:
-            at: when the function started, in seconds since the epoch.
         """
         self.mark("started", at)
         with self._lock:

@@ -91,8 +91,6 @@ class Slot:
 
 @dataclass(frozen=True)
 class Start:
-    """The decision to start an item on some slots."""
-
     item: int
     slots: tuple[Slot, ...]
 
@@ -102,13 +100,9 @@ class Decision:
     """The next actions on items and executors.
 
     Attributes:
-        starts: items to start.
         wanted: total number of executors to have.
         at_once: how many of the missing executors must arrive together; otherwise none is kept.
-        release: executors to release now.
         proposals: number of items to request from what proposes them.
-        should_stop: whether to stop the running items.
-        is_over: whether nothing is left to do.
     """
 
     starts: tuple[Start, ...] = ()
@@ -131,10 +125,7 @@ class Placement:
     """The known state of a run's executors and items; only recorded events change it.
 
     Attributes:
-        terms: what the run should do.
         ended: number of ended items, including those of earlier runs that this one resumes.
-        failures: number of items that failed in this run.
-        running: slots of each running item.
         waiting: items that were proposed or put back, in the order in which they start.
         requested: number of proposals that were requested and have not arrived.
         is_exhausted: whether no more items will be proposed.
@@ -195,7 +186,6 @@ class Placement:
         self.is_exhausted = True
 
     def record_start(self, start: Start, now: float) -> None:
-        """Record that an item was started as decided."""
         self.waiting.remove(start.item)
         self.running[start.item] = start.slots
         self._tries[start.item] += 1
@@ -205,7 +195,6 @@ class Placement:
         self._update_partial_since(now)
 
     def count_tries(self, item: int) -> int:
-        """Return how often an item was started in this run."""
         return self._tries[item]
 
     def record_end(self, item: int, how: ItemEnd, now: float) -> ItemEnd:
@@ -237,8 +226,6 @@ class Placement:
         """Record that executors were released as decided.
 
         Args:
-            keys: keys of the executors.
-            now: current reading of the clock, in seconds.
             pause: seconds without new requests, so that other gangs go first; applies if the
                 executors were released because no item could start on them.
         """
@@ -274,11 +261,7 @@ class Placement:
         return len(self.running) + len(self.waiting) + self.requested + self._count_unrequested()
 
     def decide(self, now: float) -> Decision:
-        """Return what to do now.
-
-        Args:
-            now: current reading of the clock, in seconds.
-        """
+        """Return what to do now."""
         # Fewer items are left than at the last event if no more of them are proposed.
         self._update_partial_since(now)
         unrequested, remaining = self._count_unrequested(), self._count_remaining()

@@ -43,10 +43,7 @@ class PlacementLoop(ExecutorLoop):
     """Performs what a `Placement` decides; a subclass knows what an item is.
 
     Args:
-        active: the run.
-        placement: decides which item runs where.
         timeout: seconds that the items may take in all, or None.
-        python_env: Python environment of the ranks, or None.
     """
 
     def __init__(

@@ -29,7 +29,6 @@ class RankGroupOutcome:
     """How a group of ranks ended.
 
     Attributes:
-        how: complete, pruned, failed, lost, preempted or stopped.
         error: what failed, with the user's traceback; "" if nothing failed.
     """
 
@@ -39,13 +38,7 @@ class RankGroupOutcome:
 
 @dataclass(frozen=True)
 class RankGroupSetting:
-    """The values that all groups of ranks of a run share.
-
-    Attributes:
-        board: the run's status board.
-        background: uploads the ranks' logs to the lake.
-        bounds: how long ranks and agents are waited for, and how long GPUs may idle.
-    """
+    """The values that all groups of ranks of a run share."""
 
     board: ExecutorsBoard
     background: Background
@@ -67,14 +60,7 @@ class _RankOutput:
 
 
 class RankGroupListener(AttemptListener):
-    """A listener to a group of ranks, which collects their warnings.
-
-    Args:
-        board: is notified when the function runs.
-
-    Attributes:
-        warnings: warnings for people.
-    """
+    """A listener to a group of ranks, which collects their warnings."""
 
     def __init__(self, board: ExecutorsBoard) -> None:
         self.warnings: list[str] = []
@@ -101,16 +87,8 @@ class RankGroupRun(ABC):
 
     Args:
         number: number by which the display and the log know it.
-        slots: slots of its ranks.
-        allocation: its executors.
-        call: what the ranks run.
-        setting: the values that it shares with other groups.
-        listener: notified of its progress.
 
     Attributes:
-        number, slots, call: as given.
-        world: its ranks.
-        outcome: how it ended, once it has.
         exclusions: the GPUs and nodes that caused its failure.
         fatal: error that ends the run, or None.
     """
@@ -192,11 +170,7 @@ class RankGroupRun(ABC):
         return frozenset(slot.executor for slot in self.slots)
 
     def losses(self, gpus: float) -> RankLosses:
-        """Return the GPU seconds that its ranks have lost until now.
-
-        Args:
-            gpus: number of GPUs of each rank.
-        """
+        """Return the GPU seconds that its ranks have lost until now."""
         return self._listener.losses(gpus)
 
     def join(self, seconds: float) -> None:
@@ -243,7 +217,6 @@ class RankGroupRun(ABC):
 
 
 def outcome_of_failure(failure: AttemptFailure) -> RankGroupOutcome:
-    """Return the outcome of ranks that failed or were lost."""
     error = failure.error
     if failure.cause is not FailureCause.INFRASTRUCTURE:
         return RankGroupOutcome(ItemEnd.FAILED, str(error))

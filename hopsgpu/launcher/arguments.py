@@ -45,8 +45,6 @@ class GangArguments:
     """The arguments of a gang, checked.
 
     Attributes:
-        spec: the requested gang.
-        application: the application in which it runs.
         python_env: the Python environment of the ranks, still to be built or existing; or None.
     """
 
@@ -56,7 +54,6 @@ class GangArguments:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about the arguments, for people."""
         return warnings_of(self.python_env)
 
     @property
@@ -72,7 +69,6 @@ class HeldArguments(GangArguments):
     Attributes:
         idle_timeout: seconds without a launch after which the gang is released, or None.
         frameworks: packages that its executors import while they wait, for any launch.
-        progress: the display while it waits.
     """
 
     idle_timeout: float | None
@@ -82,17 +78,12 @@ class HeldArguments(GangArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionArguments(GangArguments):
-    """The arguments of a gang that runs a function, checked.
-
-    Attributes:
-        function: the function, as it travels to the ranks.
-    """
+    """The arguments of a gang that runs a function, checked."""
 
     function: PackedFunction
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about modules, Python environment and function, for people."""
         modules, foreseen = self.function.modules, self.function.foreseen
         return (*modules.warnings, *super().warnings, *foreseen.warnings)
 
@@ -106,11 +97,8 @@ class Arguments(FunctionArguments):
     """The arguments of a launch, checked.
 
     Attributes:
-        progress: the display.
         provenance: provenance of the model to publish, or of the run in MLflow; None if there is
             neither.
-        tracking: the MLflow experiment in which the run is logged too, or None.
-        data: the data that the ranks read, or None.
     """
 
     progress: Shielded
@@ -121,10 +109,6 @@ class Arguments(FunctionArguments):
 
 def arguments(options: LaunchOptions, interrupted: threading.Event | None = None) -> Arguments:
     """Check the options of a launch.
-
-    Args:
-        options: the options.
-        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: an option is wrong; the message names it, its value and what is accepted.
@@ -219,9 +203,7 @@ def gang_in(
     `hopsgpu submit` can set these for the application.
 
     Args:
-        application: the application.
         spec: the gang; its `gpu_idle_timeout` is the requested one in seconds.
-        python_env: the requested Python environment, or None.
         gpu_idle_timeout: the request, which tells "off" from none.
 
     Raises:

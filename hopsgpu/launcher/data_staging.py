@@ -39,13 +39,6 @@ _MOST_COLUMNS = 200
 class StagedSources:
     """The data of one run: written where it is a DataFrame, and its footers read.
 
-    Args:
-        datasets: the data, or None.
-        plan: the run's plan, with the data's URLs.
-        application: the application that the run belongs to.
-        board: the run's status board, to which progress is reported.
-        cancelled: event that cancels the run.
-
     Attributes:
         sources: what the footers say, by name; empty without data.
         reference: description of each dataset for record and manifest, by name; None without data.
@@ -235,7 +228,6 @@ class StagedData(StagedSources):
         """Return the serialized shards for each rank of a world that continues at a checkpoint.
 
         Args:
-            ranks: number of ranks of the world.
             positions: those of the checkpoint, from `checkpoint_positions.latest_positions`; empty
                 to begin with the first epoch.
 
@@ -279,9 +271,6 @@ def serialized_shards(
     """Return for each rank its shards of all datasets, serialized.
 
     Args:
-        datasets: the data.
-        sources: what the footers say, by name.
-        ranks: number of ranks of the world.
         position: what earlier worlds have trained; None for nothing.
 
     Raises:

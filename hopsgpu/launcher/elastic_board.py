@@ -23,12 +23,8 @@ class ElasticBoard(GangBoard):
     `returned` is that of the last.
 
     Args:
-        run_id: id of the run.
         wanted: executors of the largest world.
-        gpus: number of GPUs of each executor.
-        progress: the display.
         sizes: the smallest and the largest world size.
-        clock: returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -80,7 +76,6 @@ class ElasticBoard(GangBoard):
 
         Args:
             held: how many have arrived and are not known to be gone.
-            hosts: host of each executor that is ready.
             wanted: how many the gang wants at present, those that are here included.
             why: what it waits for, and what is to happen to the world soon, in words; or "".
             warming: how many of those that are ready still import the frameworks.

@@ -96,15 +96,8 @@ class ElasticGangRun(GangRun):
 class _WorldThread:
     """The thread of a world, which is an attempt.
 
-    Args:
-        keys: keys of the agents of its executors.
-
     Attributes:
-        keys: as given.
-        stopped: event that stops its ranks.
-        failure: why the world failed, or None.
         error: the error that ends the run, or None.
-        stop_reason: why it was stopped, or None.
         runner: its attempt, once its ranks are started.
     """
 
@@ -195,16 +188,7 @@ class _WorldListener(BoardListener):
 
 
 class ElasticLoop(ExecutorLoop):
-    """Runs the worlds of an elastic gang, one after the other.
-
-    Args:
-        active: the launch's run.
-        terms: what the gang may do.
-        request: the request for its executors.
-        arguments: the launch's arguments.
-        make_attempt: makes the attempt of a world.
-        retries: decides whether another world follows a failed one.
-    """
+    """Runs the worlds of an elastic gang, one after the other."""
 
     def __init__(
         self,
@@ -240,7 +224,6 @@ class ElasticLoop(ExecutorLoop):
         """Record that a checkpoint is complete on the lake.
 
         Args:
-            step: the step that it was saved under.
             agreed: the last step at which its ranks had been told that all of them save, or None.
         """
         now = time.monotonic()

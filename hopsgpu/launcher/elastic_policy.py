@@ -38,12 +38,10 @@ class WorldEnd(Enum):
     """Why a world ended.
 
     Attributes:
-        RETURNED: all ranks returned.
         GREW: a larger world follows.
         GAVE_WAY: a smaller world follows, because other gangs wait for its GPUs.
         LOST: executors or ranks were lost; a world of those that are left follows.
         FAILED: a rank failed; a world follows if `retries` are left.
-        CANCELLED: the run was cancelled.
     """
 
     RETURNED = "returned"
@@ -59,8 +57,6 @@ class ElasticTerms:
     """The bounds of an elastic gang.
 
     Attributes:
-        min_executors: executors of the smallest world.
-        max_executors: executors of the largest world.
         interval: seconds between two growths at least.
         should_give_way: whether it shrinks while other gangs wait for its GPUs.
         is_spread: whether no two executors of a world may share a node.
@@ -85,7 +81,6 @@ class ElasticDecision:
         start: keys of the executors of the world to start; empty for none.
         stop_reason: why the running world is to be stopped now, to be resized; None to leave it.
         needs_checkpoint: whether to request a checkpoint of the ranks.
-        release: keys of executors to give back.
     """
 
     wanted: int
@@ -153,7 +148,6 @@ class DurableCheckpoints:
             agreed: the last step at which its ranks had been told that all of them save, or None.
                 The step of the checkpoint itself says nothing: user code may save under the number
                 of an epoch, and ask about batches.
-            now: the clock's reading.
         """
         if self._agreed is not None:
             # Ignore checkpoints saved before the agreed step: a stop now would lose the agreed one.
@@ -193,10 +187,6 @@ class DurableCheckpoints:
 
 class ElasticPolicy:
     """Decides on the worlds of one elastic gang; only one thread uses it.
-
-    Args:
-        terms: what the gang may do.
-        now: the clock's reading.
 
     Attributes:
         losses: losses without a checkpoint between them; preemptions do not count.
@@ -309,8 +299,6 @@ class ElasticPolicy:
         """Record that all ranks of the running world have ended.
 
         Args:
-            how: why it ended.
-            now: the clock's reading.
             was_preempted: whether YARN took executors for a queue that has a right to them. This is
                 no failure, and the gang does not request the executors again at once.
         """
@@ -331,7 +319,6 @@ class ElasticPolicy:
         """Return what to do next.
 
         Args:
-            now: the clock's reading.
             chance: as for `backoff_seconds`.
         """
         if self._world is None:
@@ -521,9 +508,7 @@ def outlook(policy: ElasticPolicy, wanted: int, gpus: int, why: str) -> str:
     """Return what an elastic gang waits for, and how it is about to be resized, in words; or "".
 
     Args:
-        policy: decides on the gang.
         wanted: number of executors that it wants now, including those that have arrived.
-        gpus: GPUs of each executor.
         why: why more executors have not arrived, or "".
     """
     if not policy.world:

@@ -28,12 +28,7 @@ _MOST_CALL = MAX_PAYLOAD - MAX_SHARD_BYTES
 
 
 def check_callable(function: object, label: str = "train_fn") -> None:
-    """Raise ConfigError if this is not callable, or if a call would not run its body.
-
-    Args:
-        function: the user's function.
-        label: the argument's name, for the error.
-    """
+    """Raise ConfigError if this is not callable, or if a call would not run its body."""
     if not callable(function):
         raise ConfigError(f"{label}={function!r}: must be a function or another callable")
     for called in (function, type(function).__call__):
@@ -78,8 +73,6 @@ def check_accepts(
     """Check that a function accepts arguments.
 
     Args:
-        train_fn: the function.
-        args, kwargs: the arguments.
         all_known: whether these are all arguments; if not, others may be added later.
 
     Raises:
@@ -103,9 +96,6 @@ class PickledFunction:
     """A function with its arguments, pickled, before the user's modules are packed.
 
     Attributes:
-        function, args, kwargs: what was pickled.
-        call: the pickle.
-        imported: the modules that it imports.
         risks: the objects in it whose load runs code of their own, by their types.
     """
 
@@ -126,8 +116,6 @@ def pickled(
     """Pickle a function with its arguments.
 
     Args:
-        function: the function.
-        args, kwargs: the arguments.
         later: functions and types of arguments that are added later.
 
     Raises:
@@ -151,11 +139,7 @@ def packed(
     """Pack a function with the user's modules that it needs, which travel with it.
 
     Args:
-        train_fn: the function.
         given: what was pickled, the function or one that calls it.
-        application: the application in which the function runs; it packs the modules.
-        env_vars: the user's environment variables for the ranks.
-        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: the modules and the pickled call are too large to travel, or ranks could not

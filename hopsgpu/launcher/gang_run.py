@@ -83,10 +83,7 @@ class GangRun:
     """The run of a launch on a gang of one size; a `RunBody`.
 
     Args:
-        arguments: the launch's arguments.
-        active: the launch's run.
         provide_gang: provides the gang; None to acquire and release it for this run alone.
-        is_held_gang: whether the gang is held for other launches.
     """
 
     def __init__(
@@ -176,13 +173,6 @@ class GangRun:
         run_ranks: Callable[[AttemptRunner], object] = AttemptRunner.run,
     ) -> AttemptFailure | None:
         """Make one attempt; return why it failed, or None.
-
-        Args:
-            recording: follows the attempt's logs.
-            allocation: the gang.
-            listener: is notified of the attempt's progress.
-            stopped: event that stops the attempt.
-            run_ranks: runs the ranks of the attempt to their end.
 
         Raises:
             Cancelled: `stopped` was set; the ranks have been stopped.

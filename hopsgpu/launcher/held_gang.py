@@ -50,7 +50,6 @@ class AllocatorThread:
     end.
 
     Args:
-        allocate: provides the allocator of the gang.
         idle_timeout: seconds without a launch after which the gang is released, or None.
         make_request: returns a request of the gang itself, for acquisitions and releases outside
             launches.

@@ -40,12 +40,6 @@ class HeldTime:
     """The GPU seconds that a gang held while it had no launch; a launch's record has those of it.
 
     Only the thread that owns the gang's allocator calls this.
-
-    Args:
-        plan: plan of the gang.
-        application: the application in which it is.
-        background: writes to the lake.
-        clock: returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -74,11 +68,7 @@ class HeldTime:
         self._points = (UsePoint(self._since),)
 
     def acquired(self, board: _Acquired) -> None:
-        """Record how long the gang waited for its executors, and held a part of them meanwhile.
-
-        Args:
-            board: board of the acquisition, which has just ended, whether or not it succeeded.
-        """
+        """Record how long the gang waited for its executors, and held a part of them meanwhile."""
         self._waited += board.seconds_waited * self._plan.least_executors * self._plan.shape.gpus
         self._held += board.seconds_held
         self._note()

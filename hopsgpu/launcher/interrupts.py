@@ -92,11 +92,7 @@ def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
 
 
 def interruption(words: str) -> KeyboardInterrupt:
-    """Return the KeyboardInterrupt for Ctrl-C; a notebook shows it in one line.
-
-    Args:
-        words: its message: what became of the interrupted work.
-    """
+    """Return the KeyboardInterrupt for Ctrl-C; a notebook shows it in one line."""
     raised = KeyboardInterrupt(words)
     if not tracebacks.should_show_all():
         # The class must be KeyboardInterrupt itself, or Python would not exit as on an interrupt.
@@ -112,7 +108,6 @@ def takes(
     Ctrl-C sets the event that is passed to the function, and is raised once the function returns.
 
     Args:
-        options: the dataclass of the options; see `core.signatures`.
         documented: whether the function's docstring gets a section about them.
     """
     of_options = cast(type, options)

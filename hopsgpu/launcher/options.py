@@ -81,9 +81,6 @@ class ExecutorOptions(CommonOptions):
     def gang_of(self, **others: Any) -> GangSpec:
         """Return the gang that the options request.
 
-        Args:
-            others: the fields of the gang that are not from these options.
-
         Raises:
             ConfigError: an option or another field is invalid.
         """
@@ -179,8 +176,6 @@ def check_gpu_idle_timeout(value: Duration, gpus: float, without: str, bounded: 
     """Check that there are GPUs whose idling a `gpu_idle_timeout` could bound.
 
     Args:
-        value: the option.
-        gpus: number of GPUs of each rank.
         without: what says that there are none, in words.
         bounded: what has another time limit, "run" or "trial".
 

@@ -33,11 +33,6 @@ _OF_MEMORY = {"MIMALLOC_PURGE_DELAY": "0"}
 def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
     """Return the plan of a launch.
 
-    Args:
-        arguments: the arguments of its gang.
-        run_id: id of the run.
-        data: the data that the ranks read, or None.
-
     Raises:
         ConfigError: the application may not have so many executors, no node has GPUs of the
             requested type, or the run to resume from does not exist.

@@ -30,10 +30,6 @@ def prepare_request(
     """Return the request for a run's executors, once their Python environment is on the lake.
 
     Args:
-        active: the run.
-        function: the function of the ranks.
-        python_env: the ranks' Python environment, which is built if the lake lacks it, or None.
-        has_data: whether the ranks read data.
         is_held_gang: whether agents already run; these report missing modules themselves.
 
     Raises:
@@ -77,8 +73,6 @@ def modules_to_check(
     """Return the top-level modules that the executors' Python must have to unpickle a call.
 
     Args:
-        needs: the modules that the ranks' Python must have.
-        env: the Python environment of the ranks, or None.
         application: the application in which they run, which may know what its executors lack;
             None to leave the check to the gang's agents.
 

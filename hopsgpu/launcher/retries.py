@@ -19,10 +19,6 @@ log = logging.getLogger(__name__)
 class Retries:
     """Decides whether a launch makes another attempt, without what caused the failures.
 
-    Args:
-        active: the launch's run.
-        progress: displays that the gang starts again.
-
     Attributes:
         exclusions: the nodes and GPUs that get no rank in the next attempt.
     """

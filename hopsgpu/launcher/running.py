@@ -14,12 +14,6 @@ from hopsgpu.storage.lake import LakePath
 def refuse_running(run: LakePath, run_id: str, application: GangApplication, noun: str) -> None:
     """Check that no other application is still doing a run.
 
-    Args:
-        run: the run's directory.
-        run_id: its id.
-        application: the application that resumes it.
-        noun: what kind of run it is, for the error.
-
     Raises:
         ConfigError: another application is.
     """

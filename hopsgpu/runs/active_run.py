@@ -23,10 +23,6 @@ class ActiveRun(Generic[B]):
 
     Attributes:
         plan: its plan; a search's is that of one executor.
-        application: the application in which it runs.
-        board: its status board.
-        cancelled: event that cancels it.
-        background: writes record, logs and the like to the lake.
     """
 
     plan: LaunchPlan

@@ -15,7 +15,6 @@ class GpuAccount:
 
     Args:
         gpus: number of GPUs of an executor; if it is 0, the moments count executors.
-        slots: number of slots of an executor.
 
     Attributes:
         moments: GPUs held and used over time; thinned out when there are many.

@@ -54,7 +54,6 @@ class Recording:
     Args:
         run: the run; its `cancelled` is set if a cancel request is found on the lake.
         details: returns what the record shows and the run's board does not know.
-        clock: returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class Recording:
 
         Args:
             state: value of a GangState.
-            error: the error that ended the run, in words.
             reason: why the run ended; None before its end.
         """
         with self._lock:

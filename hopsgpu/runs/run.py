@@ -23,14 +23,7 @@ StartThread = Callable[[Callable[[], None]], None]
 
 
 class Handle(Generic[R]):
-    """A handle on work that another thread does: to wait for it and to cancel it.
-
-    Args:
-        board: the run's status board.
-        cancelled: event that cancels the work.
-        work: does the work, and returns its result.
-        start_thread: starts a thread that runs a function.
-    """
+    """A handle on work that another thread does: to wait for it and to cancel it."""
 
     def __init__(
         self,

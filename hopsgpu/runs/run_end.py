@@ -53,8 +53,6 @@ def run_to_end(
     `StatusBoard.executors_fate` says what is known of the release.
 
     Args:
-        body: does the work.
-        active: its board, application and background work.
         waits_for_lake: whether a run that succeeds waits for the lake. If not, its record and logs
             follow soon, and the owner of the background work reports problems with them.
 

@@ -33,11 +33,7 @@ def start_run(
     """Start a run in a thread of its own, and return a handle on it.
 
     Args:
-        handle: the class of the handle.
         plan: the run's plan, whose warnings become those of the run.
-        application: the application in which it runs.
-        board: its status board.
-        make_body: makes what does the run's work.
         background: writes to the lake; None for threads of the run's own. The owner of a given one
             reports its problems, so the end of a run that succeeds does not wait for the lake.
         start_thread: starts the run's thread; None for a new daemon thread.

@@ -46,12 +46,6 @@ class StatusBoard(ABC):
 
     All parts of a run record here what they learn about it, and read here what others learned. The
     allocator records too: a board is the `Watcher` of its executors.
-
-    Args:
-        run_id: id of the run.
-        gpus: number of GPUs of each executor.
-        shown: the run's display.
-        clock: returns the time, in seconds since the epoch.
     """
 
     def __init__(
@@ -207,15 +201,7 @@ class StatusBoard(ABC):
 
 
 class GangBoard(StatusBoard):
-    """The status board of a gang's run.
-
-    Args:
-        run_id: id of the run.
-        wanted: number of executors.
-        gpus: number of GPUs of each executor.
-        progress: the display.
-        clock: returns the time, in seconds since the epoch.
-    """
+    """The status board of a gang's run."""
 
     def __init__(
         self,
@@ -401,15 +387,11 @@ def gpu_seconds(
     """Return how a run's GPU time was spent.
 
     Args:
-        timeline: the run's timeline.
-        arrivals: when each executor arrived, in seconds since the epoch.
-        gpus: number of GPUs of each executor.
         now: the current time; stands for points that have not been passed yet.
         before: GPU seconds of earlier attempts, which are added.
         departures: when the executors without files to publish were seen to be gone; the others
             stay until the release.
         uploaded: when the upload of a model ended, whether or not it became a version.
-        losses: GPU seconds that the ranks of this attempt lost.
     """
     end = timeline.released or now
     held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
@@ -431,13 +413,7 @@ def gpu_seconds(
 
 
 def describe_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
-    """Return what has become of the executors of a run that has ended, in words.
-
-    Args:
-        passed: the states that the run passed.
-        timeline: the run's timeline.
-        gpus: number of GPUs of each executor.
-    """
+    """Return what has become of the executors of a run that has ended, in words."""
     noun = "GPUs" if gpus else "executors"
     if GangState.RELEASING in passed:
         if timeline.released is None:

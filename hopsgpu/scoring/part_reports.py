@@ -31,9 +31,7 @@ class PartReport:
             rows are there, ROWS while it is scored, DONE when its file is on the lake, FAILED
             before the rank fails; UNFIT before it fails because the user's function does not take
             small batches.
-        rows: number of rows that have been scored.
         file: name of its file, once it is done.
-        size: bytes of the file.
         schema: schema of the file, as Arrow serialises it.
     """
 
@@ -49,7 +47,6 @@ class PartReport:
 
         Args:
             total: number of rows that the process has scored.
-            time: seconds since the epoch.
         """
         part = {**vars(self), "schema": base64.b64encode(self.schema).decode()}
         content = {"time": time, "step": self.number, "metrics": {"rows": total}, _KEY: part}

@@ -86,13 +86,10 @@ class ScoreTask:
     """The values that all ranks of a score share.
 
     Attributes:
-        source: the table.
         bounds: how it is divided into parts, as for `parts_of`.
         columns: names of the columns that the user's function gets.
         shapes: shape of a row by column, for columns of lists.
         keep: names of the input's columns that are in the output.
-        batch_size: number of rows of a batch.
-        model: the version that the user's function gets, or None.
         drafts: URL of the directory for files of parts.
     """
 
@@ -133,7 +130,6 @@ def predictor_of(predict: Any, model_dir: Path | None) -> Predictor:
 
     Args:
         predict: a class, of which one object is made, or a function.
-        model_dir: directory with the model's files, or None without a model.
     """
     if inspect.isclass(predict):
         # mypy takes it for the class `object`.
@@ -164,7 +160,6 @@ class _Reading:
     """Reads the parts that are handed over, ahead of their use; a context manager.
 
     Args:
-        task: the score.
         waiting: counts the time in which the main thread waits for rows.
     """
 
@@ -232,9 +227,6 @@ class _Scorer:
     """Calls the user's function with the batches of parts, and has the results written.
 
     Args:
-        predictor: the user's function or object.
-        task: the score.
-        reports: file of the rank's reports.
         scratch: local directory for files that are being written.
         pool: the thread that writes.
 
@@ -289,12 +281,7 @@ class _Scorer:
         self._write(functools.partial(file.finish, scored))
 
     def _first_rows(self, batch: Batch, size: int) -> Batch:
-        """Return as many rows as some part's last batch has; no columns if the batch has no more.
-
-        Args:
-            batch: the columns of a batch.
-            size: number of its rows.
-        """
+        """Return as many rows as some part's last batch has; nothing if the batch is no larger."""
         rows = smallest_batch(self._task.bounds, self._task.batch_size)
         return {name: array[:rows] for name, array in batch.items()} if rows < size else {}
 
@@ -305,8 +292,6 @@ class _Scorer:
         types and shapes of the results count.
 
         Args:
-            part: the part, for the report.
-            few: the rows.
             size: number of rows of the batch that the function has taken.
 
         Raises:
@@ -372,9 +357,6 @@ class _PartFile:
     """The file of a part: written on the node's disk, then put on the lake. For one thread.
 
     Args:
-        part: the part.
-        task: the score.
-        scratch: local directory.
         tell: reports that the file is on the lake, or that the part has failed.
     """
 
@@ -391,7 +373,6 @@ class _PartFile:
         self._writer: Any = None
 
     def write(self, rows: _Rows) -> None:
-        """Write rows as a row group."""
         with self._failure_told():
             self._write(rows)
 
@@ -446,8 +427,6 @@ def kept_columns(chunk: Any, names: Sequence[str], instants: frozenset[str]) -> 
     """Return the columns of a record batch that the output has.
 
     Args:
-        chunk: the record batch.
-        names: names of the columns.
         instants: as of a `ParquetSource`: the output says that these are points in time; else Spark
             would take them for timestamps without a time zone.
     """

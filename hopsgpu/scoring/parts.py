@@ -42,7 +42,6 @@ def plan_bounds(source: ParquetSource, executors: int) -> tuple[int, ...]:
     can only be decoded from its first row on.
 
     Args:
-        source: the table.
         executors: the most executors that score at a time.
 
     Returns:

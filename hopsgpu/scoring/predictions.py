@@ -22,7 +22,6 @@ def prediction_batch(returned: object, rows: int, kept: Collection[str]) -> Any:
             a list of dicts with the same keys, a pandas DataFrame or a pyarrow.RecordBatch. An
             array of several dimensions becomes lists of fixed length, a ragged one lists. Bytes
             that are no Arrow array are text in UTF-8.
-        rows: number of rows of the batch.
         kept: names of the input's columns that are in the output as well.
 
     Raises:
@@ -51,7 +50,6 @@ def prediction_batch(returned: object, rows: int, kept: Collection[str]) -> Any:
 
 
 def _columns(returned: Any) -> dict[Any, Any]:
-    """Return what the function returned, by column."""
     import pyarrow as pa
 
     if isinstance(returned, (pa.RecordBatch, pa.Table)):

@@ -17,14 +17,7 @@ _LEAST_SECONDS = 2.0
 
 
 class ScoreBoard(ExecutorsBoard):
-    """The status board of a score.
-
-    Args:
-        run_id: id of the score.
-        terms: how many parts are scored at a time.
-        gpus: number of GPUs of an executor.
-        progress: the display.
-    """
+    """The status board of a score."""
 
     def __init__(
         self, run_id: str, terms: PlacementTerms, gpus: int, progress: ShieldedScore
@@ -41,8 +34,6 @@ class ScoreBoard(ExecutorsBoard):
         """Record the parts of the table.
 
         Args:
-            rows: number of rows.
-            parts: number of parts.
             done: number of parts that an earlier run of the score has kept.
             complete: number of rows of these.
         """
@@ -90,7 +81,6 @@ class ScoreBoard(ExecutorsBoard):
         self._progress.status(self.status())
 
     def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        """Show output of a worker."""
         self._progress.line(trial, host, *texts)
 
     def status(self) -> ScoreStatus:

@@ -43,13 +43,7 @@ class ScoreLoop(PlacementLoop):
     """The loop of a score, whose items are parts; the methods of `ScoringEvents` are for its ranks.
 
     Args:
-        arguments: the score's arguments.
-        active: the score's run.
-        plan: the parts.
-        output: where they are kept.
-        function: what the ranks run.
         kept_parts: numbers of the parts that an earlier run of the score has kept.
-        python_env: Python environment of the ranks, or None.
         first: number of its first rank.
     """
 
@@ -203,7 +197,6 @@ class ScoreLoop(PlacementLoop):
         )
 
     def _record_kept(self, part: Part, error: BaseException | None) -> None:
-        """Record that a part's file is kept, or could not be."""
         self._keeping_count -= 1
         if error is None:
             self._board.record_kept(part.number, part.rows)

@@ -130,10 +130,6 @@ def score_arguments(
 ) -> ScoreArguments:
     """Check the options of a score.
 
-    Args:
-        options: the options.
-        interrupted: is set by Ctrl-C.
-
     Raises:
         ConfigError: an option is invalid; the message names the option, the given value and the
             accepted values.

@@ -24,7 +24,6 @@ class ScorePlan:
     """The parts of a score; only the schema of the output is learned later.
 
     Attributes:
-        source: the table.
         bounds: how it is divided, as for `parts_of`.
         columns, keep: names of the columns that are predicted from, and that are kept.
         model: URL of the version, or None.
@@ -92,7 +91,6 @@ class ScorePlan:
 
 
 def arrow_schema(serialized: bytes) -> Any:
-    """Return a serialised schema as a pyarrow.Schema."""
     import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(serialized))
@@ -145,7 +143,6 @@ def new_score_plan(
     """Return the plan of a new score.
 
     Args:
-        source: the table.
         names: as `chosen_columns` returned them.
         model, code, output: as in `ScorePlan`.
         executors: the most executors that score at a time.
@@ -156,9 +153,6 @@ def new_score_plan(
 
 class EarlierPlan:
     """The plan that an earlier run of a score has left.
-
-    Args:
-        run: the run's directory.
 
     Raises:
         StoreError: there is none (kind "absent"), or it is damaged.

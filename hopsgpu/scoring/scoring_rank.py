@@ -43,11 +43,7 @@ class ScoringEvents(Protocol):
 
 @dataclass(frozen=True)
 class ScoringSetting(RankGroupSetting):
-    """The values that all ranks of a score share.
-
-    Attributes:
-        events: notified of the ranks' progress.
-    """
+    """The values that all ranks of a score share."""
 
     events: ScoringEvents
 
@@ -74,10 +70,6 @@ class ScoringRank(RankGroupRun):
 
     Args:
         number: number of the rank in the score.
-        executor: key of the executor's agent.
-        allocation: the executor.
-        call: what the rank runs.
-        setting: the values that it shares with other ranks.
 
     Attributes:
         executor: as given.

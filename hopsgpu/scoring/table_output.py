@@ -26,12 +26,7 @@ _NAME = re.compile(r"part-(\d+)\.parquet")
 
 
 class TableOutput:
-    """The output of one score.
-
-    Args:
-        target: the directory that the output will be.
-        run_id: id of the score, in the name of the hidden directory.
-    """
+    """The output of one score."""
 
     def __init__(self, target: LakePath, run_id: str) -> None:
         self.target = target

@@ -54,12 +54,7 @@ class AblateOptions(TrialOptions):
 
 @dataclass(frozen=True)
 class Ablation:
-    """The checked arguments of an ablation.
-
-    Attributes:
-        search: arguments of the search over components and seeds.
-        components: names of the components, which are left out one at a time.
-    """
+    """The checked arguments of an ablation."""
 
     search: SearchArguments
     components: tuple[str, ...]
@@ -67,10 +62,6 @@ class Ablation:
 
 def ablation(options: AblateOptions, interrupted: threading.Event | None = None) -> Ablation:
     """Check an ablation's options.
-
-    Args:
-        options: the options.
-        interrupted: is set by Ctrl-C.
 
     Raises:
         ConfigError: an option is invalid; the message names the option, the given value and the
@@ -128,12 +119,7 @@ def ablate(options: AblateOptions, interrupted: threading.Event) -> AblationResu
 
 
 def rows_of(components: Sequence[str], trials: Sequence[TrialReport]) -> tuple[AblationRow, ...]:
-    """Return the rows of the table: the whole, then one row per component that was left out.
-
-    Args:
-        components: names of the components.
-        trials: trials of the ablation.
-    """
+    """Return the rows of the table: the whole, then one row per component that was left out."""
     whole = _row(WHOLE, trials)
     return (whole, *(_against(whole, _row(name, trials)) for name in components))
 

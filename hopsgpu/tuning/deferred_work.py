@@ -31,12 +31,7 @@ class DeferredWork:
         self._starting_trials.discard(trial)
 
     def add(self, work: Work, now: float) -> None:
-        """Add work to do later.
-
-        Args:
-            work: function that does the work.
-            now: current reading of the clock, in seconds.
-        """
+        """Add work to do later."""
         self._oldest_at = min(self._oldest_at, now)
         self._works.append(work)
 
@@ -45,12 +40,7 @@ class DeferredWork:
         return max(self._oldest_at + _MAX_SECONDS - now, 0.0)
 
     def take_due(self, now: float, *, is_urgent: bool) -> list[Work]:
-        """Remove and return the work that is due now.
-
-        Args:
-            now: current reading of the clock, in seconds.
-            is_urgent: whether all work is due.
-        """
+        """Remove and return the work that is due now."""
         if self._starting_trials and not is_urgent and self.seconds_until_due(now) > 0:
             return []
         works, self._works, self._oldest_at = self._works, [], float("inf")

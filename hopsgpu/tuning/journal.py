@@ -57,7 +57,6 @@ class Journal(BaseJournalBackend):
         return unread
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append entries of Optuna, in memory."""
         lines = [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
         with self._lock:
             self._lines += lines
@@ -72,7 +71,6 @@ class Journal(BaseJournalBackend):
 
     @property
     def lake_size(self) -> int:
-        """Return the number of bytes on the lake."""
         return self._lake_size
 
     def follow(self) -> None:

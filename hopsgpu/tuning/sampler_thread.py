@@ -44,9 +44,6 @@ class Proposed:
     """News: Optuna proposes a trial.
 
     Attributes:
-        number: Optuna's number of the trial.
-        params: parameters by name, as Optuna has them.
-        arguments: keyword arguments of the user's function.
         tries: how often the trial was started in earlier runs of the study.
     """
 
@@ -154,12 +151,9 @@ class SamplerThread:
     """Calls Optuna in a separate thread.
 
     Args:
-        study: Optuna's study.
-        space: the space of the trials' parameters.
         on_news: called in the thread when there is news.
 
     Attributes:
-        study: Optuna's study.
         unfinished: numbers of the trials that an earlier run did not finish, in order; they are
             proposed first.
         failure: the error that ended the thread, so that later trials are not recorded; or None.
@@ -212,7 +206,6 @@ class SamplerThread:
         """Record in Optuna how a trial ended.
 
         Args:
-            number: number of the trial.
             how: complete, pruned or failed.
             value: the metric of a complete trial; None otherwise.
             about: what else Optuna keeps of the trial; JSON.
@@ -255,11 +248,7 @@ class SamplerThread:
         return news
 
     def close(self, seconds: float) -> bool:
-        """End the thread once Optuna has recorded all; return whether it ended in time.
-
-        Args:
-            seconds: how long to wait for the end.
-        """
+        """End the thread once Optuna has recorded all; return whether it ended in time."""
         with self._changed:
             self._is_closed, self._wanted = True, 0
             self._changed.notify()
@@ -356,7 +345,6 @@ class SamplerThread:
 
 
 def count_ended(study: optuna.Study) -> int:
-    """Return how many trials of a study have ended."""
     return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
 
 

@@ -17,16 +17,7 @@ _RECENT = 50
 
 
 class SearchBoard(ExecutorsBoard):
-    """The status board of a search.
-
-    Args:
-        run_id: run id of the search.
-        terms: terms of the search.
-        gpus: number of GPUs of an executor.
-        direction: "minimize" or "maximize".
-        metric: name of the metric that is optimized, or None.
-        progress: the display.
-    """
+    """The status board of a search."""
 
     def __init__(
         self,
@@ -78,10 +69,7 @@ class SearchBoard(ExecutorsBoard):
         """Record that a trial's ranks are gone.
 
         Args:
-            number: number of the trial.
-            ranks: number of its ranks.
             report: report of the trial if it has ended; None if it is put back.
-            losses: GPU seconds that its ranks have lost.
         """
         with self._lock:
             self._running.pop(number, None)

@@ -44,12 +44,7 @@ class SearchLoop(PlacementLoop):
     """The loop of a search; the methods of `TrialEvents` are those that trials call.
 
     Args:
-        arguments: the search's arguments.
-        active: the search's run.
-        sampler_thread: calls Optuna.
-        journal: journal of the study.
         ended: number of the study's trials that ended earlier.
-        python_env: Python environment of the ranks, or None.
     """
 
     def __init__(
@@ -167,7 +162,6 @@ class SearchLoop(PlacementLoop):
         self._active.background.try_put(f"the journal of {self.run_id}", self._journal.try_follow)
 
     def _report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
-        """Report a trial's metrics to Optuna."""
         self._board.record_report(number, *values[-1])
         # Queued behind the ends of other trials, which the pruner compares with.
         report = functools.partial(self._sampler_thread.report, number, values)

@@ -157,10 +157,6 @@ def search_arguments(
 ) -> SearchArguments:
     """Check a search's options.
 
-    Args:
-        options: the options.
-        interrupted: is set by Ctrl-C.
-
     Raises:
         ConfigError: an option is invalid; the message names the option, the given value and the
             accepted values.
@@ -251,7 +247,6 @@ def _gpus(gpus_per_trial: float) -> GpuRequest:
 def _function(
     train_fn: Callable[..., Any], space: Space, fixed: Mapping[str, Any]
 ) -> PickledFunction:
-    """Return the pickled function with its shared arguments."""
     if isinstance(space, Mapping):
         if twice := sorted(fixed.keys() & space.keys()):
             raise ConfigError(

@@ -46,13 +46,7 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
 def search_record(
     arguments: SearchArguments, study: optuna.Study | None, best: Best | None
 ) -> SearchRecord:
-    """Return the part of the record about a search and its trials.
-
-    Args:
-        arguments: arguments of the search.
-        study: Optuna's study, or None if it is not open yet.
-        best: the best trial so far, or None.
-    """
+    """Return the part of the record about a search and its trials."""
     terms, options = arguments.terms, arguments.options
     return SearchRecord(
         trials_wanted=terms.items,

@@ -52,10 +52,6 @@ def check_space(space: object) -> None:
 def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
     """Return the keyword arguments of a trial; parameters that it already has keep their values.
 
-    Args:
-        space: space of the search.
-        trial: Optuna's trial.
-
     Raises:
         ConfigError: the function returns something other than keyword arguments.
         optuna.TrialPruned: the function rejects these parameters.

@@ -65,13 +65,7 @@ class TrialEvents(Protocol):
 
 @dataclass(frozen=True)
 class TrialSetting(RankGroupSetting):
-    """The values that all trials of a search share.
-
-    Attributes:
-        metric: name of the metric that is optimized, or None.
-        rendezvous_cache: the rendezvous of earlier trials.
-        events: notified of the trials' progress.
-    """
+    """The values that all trials of a search share."""
 
     metric: str | None
     rendezvous_cache: RendezvousCache
@@ -108,15 +102,7 @@ class _TrialListener(RankGroupListener):
 class TrialRun(RankGroupRun):
     """One try of a trial on its slots.
 
-    Args:
-        proposed: the trial.
-        slots: slots of its ranks.
-        allocation: its executors.
-        call: what the ranks run.
-        setting: the values that it shares with other trials.
-
     Attributes:
-        proposed: as given.
         value: the metric of a complete trial; None otherwise.
         metrics: numbers that the function returned, by name.
         next_trial_started: event that the search sets once the next trial on its slots has started.
