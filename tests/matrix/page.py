@@ -11,13 +11,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 _HEAD = """\
 # Versions of Spark and Hadoop
 
-What was seen when `make matrix` ran last. For each column it starts a
+Results of the last `make matrix`. For each column it starts a
 [development cluster](development-cluster.md) of that Hadoop, with two nodes of two simulated GPUs,
-and uses it with that PySpark. A cell has the seconds that the test took on two cores, of which the
-start of JVMs takes the most, or what failed. The first row is the start of the cluster, which
-may include downloads and the cache of Spark's classes.
+and uses it with that PySpark. A cell has the seconds of the test on two cores, mostly for the start
+of JVMs, or what failed. The first row may include downloads and the cache of Spark's classes.
 
-Other releases of these series were not tried. PySpark 3.5 runs on Python 3.11 at most.
+Other releases of these series are untried. PySpark 3.5 runs on Python 3.11 at most.
 
 <!-- written by tests/matrix/page.py from tests/matrix/results.json -->
 """
