@@ -71,9 +71,9 @@ def show_run(run_id: str, as_json: bool) -> None:
         click.echo(json.dumps({**fields_of(record), **state}, indent=2))
         return
     from hopsgpu.cli.run_tables import LAYOUT, run_facts
-    from hopsgpu.display.run_view import run_view
+    from hopsgpu.display.run_view import record_view
 
-    show(list(run_facts(run_view(record, url, now))), LAYOUT)
+    show(list(run_facts(record_view(record, url, now))), LAYOUT)
 
 
 @runs.command()

@@ -9,18 +9,8 @@ from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.core.run_record import OTHER_SCHEMA
 from hopsgpu.core.trials import FAILED
 from hopsgpu.display import phrases
-from hopsgpu.display.run_view import (
-    BAD,
-    GOOD,
-    PLAIN,
-    STRONG,
-    TONES,
-    WARNING,
-    RunFact,
-    RunSummary,
-    RunView,
-    SearchView,
-)
+from hopsgpu.display.run_facts import BAD, GOOD, PLAIN, STRONG, TONES, WARNING, RunFact
+from hopsgpu.display.run_view import RecordView, RunSummary, SearchView
 from hopsgpu.units import count_of
 
 _STYLES = {GOOD: "green", BAD: "red", WARNING: "yellow", STRONG: "bold", PLAIN: ""}
@@ -62,9 +52,9 @@ def run_rows(runs: Sequence[RunSummary]) -> Iterator[Row | Fact]:
         yield [(f"{foreign[0].run_id}: {foreign[0].problem}{more}", "red")]
 
 
-def run_facts(view: RunView) -> Iterator[Row | Fact]:
+def run_facts(view: RecordView) -> Iterator[Row | Fact]:
     """Yield the rows of `hopsgpu runs show`."""
-    yield from map(_fact, view.facts)
+    yield from map(_fact, view.about)
     if view.failure is not None:
         for number, line in enumerate(view.failure.full_text.splitlines()):
             yield Fact("" if number else "error", line, "red")
@@ -74,11 +64,10 @@ def run_facts(view: RunView) -> Iterator[Row | Fact]:
     for number, line in enumerate(lines):
         yield Fact("" if number else "worlds", line)
     yield from map(_fact, view.spent)
+    yield from map(_fact, view.progress)
     if view.search is not None:
-        yield from map(_fact, view.search.facts)
         yield from _trials(view.search)
     elif view.score is not None:
-        yield from map(_fact, view.score.facts)
         yield from (Fact("left out", part.place, "red") for part in view.score.failed)
     else:
         yield from _ranks(view)
@@ -88,7 +77,7 @@ def _fact(fact: RunFact) -> Fact:
     return Fact(fact.name, fact.text, _STYLES[fact.tone])
 
 
-def _ranks(view: RunView) -> Iterator[Row]:
+def _ranks(view: RecordView) -> Iterator[Row]:
     yield [("", "")]
     yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "GPU-USE", "HOST-MEMORY", "LAST REPORT")
     for rank in view.ranks:

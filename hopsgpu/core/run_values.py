@@ -235,6 +235,8 @@ class RunOutcome:
     timeline: Timeline = Timeline()
     gpu_seconds: GpuSeconds = GpuSeconds()
     worlds: tuple[WorldReport, ...] = ()
+    application: str = ""
+    queue: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,8 @@ class RunStatus:
         sizes: the smallest and the largest world size of an elastic gang; None for a gang of one
             size.
         gpu_seconds: how the GPU time has been spent so far.
+        application: ID of the Spark application.
+        queue: its YARN queue; "" without YARN.
     """
 
     __module__ = "hopsgpu.types"
@@ -278,3 +282,5 @@ class RunStatus:
     worlds: tuple[WorldReport, ...] = ()
     sizes: tuple[int, int] | None = None
     gpu_seconds: GpuSeconds = GpuSeconds()
+    application: str = ""
+    queue: str = ""

@@ -55,6 +55,8 @@ class ScoreStatus:
             more.
         moments: GPUs held and used over time.
         gpu_seconds: how the GPU time has been spent so far; `training` is that of scoring.
+        application: ID of the Spark application.
+        queue: its YARN queue; "" without YARN.
     """
 
     __module__ = "hopsgpu.types"
@@ -75,6 +77,8 @@ class ScoreStatus:
     waiting_for: str = ""
     moments: tuple[Moment, ...] = ()
     gpu_seconds: GpuSeconds = GpuSeconds()
+    application: str = ""
+    queue: str = ""
 
     @property
     def attempt(self) -> int:
@@ -95,3 +99,5 @@ class ScoreOutcome:
     timeline: Timeline = Timeline()
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
+    application: str = ""
+    queue: str = ""

@@ -142,6 +142,8 @@ class SearchStatus:
             for each improvement.
         moments: GPUs held and used over time.
         gpu_seconds: how the GPU time has been spent so far; `training` is that of the trials.
+        application: ID of the Spark application.
+        queue: its YARN queue; "" without YARN.
     """
 
     __module__ = "hopsgpu.types"
@@ -166,6 +168,8 @@ class SearchStatus:
     curve: tuple[tuple[int, float], ...] = ()
     moments: tuple[Moment, ...] = ()
     gpu_seconds: GpuSeconds = GpuSeconds()
+    application: str = ""
+    queue: str = ""
 
     @property
     def attempt(self) -> int:
@@ -192,6 +196,8 @@ class SearchOutcome:
     timeline: Timeline = Timeline()
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
+    application: str = ""
+    queue: str = ""
 
     @property
     def states(self) -> Mapping[str, int]:

@@ -9,15 +9,12 @@ from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.core.run_values import RankReport, RunOutcome, RunStatus, Timeline, WorldReport
 from hopsgpu.core.scores import ScoreOutcome
+from hopsgpu.core.trials import SearchOutcome
 from hopsgpu.display.charts import worlds_image
 from hopsgpu.display.phrases import WORLD_HEADERS, uuid, world_cells
 from hopsgpu.display.picture import how_ended
-from hopsgpu.display.status_view import (
-    ResultView,
-    run_result_view,
-    run_status_view,
-    score_result_view,
-)
+from hopsgpu.display.run_facts import RUN, RunView
+from hopsgpu.display.subjects import result_view, status_view
 
 _MOST_METRICS = 8
 _MOST_WARNINGS = 20
@@ -30,22 +27,23 @@ _WIDTH, _HEIGHT = 400, 64
 
 def run_card(status: RunStatus) -> str:
     """Return a card of a run's current state."""
-    view = run_status_view(status, status.elapsed)
     reported = _metrics(status.metrics[0]) if status.metrics else ""
-    names = ("state", "for", "gang")
-    facts = [*zip(names, view.facts, strict=False), ("waiting for", status.waiting_for)]
-    facts.append(("rank 0", reported))
     return html.box(
         html.title("Run", status.run_id),
-        html.facts({name: text for name, text in facts if text}),
+        _facts(status_view(status, status.elapsed), {"rank 0": reported} if reported else {}),
         *worlds(status.worlds, status.timeline),
     )
 
 
-def result_lines(view: ResultView) -> Iterable[Html]:
+def _facts(view: RunView, more: Mapping[str, str]) -> Html:
+    return html.facts({**{f.name: f.text for f in view.facts if f.name != RUN}, **more})
+
+
+def result_lines(kind: str, result: RunOutcome | SearchOutcome | ScoreOutcome) -> Iterable[Html]:
     """Return the first lines of a result's card: its facts and warnings; only the first of many."""
-    yield html.title(view.kind, view.run_id)
-    yield html.facts(dict(view.facts))
+    view = result_view(result)
+    yield html.title(kind, view.run_id)
+    yield _facts(view, {})
     for warning in view.warnings[:_MOST_WARNINGS]:
         # Only the sign is coloured: no colour of text is legible on light and dark backgrounds.
         sign = html.element("span", "⚠ ", style="color:#d97706")
@@ -55,7 +53,7 @@ def result_lines(view: ResultView) -> Iterable[Html]:
 def result_card(result: RunOutcome) -> str:
     """Return a card of a run's result, with each rank's value."""
     return html.box(
-        *result_lines(run_result_view(result)),
+        *result_lines("GangResult", result),
         *worlds(result.worlds, result.timeline),
         html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)),
     )
@@ -63,7 +61,7 @@ def result_card(result: RunOutcome) -> str:
 
 def score_card(result: ScoreOutcome) -> str:
     """Return a card of a score's result."""
-    return html.box(*result_lines(score_result_view(result)))
+    return html.box(*result_lines("ScoreResult", result))
 
 
 def _rows(result: RunOutcome) -> Iterable[list[object]]:

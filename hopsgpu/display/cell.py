@@ -14,7 +14,8 @@ from hopsgpu.display import phrases
 from hopsgpu.display.cards import world_bars, worlds
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import SHOWN_RANKS, LogTail, Picture, Row
-from hopsgpu.display.status_view import StatusView, run_status_view
+from hopsgpu.display.run_facts import BEST, LARGEST_LOSS, RunView
+from hopsgpu.display.subjects import status_view
 
 # A fixed width, whatever the values are: plots that move four times a second are unreadable.
 _PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:top"
@@ -72,10 +73,11 @@ class Cell(Generic[P]):
 
 def summary(picture: Picture) -> str:
     """Return a picture in one line, for viewers without HTML."""
-    view = run_status_view(picture.status, picture.elapsed)
-    state, elapsed, *facts = view.facts
+    view = status_view(picture.status, picture.elapsed)
+    state, elapsed, *facts = view.headline
+    details, between = view.details
     plots = (f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots)
-    texts = [state, *facts, view.separator.join(view.details), view.loss, *plots]
+    texts = [state, *facts, between.join(details), view.phrase(LARGEST_LOSS), *plots]
     return f"hopsgpu {view.run_id} {elapsed}: {'; '.join(text for text in texts if text)}"
 
 
@@ -87,7 +89,7 @@ def page(picture: Picture, key: str) -> Html:
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     return html.box(
-        *heading(run_status_view(picture.status, picture.elapsed)),
+        *heading(status_view(picture.status, picture.elapsed)),
         *_worlds(picture),
         _plots(picture),
         _ranks(picture),
@@ -106,15 +108,16 @@ def _worlds(picture: Picture) -> Iterable[Html]:
     return [html.element("div", bars)]
 
 
-def heading(view: StatusView) -> Iterable[Html]:
+def heading(view: RunView) -> Iterable[Html]:
     """Return the first lines of a live display."""
     mark = _MARKS.get(view.state, "▶")
     sign = html.element("span", mark, style=f"color:{_COLOURS[mark]}")
-    state, *facts = view.facts
+    state, *facts = view.headline
+    details, between = view.details
     text = " · ".join(facts)
     kind = Html(sign + html.escape(f" {view.run_id}"))
     yield html.title(kind, state, f"· {text}" if text else "")
-    for line in (view.separator.join(view.details), view.loss, view.best):
+    for line in (between.join(details), view.phrase(LARGEST_LOSS), view.phrase(BEST)):
         if line:
             yield html.element("div", line)
 

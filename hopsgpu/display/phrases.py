@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from hopsgpu.core.gang import ENDS, GangState
 from hopsgpu.core.gpu_losses import largest_loss
@@ -19,13 +20,29 @@ _REPEAT_SECONDS = 10.0
 _MIN_REASON_SECONDS = 1.0
 
 
-def phase(status: RunStatus) -> str:
+class Attempting(Protocol):
+    """What names an attempt."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def sizes(self) -> tuple[int, int] | None: ...
+
+    @property
+    def worlds(self) -> Sequence[WorldReport]: ...
+
+
+def phase(status: Attempting) -> str:
     """Return the state, and the attempt or the world."""
     name, which = state(status.state), attempt(status)
     return f"{name} ({which})" if which else name
 
 
-def attempt(status: RunStatus) -> str:
+def attempt(status: Attempting) -> str:
     """Return the number of the attempt, or the present world of an elastic gang; "" for none."""
     if status.sizes is None:
         return f"attempt {status.attempt}" if status.attempt else ""

@@ -1,61 +1,37 @@
-"""The view of a run, a search or a score: facts for people, computed from its record. Pure.
+"""The view of a run, a search or a score from its record, for the command line and pages. Pure.
 
-The command line and the web pages render these values. A new fact about a run belongs into
-`_facts`: both show it then.
+`run_facts` computes the facts; here are the tables that only a record has: ranks, trials, logs.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.artifacts.run_logs import RankLog, parse_log_name
 from hopsgpu.artifacts.runs import StoredRun
-from hopsgpu.core.formats import duration, local_time, size
-from hopsgpu.core.run_record import (
-    LOST,
-    DataRecord,
-    EnvironmentRecord,
-    RankRecord,
-    RunRecord,
-    ScoreRecord,
-    SearchRecord,
-)
+from hopsgpu.core.formats import duration
+from hopsgpu.core.run_record import LOST, RankRecord, RunRecord, ScoreRecord, SearchRecord
 from hopsgpu.core.run_values import WorldReport
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport, finite_value
 from hopsgpu.core.waits import Wait
 from hopsgpu.display import phrases, search_phrases
 from hopsgpu.display.picture import Point, how_ended
-from hopsgpu.display.status_view import spent_facts
+from hopsgpu.display.run_facts import (
+    RunSubject,
+    RunView,
+    ScoreSubject,
+    SearchSubject,
+    view_of,
+)
 from hopsgpu.units import count_of
 
-# Tones of a fact; a renderer chooses the colours.
-GOOD, BAD, WARNING, STRONG, PLAIN = "good", "bad", "warning", "strong", ""
-TONES = {"succeeded": GOOD, COMPLETE: GOOD, "failed": BAD, LOST: BAD, "unreadable": BAD}
-TONES |= {"cancelled": WARNING, PRUNED: WARNING}
 STOPPED = "stopped"
 _TRACEBACK = "Traceback (most recent call last)"
 _WHOLE_LOG = "whole log: "
 _LONGEST = 200
-_YARN_ID = re.compile(r"application_\d+_\d+")
-
-
-@dataclass(frozen=True)
-class RunFact:
-    """A fact about a run; `url` is a page that says more, or "".
-
-    Attributes:
-        text: the value, with its unit.
-        tone: GOOD, BAD, WARNING, STRONG or PLAIN.
-    """
-
-    name: str
-    text: str
-    tone: str = PLAIN
-    url: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,14 +211,13 @@ class TrialRow:
 
 @dataclass(frozen=True)
 class SearchView:
-    """A search.
+    """The tables of a search.
 
     Attributes:
         trials: those that run, then the best ones, then those that ended last without a value.
         curve: best value so far by the number of ended trials.
     """
 
-    facts: tuple[RunFact, ...]
     trials: tuple[TrialRow, ...]
     curve: tuple[Point, ...]
 
@@ -260,33 +235,26 @@ class FailedPartRow:
 class ScoreView:
     """A score; `share` is the share of the rows that are on the lake, in [0, 1]."""
 
-    facts: tuple[RunFact, ...]
     share: float
     failed: tuple[FailedPartRow, ...]
 
 
 @dataclass(frozen=True)
-class RunView:
-    """One run.
+class RecordView(RunView):
+    """One run, as its record shows it.
 
     Attributes:
-        facts: facts in the order in which people want them.
-        warnings: what a person should know.
         waits: the reasons to wait, over time.
-        spent: facts about the time of the run and of its GPUs.
         ranks: the ranks that have started; none for a search or a score.
         logs: all logs that the record lists, with their bytes.
         model: name and number of the version that it published; or nothing.
     """
 
     summary: RunSummary
-    facts: tuple[RunFact, ...]
     failure: Failure | None
-    warnings: tuple[str, ...]
     phases: tuple[Phase, ...]
     waits: tuple[Wait, ...]
     worlds: tuple[WorldReport, ...]
-    spent: tuple[RunFact, ...]
     ranks: tuple[RankRow, ...]
     logs: tuple[tuple[RankLog, int], ...]
     model: tuple[str, ...]
@@ -294,9 +262,9 @@ class RunView:
     score: ScoreView | None
 
 
-def run_view(
+def record_view(
     record: RunRecord, url: str, now: float, root: str = "", resource_manager: str = ""
-) -> RunView:
+) -> RecordView:
     """Return what people want to know about a run.
 
     Args:
@@ -309,65 +277,89 @@ def run_view(
     summary = summary_of(StoredRun(record.run_id, record), now, root)
     logs = {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
     ranks = record.ranks if record.kind == "gang" else ()
-    return RunView(
+    return RecordView(
+        **vars(view_of(_subject_of(record, summary, url), resource_manager)),
         summary=summary,
-        facts=tuple(_facts(record, summary, url, resource_manager.rstrip("/"))),
         failure=None if record.error is None else failure_of(record.error),
-        warnings=record.warnings,
         phases=tuple(_phases(record, now)),
         waits=record.waits,
         worlds=record.worlds,
-        spent=tuple(RunFact(*fact) for fact in spent_facts(record.timeline, record.gpu_seconds)),
         ranks=tuple(_rank_row(rank, record, logs, now) for rank in ranks),
         logs=tuple(sorted(logs.items())),
         model=model_of(record.model),
         search=None if record.search is None else _search_view(record.search, record, now),
-        score=None
-        if record.score is None
-        else _score_view(record.score, is_running=record.is_running(now)),
+        score=None if record.score is None else _score_view(record.score),
     )
 
 
-def _facts(
-    record: RunRecord, summary: RunSummary, url: str, resource_manager: str
-) -> Iterator[RunFact]:
-    state = summary.state
-    before = f" (was {summary.state_before})" if summary.state_before else ""
-    pages = resource_manager if _YARN_ID.fullmatch(record.application) else ""
-    application = f"{pages}/cluster/app/{record.application}" if pages else ""
-    yield RunFact("run", record.run_id)
-    yield RunFact("state", f"{state}{before}", TONES.get(state, STRONG))
-    yield RunFact("user", record.user)
-    yield RunFact("application", record.application or "-", url=application)
-    yield RunFact("queue", record.queue or "-", url=f"{pages}/cluster/scheduler" if pages else "")
-    yield RunFact("requested", local_time(summary.requested))
-    yield RunFact("took", duration(summary.took))
-    if record.kind == "gang":
-        if not record.worlds:
-            yield RunFact("attempt", str(record.attempt))
-        yield RunFact("gang", summary.gang)
-    yield RunFact("model", record.model or "-")
-    yield RunFact("directory", url)
-    yield RunFact("environment", _environment(record.environment))
-    if summary.waiting_for:
-        yield RunFact("waits for", summary.waiting_for)
-    for name, data in (record.data or {}).items():
-        yield RunFact(name if name == "data" else f"data {name}", _data(data))
-    if record.left_out:
-        counts = ", ".join(f"{count:,} {name}" for name, count in record.left_out.items())
-        yield RunFact("left out", f"{counts}: the record would be larger than 1 MiB", WARNING)
-
-
-def _environment(environment: EnvironmentRecord) -> str:
+def _subject_of(record: RunRecord, summary: RunSummary, url: str) -> RunSubject:
+    spec, environment = record.spec, record.environment
     names = ("hopsgpu", "python", "spark", "hadoop")
     versions = ", ".join(f"{name} {getattr(environment, name) or '-'}" for name in names)
     host = environment.driver.get("host")
-    return f"{versions} on {host}" if host else versions
+    search, score = record.search, record.score
+    return RunSubject(
+        run_id=record.run_id,
+        state=summary.state,
+        state_before=summary.state_before,
+        attempt=record.attempt,
+        sizes=None if spec.least_workers is None else (spec.least_workers, spec.workers),
+        worlds=record.worlds,
+        user=record.user,
+        requested=summary.requested,
+        took=summary.took,
+        gang=summary.gang if record.kind == "gang" else "",
+        application=record.application,
+        queue=record.queue,
+        model=record.model,
+        directory=url,
+        environment=f"{versions} on {host}" if host else versions,
+        waiting_for=summary.waiting_for,
+        data=record.data or {},
+        left_out=record.left_out,
+        search=None if search is None else _search_subject(search, record.left_out),
+        score=None if score is None else _score_subject(score, summary.is_running),
+        timeline=record.timeline,
+        gpu_seconds=record.gpu_seconds,
+        warnings=record.warnings,
+    )
 
 
-def _data(data: DataRecord) -> str:
-    removed = "" if data.kept else ", removed at the end of the run"
-    return f"{count_of(data.rows, 'row')}, {size(data.bytes)} of {data.url}{removed}"
+def _search_subject(search: SearchRecord, left_out: Mapping[str, int]) -> SearchSubject:
+    states = Counter(trial.state for trial in search.trials)
+    states.update({name: left_out.get(f"{name} trials", 0) for name in (COMPLETE, PRUNED, FAILED)})
+    gpus = search.gpus_per_trial
+    gpu_text = count_of(int(gpus), "GPU") if gpus == int(gpus) else f"{gpus:g} of a GPU"
+    ranks = count_of(search.workers_per_trial, "rank")
+    return SearchSubject(
+        wanted=search.trials_wanted,
+        states=states,
+        best=search.best,
+        metric=search.metric,
+        direction=search.direction,
+        sampler=search.sampler,
+        pruner=search.pruner,
+        at_a_time=f"at most {search.max_concurrent}, each of {ranks} with {gpu_text}",
+    )
+
+
+def _score_subject(score: ScoreRecord, is_running: bool) -> ScoreSubject:
+    gpus = score.gpus_per_worker
+    executors = count_of(score.max_concurrent, "executor")
+    kept = f"; parts are in {score.kept_in}" if score.kept_in else ""
+    return ScoreSubject(
+        rows=score.rows,
+        scored=score.scored,
+        failed=len(score.failed_parts),
+        parts=score.parts,
+        done=score.done,
+        rate=score.rate if is_running else None,
+        seconds_left=score.seconds_left if is_running else None,
+        model=score.model,
+        at_a_time=f"at most {executors}, each with {count_of(gpus, 'GPU') if gpus else 'CPUs'}",
+        output=score.output if score.is_complete else f"{score.output} is not there yet{kept}",
+        is_complete=score.is_complete,
+    )
 
 
 def failure_of(error: str) -> Failure:
@@ -454,29 +446,12 @@ def _search_view(search: SearchRecord, record: RunRecord, now: float) -> SearchV
     interrupted = "" if record.is_running(now) else STOPPED if record.has_ended else LOST
     best = None if search.best is None else search.best.number
     return SearchView(
-        facts=tuple(_search_facts(search, record.left_out)),
         trials=tuple(
             _trial_row(trial, best, interrupted, now)
             for trial in _in_order(search.trials, ended, is_minimized=is_minimized)
         ),
         curve=tuple(_curve(ended, is_minimized=is_minimized)),
     )
-
-
-def _search_facts(search: SearchRecord, left_out: Mapping[str, int]) -> Iterator[RunFact]:
-    states = Counter(trial.state for trial in search.trials)
-    states.update({name: left_out.get(f"{name} trials", 0) for name in (COMPLETE, PRUNED, FAILED)})
-    gpus = search.gpus_per_trial
-    gpu_text = count_of(int(gpus), "GPU") if gpus == int(gpus) else f"{gpus:g} of a GPU"
-    ranks = count_of(search.workers_per_trial, "rank")
-    goal = f"{search.direction} {search.metric or 'the value'}"
-    yield RunFact("search", f"{goal}, by {search.sampler} and {search.pruner}")
-    yield RunFact("trials", search_phrases.count_phrase(search.trials_wanted, states))
-    yield RunFact("at a time", f"at most {search.max_concurrent}, each of {ranks} with {gpu_text}")
-    if search.best is not None:
-        value = search_phrases.number(search.best.value)
-        params = search_phrases.shorten_params(search.best.params, _LONGEST)
-        yield RunFact("best", f"trial {search.best.number}: {value} with {params}", GOOD)
 
 
 def _in_order(
@@ -523,35 +498,11 @@ def _curve(ended: Sequence[TrialReport], *, is_minimized: bool) -> Iterator[Poin
             yield float(number), best
 
 
-def _score_view(score: ScoreRecord, *, is_running: bool) -> ScoreView:
+def _score_view(score: ScoreRecord) -> ScoreView:
     return ScoreView(
-        facts=tuple(_score_facts(score, is_running)),
         share=min(score.scored / score.rows, 1.0) if score.rows else 0.0,
         failed=tuple(_failed_part_row(part) for part in score.failed_parts),
     )
-
-
-def _score_facts(score: ScoreRecord, is_running: bool) -> Iterator[RunFact]:
-    texts = [f"{score.scored:,} of {score.rows:,} are on the lake"]
-    if is_running and score.rate is not None:
-        texts.append(f"{score.rate:,.0f} rows/s")
-    if is_running and score.seconds_left is not None:
-        texts.append(f"{phrases.seconds(score.seconds_left)} left")
-    yield RunFact("rows", "; ".join(texts))
-    yield RunFact("parts", f"{score.done:,} of {score.parts:,}")
-    if score.failed_parts:
-        yield RunFact("failed", count_of(len(score.failed_parts), "part"), BAD)
-    if score.model is not None:
-        yield RunFact("scored with", score.model)
-    gpus = score.gpus_per_worker
-    executors = count_of(score.max_concurrent, "executor")
-    gpu_text = count_of(gpus, "GPU") if gpus else "CPUs"
-    yield RunFact("at a time", f"at most {executors}, each with {gpu_text}")
-    if score.is_complete:
-        yield RunFact("output", score.output, GOOD)
-    else:
-        kept = f"; parts are in {score.kept_in}" if score.kept_in else ""
-        yield RunFact("output", f"{score.output} is not there yet{kept}")
 
 
 def _failed_part_row(part: FailedPart) -> FailedPartRow:

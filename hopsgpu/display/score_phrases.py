@@ -10,24 +10,19 @@ from hopsgpu.display.phrases import ReportSchedule, loss, seconds, state
 from hopsgpu.units import count_of
 
 
-def rows(status: ScoreStatus) -> str:
-    """Return how many rows have been scored."""
-    if not status.rows:
-        return ""
-    if status.scored == status.rows:
-        return f"{status.rows:,} row{'s' * (status.rows != 1)}"
-    share = 100 * status.scored // status.rows
-    return f"{status.scored:,} of {status.rows:,} rows ({share} %)"
+def rows(count: int, scored: int) -> str:
+    """Return how many rows have been scored; "" while their number is unknown."""
+    if scored == count:
+        return f"{count:,} row{'s' * (count != 1)}" if count else ""
+    return f"{scored:,} of {count:,} rows ({100 * scored // count} %)"
 
 
-def rate(status: ScoreStatus) -> str:
-    """Return how fast the score goes; "" while that is unknown."""
-    return "" if status.rate is None else f"{status.rate:,.0f} rows/s"
+def rate(per_second: float | None) -> str:
+    return "" if per_second is None else f"{per_second:,.0f} rows/s"
 
 
-def time_left(status: ScoreStatus) -> str:
-    """Return how long the score will last; "" while that is unknown."""
-    return "" if status.seconds_left is None else f"{seconds(status.seconds_left)} left"
+def time_left(left: float | None) -> str:
+    return "" if left is None else f"{seconds(left)} left"
 
 
 def held_executors(status: ScoreStatus) -> str:
@@ -35,22 +30,22 @@ def held_executors(status: ScoreStatus) -> str:
     return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
-def failed_parts(status: ScoreStatus) -> str:
-    """Return how many parts were left out; "" for none."""
-    return f"{count_of(status.failed, 'part')} left out" if status.failed else ""
+def failed_parts(count: int) -> str:
+    return f"{count_of(count, 'part')} left out" if count else ""
 
 
 def summary(status: ScoreStatus) -> str:
     """Return the state of a score in one line."""
     if GangState(status.state).is_terminal or status.state in ("releasing", "publishing"):
-        parts = [f"{status.state}: {rows(status)}", failed_parts(status)]
+        parts = [f"{status.state}: {rows(status.rows, status.scored)}"]
+        parts.append(failed_parts(status.failed))
     elif status.state == "running":
         on = f"on {held_executors(status)}"
         parts = [
-            rows(status),
-            rate(status),
-            time_left(status),
-            failed_parts(status),
+            rows(status.rows, status.scored),
+            rate(status.rate),
+            time_left(status.seconds_left),
+            failed_parts(status.failed),
             on,
             status.waiting_for,
         ]

@@ -13,7 +13,7 @@ from hopsgpu.display import score_phrases as say
 from hopsgpu.display.cell import folded_log, heading
 from hopsgpu.display.picture import LogTail
 from hopsgpu.display.status_scene import StatusScene
-from hopsgpu.display.status_view import score_status_view
+from hopsgpu.display.subjects import status_view
 from hopsgpu.display.terminal import head, line_style, tail
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> l
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     shown = line_style(width, encoding)
-    lines = head(score_status_view(picture.status, picture.elapsed), (), shown, width)
+    lines = head(status_view(picture.status, picture.elapsed), (), shown, width)
     lines += tail(picture.recent, height - len(lines), _WHOLE_LOGS, shown)
     return lines[: max(height, 1)]
 
@@ -77,7 +77,7 @@ def page(picture: ScorePicture, key: str) -> Html:
         picture: picture of the score.
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
-    parts = [*heading(score_status_view(picture.status, picture.elapsed))]
+    parts = [*heading(status_view(picture.status, picture.elapsed))]
     if picture.recent.total:
         parts.append(folded_log(picture.recent, "log of all workers", f"{key}-all"))
         parts.append(html.element("div", _WHOLE_LOGS, style="opacity:.7"))

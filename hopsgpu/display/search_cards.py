@@ -12,7 +12,6 @@ from hopsgpu.display.cards import result_lines
 from hopsgpu.display.charts import held_image
 from hopsgpu.display.search_cell import trials_table
 from hopsgpu.display.search_picture import held_and_used
-from hopsgpu.display.status_view import search_result_view
 
 _BEST = 10
 _WIDTH, _HEIGHT = 560, 130
@@ -25,7 +24,7 @@ def search_card(result: SearchOutcome) -> str:
 
 def summary(result: SearchOutcome) -> Sequence[Html]:
     """Return the elements of the card, with which the page of a result starts, too."""
-    return [*result_lines(search_result_view(result)), _best(result), _held_image(result)]
+    return [*result_lines("SearchResult", result), _best(result), _held_image(result)]
 
 
 def best_trials(result: SearchOutcome, most: int = _BEST) -> list[TrialReport]:

@@ -12,7 +12,7 @@ from hopsgpu.display import search_phrases as say
 from hopsgpu.display.cell import folded_log, heading, plot_html
 from hopsgpu.display.charts import lines_image
 from hopsgpu.display.search_picture import SearchPicture
-from hopsgpu.display.status_view import search_status_view
+from hopsgpu.display.subjects import status_view
 
 _WIDTH, _HEIGHT = 200, 36
 _PARAMS = 60
@@ -32,7 +32,7 @@ def page(picture: SearchPicture, key: str) -> Html:
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     return html.box(
-        *heading(search_status_view(picture.status, picture.elapsed)),
+        *heading(status_view(picture.status, picture.elapsed)),
         _plots(picture),
         _running(picture),
         _ended_table(picture),

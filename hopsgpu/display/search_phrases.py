@@ -13,7 +13,6 @@ from hopsgpu.core.trials import (
     FAILED,
     PRUNED,
     Best,
-    SearchOutcome,
     SearchStatus,
     TrialReport,
     Writer,
@@ -124,23 +123,21 @@ def unit(status: SearchStatus) -> str:
     return "GPUs" if status.gpus else "executors"
 
 
-def best_phrase(search: SearchStatus | SearchOutcome) -> str:
-    """Return the best value and its trial in words; "" if there is none."""
-    best = search.best
-    if best is None:
-        return ""
-    name = f"{plain_line(search.metric, 40)} " if search.metric else ""
-    return f"best {name}{number(float(best.value))} (trial {best.number})"
+def best_phrase(best: Best, metric: str | None) -> str:
+    """Return the best value and its trial in words."""
+    name = f"{plain_line(metric, 40)} " if metric else ""
+    return f"{name}{best.value:.6g} (trial {best.number})"
 
 
 def summary(status: SearchStatus) -> str:
     """Return the state of a search in one line."""
     counts = count_phrase(status.wanted, states_of(status))
+    best = "" if status.best is None else f"best {best_phrase(status.best, status.metric)}"
     if GangState(status.state).is_terminal or status.state == "releasing":
-        parts = [f"{status.state}: {counts}", best_phrase(status)]
+        parts = [f"{status.state}: {counts}", best]
     elif status.state == "running":
         running = f"{len(status.running)} running on {held_executors(status)}"
-        parts = [counts, running, best_phrase(status), status.waiting_for]
+        parts = [counts, running, best, status.waiting_for]
     else:
         executors = held_executors(status) if status.most and status.state == "waiting" else ""
         before = counts if status.ended else ""

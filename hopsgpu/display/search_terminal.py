@@ -10,7 +10,7 @@ from hopsgpu.display import search_phrases as say
 from hopsgpu.display.charts import sparkline
 from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
-from hopsgpu.display.status_view import search_status_view
+from hopsgpu.display.subjects import status_view
 from hopsgpu.display.terminal import head, levels_of, line_style, plot_width, tail
 from hopsgpu.units import count_of
 
@@ -35,7 +35,7 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     """
     status = picture.status
     shown, levels = line_style(width, encoding), levels_of(encoding)
-    lines = head(search_status_view(status, picture.elapsed), (), shown, width)
+    lines = head(status_view(status, picture.elapsed), (), shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
     lines += [shown(text) for text in _running(picture, most)]

@@ -12,7 +12,8 @@ from hopsgpu.core.html import plain_line
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
 from hopsgpu.display.picture import LogTail, Picture, Row
-from hopsgpu.display.status_view import StatusView, run_status_view
+from hopsgpu.display.run_facts import BEST, LARGEST_LOSS, RunView
+from hopsgpu.display.subjects import status_view
 from hopsgpu.display.tty import tty_of
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     worlds = phrases.world_lines(picture.status.worlds, picture.status.timeline.requested)
     # The present world is in the first line.
     more = worlds if picture.has_ended else worlds[:-1]
-    lines = head(run_status_view(picture.status, picture.elapsed), more, shown, width)
+    lines = head(status_view(picture.status, picture.elapsed), more, shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     room = height - len(lines) - min(picture.recent.total, _LEAST_LINES)
     lines += [shown(text) for text in _ranks(picture, levels, room)]
@@ -183,7 +184,7 @@ def line_style(width: int, encoding: str) -> LineStyle:
     return format_line
 
 
-def head(view: StatusView, more: Sequence[str], shown: LineStyle, width: int) -> list[Text]:
+def head(view: RunView, more: Sequence[str], shown: LineStyle, width: int) -> list[Text]:
     """Return the first lines of a live display.
 
     Args:
@@ -194,19 +195,19 @@ def head(view: StatusView, more: Sequence[str], shown: LineStyle, width: int) ->
     """
     from rich.cells import cell_len
 
-    state, *rest = view.facts
+    state, *rest = view.headline
     first = f"hopsgpu {view.run_id}: {state}"
     while rest and cell_len(f"{first} - {rest[0]}") <= width:
         first = f"{first} - {rest.pop(0)}"
     line = shown(first)
     line.stylize(f"bold {_STYLES.get(view.state, 'cyan')}")
     room = max(width - len(_INDENT), 1)
-    below = [view.best] if view.best else []
-    texts = [*below, *more, *textwrap.wrap(view.loss, room)]
+    best = view.phrase(BEST)
+    texts = [*filter(None, [best]), *more, *textwrap.wrap(view.phrase(LARGEST_LOSS), room)]
     return [
         line,
         *pack(rest, " - ", shown, width),
-        *pack(view.details, view.separator, shown, width),
+        *pack(*view.details, shown, width),
         *(shown(f"{_INDENT}{text}") for text in texts),
     ]
 

@@ -418,8 +418,10 @@ class Gang:
         return self._request(self._own_board, threading.Event())
 
     def _board(self) -> GangBoard:
-        plan = self._plan
-        return GangBoard(plan.spec.name, plan.executors, plan.shape.gpus, self._arguments.progress)
+        plan, arguments = self._plan, self._arguments
+        board = GangBoard(plan.spec.name, plan.executors, plan.shape.gpus, arguments.progress)
+        board.set_application(arguments.application.id, plan.queue)
+        return board
 
     def _request(self, board: GangBoard, cancelled: threading.Event) -> Request:
         return Request(

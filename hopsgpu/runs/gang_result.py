@@ -32,6 +32,8 @@ class GangResult(RunOutcome):
         timeline: when the run passed each point.
         gpu_seconds: how the GPU time was spent.
         worlds: the worlds of an elastic gang, in order; none for a gang of one size.
+        application: ID of the Spark application.
+        queue: its YARN queue; "" without YARN.
     """
 
     __module__ = "hopsgpu"

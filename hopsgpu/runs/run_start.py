@@ -46,6 +46,7 @@ def start_run(
         threading.Event(),
         background or Background(f"hopsgpu-{run_id}-record"),
     )
+    board.set_application(application.id, plan.queue)
     for text in plan.warnings:
         board.warn(text)
     waits_for_lake = background is None

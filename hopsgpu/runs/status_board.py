@@ -64,6 +64,7 @@ class StatusBoard(ABC):
         self._passed: set[GangState] = set()
         self._why = ""
         self._warnings: list[str] = []
+        self.application = self.queue = ""
         self._timeline = Timeline(requested=clock())
         self._created_at = time.monotonic()
         self._duration: float | None = None
@@ -89,6 +90,10 @@ class StatusBoard(ABC):
             if state.is_terminal:
                 self._duration = time.monotonic() - self._created_at
         self.show()
+
+    def set_application(self, application: str, queue: str) -> None:
+        """Set the ID of the Spark application and its queue, before the run starts."""
+        self.application, self.queue = application, queue
 
     @abstractmethod
     def _on_state_left(self, state: GangState) -> None:
@@ -313,6 +318,8 @@ class GangBoard(StatusBoard):
                 metrics=self._metrics,
                 timeline=self._timeline,
                 gpu_seconds=self._seconds_lately(now),
+                application=self.application,
+                queue=self.queue,
             )
 
     def show(self) -> None:
@@ -329,6 +336,8 @@ class GangBoard(StatusBoard):
                 model=self._model,
                 timeline=self._timeline,
                 gpu_seconds=self._seconds(self._clock()),
+                application=self.application,
+                queue=self.queue,
             )
 
     @property

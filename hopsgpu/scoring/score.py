@@ -315,6 +315,8 @@ class _ScoreRun:
             timeline=board.timeline,
             moments=board.moments,
             warnings=board.warnings,
+            application=board.application,
+            queue=board.queue,
         )
 
     def end_reason(self, error: BaseException) -> EndReason:

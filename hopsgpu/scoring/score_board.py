@@ -103,6 +103,8 @@ class ScoreBoard(ExecutorsBoard):
                 waiting_for=self._why,
                 moments=tuple(self._account.moments),
                 gpu_seconds=self._gpu_seconds(),
+                application=self.application,
+                queue=self.queue,
             )
 
     def _pace(self) -> tuple[int, float | None, float | None]:

@@ -31,6 +31,8 @@ class ScoreResult(ScoreOutcome):
             ran, `returned` when the last part was scored, `published` when the output was there.
         moments: GPUs held and used over time.
         warnings: warnings for the user.
+        application: ID of the Spark application.
+        queue: its YARN queue; "" without YARN.
     """
 
     __module__ = "hopsgpu.types"

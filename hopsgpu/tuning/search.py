@@ -228,6 +228,8 @@ class _SearchRun:
             timeline=board.timeline,
             moments=board.moments,
             warnings=board.warnings,
+            application=board.application,
+            queue=board.queue,
         )
 
     def end_reason(self, error: BaseException) -> EndReason:

@@ -120,6 +120,8 @@ class SearchBoard(ExecutorsBoard):
                 curve=tuple(self._curve),
                 moments=tuple(self._account.moments),
                 gpu_seconds=self._gpu_seconds(),
+                application=self.application,
+                queue=self.queue,
             )
 
     @property

@@ -29,6 +29,8 @@ class SearchResult(SearchOutcome):
             the first trial ran, `returned` when the last trial had ended.
         moments: GPUs held and used over time.
         warnings: warnings for the user.
+        application: ID of the Spark application.
+        queue: its YARN queue; "" without YARN.
     """
 
     __module__ = "hopsgpu.types"

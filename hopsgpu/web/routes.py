@@ -30,7 +30,7 @@ from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, summed_up
 from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import SHARES, lines_image
-from hopsgpu.display.run_view import RunView, reported_text, run_view
+from hopsgpu.display.run_view import RecordView, record_view, reported_text
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, PERMISSION
 from hopsgpu.storage.names import model_name
@@ -187,7 +187,7 @@ class Pages:
         if record.value is None:
             return self._error(request, _status(record), f"run {run_id}: {record.problem}")
         url = root.store.directory(run_id).url
-        view = run_view(record.value, url, now, root.key, self._sources.resource_manager)
+        view = record_view(record.value, url, now, root.key, self._sources.resource_manager)
         plots, saved, asked, tail = await asyncio.gather(
             self._plots_of(root, run_id, view),
             self._lake.get(
@@ -213,7 +213,7 @@ class Pages:
             curve=_curve_image(view),
             coordinates=_coordinates(record.value.search),
             most=_MOST_ENTRIES,
-            in_details=[fact for fact in view.facts if fact.name not in _OUTSIDE_DETAILS],
+            in_details=[fact for fact in view.about if fact.name not in _OUTSIDE_DETAILS],
             world_headers=phrases.WORLD_HEADERS,
             worlds=[phrases.world_cells(w, view.summary.requested) for w in view.worlds],
             problems=[
@@ -221,7 +221,7 @@ class Pages:
             ],
         )
 
-    async def _plots_of(self, root: Root, run_id: str, view: RunView) -> ReadResult[MetricPlots]:
+    async def _plots_of(self, root: Root, run_id: str, view: RecordView) -> ReadResult[MetricPlots]:
         if view.summary.kind != "gang":
             return ReadResult(None)
         return await self._plots(root, run_id)
@@ -233,7 +233,7 @@ class Pages:
             ("cancel", root.key, run_id), lambda: self._sources.is_asked_to_cancel(root, run_id)
         )
 
-    async def _tail(self, root: Root, run_id: str, view: RunView) -> Any:
+    async def _tail(self, root: Root, run_id: str, view: RecordView) -> Any:
         """Return which log a run's page ends with, and its end."""
         if not view.logs:
             return None
@@ -615,7 +615,7 @@ def _images(plots: MetricPlots | None) -> Sequence[Mapping[str, Any]]:
     return images
 
 
-def _curve_image(view: RunView) -> str:
+def _curve_image(view: RecordView) -> str:
     """Return the plot of the best value so far, or ""."""
     if view.search is None or not view.search.curve:
         return ""

@@ -334,7 +334,7 @@ def test_a_score_is_shown_with_its_rows_and_its_output(root: Path) -> None:
     put_run(root, NEW, score=SCORE, ranks=[])
     output = call("runs", "show", NEW).output
     for text in (
-        "rows         2,500 of 10,000 are on the lake\n",
+        "rows         2,500 of 10,000 rows (25 %)\n",
         "parts        1 of 4\n",
         "at a time    at most 8 executors, each with 1 GPU\n",
         "output       hdfs://lake/scored is not there yet; parts are in hdfs://lake/.scored-1\n",
@@ -343,7 +343,7 @@ def test_a_score_is_shown_with_its_rows_and_its_output(root: Path) -> None:
         assert text in output, output
     going = "score-20261123-120000-eeeeee"
     put_run(root, going, "running", score=SCORE, ranks=[])
-    assert "on the lake; 1,234 rows/s; 6" in call("runs", "show", going).output
+    assert "rate         1,234 rows/s\ntime left    6" in call("runs", "show", going).output
     put_run(root, OLD, score={**SCORE, "is_complete": True, "kept_in": None}, ranks=[])
     assert "output       hdfs://lake/scored\n" in call("runs", "show", OLD).output
 

@@ -47,8 +47,7 @@ def test_a_result_is_short_however_many_trials_it_has() -> None:
 def test_a_card_has_the_best_trials_and_the_gpus_over_time() -> None:
     shown = searched()._repr_html_()
     for word in (
-        "best loss",
-        "0.025641",
+        "loss 0.025641 (trial 38)",
         "40 trials: 20 complete, 10 pruned, 10 failed",
         "trial 3 failed: ValueError: &lt;lr&gt; is too large",
         "waited 1.0 s",

@@ -239,7 +239,7 @@ def test_steps_become_points_in_even_distances() -> None:
 def test_a_value_without_an_end_is_not_plotted() -> None:
     assert curve_of(((1, float("inf")), (3, 2.0)), 5)[0] == (3.0, 2.0)
     assert curve_of(((1, float("inf")),), 5) == ()
-    assert "best 0.3333 (trial 2)" in page(pictured(status(3, curve=((1, float("inf")),))), "key")
+    assert "best 0.333333 (trial 2)" in page(pictured(status(3, curve=((1, float("inf")),))), "key")
 
 
 # --- how it is drawn ---------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.problem is None
     assert "60 trials: 60 complete" in shown[-1]["text/html"]
     assert shown[-1]["text/plain"].endswith(
-        "succeeded: 60 trials: 60 complete; best 0.01667 (trial 59)"
+        "succeeded: 60 trials: 60 complete; best 0.0166667 (trial 59)"
     )
 
 

@@ -327,7 +327,7 @@ def test_a_search_shows_its_trials(root: Path, client: TestClient) -> None:
     text = of_run(client)
     told = words(text)
     assert "8 of 20 trials: 7 complete, 1 failed" in told
-    assert "trial 5: 0.1667 with lr=1e-05" in told and "ValueError: <lr> is too large" in told
+    assert "loss 0.166667 (trial 5): lr=1e-05" in told and "ValueError: <lr> is too large" in told
     assert text.count("<polyline") == 6 and "lr (log)" in told
     assert "/log?trial=6&amp;attempt=0" in text or "/log?trial=6&attempt=0" in text
 
@@ -343,7 +343,7 @@ def test_a_score_shows_its_rows_and_its_failed_parts(root: Path, client: TestCli
     }
     put_run(root, RUN, "running", score=score)
     told = words(of_run(client))
-    assert "25 % of the rows" in told and "2,500 of 10,000 are on the lake; 1,234 rows/s" in told
+    assert "25 % of the rows" in told and "2,500 of 10,000 rows (25 %) rate 1,234 rows/s" in told
     assert "rows 0 to 9 of hdfs://lake/t 3 LookupError: <no> row" in told
     assert "and 1 more parts" in told and "Last report" not in told and "attempt" not in told
     assert "continues the score" in told
