@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
-from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
 from hopsgpu.storage.lake import LakePath
@@ -41,7 +41,7 @@ class SnapshotCache:
 
 
 @dataclass
-class Application(SparkApplication):
+class Application(GangApplication):
     """A SparkContext on YARN with the state that its gangs share.
 
     Attributes:

@@ -11,12 +11,12 @@ from pyspark import SparkContext
 
 from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.backends.gang_allocation import GangAllocator
+from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.local.containers import Containers, local_allocator
 from hopsgpu.backends.local.elastic_allocator import LocalElasticAllocator
 from hopsgpu.backends.local.gang_allocator import LocalGangAllocator
 from hopsgpu.backends.local.machine import check_gpus, fit_on_machine, own_gpus, this_machine
-from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
@@ -25,8 +25,8 @@ from hopsgpu.errors import CapacityError, DiscoveryError
 _Allocator = TypeVar("_Allocator", LocalGangAllocator, LocalElasticAllocator)
 
 
-class LocalApplication(SparkApplication):
-    """A `GangApplication` whose gangs are processes of this machine."""
+class LocalApplication(GangApplication):
+    """An application whose gangs are processes of this machine."""
 
     def fit(self, spec: GangSpec) -> LaunchPlan:
         spec, shape, warnings = fit_on_machine(

@@ -30,7 +30,7 @@ from hopsgpu.yarn.resources import GPU
 
 
 class YarnApplication(Application):
-    """A `GangApplication` whose gangs run as executors of this application on YARN."""
+    """An application whose gangs run as its executors on YARN."""
 
     def fit(self, spec: GangSpec) -> LaunchPlan:
         return fit_on_yarn(spec, self)

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.local_application import LocalApplication
+from hopsgpu.backends.spark.yarn_application import YarnApplication
 from hopsgpu.errors import ConfigError
 
 
-def application(**options: str) -> Application:
+def application(**options: str) -> YarnApplication:
     """One whose Spark knows some properties `spark.hopsgpu.<name>`."""
     settings = {f"spark.hopsgpu.{name}": value for name, value in options.items()}
     rest: Any = None
     jvm: Any = SimpleNamespace(setting=settings.get)
-    return Application(rest, jvm, rest, rest)
+    return YarnApplication(rest, jvm, rest, rest)
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,13 @@ def test_idleness_is_a_duration(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert (found.gpu_idle_warning if name == "idle_warning" else found.gpu_idle_timeout) == 3600.0
     with pytest.raises(ConfigError, match=f"spark.hopsgpu.{name}='0s': must be a duration above"):
         application(**{name: "0s"}).check_options()
+
+
+def test_who_and_what_it_was_is_known_after_its_jvm_has_ended() -> None:
+    """The record of the run that ended with the JVM shows it."""
+    context: Any = SimpleNamespace(applicationId="application_1_1")
+    jvm: Any = SimpleNamespace(user=lambda: "ann")
+    application = LocalApplication(context, jvm)
+    assert (application.id, application.user) == ("application_1_1", "ann")
+    del context.applicationId, jvm.user
+    assert (application.id, application.user) == ("application_1_1", "ann")

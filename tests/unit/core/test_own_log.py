@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hopsgpu.backends.spark.application_base import SparkApplication
+from hopsgpu.backends.spark.local_application import LocalApplication
 from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
 
@@ -152,10 +152,10 @@ def test_another_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def application(
     conf: str | None, variable: str | None, monkeypatch: pytest.MonkeyPatch
-) -> SparkApplication:
+) -> LocalApplication:
     monkeypatch.delenv("HOPSGPU_LOG", raising=False)
     if variable is not None:
         monkeypatch.setenv("HOPSGPU_LOG", variable)
     settings = {"spark.hopsgpu.log": conf}
     jvm = SimpleNamespace(setting=settings.get)
-    return SparkApplication(SimpleNamespace(), jvm)  # type: ignore[arg-type]
+    return LocalApplication(SimpleNamespace(), jvm)  # type: ignore[arg-type]
