@@ -67,19 +67,14 @@ def clock_offset(sent: float, event: Event) -> float:
     for that long on a busy machine.
 
     Args:
-        sent: when the executor sent the message, by the node's clock.
-        event: the arrival of the message.
+        sent: time at which the executor sent the message, by the node's clock.
     """
     opened = event.at if event.opened is None else event.opened
     return 0.0 if opened <= sent <= event.at else event.at - sent
 
 
 def check_data(container: GangExecutor, needs: Collection[str]) -> None:
-    """Check that the Python of an executor has the modules that ranks with data need.
-
-    Raises:
-        ConfigError: modules are missing; the message names them.
-    """
+    """Raise ConfigError if the Python of an executor lacks modules that ranks with data need."""
     if missing := [name for name in needs if name in container.missing_modules]:
         raise ConfigError(
             f"the executors' Python on {container.host} lacks {', '.join(missing)}, which ranks"

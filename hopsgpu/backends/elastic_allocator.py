@@ -34,10 +34,8 @@ class ElasticAllocator(ABC):
 
     Args:
         request: the request; its shape is that of each executor.
-        server: control channel of the executors.
 
     Attributes:
-        server: control channel of the executors.
         ready_executors: the executors that can run ranks, by the keys of their agents.
     """
 
@@ -52,7 +50,6 @@ class ElasticAllocator(ABC):
 
     @property
     def parked_count(self) -> int:
-        """Return the number of executors that are kept without ranks."""
         return len(self._parked)
 
     @property
@@ -79,7 +76,6 @@ class ElasticAllocator(ABC):
         gangs, without a limit.
 
         Args:
-            executors: total number.
             at_once: how many missing executors are requested together.
             least: number without which the caller cannot work.
         """
@@ -115,19 +111,15 @@ class ElasticAllocator(ABC):
         """Return the job of the agent that introduces itself; None for an earlier job."""
 
     @abstractmethod
-    def _record_arrival(self, container: GangExecutor) -> None:
-        """Record that one more executor is ready."""
+    def _record_arrival(self, container: GangExecutor) -> None: ...
 
     @abstractmethod
-    def _explain_loss(self, reason: str, host: str) -> str:
-        """Return why an executor on a host was lost."""
+    def _explain_loss(self, reason: str, host: str) -> str: ...
 
     @abstractmethod
-    def _read_tokens(self) -> bytes:
-        """Return the submitter's HDFS tokens."""
+    def _read_tokens(self) -> bytes: ...
 
     def release_executors(self, keys: Iterable[int]) -> None:
-        """Release the executors of some agents; return at once."""
         self._disconnect_and_release(
             {key: self.ready_executors.pop(key) for key in keys if key in self.ready_executors}
         )
@@ -165,11 +157,7 @@ class ElasticAllocator(ABC):
         return excluded
 
     def check(self) -> None:
-        """Check that executors can arrive.
-
-        Raises:
-            HopsGpuError: executors cannot arrive; the message says why.
-        """
+        """Raise the error that says why executors cannot arrive, if they cannot."""
         with self._lock:
             if self._problem is not None:
                 raise self._problem
@@ -226,7 +214,6 @@ class ElasticAllocator(ABC):
         self.request.watcher.on_parked([container.host for container in self._parked.values()])
 
     def allocation_of(self, keys: Collection[int]) -> GangAllocation:
-        """Return the executors with these agents as the allocation of a gang."""
         job_by_key = {key: self._jobs[key] for key in keys}
         jobs = tuple(job_by_key.values())
         containers = tuple(self.ready_executors[key] for key in dict.fromkeys(keys))

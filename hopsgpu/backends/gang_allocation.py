@@ -45,13 +45,11 @@ class GangAllocation:
     """All executors of a gang, with one agent on each.
 
     Attributes:
-        server: the control channel; agents are its peers.
-        containers: the executors, one per agent.
+        server: control channel; agents are its peers.
         job: the job that runs the agents; it ends when an executor is lost.
         explain_loss: returns why an executor was lost, given the job's reason and the host.
-        release_part: releases executors that the gang no longer needs, by the keys of their agents,
-            while the others continue; returns whether the ResourceManager has confirmed the
-            release. Afterwards the gang is not whole.
+        release_part: releases executors by the keys of their agents, while the others continue;
+            returns whether the ResourceManager has confirmed it. Afterwards the gang is not whole.
         read_tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
         job_by_key: the jobs by the keys of the agents, if each executor has its own job.
     """
@@ -132,9 +130,6 @@ class GangAllocator(ABC):
     def acquire(self, request: Request) -> GangAllocation:
         """Acquire all executors, with an agent on each; keep the executors that already run.
 
-        Args:
-            request: the request, with the shape and the number of executors of the first request.
-
         Raises:
             GangTimeout: not all arrived in time.
             Cancelled: the gang was cancelled.
@@ -170,11 +165,7 @@ def provide_allocations(
 
 
 def refuse_duplicates(containers: Sequence[GangExecutor]) -> None:
-    """Check that each GPU is in one container only.
-
-    Raises:
-        DiscoveryError: two containers have the same GPU; the message names both.
-    """
+    """Check that each GPU is in one container only; raise DiscoveryError otherwise."""
     duplicate = duplicate_gpu(containers)
     if duplicate is not None:
         gpu, first, second = duplicate

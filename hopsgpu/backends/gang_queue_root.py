@@ -19,8 +19,6 @@ def gang_queue_root(
 
     Args:
         locks: value of `spark.hopsgpu.locks`, or None.
-        default_fs: `fs.defaultFS`, or None.
-        cluster: the cluster's name, as `cluster_name` returns it.
 
     Raises:
         ConfigError: `locks` is not a valid directory, or the directory is on an object store.
@@ -34,7 +32,6 @@ def cluster_name(setting: Callable[[str], str | None], addresses: Sequence[str])
     """Return a name of this YARN cluster, unique among those that share the file system.
 
     Args:
-        setting: returns a property of Hadoop's configuration, or None.
         addresses: base URLs of the ResourceManagers.
     """
     cluster_id = setting("yarn.resourcemanager.cluster-id")

@@ -35,7 +35,7 @@ class Watcher(Protocol):
     """Receives the events of an acquisition."""
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        """Report the state and the hosts granted so far. While waiting, called repeatedly."""
+        """Report the state and the hosts granted so far; called repeatedly while waiting."""
 
     def mark(self, point: str) -> None:
         """Record the time of a point of the timeline."""
@@ -55,15 +55,10 @@ class Request:
     """A request for the executors of a plan.
 
     Attributes:
-        run_id: ID of the gang's run.
-        plan: the plan: how many executors, of which shape, where, and how long they may take.
-        cancelled: event that cancels the gang.
-        watcher: receiver of the events.
-        exclusions: nodes and GPUs that get no rank.
+        plan: how many executors, of which shape, where, and how long they may take.
         frameworks: top-level modules that executors import while they wait for the others.
         python_env: Python environment of the ranks, or None.
         imports: top-level modules that the executors' Python must have to unpickle the call.
-        has_data: whether the ranks read data.
     """
 
     run_id: str
@@ -78,7 +73,6 @@ class Request:
 
     @property
     def warm_up(self) -> WarmUp:
-        """Return what a fork server loads ahead for the ranks."""
         return WarmUp(self.frameworks, self.plan.environment, self.python_env)
 
     @property
@@ -112,8 +106,7 @@ class AcquisitionClock:
     """The time limit of one acquisition, and the reason why it waits.
 
     Args:
-        request: the request of the acquisition.
-        since: the clock's reading at its start; None for now.
+        since: the clock's reading at the start of the acquisition; None for now.
     """
 
     def __init__(self, request: Request, since: float | None = None) -> None:

@@ -45,9 +45,6 @@ class Observer:
     Args:
         setting: returns a property of Hadoop's configuration, or None.
         user: the user to report for; by default the caller, as YARN knows it.
-
-    Raises:
-        ConfigError: the configuration names a file that cannot be read, or `user` is not a name.
     """
 
     def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
@@ -67,17 +64,11 @@ class Observer:
         return self.gpus(overview, self.devices(overview))
 
     def overview(self) -> Overview:
-        """Return the ResourceManager's answers.
-
-        Raises:
-            HopsGpuError: the ResourceManager does not answer, or requires Kerberos.
-        """
         if self._user is None:
             self._user = _caller(self._manager, self._setting)
         return self._manager.overview(self._user)
 
     def devices(self, overview: Overview) -> NodeAnswers:
-        """Return the answers of the NodeManagers whose nodes have GPUs."""
         return self._nodes.devices(asked_nodes(overview.nodes))
 
     def gpus(self, overview: Overview, answers: NodeAnswers) -> ClusterGpus:
@@ -114,7 +105,6 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
 
 
 def _is_local() -> bool:
-    """Return whether a launch of this process would run on this machine."""
     from hopsgpu.backends.masters import is_local
     from hopsgpu.backends.spark.session import default_master
 
@@ -144,14 +134,7 @@ def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> s
 
 
 def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float) -> ClusterGpus:
-    """Return the cluster's GPUs, as the answers of YARN show them. Pure.
-
-    Args:
-        overview: the ResourceManager's answers.
-        answers: the NodeManagers' answers.
-        user: the user to report for.
-        now: seconds since the epoch.
-    """
+    """Return the cluster's GPUs, as the answers of YARN show them to a user. Pure."""
     nodes = sorted(_without_removed(overview.nodes), key=lambda node: _natural_key(node.host))
     has_gpus = [node for node in nodes if node.total.gpus]
     used = total(node.used for node in has_gpus)
@@ -281,10 +264,6 @@ class _QueueCapacity:
 
     Sums over the nodes are the same for all queues. They are computed once, because a cluster can
     have hundreds of queues and thousands of nodes.
-
-    Args:
-        user_snapshots: the user's snapshot in each leaf queue.
-        executor: the requested executor.
     """
 
     def __init__(self, user_snapshots: Sequence[Snapshot], executor: Amount) -> None:

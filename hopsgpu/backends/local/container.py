@@ -39,11 +39,7 @@ class ContainerRequest:
     """The driver's request for a container.
 
     Attributes:
-        driver: address and secret of the driver's control channel.
-        gpus: number of GPUs.
         gpu_type: words that the GPUs' product name must contain; None for any GPU.
-        excluded_gpus: addresses of excluded GPUs.
-        pid: process ID of the driver.
     """
 
     driver: DriverEndpoint
@@ -97,7 +93,6 @@ def _remove_unused(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _gpus(request: ContainerRequest) -> Iterator[None]:
-    """Lease the container's GPUs while inside the context."""
     if not request.gpus:
         yield
         return

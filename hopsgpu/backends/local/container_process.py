@@ -28,15 +28,12 @@ class ContainerJob:
     """A container's process from its start to its end; a `gang_allocation.Job`.
 
     Args:
-        request: the request for the container.
-        directory: directory of the container, which exists.
+        directory: an existing directory.
         warn: receives warnings for people; called in a thread.
         package: path to import hopsgpu from; None for the driver's.
 
     Attributes:
-        name: name of the container's agent on the control channel.
         ended: event, set when the process has ended.
-        is_closed: whether `close` was called.
         waiting_for: what the process waits for, in words.
         problem: the reported reason why the process cannot serve; else None.
     """
@@ -96,11 +93,9 @@ class ContainerJob:
         self._process.kill()
 
     def loss(self, seconds: float) -> str:
-        """Return why the process was lost; "" if it has not ended in `seconds`."""
         return self.reason(0.0) if self.ended.wait(seconds) else ""
 
     def reason(self, seconds: float) -> str:
-        """Return why the process ended, in words; wait up to `seconds` for its end."""
         self.ended.wait(seconds)
         if self.problem is not None:
             return str(self.problem)

@@ -31,15 +31,10 @@ _END_SECONDS = 30.0
 
 
 class Containers:
-    """The containers of one gang or search.
+    """The containers of one gang or search; their agents are the peers of the server.
 
     Args:
-        server: the control channel.
-        driver: what a container needs to connect to the control channel.
         directory: directory in which each container gets its own.
-
-    Attributes:
-        server: the control channel; the containers' agents are its peers.
     """
 
     def __init__(self, server: ControlServer, driver: DriverEndpoint, directory: Path) -> None:
@@ -84,11 +79,7 @@ class Containers:
         return [job for job in ended if not job.is_closed]
 
     def end_all(self, watcher: Watcher) -> None:
-        """End all containers and their ranks; their GPUs are free on return.
-
-        Args:
-            watcher: receives a warning for each container that must be killed.
-        """
+        """End all containers and their ranks; their GPUs are free on return."""
         began = time.monotonic()
         for job in self._jobs:
             job.close()
@@ -137,11 +128,8 @@ def local_allocator(
     """Provide an allocator on this machine; release its executors on every path.
 
     Args:
-        kind: the class of the allocator.
-        request: the request of the launch or the search.
-        user: name of the user for the lake; None if the lake knows it (Kerberos).
+        user: the user for the lake; None if the lake knows the user (Kerberos).
         heartbeat: seconds without a heartbeat after which either end considers the other lost.
-        ports: ports for the control channel; None for any.
 
     Raises:
         ConfigError: no port of the range is free.

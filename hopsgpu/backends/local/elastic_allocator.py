@@ -14,8 +14,6 @@ from hopsgpu.core.gang import GangExecutor, GangState
 
 
 class LocalElasticAllocator(ElasticAllocator):
-    """The allocator on this machine; `local_allocator` provides it."""
-
     def __init__(self, request: Request, containers: Containers) -> None:
         super().__init__(request, containers.server)
         self._containers = containers

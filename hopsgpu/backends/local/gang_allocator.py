@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 
 class LocalGangAllocator(GangAllocator):
-    """The owner of a gang's container on this machine; `local_allocator` provides it."""
-
     def __init__(self, request: Request, containers: Containers) -> None:
         super().__init__(request)
         self._containers = containers

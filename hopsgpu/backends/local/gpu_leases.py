@@ -20,7 +20,7 @@ _TURN = "turn"
 
 
 class NoLongerNeeded(Exception):
-    """Raised when the GPUs are no longer needed."""
+    """The driver no longer needs the GPUs."""
 
 
 def take_gpus(
@@ -35,13 +35,9 @@ def take_gpus(
     """Lease a number of GPUs of this machine.
 
     Args:
-        wanted: number of GPUs.
         gpu_type: words that their product name must contain; None for any GPU.
-        excluded_gpus: addresses of excluded GPUs.
         leases: leases of this process, to which the GPUs are added.
-        directory: directory of the leases.
         wait: waits a moment, given the reason; returns False if the GPUs are no longer needed.
-        warn: receives warnings for people.
 
     Raises:
         NoLongerNeeded: `wait` returned False.

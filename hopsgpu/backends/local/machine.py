@@ -23,8 +23,6 @@ class Machine:
 
     Attributes:
         cores: number of cores that this process may use.
-        memory_mib: memory of the machine in MiB.
-        gpus: GPUs of the machine.
     """
 
     cores: int
@@ -38,10 +36,7 @@ class Machine:
 
 
 def this_machine(*, should_list_gpus: bool = True) -> Machine:
-    """Return the resources of this machine.
-
-    Args:
-        should_list_gpus: whether to list the GPUs, which takes tenths of a second.
+    """Return the resources of this machine; listing the GPUs takes tenths of a second.
 
     Raises:
         DiscoveryError: there is an NVIDIA driver, but it does not list its GPUs.
@@ -73,9 +68,7 @@ def usable(
     """Return the GPUs that a gang may use, the healthy ones first.
 
     Args:
-        gpus: all GPUs.
         gpu_type: words that their product name must contain; None for any GPU.
-        excluded_gpus: addresses of excluded GPUs.
     """
     good = (
         gpu

@@ -19,9 +19,6 @@ from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
 def machine_inventory(user: str) -> ClusterGpus:
     """Return the GPUs of this machine; those that gangs have leased count as used.
 
-    Args:
-        user: the calling user.
-
     Raises:
         DiscoveryError: the GPUs cannot be listed, or their leases cannot be read.
     """
@@ -38,15 +35,7 @@ def machine_inventory(user: str) -> ClusterGpus:
 def machine_gpus(
     gpus: Sequence[GpuDevice], leased: Collection[str], host: str, user: str, now: float
 ) -> ClusterGpus:
-    """Return the machine's GPUs as those of a cluster of one node without queues.
-
-    Args:
-        gpus: GPUs of the machine.
-        leased: addresses of the leased GPUs.
-        host: name of the machine.
-        user: the calling user.
-        now: seconds since the epoch.
-    """
+    """Return the machine's GPUs as those of a cluster of one node without queues."""
     used = [gpu for gpu in gpus if gpu.address in leased]
     bad = [gpu for gpu in gpus if gpu.verdict.state == BAD and gpu not in used]
     node = GpuNode(

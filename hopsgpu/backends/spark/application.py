@@ -24,8 +24,6 @@ _LABEL = "spark.yarn.executor.nodeLabelExpression"
 
 
 class SnapshotCache:
-    """A cache of the last snapshot."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: Snapshot | None = None
@@ -45,12 +43,10 @@ class Application(GangApplication):
     """A SparkContext on YARN with the state that its gangs share.
 
     Attributes:
-        manager: the ResourceManager.
-        profiles: pool of resource profiles.
         package: the directory from which Spark serves hopsgpu to the executors.
         acquiring: lock held by the gang that acquires executors, until its barrier stage is active.
         failing: the hosts on which executors end before they are ready.
-        snapshots: the last snapshot of the ResourceManager, shared by waiting gangs.
+        snapshots: the last snapshot of the ResourceManager, which waiting gangs share.
         probing: lock held by the launch that queries an executor for modules.
         has_module: whether the executors' Python has a top-level module, by name of each queried
             module.
@@ -88,7 +84,6 @@ class Application(GangApplication):
         return self.snapshots.get(max_age, lambda: self.manager.snapshot(self.id, self.user, label))
 
     def explain_loss(self, reason: str, host: str) -> str:
-        """Return why an executor on a host was lost: Spark's reason and YARN's."""
         return why_lost(reason, host, self.manager.nodes, lambda: self.manager.end_of(self.id))
 
     @functools.cached_property
@@ -97,9 +92,7 @@ class Application(GangApplication):
 
     @functools.cached_property
     def gang_queue_dir(self) -> LakePath:
-        """Return the directory of the queue of gangs, of all users of this cluster partition.
-
-        The directory is created if missing.
+        """Return the directory of the queue of gangs, of all users of this partition; create it.
 
         Raises:
             ConfigError: `spark.hopsgpu.locks` is not a valid directory.
@@ -110,5 +103,4 @@ class Application(GangApplication):
 
     @functools.cached_property
     def cluster(self) -> str:
-        """Return a name of this YARN, unique among the YARN clusters that share the file system."""
         return cluster_name(self.jvm.hadoop, self.manager.addresses)

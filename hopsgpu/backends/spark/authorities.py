@@ -30,7 +30,6 @@ def shipped_bundle(properties: Mapping[str, str], environ: Mapping[str, str]) ->
     Args:
         properties: the application's properties. If they name a bundle for the driver, that bundle
             is on the nodes, and nothing is shipped.
-        environ: environment of the submitting process.
 
     Returns:
         No properties if HTTPS is not used, or REQUESTS_CA_BUNDLE does not name a file.

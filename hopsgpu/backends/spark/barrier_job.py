@@ -55,9 +55,6 @@ class GangJob:
 
     Attributes:
         tag: tag by which the job is cancelled.
-        tasks: number of tasks.
-        ended: event, set when the job is over.
-        error: the error that ended it, if it failed.
     """
 
     def __init__(
@@ -90,7 +87,6 @@ class GangJob:
         self._thread.start()
 
     def reason(self, seconds: float) -> str:
-        """Return why the job failed, in words; wait up to `seconds` for its end."""
         self.ended.wait(seconds)
         if self.error is None:
             return "it ended by itself"
@@ -163,13 +159,9 @@ def was_cancelled(error: str) -> bool:
 
 
 def refuse_hopeless(error: str) -> None:
-    """Raise the error of a task if a retry by Spark cannot fix it.
+    """Raise ConfigError if a retry by Spark cannot fix the error of a task or a job.
 
-    Args:
-        error: error of a task or a job.
-
-    Raises:
-        ConfigError: the executor cannot reach the driver, or has another Python version.
+    The executor cannot reach the driver then, or has another Python version.
     """
     if UnreachableError.__name__ in error:
         raise ConfigError(reason_of(error))

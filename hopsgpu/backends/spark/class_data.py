@@ -31,11 +31,7 @@ _LOADED = {
 
 
 def main(url: str) -> int:
-    """Run typical work of applications on one core; return the JVM's exit code.
-
-    Args:
-        url: URL of a directory, which is written and then removed.
-    """
+    """Run typical work of applications on one core, with files at a URL; return the exit code."""
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 

@@ -39,11 +39,8 @@ class SubmittedApplication:
     """An application that is submitted to YARN, whose state is reported.
 
     Args:
-        manager: the ResourceManager.
         nodes: the NodeManagers, for the driver's log.
-        tag: unique tag of the application.
         say: receives lines for the person who waits.
-        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -147,10 +144,7 @@ class SubmittedApplication:
 
     @contextlib.contextmanager
     def end_on_error(self) -> Iterator[None]:
-        """End the application if this process leaves the context by an exception.
-
-        An application that has ended or was never accepted needs no action.
-        """
+        """End the application if this process leaves the context by an exception."""
         try:
             yield
         except BaseException:
@@ -210,7 +204,6 @@ def _where(state: ApplicationState) -> str:
 
 
 def _gist(text: str) -> str:
-    """Return a text without the parts that change with each heartbeat of a node."""
     return _CHANGING_PARTS.sub("", text)
 
 

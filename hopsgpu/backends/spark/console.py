@@ -22,9 +22,6 @@ def gateway(conf: SparkConf) -> Any:
 
     Return None if a JVM already exists, or if no live display is possible. PySpark then starts the
     JVM, and Spark's log goes to stderr directly.
-
-    Args:
-        conf: configuration with which PySpark itself would start the JVM.
     """
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway

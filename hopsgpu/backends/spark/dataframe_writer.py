@@ -35,7 +35,6 @@ class WriteProgress:
 
     Attributes:
         ended: number of planned tasks that have ended.
-        running: number of running tasks.
         tasks: number of tasks that Spark has planned so far.
     """
 
@@ -127,13 +126,9 @@ def write_frame(
     Columns of Spark ML's vectors are written as lists of float64.
 
     Args:
-        application: application that writes, with the session's own resource profile.
-        frame: the DataFrame, checked by `check_data`.
         url: URL of a directory that does not exist.
         label: name of the DataFrame in error messages.
         tag: unique tag of the Spark job.
-        cancelled: event that cancels the write.
-        report: receives the progress each second.
 
     Raises:
         ConfigError: Spark cannot write the DataFrame as Parquet.

@@ -56,11 +56,10 @@ _MAX_FAILED = 3
 
 
 class YarnElasticAllocator(ElasticJobAllocator):
-    """The `ElasticAllocator` on YARN; `yarn_allocator` provides it.
+    """Acquires and releases executors on YARN one by one; `yarn_allocator` provides it.
 
     Three threads work for it. The first requests executors, in the queue of gangs. The second
-    confirms releases, and kills executors that no job needs. The third renews the offer to waiting
-    gangs.
+    confirms releases, and kills idle executors. The third renews the offer to waiting gangs.
     """
 
     def __init__(self, request: Request, executors: Executors) -> None:
@@ -134,8 +133,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             if where := self._poll_waiting():
                 self._pending.report(where)
 
-    def on_wait(self, why: str) -> None:
-        """Record why executors have not arrived, for `WaitWatcher`."""
+    def _on_wait(self, why: str) -> None:
         with self._changed:
             self.why = why
         self._poll_waiting()
@@ -166,11 +164,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
         return ""
 
     def _poll_yarn(self) -> tuple[int, str]:
-        """Return how many executors YARN has not granted, and where the missing ones are.
-
-        Raises:
-            HopsGpuError: the ResourceManager does not answer.
-        """
+        """Return how many executors YARN has not granted, and where the missing ones are."""
         self._next_poll = time.monotonic() + _JOBS_SECONDS
         held = self._executors.held_containers().containers
         with self._changed:
@@ -233,12 +227,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
                 self._pending.expect_exit(self._executors.held_containers().containers)
 
     def _drop_ended(self) -> None:
-        """Drop the jobs that were not cancelled and have ended.
-
-        Raises:
-            ConfigError: an executor cannot reach the driver, or has another Python version.
-            HopsGpuError: several jobs have failed in a row, and no executor arrived in between.
-        """
+        """Drop the jobs that were not cancelled and have ended."""
         with self._changed:
             ended = [job for job in self._jobs_by_tag.values() if job.ended.is_set()]
             for job in ended:
@@ -263,7 +252,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             asked = self.request.of_executors(at_once)
             # The time limit holds only while the caller cannot work.
             asked = asked if self._is_first_request else asked.within(None)
-            watcher = WaitWatcher(self.request.watcher, self)
+            watcher = WaitWatcher(self.request.watcher, self._on_wait)
             request = replace(asked, cancelled=self._leave_queue, watcher=watcher)
             clock = self._pending.new_clock(request, time.monotonic())
             is_growth = not self._is_first_request
@@ -276,7 +265,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
 
     def _request_in_turn(self, queued: QueuedGang, clock: AcquisitionClock, count: int) -> None:
-        """Request `count` executors until YARN has granted all, or grants none for 30 s."""
+        """Request executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
         started = [self._start(queued) for _ in range(count)]
         with self._changed:
@@ -360,7 +349,6 @@ class YarnElasticAllocator(ElasticJobAllocator):
             )
 
     def _confirm_gone(self) -> None:
-        """Kill idle executors, and record which containers have ended."""
         if not self._kill_idle():
             with self._changed:
                 if time.monotonic() < self._released_at + _ENDING_SECONDS:
@@ -384,12 +372,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             return True
 
     def _kill_surplus(self) -> None:
-        """Kill the executors that no job needs.
-
-        If Spark changes its request while YARN answers it, as after the loss of an executor, YARN
-        grants both, and Spark may start all of them. The surplus would keep GPUs until Spark's idle
-        timeout.
-        """
+        """Kill the executors that no job needs; see `PlaceholderAcquisition._kill_surplus`."""
         with self._start_lock:
             with self._changed:
                 live, waits = len(self._jobs_by_tag), bool(self._waiting_jobs())
@@ -453,7 +436,6 @@ class YarnElasticAllocator(ElasticJobAllocator):
         )
 
     def _renew_offer(self, offer: StandingOffer, offered: int, giving: int) -> int:
-        """Renew or withdraw the offer; return how many of its executors waiting gangs need."""
         if not offered:
             offer.withdraw()
             return 0
@@ -466,7 +448,6 @@ class YarnElasticAllocator(ElasticJobAllocator):
         return needed
 
     def release(self) -> bool:
-        """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._is_closed = True
             self._offer_changed.set()

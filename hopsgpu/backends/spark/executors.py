@@ -17,10 +17,13 @@ from hopsgpu.backends.gang_allocation import Releasable
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
-from hopsgpu.backends.spark.control_server import control_channel
 from hopsgpu.backends.spark.jvm import wait_until
+from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
-from hopsgpu.control.server import ControlServer
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.control.tls import is_network_encrypted
+from hopsgpu.core.own_log import level
+from hopsgpu.linux import allow_descriptors
 from hopsgpu.units import count_of
 from hopsgpu.yarn.resource_manager import PriorityContainers
 
@@ -35,9 +38,6 @@ class Executors:
     """The executors of one resource profile, which only one allocator uses.
 
     Attributes:
-        application: the Spark application.
-        profile: the resource profile.
-        server: the control channel.
         driver: what an executor needs to connect to the control channel.
     """
 
@@ -59,12 +59,9 @@ class Executors:
         """Return a Spark job on these executors, which is not started.
 
         Args:
-            request: the request that the job serves.
             role: role of the tasks, a noun.
-            tasks: number of tasks.
             hosts: preferred host of each task; empty for none.
             task_for: returns the function of the tasks, given what a task needs to connect.
-            is_barrier: whether all tasks start together.
         """
         tag = f"hopsgpu-{request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
         return GangJob(
@@ -79,11 +76,7 @@ class Executors:
         )
 
     def refuse_hopeless(self, jobs: Iterable[GangJob]) -> None:
-        """Raise the error of a failed task of these jobs if a retry by Spark cannot fix it.
-
-        Raises:
-            ConfigError: as for `barrier_job.refuse_hopeless`.
-        """
+        """Raise the error of a failed task of these jobs if a retry by Spark cannot fix it."""
         for job in jobs:
             for error in self.application.jvm.task_failures(job.tag):
                 refuse_hopeless(error)
@@ -116,7 +109,6 @@ class Executors:
 
         Args:
             executors: number of executors that the tasks need, including the present ones.
-            cancelled: event that ends the wait.
         """
 
         def is_requested() -> bool:
@@ -159,11 +151,7 @@ class Executors:
             log.info("killed executors end with the heartbeats of their nodes: %s", why)
 
     def held_containers(self) -> PriorityContainers:
-        """Return the containers of these executors, as the ResourceManager shows them.
-
-        Raises:
-            HopsGpuError: the ResourceManager does not answer.
-        """
+        """Return the containers of these executors, as the ResourceManager shows them."""
         return self.application.manager.held_containers(self.application.id, self.profile.id)
 
 
@@ -176,15 +164,10 @@ def yarn_allocator(
 ) -> Iterator[_Allocator]:
     """Provide an allocator on YARN; release all its executors on every path.
 
-    Args:
-        kind: the class of the allocator.
-        application: Spark application of the executors.
-        request: the request of the launch or the search.
-
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    with control_channel(application, request.plan.executors) as (server, driver):
+    with _control_channel(application, request.plan.executors) as (server, driver):
         profile = application.profiles.check_out(request.plan.shape)
         allocator = kind(request, Executors(application, profile, server, driver))
         try:
@@ -192,3 +175,22 @@ def yarn_allocator(
         finally:
             if allocator.release():
                 application.profiles.check_in(request.plan.shape, profile)
+
+
+@contextlib.contextmanager
+def _control_channel(
+    application: Application, executors: int
+) -> Iterator[tuple[ControlServer, DriverEndpoint]]:
+    """Serve a control channel with its own secret; also yield what executors need to connect."""
+    allow_descriptors(executors)
+    secret, jvm = new_secret(), application.jvm
+    address = application.driver_address
+    bind = application.setting("spark.driver.bindAddress") or address
+    user = None if jvm.is_kerberized() else jvm.user()
+    heartbeat = application.heartbeat
+    encrypted = is_network_encrypted(application.setting)
+    with serve(secret, bind, application.ports, heartbeat=heartbeat, encrypted=encrypted) as server:
+        driver = DriverEndpoint(
+            address, server.port, secret, user, heartbeat=heartbeat, log=level()
+        )
+        yield server, replace(driver, certificate=server.certificate)

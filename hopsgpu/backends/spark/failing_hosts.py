@@ -19,13 +19,7 @@ class FailingHosts:
         self._ended: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
     def record_end(self, container: str, host: str, now: float) -> None:
-        """Record that a container has ended before its executor was ready.
-
-        Args:
-            container: ID of the container; a repeated ID counts once.
-            host: the container's node.
-            now: the clock's reading.
-        """
+        """Record that a container has ended too early; a repeated ID counts once."""
         with self._lock:
             self._ended[host].setdefault(container, now)
 

@@ -50,11 +50,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
 
 
 def check_credentials(application: Application, seconds: float | None) -> None:
-    """Check that the driver's ticket lasts while the gang may wait.
-
-    Raises:
-        ConfigError: there is no ticket, or it ends too early.
-    """
+    """Raise ConfigError if the driver's ticket does not last while the gang may wait."""
     setting = application.setting
     if application.jvm.is_kerberized() and not is_cluster_mode(setting):
         ensure_credentials(application.jvm.hadoop, setting, os.environ, seconds)
@@ -63,22 +59,12 @@ def check_credentials(application: Application, seconds: float | None) -> None:
 def check_with_exclusions(
     plan: LaunchPlan, application: Application, exclusions: Exclusions
 ) -> None:
-    """Check that the gang of a plan can be granted without the excluded nodes and GPUs.
-
-    Raises:
-        CapacityError: it can never be granted without them.
-        HopsGpuError: the ResourceManager does not answer.
-    """
     demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
     check_possible(demand, application.snapshot(0.0).limited_to(plan.hosts).excluding(exclusions))
 
 
 def _marker(gpu_type: str | None, application: Application) -> str | None:
-    """Return the YARN resource that marks nodes with GPUs of a type, or None.
-
-    Raises:
-        ConfigError: YARN's configuration here does not define it.
-    """
+    """Return the YARN resource that marks nodes with GPUs of a type, or None."""
     marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
     if marker is not None and not application.jvm.has_resource(marker):
         raise ConfigError(
@@ -92,11 +78,7 @@ def _marker(gpu_type: str | None, application: Application) -> str | None:
 def _hosts(
     gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
 ) -> frozenset[str] | None:
-    """Return the nodes that have GPUs of a type; None if any node is usable.
-
-    Raises:
-        ConfigError: no node has GPUs of the type, or none has the marker.
-    """
+    """Return the nodes that have GPUs of a type; None if any node is usable."""
     if gpu_type is None:
         return None
     nodes = {node.id: node for node in snapshot.running if node.total.gpus}

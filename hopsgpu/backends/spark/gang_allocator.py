@@ -1,7 +1,7 @@
 """Acquisition of a gang on YARN: all of its executors and their GPUs, or none.
 
 docs/how-it-works.md explains the order of the steps. Only this module changes the flag of dynamic
-allocation (by `Jvm.barriers_allowed`), and only to submit a barrier job.
+allocation, and only to submit a barrier job.
 """
 
 from __future__ import annotations
@@ -50,11 +50,7 @@ _STUCK_SECONDS = 5.0
 
 
 class YarnGangAllocator(GangAllocator):
-    """The owner of a gang's executors on YARN; `yarn_allocator` provides it.
-
-    Placeholders acquire executors, agents replace the placeholders, and the executors are released
-    at the end.
-    """
+    """Acquires executors by placeholders, which agents replace; `yarn_allocator` provides it."""
 
     def __init__(self, request: Request, executors: Executors) -> None:
         super().__init__(request)
@@ -98,7 +94,6 @@ class YarnGangAllocator(GangAllocator):
         return release_executors(self._executors, self._jobs, is_whole=is_whole)
 
     def _back_off(self, attempts: int, clock: AcquisitionClock) -> None:
-        """Wait so that other gangs go first, after a partial allocation was released."""
         deadline = time.monotonic() + backoff_seconds(attempts, random.random())  # noqa: S311
         log.info(
             "%s: has released %d partial allocations, and asks again in %.1f s",
@@ -322,7 +317,6 @@ class YarnGangAllocator(GangAllocator):
         """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.
 
         Args:
-            job: the barrier job.
             placeholders: keys of the placeholders, whose last events may still arrive.
         """
         agents: dict[int, GangExecutor] = {}
@@ -342,6 +336,5 @@ class YarnGangAllocator(GangAllocator):
         return agents
 
     def release(self) -> bool:
-        """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
         self.request.watcher.state(GangState.RELEASING, ())
         return report(self._release_all(), self.request.watcher)

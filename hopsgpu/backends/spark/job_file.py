@@ -44,8 +44,6 @@ def job_file(script: Path, arguments: Sequence[str], *, has_source: bool) -> tup
     """Return the name of the file, which depends on the content, and the content.
 
     Args:
-        script: a Python file of this machine.
-        arguments: its arguments.
         has_source: whether the file contains the script, for the working directory of a container
             (cluster mode); else the script runs where it is.
 

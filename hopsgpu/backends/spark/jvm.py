@@ -67,9 +67,6 @@ class Jvm:
         """Return the text that a record shows for an error that ended a run.
 
         For an error that is not hopsgpu's, the text names the type, and says if the JVM has ended.
-
-        Args:
-            error: the error that ended the run.
         """
         if isinstance(error, HopsGpuError):
             return str(error)
@@ -78,11 +75,7 @@ class Jvm:
         return f"{ended} ({words})" if ended else words
 
     def ended_by(self, error: BaseException) -> str:
-        """Return that the JVM has ended, if that explains an error of a call into it; else "".
-
-        Args:
-            error: error of the call. If the JVM has ended, it only mentions a connection.
-        """
+        """Return that the JVM has ended, if that explains an error of a call into it; else ""."""
         # A Java exception proves that the JVM answered.
         is_connection_error = isinstance(error, OSError | Py4JError) and not isinstance(
             error, Py4JJavaError
@@ -94,7 +87,6 @@ class Jvm:
         return ""
 
     def _has_ended(self) -> bool:
-        """Return whether the port of the JVM's gateway refuses connections."""
         gateway = self._context._gateway
         if gateway is None:
             return False
@@ -135,27 +127,26 @@ class Jvm:
         return bool(utils.getResourceTypes().containsKey(name))
 
     def user(self) -> str:
-        """Return the submitting user's short name, as HDFS and YARN know it."""
-        information = self._class("org.apache.hadoop.security.UserGroupInformation")
-        return str(information.getCurrentUser().getShortUserName())
+        """Return the submitter's short name, as HDFS and YARN know it."""
+        return str(self._login().getCurrentUser().getShortUserName())
 
     def proxied_user(self) -> str | None:
         """Return the user for whom another one's credentials act; None if they are this user's."""
-        information = self._class("org.apache.hadoop.security.UserGroupInformation")
-        user = information.getCurrentUser()
+        user = self._login().getCurrentUser()
         return None if user.getRealUser() is None else str(user.getShortUserName())
 
     def hadoop_version(self) -> str:
         return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())
 
     def is_kerberized(self) -> bool:
-        information = self._class("org.apache.hadoop.security.UserGroupInformation")
-        return bool(information.isSecurityEnabled())
+        return bool(self._login().isSecurityEnabled())
+
+    def _login(self) -> Any:
+        return self._class("org.apache.hadoop.security.UserGroupInformation")
 
     def hdfs_tokens(self) -> bytes:
         """Return the submitter's HDFS delegation tokens as a Hadoop token file; b"" without any."""
-        information = self._class("org.apache.hadoop.security.UserGroupInformation")
-        return self._hdfs_part(information.getCurrentUser().getCredentials())
+        return self._hdfs_part(self._login().getCurrentUser().getCredentials())
 
     def seconds_to_new_tokens(self) -> float | None:
         """Return in how many seconds Spark will get new HDFS tokens; None without a plan."""
@@ -189,7 +180,6 @@ class Jvm:
         plan.invoke(manager, arguments)
 
     def _planned_tokens(self, manager: Any) -> list[Any]:
-        """Return the waiting tasks with which Spark will get new tokens."""
         executor = self._private(manager, "renewalExecutor")
         waiting = () if executor is None else executor.getQueue().toArray()
         # A periodic task renews the Kerberos ticket.
@@ -236,25 +226,20 @@ class Jvm:
 
     def registered_executors(self, profile: int) -> tuple[str, ...]:
         backend = self._backend()
-        ids = backend.getExecutorIds()
-        registered = []
-        for index in range(ids.size()):
-            executor = ids.apply(index)
-            if backend.getExecutorResourceProfileId(executor) == profile:
-                registered.append(str(executor))
-        return tuple(registered)
+        return tuple(
+            str(executor)
+            for executor in _elements(backend.getExecutorIds())
+            if backend.getExecutorResourceProfileId(executor) == profile
+        )
 
     def executors_on(self, profile: int, host: str) -> tuple[str, ...]:
         """Return the IDs of the executors of a resource profile on a host, the oldest first."""
-        listed = self._scala.statusStore().executorList(True)
-        registered = []
-        for index in range(listed.size()):
-            executor = listed.apply(index)
-            if (
-                executor.resourceProfileId() == profile
-                and str(executor.hostPort()).rpartition(":")[0] == host
-            ):
-                registered.append(str(executor.id()))
+        registered = (
+            str(executor.id())
+            for executor in _elements(self._scala.statusStore().executorList(True))
+            if executor.resourceProfileId() == profile
+            and str(executor.hostPort()).rpartition(":")[0] == host
+        )
         return tuple(sorted(registered, key=int))
 
     def busy_executors(self, profile: int) -> tuple[str, ...]:
@@ -266,21 +251,22 @@ class Jvm:
         return tuple(e for e, tasks in counts if tasks.isDefined() and tasks.get())
 
     def empty_partitions(self, count: int) -> Any:
-        """Return a Java RDD of so many partitions without elements."""
         return self._context._jsc.parallelize(self._class("java.util.ArrayList")(), count)
 
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
         """Return a Java RDD of the numbers from 0, one per partition, with its preferred hosts."""
-        to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
         pair = self._class("scala.Tuple2")
         rows = [
-            pair(bytearray(pickle.dumps(number)), to_seq(list(preferred)))
+            pair(bytearray(pickle.dumps(number)), self._seq(preferred))
             for number, preferred in enumerate(hosts)
         ]
         kind = self._class("scala.reflect.ClassTag").apply(
             self._class("java.lang.Class").forName("[B")
         )
-        return self._scala.makeRDD(to_seq(rows), kind).toJavaRDD()
+        return self._scala.makeRDD(self._seq(rows), kind).toJavaRDD()
+
+    def _seq(self, values: Iterable[Any]) -> Any:
+        return self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(values))
 
     def target(self, profile: int) -> int:
         """Return how many executors Spark's allocation manager wants for a profile now."""
@@ -296,16 +282,11 @@ class Jvm:
 
         By default, the manager waits for a second, and requests 1, 2, 4, … more, a second apart;
         meanwhile the first executors hold GPUs in vain. This call enlarges its next step. The step
-        runs now if the manager knows of all tasks that need the executors. Otherwise it runs at its
-        own time: a step that finds fewer tasks would request fewer, the next step would request
-        again, and YARN would grant too many, on hosts that no task prefers.
+        runs now if the manager knows of all tasks that need the executors. Otherwise the step runs
+        at its own time. A step that finds fewer tasks would request fewer, and the next step would
+        request again: YARN would grant too many, on hosts that no task prefers.
 
-        Args:
-            profile: ID of the resource profile.
-            executors: number of executors that the tasks need, including the present ones.
-
-        Raises:
-            LookupError: this Spark has no such members.
+        `executors` includes the present ones. LookupError: this Spark has no such members.
         """
         option = self._scala.executorAllocationManager()
         if option.isEmpty():
@@ -347,8 +328,7 @@ class Jvm:
 
     def kill(self, executors: Iterable[str]) -> None:
         """Kill executors, busy or not, without changing the target."""
-        seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(executors))
-        self._backend().killExecutors(seq, False, False, True)
+        self._backend().killExecutors(self._seq(executors), False, False, True)
 
     def shut_down(self, executors: Iterable[str]) -> None:
         """Make Spark's driver forget executors, and send them StopExecutor.
@@ -376,8 +356,7 @@ class Jvm:
 
     def end_containers(self, executors: Iterable[str]) -> None:
         """Make the application master end the containers of executors given up by Spark."""
-        seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(list(executors))
-        self._backend().doKillExecutors(seq)
+        self._backend().doKillExecutors(self._seq(executors))
 
     def cancel(self, tag: str) -> None:
         """Cancel the jobs with a tag, even while Spark retries its check for free slots."""
@@ -407,27 +386,20 @@ class Jvm:
 
     def task_failures(self, group: str) -> tuple[str, ...]:
         """Return the errors of a group's failed tasks, which Spark may retry."""
-        failures = []
-        for stage in self._stages(group):
-            if stage.numFailedTasks:
-                store = self._scala.statusStore()
-                tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MAX_TASKS)
-                errors = (tasks.apply(index).errorMessage() for index in range(tasks.size()))
-                failures += [str(error.get()) for error in errors if error.isDefined()]
-        return tuple(failures)
+        failed = (stage for stage in self._stages(group) if stage.numFailedTasks)
+        errors = (task.errorMessage() for stage in failed for task in self._tasks(stage))
+        return tuple(str(error.get()) for error in errors if error.isDefined())
 
     def running_on(self, group: str) -> tuple[str, ...]:
         """Return the IDs of the executors that run tasks of a group, according to Spark."""
-        executors = []
+        tasks = (task for stage in self._stages(group) for task in self._tasks(stage))
+        return tuple(str(task.executorId()) for task in tasks if task.status() == "RUNNING")
+
+    def _tasks(self, stage: SparkStageInfo) -> Iterator[Any]:
         store = self._scala.statusStore()
-        for stage in self._stages(group):
-            listed = store.taskList(stage.stageId, stage.currentAttemptId, _MAX_TASKS)
-            tasks = (listed.apply(index) for index in range(listed.size()))
-            executors += [str(task.executorId()) for task in tasks if task.status() == "RUNNING"]
-        return tuple(executors)
+        return _elements(store.taskList(stage.stageId, stage.currentAttemptId, _MAX_TASKS))
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
-        """Return what Spark's tracker reports about the stages of a group's jobs."""
         tracker = self._context.statusTracker()
         infos = [
             tracker.getStageInfo(stage)
@@ -438,19 +410,15 @@ class Jvm:
         return [info for info in infos if info is not None]
 
     def without_resource_warning(self) -> contextlib.AbstractContextManager[None]:
-        """Suppress Spark's warning that no executor has arrived, while inside the context.
+        """Suppress Spark's warning that no executor has arrived, while hopsgpu explains the wait.
 
-        Use this for waits that hopsgpu itself explains. Spark's message refers to a cluster's page
-        and workers. It is suppressed for other waiting jobs, too.
+        The warning refers to a cluster's page and workers. It is suppressed for other jobs, too.
         """
         scheduler = str(self._scheduler().getClass().getName())
         return suppressed(self._context._jvm, scheduler, _NO_RESOURCES)
 
     def without_stage_refusal(self) -> contextlib.AbstractContextManager[None]:
-        """Suppress Spark's warning that it refuses a stage, while inside the context.
-
-        The caller of the refused job gets the error all the same.
-        """
+        """Suppress Spark's warning that it refuses a stage; the caller gets the error anyway."""
         return suppressed(self._context._jvm, _DAG_SCHEDULER, _STAGE_REFUSED)
 
     @contextlib.contextmanager
@@ -467,6 +435,11 @@ class Jvm:
                 yield
             finally:
                 conf.set(_DYNAMIC, before)
+
+
+def _elements(seq: Any) -> Iterator[Any]:
+    """Yield the elements of a Scala Seq."""
+    return (seq.apply(index) for index in range(seq.size()))
 
 
 def _check_running(part: Any) -> Any:

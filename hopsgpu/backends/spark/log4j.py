@@ -15,8 +15,6 @@ def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
     If Spark does not log with Log4j 2, nothing changes.
 
     Args:
-        jvm: PySpark's view of the JVM.
-        logger: name of the logger of these messages.
         messages: prefixes of the messages.
     """
     # Import it only here: py4j may belong to a cluster's own Spark, which a session finds first.

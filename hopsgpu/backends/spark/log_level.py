@@ -23,11 +23,6 @@ def quiet(properties: Mapping[str, str], environ: Mapping[str, str], home: Path)
 
     spark-submit would log at INFO, 260 lines for a job of one stage; a driver in `python script.py`
     logs at WARN by Spark's default.
-
-    Args:
-        properties: properties of the application.
-        environ: environment of spark-submit.
-        home: Spark's home directory.
     """
     conf = Path(environ.get("SPARK_CONF_DIR") or home / "conf")
     has_own = (

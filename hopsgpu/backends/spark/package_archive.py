@@ -97,12 +97,7 @@ def _is_imported_on_nodes(package: str) -> bool:
 
 
 def _bytecode(name: str, source: Path) -> bytes:
-    """Return a .pyc file that Python uses without a check of the source's time (PEP 552).
-
-    Args:
-        name: name of the source in the archive, which tracebacks show.
-        source: the source, which Python compiles if it has no bytecode.
-    """
+    """Return a source's bytecode; tracebacks show the name of the source in the archive."""
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None, "it has a source"
     return unchecked_pyc(_rename_code(code, name))

@@ -45,17 +45,13 @@ class PlaceholderAcquisition:
     """The wait until each executor of a gang has a connected placeholder.
 
     Args:
-        request: the request.
-        executors: the executors of the gang's resource profile.
-        start: starts a job of a number of placeholders.
-        clock: time limit of the acquisition.
-        turn: the turn in which the gang asks YARN.
+        start: starts a job of so many placeholders.
 
     Attributes:
         jobs: all jobs of placeholders that were started.
         max_granted: largest number of executors that YARN had granted at a time.
-        parked: executors that get no rank, by the peer number of their placeholders. They are
-            kept so that YARN does not grant them again.
+        parked: executors that get no rank, by their peer number. They are kept so that YARN does
+            not grant them again.
     """
 
     def __init__(
@@ -99,12 +95,6 @@ class PlaceholderAcquisition:
         """Return the containers by peer number, or None if the turn ends without the whole gang.
 
         The turn ends without the gang if YARN granted only a part, or another gang took the turn.
-
-        Raises:
-            GangTimeout, Cancelled: as for `AcquisitionClock.check`.
-            ConfigError: an executor cannot reach the driver, or lacks what ranks need.
-            DiscoveryError: an executor does not have the requested GPUs.
-            HopsGpuError: the placeholder job failed.
         """
         # Report the wait now, before the first grant, so that the state leaves PREPARING.
         self._clock.report((), self._why())
@@ -207,9 +197,8 @@ class PlaceholderAcquisition:
     def _kill_surplus(self) -> None:
         """Kill the executors that no task needs.
 
-        If Spark changes its request while YARN answers it, as after the loss of an executor, YARN
-        grants both, and Spark may start all of them. The gang would wait for the surplus executors
-        until Spark's idle timeout ends them.
+        If Spark changes its request while YARN answers it, YARN grants both, and Spark may start
+        all of them. The gang would wait for the surplus until Spark's idle timeout ends it.
         """
         tasks = self._task_count()
         # While a task waits, or Spark wants more, another executor would replace a killed one.

@@ -64,10 +64,6 @@ class PysparkArchives:
     def of(cls, home: Path, cache: Path) -> PysparkArchives:
         """Return the copies of a Spark's zips, whether they exist or not.
 
-        Args:
-            home: the Spark's directory (SPARK_HOME).
-            cache: directory of all copies.
-
         Raises:
             OSError: Spark's zips are missing.
         """

@@ -64,14 +64,7 @@ class QueuedGang:
 
     @contextlib.contextmanager
     def hold_turn(self, arrived: int) -> Iterator[None]:
-        """Wait for the gang's turn; hold it while inside, or until YARN has granted all executors.
-
-        Args:
-            arrived: number of the gang's executors that have already arrived.
-
-        Raises:
-            GangTimeout, Cancelled: as for `AcquisitionClock.check`.
-        """
+        """Wait for the gang's turn; hold it while inside, or until YARN has granted everything."""
         began, self._has_logged_grant = time.monotonic(), False
         self._next_poll = began
         while not self._take_turn(arrived):
@@ -96,7 +89,6 @@ class QueuedGang:
             self._give_back()
 
     def renew(self) -> bool:
-        """Renew the turn; return False if it had expired and another gang took it."""
         has_turn = True
 
         def renew(member: QueueMember) -> None:
@@ -107,18 +99,13 @@ class QueuedGang:
         return has_turn
 
     def end(self) -> None:
-        """End the turn: YARN has granted all executors, and they only have to start."""
         if not self._has_logged_grant:
             self._has_logged_grant = True
             log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
 
     def facts(self, held: int) -> GpuFacts:
-        """Return who holds the resources that the gang waits for, what is short, and what is free.
-
-        Args:
-            held: number of the gang's executors that YARN has granted.
-        """
+        """Return who holds what the gang waits for, what is short, and what is free."""
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
             missing = shortage(self._demand, snapshot, held)
@@ -131,8 +118,7 @@ class QueuedGang:
         """Return the best host for each executor; if empty, YARN chooses.
 
         Args:
-            executors: number of executors.
-            excluded_hosts: hosts that must not get any of them.
+            excluded_hosts: hosts that must not get an executor.
         """
         plan = self._request.plan
         yarn_chooses = plan.spec.placement is None and plan.hosts is None
@@ -157,12 +143,7 @@ class QueuedGang:
         return () if yarn_chooses else preferred_hosts(demand, snapshot)
 
     def count_fitting(self, least: int, most: int) -> int:
-        """Return how many of the requested executors seem to fit now.
-
-        Args:
-            least: number to request, whatever is free.
-            most: largest number to request.
-        """
+        """Return how many of `most` executors seem to fit now; at least `least`."""
         try:
             snapshot = self._snapshot(0.0)
         except HopsGpuError:  # the wait for the executors reports that YARN is silent
@@ -299,9 +280,6 @@ def queued_gang(
     """Provide a gang in the queue of gangs; leave the queue on every path.
 
     Args:
-        application: application in which the gang runs.
-        request: the request.
-        clock: time limit of the acquisition.
         is_growth: whether a running search or gang requests more executors; such a request is
             behind all gangs.
     """

@@ -41,19 +41,13 @@ def heartbeat_seconds(jvm: Jvm) -> float:
 
 @dataclass(frozen=True)
 class Release:
-    """The result of a release.
-
-    Attributes:
-        is_confirmed: whether the ResourceManager has confirmed the release.
-        problem: a warning for people, or None.
-    """
+    """The result of a release; `problem` is a warning for people."""
 
     is_confirmed: bool
     problem: str | None = None
 
 
 def report(release: Release, watcher: Watcher) -> bool:
-    """Report the release of all executors to the watcher; return whether it was confirmed."""
     if release.is_confirmed:
         watcher.mark("released")
     if release.problem is not None:
@@ -67,7 +61,6 @@ def release_executors(executors: Executors, jobs: Sequence[GangJob], *, is_whole
     If this Spark does not offer the direct kill, its idle timeout releases the executors.
 
     Args:
-        executors: the gang's executors.
         jobs: all jobs of the gang, ended or not.
         is_whole: whether the gang was whole; if not, YARN may still receive requests.
     """
@@ -99,11 +92,7 @@ def release_part(
     Spark allows this: a task of a barrier stage may succeed before the others.
 
     Args:
-        executors: the gang's executors.
-        job: the barrier job.
-        leaving: the containers to release.
         staying: number of executors that continue.
-        cancelled: event that ends the wait for the confirmation.
     """
     containers = {container.container_id for container in leaving}
     executors.server.disconnect([container.key for container in leaving])

@@ -44,7 +44,6 @@ class ProfilePool:
         self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)
 
     def check_out(self, shape: ExecutorShape) -> ResourceProfile:
-        """Return a profile of this shape that no other gang uses."""
         with self._lock:
             idle = self._idle[shape]
             return idle.pop() if idle else build_profile(shape)

@@ -175,12 +175,7 @@ def _check_versions(environ: Mapping[str, str]) -> None:
 
 
 def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return the master of a new application; None if spark-submit has set it.
-
-    Args:
-        requested: the user's settings.
-        environ: environment of this process.
-    """
+    """Return the master of a new application; None if spark-submit has set it."""
     if "spark.master" in requested:
         return requested["spark.master"]
     if "PYSPARK_GATEWAY_PORT" in environ:
@@ -319,9 +314,6 @@ def _end_application(tag: str) -> None:
 
     An application master that registers while its driver ends does not notice that end, and would
     run forever.
-
-    Args:
-        tag: the application's tag.
     """
     try:
         manager = _manager()
@@ -351,7 +343,6 @@ def _create_session(
     context, and the JVM accepts a new one.
 
     Args:
-        builder: makes the session.
         clear: removes the leftovers of a failed start.
     """
     from py4j.protocol import Py4JJavaError

@@ -74,9 +74,6 @@ SESSION_DEFAULTS: Mapping[str, str] = {
 def check_session(properties: Mapping[str, str]) -> None:
     """Check that an application with these settings can hold gangs.
 
-    Args:
-        properties: all properties that are set.
-
     Raises:
         ConfigError: a setting prevents gangs; the message names every such setting, its value and
             what to set.
@@ -107,10 +104,6 @@ def is_cluster_mode(setting: Callable[[str], str | None]) -> bool:
 
 def check_submitted(setting: Callable[[str], str | None], requested: Mapping[str, str]) -> None:
     """Check settings that a driver in YARN cannot change after the submission.
-
-    Args:
-        setting: returns a property's value as it was submitted, or None if it was not set.
-        requested: the settings that the driver requests.
 
     Raises:
         ConfigError: a setting comes too late; the message names what spark-submit should have
@@ -149,7 +142,6 @@ def check_python(executable: str, driver: str) -> None:
     """Check that the name of the executors' Python does not contradict the driver's minor version.
 
     Args:
-        executable: the Python that Spark starts on the nodes (PYSPARK_PYTHON).
         driver: minor version of the driver's Python, such as "3.11".
 
     Raises:
@@ -161,14 +153,7 @@ def check_python(executable: str, driver: str) -> None:
 
 
 def refuse_other_python(error: str) -> None:
-    """Raise if an error says that an executor's Python has another minor version.
-
-    Args:
-        error: error of a task or a job.
-
-    Raises:
-        ConfigError: the error says so.
-    """
+    """Raise ConfigError if an error says that an executor's Python has another minor version."""
     if (versions := other_python(error)) is not None:
         raise _other_python(*versions, "")
 

@@ -48,11 +48,7 @@ _EXPANDED = "which the shell that starts a container would change or execute"
 
 
 def shell_findings(properties: Mapping[str, str]) -> list[str]:
-    """Return the properties that a shell would change, each with a remedy.
-
-    Args:
-        properties: properties of the application.
-    """
+    """Return the properties that a shell would change, each with a remedy."""
     # YARN's shells do not get the properties of a driver on this machine.
     is_client_mode = properties.get("spark.submit.deployMode") != "cluster"
     findings = []
@@ -80,9 +76,7 @@ def check_line(
 
     Args:
         line: the arguments of spark-submit.
-        properties: properties of the application.
         arguments: the script's arguments that Spark writes into a command line of YARN.
-        environ: the environment of spark-submit.
 
     Raises:
         ConfigError: something would change; the message names it.

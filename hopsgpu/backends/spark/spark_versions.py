@@ -30,11 +30,7 @@ _FAILURES = "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures"
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """Return the major and minor version in a version of Spark or Python, as "3.5.4.7.1".
-
-    Raises:
-        ValueError: the text does not begin with two numbers.
-    """
+    """Return the major and minor version in a version of Spark or Python, as "3.5.4.7.1"."""
     match = re.match(r"(\d+)\.(\d+)", version)
     if match is None:
         raise ValueError(f"{version!r} is not a version: must be two numbers, as in 3.5")
@@ -50,12 +46,7 @@ class Problem:
 
 
 def version_problem(version: str, where: str) -> Problem | None:
-    """Return why hopsgpu does not support a version of Spark; None if it does.
-
-    Args:
-        version: the version.
-        where: the place of that Spark, for the message.
-    """
+    """Return why hopsgpu does not support a version of Spark; None if it does."""
     release, what = release_of(version), f"{where} is Spark {version}, and {_SUPPORTED}"
     if release < _OLDEST:
         return Problem(
@@ -72,8 +63,6 @@ def pyspark_problem(pyspark: str, file: str, spark: str | None, where: str) -> P
     Patch releases of one minor version are compatible.
 
     Args:
-        pyspark: version of PySpark.
-        file: place of PySpark.
         spark: version of Spark's jars; None if it is unknown.
         where: place of the jars, such as "SPARK_HOME=/usr/lib/spark".
     """
@@ -94,11 +83,6 @@ def _of_apache(version: str) -> str:
 
 
 def refuse(problem: Problem | None) -> None:
-    """Raise if there is a problem.
-
-    Raises:
-        ConfigError: there is one.
-    """
     if problem is not None:
         raise ConfigError(f"{problem.what}: {problem.fix}")
 
@@ -109,13 +93,7 @@ def java_versions(spark: str) -> tuple[int, ...]:
 
 
 def java_problem(spark: str, java: int | None, where: str) -> Problem | None:
-    """Return why a version of Spark does not run on a Java; None if it does, or may.
-
-    Args:
-        spark: version of Spark.
-        java: major version of Java; None if it is unknown.
-        where: place of that Java, and which setting names it.
-    """
+    """Return why a version of Spark does not run on a Java; None if it does, or may."""
     wanted = java_versions(spark)
     if java is None or java >= wanted[0]:
         return None
@@ -141,10 +119,6 @@ def driver_memory_overhead(spark: str, properties: Mapping[str, str]) -> dict[st
 
     Spark 4 has a property for the minimum, which is in `SESSION_DEFAULTS`. Spark 3.5 ignores that
     property and adds 10 % or 384 MiB, so the overhead is computed here unless the user has set it.
-
-    Args:
-        spark: version of Spark.
-        properties: properties of the application.
     """
     if release_of(spark) >= (4, 0) or _OVERHEAD in properties:
         return {}
@@ -173,9 +147,6 @@ def other_python(error: str) -> tuple[str, str] | None:
 
     Spark 4 says "has different version: 3.10 than that in driver: 3.11,", and Spark 3.5 "has
     different version (3, 10) than that in driver 3.11,".
-
-    Args:
-        error: error of a task or a job.
     """
     match = re.search(
         r"different version:? \(?(\d+)[.,] ?(\d+)\)? than that in driver:? (\d+\.\d+),", error
@@ -188,10 +159,6 @@ def slot_check_warning(spark: str, setting: Callable[[str], str | None]) -> str 
 
     Spark 3.5 does not cancel a barrier job that waits for free slots. The job ends after its
     retries, by default after 10 minutes.
-
-    Args:
-        spark: version of Spark.
-        setting: returns a property's value, or None if it is not set.
     """
     if release_of(spark) >= (4, 0):
         return None
@@ -230,9 +197,6 @@ def java_version(home: Path) -> str:
 
 def java_here(environ: Mapping[str, str]) -> tuple[int | None, str]:
     """Return the major version of the Java that Spark's scripts start, without starting it.
-
-    Args:
-        environ: environment with JAVA_HOME or PATH.
 
     Returns:
         The version, None if it is unknown; and where it was found, for messages.

@@ -58,12 +58,10 @@ class Shipped:
     """The files that an application ships, of hopsgpu and of the user.
 
     Attributes:
-        scripts: the archive of the discovery script.
-        package: the zip of hopsgpu.
-        modules: the zip of the modules beside the user's script, as `pack_modules` returns them;
-            None if there are none.
-        job: the file that spark-submit runs in place of the user's script, as `job_file` creates
-            it; None if the script is not a Python file of this machine.
+        modules: zip of the modules beside the user's script, as `pack_modules` returns them; None
+            if there are none.
+        job: what spark-submit runs in place of the user's script, as `job_file` creates it; None if
+            the script is not a Python file of this machine.
     """
 
     scripts: Path
@@ -85,10 +83,7 @@ def pack(
     after their last use.
 
     Args:
-        directory: target directory; created if missing.
         markers: YARN resources that mark nodes.
-        modules: zip of the user's modules, b"" for none.
-        job: name and content, as `job_file` returns them, or None.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -155,8 +150,6 @@ def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) 
     """Write the files that a script ships, and print a warning if they are incomplete.
 
     Args:
-        directory: target directory.
-        properties: properties of the application.
         script: empty, or the script and its arguments.
 
     Raises:
@@ -191,8 +184,6 @@ def submit_arguments(
 
     Args:
         arguments: the user's arguments: options, script, and the script's arguments.
-        defaults: the properties of spark-defaults.conf.
-        shipped: the files to ship.
 
     Raises:
         ConfigError: an argument would not reach the application unchanged.
@@ -243,12 +234,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[tuple[str, ...]], list
 def all_properties(
     options: Sequence[tuple[str, ...]], defaults: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the properties that an application receives.
-
-    Args:
-        options: options of spark-submit, as `split_options` returns them.
-        defaults: properties of spark-defaults.conf.
-    """
+    """Return the properties that an application receives by these options of spark-submit."""
     values = {}
     for name, *value in options:
         option, _, inside = name.partition("=")

@@ -37,14 +37,12 @@ class SubmitJob:
 
     Attributes:
         script: a Python file of this machine.
-        arguments: arguments of the script.
-        deploy_mode: "client" or "cluster"; None for the mode of `conf` or spark-defaults.conf.
-        queue: YARN's queue; None for the queue of `conf` or spark-defaults.conf.
+        deploy_mode: "client" or "cluster"; None for the mode of `conf` or spark-defaults.conf. The
+            same holds for `queue`.
         name: name of the application; None for the script's name.
-        conf: more Spark properties.
         is_detached: whether the application outlives the command, which only cluster mode allows.
-        tag: tag that identifies the application in YARN. In cluster mode, spark-submit then does
-            not wait for its end.
+        tag: identifies the application in YARN. In cluster mode, spark-submit then does not wait
+            for its end.
     """
 
     script: str
@@ -62,8 +60,6 @@ class SubmitPlan:
     """A plan of how to submit a job.
 
     Attributes:
-        mode: "client" or "cluster".
-        queue: YARN's queue.
         properties: properties that the application will have, except for shipped files.
         arguments: the arguments of spark-submit, without those that a gang needs.
     """
@@ -80,8 +76,6 @@ def plan_submission(
     """Return the plan of how to submit a job.
 
     Args:
-        job: the job.
-        defaults: the properties of spark-defaults.conf.
         environ: environment, with PYSPARK_PYTHON if the executors' Python is not this one.
         python: path of this Python, which has hopsgpu and is the driver's in client mode.
 

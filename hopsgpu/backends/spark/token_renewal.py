@@ -68,12 +68,7 @@ def _mend_plan(jvm: Jvm, life: Lifetime) -> None:
 
 
 def expiry_warnings(jvm: Jvm, setting: Callable[[str], str | None]) -> tuple[str, ...]:
-    """Return a warning with the time at which ranks lose HDFS, if their tokens are not replaced.
-
-    Args:
-        jvm: the application's JVM.
-        setting: returns a property of the application, or None.
-    """
+    """Return a warning with the time at which ranks lose HDFS, if their tokens are not replaced."""
     life = lifetime(read_tokens(jvm))
     if life is None:
         return ()
@@ -102,10 +97,7 @@ class TokenSender:
 
     Args:
         allocation: the gang.
-        run_id: ID of the run.
         warn: called with each problem, for people.
-        clock: returns the time in seconds.
-        environment: environment of the driver.
     """
 
     def __init__(

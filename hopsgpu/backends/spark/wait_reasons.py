@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request, Watcher
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
@@ -13,11 +12,7 @@ from hopsgpu.core.gang import GangState, backoff_seconds, is_failing_repeatedly
 
 
 class EndedContainers:
-    """The containers that YARN granted and that have ended unexpectedly.
-
-    Args:
-        failing: records the hosts of these containers.
-    """
+    """The containers that YARN granted and that have ended unexpectedly."""
 
     def __init__(self, failing: FailingHosts) -> None:
         self._failing = failing
@@ -40,7 +35,6 @@ class EndedContainers:
         Spark's application master releases the surplus before anything starts in it.
 
         Args:
-            held: the containers that YARN shows now, with their hosts.
             requested: number of containers that exist or were requested.
             arrived: IDs of the containers whose executors have ever arrived.
         """
@@ -58,11 +52,7 @@ class EndedContainers:
         self._seen, self._lost = set(), []
 
     def expect_exit(self, held: Collection[str] = ()) -> None:
-        """Expect the present containers to end, because hopsgpu itself releases them.
-
-        Args:
-            held: IDs of the containers that YARN shows now, besides those of the last update.
-        """
+        """Expect the present containers, and `held`, to end: hopsgpu itself releases them."""
         self._expected |= self._held.union(held)
 
     def with_exit_note(self, *parts: str) -> str:
@@ -91,11 +81,7 @@ class _NotingClock(AcquisitionClock):
 
 
 class PendingExecutors:
-    """The executors of a search or an elastic gang that were requested and have not arrived.
-
-    Args:
-        failing: records the hosts of executors that ended.
-    """
+    """The executors of a search or an elastic gang that were requested and have not arrived."""
 
     def __init__(self, failing: FailingHosts) -> None:
         self._seen: set[str] = set()
@@ -111,9 +97,8 @@ class PendingExecutors:
 
         Args:
             request: the request, with a timeout if its caller has too few executors. The time
-                starts with the first request, even if the request is repeated, and ends once
-                enough executors have arrived.
-            now: the clock's reading.
+                starts with the first request, even if the request is repeated, and ends once enough
+                executors have arrived.
         """
         if request.plan.spec.acquire_timeout is not None and self._since is None:
             self._since = now
@@ -121,11 +106,6 @@ class PendingExecutors:
         return self._clock
 
     def check(self) -> None:
-        """Check that waiting may continue.
-
-        Raises:
-            GangTimeout: no executor has arrived in time.
-        """
         if self._clock is not None:
             self._clock.check_time()
 
@@ -156,7 +136,6 @@ class PendingExecutors:
         """Return how many executors YARN has not granted, and where the missing ones are.
 
         Args:
-            held: the containers that YARN shows now, with their hosts.
             leaving: IDs of the containers that were released.
             requested: number of executors that exist or were requested.
         """
@@ -177,11 +156,6 @@ class PendingExecutors:
         """Give the requests back if executors fail repeatedly; return the reason, or "".
 
         Other gangs then go first. Earlier failures no longer count afterwards.
-
-        Args:
-            waiting: number of executors that have not arrived.
-            now: the clock's reading.
-            chance: as for `backoff_seconds`.
         """
         if not waiting or not is_failing_repeatedly(self._ended.count, waiting):
             return ""
@@ -192,12 +166,7 @@ class PendingExecutors:
         return f"given back (time {self._given_back}); asks again soon"
 
     def may_request(self, now: float) -> bool:
-        """Return whether other gangs have gone first for long enough."""
         return now >= self._asks_at
-
-
-class _WaitListener(Protocol):
-    def on_wait(self, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -206,14 +175,14 @@ class WaitWatcher:
 
     Args:
         watcher: receives the warnings.
-        owner: notified of the reason for waiting.
+        on_wait: notified of the reason for waiting.
     """
 
     watcher: Watcher
-    owner: _WaitListener
+    on_wait: Callable[[str], None]
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        self.owner.on_wait(why)
+        self.on_wait(why)
 
     def mark(self, point: str) -> None:
         return

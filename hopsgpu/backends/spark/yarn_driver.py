@@ -26,9 +26,7 @@ def settings_inside(
     """Return the settings with which a driver in YARN creates its context.
 
     Args:
-        defaults: the settings that a gang needs, which `requested` overrides.
         submitted: the settings that the application was submitted with.
-        requested: the settings that the driver requests.
 
     Raises:
         ConfigError: a setting comes too late, or prevents gangs; the message says what spark-submit

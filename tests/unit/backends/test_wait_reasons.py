@@ -14,16 +14,9 @@ from hopsgpu.errors import Cancelled, GangTimeout
 from tests.unit import plans
 
 
-class Owner:
-    why = ""
-
-    def on_wait(self, why: str) -> None:
-        self.why = why
-
-
 def request(timeout: float | None) -> Request:
     watcher: Any = None
-    return plans.request(WaitWatcher(watcher, Owner()), timeout=timeout)
+    return plans.request(WaitWatcher(watcher, print), timeout=timeout)
 
 
 def there(*containers: str) -> dict[str, str]:
