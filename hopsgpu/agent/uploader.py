@@ -201,7 +201,7 @@ class RankUploads:
             await self._pause(_ROUND_SECONDS)
             is_last = self._ended.is_set()
             if self._log_dir.is_needed:
-                upload = functools.partial(self._log_dir.upload_changes, last=is_last)
+                upload = functools.partial(self._log_dir.upload_changes, is_last=is_last)
                 try:
                     warnings = await loop.run_in_executor(self._logging.pool, upload)
                 except Exception as error:  # noqa: BLE001 - warns once, and retries

@@ -1,4 +1,4 @@
-"""The position in a launch's data that the latest checkpoint has in its records."""
+"""Reads from checkpoints which of the launch's data the ranks have trained."""
 
 from __future__ import annotations
 
@@ -15,18 +15,14 @@ log = logging.getLogger(__name__)
 
 
 def latest_positions(places: Sequence[Checkpoints]) -> list[Mapping[str, Any]]:
-    """Return the positions at the latest complete step, of each rank that saved it, in their order.
+    """Return the positions at the latest complete step, in the order of the ranks that saved them.
 
-    Call this function between two attempts, while no rank saves: then all ranks of the next attempt
-    continue from this step. Each position includes what earlier worlds trained of the epoch, so no
-    other step needs to be read.
+    The list is empty if no step is complete, or if these ranks had no data. Call this function
+    between two attempts, while no rank saves: then all ranks of the next attempt continue from this
+    step. Each position includes what earlier worlds trained of the epoch.
 
     Args:
         places: checkpoints to search, the run's own first, then those of the run that it resumes.
-
-    Returns:
-        The positions, the lowest rank's first; none if no step is complete, or if the ranks that
-        saved the latest one had no data.
 
     Raises:
         StoreError: the lake refused the operation, or a record is damaged.

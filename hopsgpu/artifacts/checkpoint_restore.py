@@ -1,4 +1,4 @@
-"""Checkpoints from the lake: which one to restore, and its files, complete and verified."""
+"""Chooses the checkpoint to restore, and downloads and verifies its files."""
 
 from __future__ import annotations
 
@@ -53,26 +53,20 @@ def download_latest(
 
     A place's latest checkpoint is the highest step that all saving ranks of its attempt have saved
     (`saving_ranks`); the present number of ranks has no effect. If a step was saved several times,
-    the newest shards that all ranks saved together count. So a step that only some ranks had saved
-    when their attempt failed does not count, and all ranks get the same step.
+    the newest shards that all ranks saved together count. So all ranks get the same step.
 
-    Some ranks may save before others have asked for the checkpoint from which they start. Therefore
-    a run that resumes another run counts a step of this attempt only once the saving ranks of the
-    other run, carried over to this world, have saved it too. For the same reason, a rank that has
-    not saved in this attempt ignores the saves and announcements of other ranks in this attempt.
+    Some ranks may save before others have asked for the checkpoint from which they start.
+    Therefore:
+
+    - If the run resumes another run, a step of this attempt counts only once the saving ranks of
+      the other run, carried over to this world, have saved the step too.
+    - A rank that has not saved in this attempt ignores the saves and announcements of this attempt.
 
     Args:
-        places: checkpoints to search, the run's own first.
-        into: local directory that keeps what was downloaded.
-        all_ranks: as for `download_best`.
         world_size: number of ranks in the attempt; None for as many as the earlier run had last.
         has_saved: whether this rank has saved in this attempt.
 
-    Returns:
-        As `download_best`.
-
-    Raises:
-        ConfigError, StoreError: as `download_best`.
+    The other arguments, the result and the errors are those of `download_best`.
     """
 
     def candidates() -> Iterator[_Checkpoint]:
@@ -98,7 +92,7 @@ def download_best(
 ) -> Path | None:
     """Download the checkpoint with the best metric of all places; return None if none has a metric.
 
-    If metrics are equal, the newest checkpoint is the best.
+    Of equal metrics, the newest checkpoint counts.
 
     Args:
         places: checkpoints to search, the run's own first.
@@ -139,11 +133,9 @@ def download_best(
 def drop_partial_saves(
     shards: Mapping[int, Collection[CheckpointShard]], attempt: int, ranks: Collection[int]
 ) -> Mapping[int, frozenset[CheckpointShard]]:
-    """Return the shards by step, without the saves of an attempt in which not all ranks took part.
+    """Return the shards by step, without an attempt's saves in which not all `ranks` took part.
 
-    Args:
-        attempt: number of the attempt; shards of other attempts stay.
-        ranks: ranks that must all have saved a shard of the same attempt and number.
+    Shards with the same number are of one save. Shards of other attempts stay.
     """
 
     def is_kept(shard: CheckpointShard, group: Collection[CheckpointShard]) -> bool:
@@ -162,7 +154,6 @@ def drop_partial_saves(
 def drop_attempt(
     shards: Mapping[int, Collection[CheckpointShard]], attempt: int
 ) -> Mapping[int, frozenset[CheckpointShard]]:
-    """Return the shards by step, without those saved in an attempt."""
     return {
         step: frozenset(shard for shard in group if shard.attempt != attempt)
         for step, group in shards.items()
@@ -174,8 +165,9 @@ def _download_first(
 ) -> Path | None:
     while (chosen := next(candidates(), None)) is not None:
         rank = chosen.checkpoints.rank
-        own = next((shard for shard in chosen.shards if shard.rank == rank), min(chosen.shards))
-        shards = sorted(chosen.shards) if all_ranks else [own]
+        shards = sorted(chosen.shards)
+        if not all_ranks:
+            shards = [next((shard for shard in shards if shard.rank == rank), shards[0])]
         # Shards of the run that this run resumes are downloaded into the same directory.
         urls = "\n".join([str(all_ranks), *((chosen.home / shard.name).url for shard in shards)])
         local = into / f"{chosen.step}-{hashlib.sha256(urls.encode()).hexdigest()[:16]}"
@@ -184,8 +176,8 @@ def _download_first(
         except StoreError as error:
             if error.kind not in (DAMAGED, ABSENT):
                 raise
-            others = (other for other in candidates() if other.home.url != chosen.home.url)
-            raise _with_advice(error, chosen, next(others, None)) from error
+            alternatives = (other for other in candidates() if other.home.url != chosen.home.url)
+            raise _with_advice(error, chosen, next(alternatives, None)) from error
         if not is_here:
             # The next iteration finds the shards that replaced these.
             log.info("%s was replaced or removed during its download: retries", chosen.home.url)
@@ -200,7 +192,6 @@ def _download_first(
 
 
 def _with_advice(error: StoreError, damaged: _Checkpoint, other: _Checkpoint | None) -> StoreError:
-    """Return the error with advice how to resume without the damaged checkpoint."""
     consequence = (
         "training then has no checkpoint to resume from"
         if other is None
@@ -214,7 +205,7 @@ def _with_advice(error: StoreError, damaged: _Checkpoint, other: _Checkpoint | N
 
 
 def _fetch(home: LakePath, shards: Sequence[CheckpointShard], local: Path, all_ranks: bool) -> bool:
-    """Download shards; return False, and leave nothing, if a shard was removed meanwhile."""
+    """Download shards; return False, and leave no file, if a shard was removed meanwhile."""
     local.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=local.parent))
     problem: StoreError | None = None

@@ -20,9 +20,7 @@ class CheckpointOptions:
     """How a checkpoint is saved; `check_options` checks the values.
 
     Attributes:
-        step: 0 or more.
         keep: number of last steps to keep.
-        metric: a finite number, or None.
         best: "min" if the smallest metric is the best, "max" if the largest is.
         position: the position in the launch's data, for its record; None without data.
         agreed: the last step at which `should_checkpoint` told the rank to save, or None.
@@ -37,17 +35,13 @@ class CheckpointOptions:
 
 
 def check_options(step: object, keep: object, metric: object, best: object) -> CheckpointOptions:
-    """Check a user's arguments.
+    """Check a user's arguments; numbers may be NumPy's or torch's.
 
-    Args:
-        step: an int in [0, 2**63), including NumPy's and torch's.
-        keep: an int in [1, 2**63).
-        metric: a number, including NumPy's and torch's, or None. NaN and the infinities count as
-            None, because they are never the best.
-        best: "min" or "max".
+    A metric that is NaN or infinite counts as None, because it is never the best.
 
     Raises:
-        ConfigError: an argument has another value.
+        ConfigError: `step` is not an int in [0, 2**63), `keep` not one in [1, 2**63), `metric` not
+            a number or None, or `best` not "min" or "max".
     """
     if not isinstance(best, str) or best not in _SIGNS:
         raise ConfigError(f"best={best!r}: must be 'min' or 'max'")
@@ -58,18 +52,14 @@ def check_options(step: object, keep: object, metric: object, best: object) -> C
 
 
 def check_step(step: object) -> int:
-    """Return a step as an int in [0, 2**63); it may be one of NumPy's or torch's.
-
-    Raises:
-        ConfigError: the step is something else.
-    """
+    """Return a step as an int; raise ConfigError unless it is an integer in [0, 2**63)."""
     return _integer("step", step, 0)
 
 
 def steps_to_remove(
     existing: Collection[int], scores: Mapping[int, tuple[float | None, str]], keep: int
 ) -> frozenset[int]:
-    """Return the steps to remove after a save.
+    """Return the steps to remove after a save: all but the last `keep` complete steps and the best.
 
     An incomplete step is removed too once `keep` later steps are complete: no rank will complete
     it.
@@ -77,8 +67,7 @@ def steps_to_remove(
     Args:
         existing: all steps of which anything exists.
         scores: for each complete step its metric, or None, and "min" or "max" for which metric is
-            the best; the newest direction counts. The best step is kept as well.
-        keep: number of complete steps to keep.
+            the best; the newest direction counts.
     """
     if len(scores) <= keep:
         return frozenset()
@@ -93,8 +82,7 @@ def newest_direction(scores: Sequence[tuple[float | None, str]]) -> float:
     """Return 1 if the largest metric is the best, -1 if the smallest is or if there is no metric.
 
     Args:
-        scores: metrics, or None, each with "min" or "max", the newest last. The last entry with a
-            metric decides.
+        scores: metrics with "min" or "max", the newest last; the last entry with a metric decides.
     """
     return next((_SIGNS[best] for metric, best in reversed(scores) if metric is not None), -1.0)
 

@@ -1,9 +1,8 @@
 """Checkpoints on their way to the lake: a rank hands them over, its container's agent uploads them.
 
 A rank hands over a directory in `saves/` in the rank's directory: `saving.json`, and a copy of the
-files in `files/`. One rename makes the directory visible, so it is complete, and it survives if the
-rank is killed. The agent uploads and removes the oldest directory first. If an upload fails,
-`saves/problem.json` says why, and the rank's next save raises that error.
+files in `files/`. One rename makes the directory visible, so that it is complete even if the rank
+is killed. If an upload fails, the rank's next save raises the error in `saves/problem.json`.
 """
 
 from __future__ import annotations
@@ -45,14 +44,12 @@ class PendingCheckpoints:
 
     @property
     def has_saved(self) -> bool:
-        """Whether the rank has saved anything in this attempt."""
         return self._directory.is_dir()
 
     def hand_over(self, path: Path, options: CheckpointOptions) -> None:
-        """Copy a file or directory, for the agent to upload.
+        """Copy a file or directory, for the agent to upload. Threads of the rank call this method.
 
-        The rank calls this method, in any thread. The call waits while two earlier checkpoints of
-        this rank are still to be uploaded.
+        The call waits while two earlier checkpoints of this rank are still to be uploaded.
 
         Raises:
             ConfigError: the path does not exist, or contains something that cannot be saved; no
@@ -103,7 +100,7 @@ class PendingCheckpoints:
 
         Returns:
             The result, or None; and a warning for people, or None: why the checkpoint did not reach
-            the lake, or the result's own warning the first time.
+            the lake, or, the first time, the result's own warning.
         """
         if not handed.is_dir():
             return None, None  # `refuse` has removed the directory meanwhile
@@ -132,7 +129,6 @@ class PendingCheckpoints:
         return problem
 
     def pending_bytes(self) -> int:
-        """Return the number of bytes that are still to be uploaded."""
         total = 0
         for handed in self.pending():
             for parent, _, names in os.walk(handed):
@@ -148,12 +144,12 @@ class PendingCheckpoints:
             draft.rename(self._problem)
 
     def _raise_problem(self) -> None:
-        taken = self._problem.with_suffix(".taken")
+        claimed = self._problem.with_suffix(".taken")
         try:
-            self._problem.rename(taken)
+            self._problem.rename(claimed)
         except FileNotFoundError:
             return
-        content = json.loads(taken.read_text())
+        content = json.loads(claimed.read_text())
         raise StoreError(
             f"{content['problem']}. The present checkpoint is not saved; the call may be repeated",
             content["kind"],

@@ -1,14 +1,12 @@
 """A run's checkpoints: `<root>/<step>/rank-<rank>.<attempt>.<number>/`.
 
 Each shard directory has a record beside it: `….complete`, or `….min=0.25.complete` with a metric.
-The record is written after the shard and removed before the shard. So a shard is complete or
-absent, whichever process is killed. This holds even on a local file system, where a rename takes
-two steps, and on an object store, where a shard is uploaded in place. The record is a JSON object:
-the shard's files with their sizes and digests, and the position in the launch's data if the launch
-has data.
+The record is a JSON object: the shard's files with their sizes and digests, and the position in
+the launch's data, if any. It is written after the shard and removed before the shard. So a shard
+is complete or absent, whichever process is killed, even on a local file system, where a rename
+takes two steps, and on an object store, where a shard is uploaded in place.
 
-If a step is saved again, the new shards lie beside the old ones. The old shards are removed once
-all ranks have saved again.
+If a step is saved again, the new shards lie beside the old ones until all ranks have saved again.
 
 Files in `<root>/_ranks/` announce the ranks that save: `<rank>.<attempt>.<world size>`. Each rank
 creates its file before its first save in an attempt. A step of an attempt is complete once all
@@ -57,10 +55,7 @@ class CheckpointShard:
     """A rank's save at a step. Shards with the same attempt and number belong together.
 
     Attributes:
-        attempt: number of the attempt that saved the shard.
         number: how often the rank had saved the step in this attempt before.
-        rank: rank in the gang.
-        metric: the metric that the shard was saved with, or None.
         best: "min" if the smallest metric is the best, "max" if the largest is.
     """
 
@@ -88,7 +83,7 @@ class SaveResult:
         is_complete: whether this shard belongs to a complete checkpoint: all ranks that save, as
             far as they were known, had saved the step in the same attempt too. If several ranks
             save a step, at least the last one finds the step complete.
-        warning: a warning for people if other ranks no longer save, so that steps accumulate.
+        warning: tells people that other ranks no longer save, so that steps accumulate.
         agreed: as in the `CheckpointOptions` of the save.
     """
 
@@ -100,13 +95,7 @@ class SaveResult:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run, for one of its ranks.
-
-    Attributes:
-        rank: rank whose shards are saved.
-        attempt: number of the attempt that saves.
-        world_size: number of ranks in the attempt.
-    """
+    """The checkpoints of a run, for one of its ranks in an attempt."""
 
     root: LakePath
     rank: int
@@ -121,13 +110,11 @@ class Checkpoints:
     ) -> SaveResult:
         """Upload this rank's shard of the checkpoint at a step, and remove what it supersedes.
 
-        If the lake has renames, the shard is uploaded to a staging directory first. This rank's
-        older shard of the same step is removed once all ranks that save have replaced theirs. The
-        shards of ranks that only an earlier, larger world had are removed with it.
+        This rank's older shard of the same step is removed once all ranks that save have replaced
+        theirs. The shards of ranks that only an earlier, larger world had are removed with it.
 
         Args:
             files: files that `files_of` returned.
-            options: the step, and how many earlier steps to keep.
 
         Raises:
             StoreError: the lake refused the operation; what was saved before stays.
@@ -135,8 +122,8 @@ class Checkpoints:
         """
         step, home = options.step, self.root / str(options.step)
         existing = set(_list_shards(home.names()))
-        own = (self.attempt, self.rank)
-        numbers = (shard.number for shard in existing if (shard.attempt, shard.rank) == own)
+        own_key = (self.attempt, self.rank)
+        numbers = (shard.number for shard in existing if (shard.attempt, shard.rank) == own_key)
         number = max(numbers, default=-1) + 1
         shard = CheckpointShard(self.attempt, number, self.rank, options.metric, options.best)
         self._announce()
@@ -215,14 +202,13 @@ class Checkpoints:
                 staging.remove()
 
     def _announce(self) -> None:
-        """Announce to the other ranks that this rank saves, before its first save is complete."""
         name = SavingRank(self.attempt, self.rank, self.world_size).name
         if name not in (self.root / _RANKS).names():
             (self.root / _RANKS).make()
             (self.root / _RANKS / name).create()
 
     def announced_ranks(self) -> frozenset[SavingRank]:
-        """Return the ranks that have announced that they save, of all attempts."""
+        """Return the ranks of all attempts that have announced that they save."""
         return parse_announcements((self.root / _RANKS).names())
 
     def _staging(self) -> LakePath:
@@ -294,7 +280,6 @@ def complete_shards(
 def saving_ranks_of(
     shards: Mapping[int, Collection[CheckpointShard]], announced: Collection[SavingRank]
 ) -> SavingRanks:
-    """Return which ranks must save, by what is announced and by the existing shards."""
     seen = {SavingRank(shard.attempt, shard.rank) for group in shards.values() for shard in group}
     return SavingRanks(seen.union(announced))
 
@@ -308,7 +293,6 @@ def stall_warning(
     """Return a warning if a rank saves and others do not, so that no later step becomes complete.
 
     Args:
-        shards: the existing shards, by step.
         own: the shard that the rank saved last; its shards of other attempts do not count.
         keep: number of complete steps that the rank wants to keep.
     """
@@ -338,7 +322,7 @@ def files_of(path: Path) -> dict[str, Path]:
     """Return the files to save of a file or a directory, by their names below the shard.
 
     Raises:
-        ConfigError: the path does not exist, the directory has no file, or as `files_below`.
+        ConfigError: the path does not exist, or has no file or a name that cannot be saved.
     """
     path = path.absolute()  # "." has no name
     if path.is_file():
@@ -367,19 +351,19 @@ def _upload_with_record(
     another 0.4 s to close the last file, because it asks the NameNode before the DataNode has
     reported the last block.
     """
-    known: dict[str, FileFacts] = {}
+    facts_so_far: dict[str, FileFacts] = {}
     is_read = threading.Event()
 
     def add(name: str, facts: FileFacts) -> None:
-        known[name] = facts
-        if len(known) == len(files):
+        facts_so_far[name] = facts
+        if len(facts_so_far) == len(files):
             is_read.set()
 
     with ThreadPoolExecutor(1, "hopsgpu-shard") as pool:
         uploading = pool.submit(upload_files, files, staging / "shard", stop=stop, on_facts=add)
         uploading.add_done_callback(lambda _: is_read.set())
         is_read.wait()
-        early = dict(known)
+        early = dict(facts_so_far)
         if len(early) == len(files):
             (staging / "record").write(_record(early, position))
         facts = uploading.result()

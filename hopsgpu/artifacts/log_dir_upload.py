@@ -45,7 +45,7 @@ class _UploadedFile:
     Attributes:
         length: bytes that were uploaded.
         state: size and modification time (ns) of the local file at the upload.
-        due: when the file may be uploaded again, by the monotonic clock.
+        due: time of the monotonic clock from which the file may be uploaded again.
     """
 
     length: int = 0
@@ -54,13 +54,10 @@ class _UploadedFile:
 
 
 class LogDirUploader:
-    """An uploader of the files below one directory.
+    """Uploads the files below a rank's log directory, which the rank creates when it first uses it.
 
     Args:
-        directory: local directory; the rank creates it when it first uses it.
-        target: directory on the lake.
         stop: event, set when no more files are to be uploaded.
-        clock: returns a time in seconds.
     """
 
     def __init__(
@@ -80,26 +77,24 @@ class LogDirUploader:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the rank has used its directory."""
         return self._directory.is_dir()
 
-    def upload_changes(self, *, last: bool = False) -> list[str]:
+    def upload_changes(self, *, is_last: bool = False) -> list[str]:
         """Upload the files that have changed since the last call; return each kind of warning once.
 
-        Args:
-            last: whether this is the last call, so that no upload is postponed.
+        The last call postpones no upload.
         """
         problems: dict[str, str] = {}
-        for name, error in self._upload_changed(last=last):
+        for name, error in self._upload_changed(is_last=is_last):
             if isinstance(error, ConfigError):
                 problems.setdefault("name", f"{name!r} in log_dir is not uploaded: {error}")
             else:
                 is_expected = isinstance(error, (StoreError, OSError))
                 why = str(error) if is_expected else f"{error!r:.500}"
-                when = "" if last else " yet"
+                when = "" if is_last else " yet"
                 text = f"{name!r} in log_dir is not on the lake{when}: {why}"
                 problems.setdefault("lake", text)
-        if last:
+        if is_last:
             self._warned.discard("lake")
         new = [text for kind, text in problems.items() if kind not in self._warned]
         self._warned.update(problems)
@@ -107,8 +102,8 @@ class LogDirUploader:
             log.info("%s", text)
         return new
 
-    def _upload_changed(self, *, last: bool) -> Iterator[tuple[str, BaseException]]:
-        """Upload the changed files in parallel; yield the names of files that failed, and why."""
+    def _upload_changed(self, *, is_last: bool) -> Iterator[tuple[str, BaseException]]:
+        """Upload in parallel; yield the files that failed, and why."""
         changed = [file for file in _files(self._directory) if self._has_changed(*file)]
         if not changed:
             return
@@ -119,7 +114,7 @@ class LogDirUploader:
             if stop_uploading.is_set() or self._stop.is_set():
                 return
             try:
-                self._upload(name, path, last=last)
+                self._upload(name, path, is_last=is_last)
             except FileNotFoundError:
                 pass  # the file was removed meanwhile
             except StoreError as error:
@@ -142,7 +137,7 @@ class LogDirUploader:
         except FileNotFoundError:
             return False
 
-    def _upload(self, name: str, path: Path, *, last: bool) -> None:
+    def _upload(self, name: str, path: Path, *, is_last: bool) -> None:
         status = path.stat()
         uploaded = self._uploaded.get(name)
         path_below(name)
@@ -159,7 +154,7 @@ class LogDirUploader:
             uploaded = self._uploaded[name] = _UploadedFile()
         if is_appended:
             self._append(path, target, uploaded)
-        elif last or self._clock() >= uploaded.due:
+        elif is_last or self._clock() >= uploaded.due:
             began = self._clock()
             self._replace(path, target)
             uploaded.due = began + (1 + _PAUSE_FACTOR) * (self._clock() - began)

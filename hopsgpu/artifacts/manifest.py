@@ -10,11 +10,13 @@ Schema 1 is one JSON object:
 | digest | the algorithm of the files' digests: "xxh3_128" |
 | files | by path below the version, with `/`: {"bytes": size, "digest": hexadecimal} |
 | framework | "tensorflow", "torch", "onnx", for a launch also "jax" or "sklearn"; or null |
-| metrics | numbers by name; "NaN", "Infinity" and "-Infinity" are strings, which JSON lacks as
-numbers | | signature, parameters, data | the publisher's JSON values, or null | | tags | tags of
-the publish; `_tags` has the present tags | | user | owner of the version, by the user name on the
-lake | | run_id, application, code_digest | strings, or null | | hopsgpu | the version of hopsgpu
-that wrote it | | publication | an id of this publish |
+| metrics | numbers by name; NaN and the infinities, which JSON lacks, as strings |
+| signature, parameters, data | the publisher's JSON values, or null |
+| tags | tags of the publish; `_tags` has the present tags |
+| user | owner of the version, by the user name on the lake |
+| run_id, application, code_digest | strings, or null |
+| hopsgpu | the version of hopsgpu that wrote it |
+| publication | an id of this publish |
 """
 
 from __future__ import annotations
@@ -72,15 +74,14 @@ class VersionDescription:
 
     Attributes:
         metrics: numbers by name, which `float()` accepts; NaN and the infinities become strings.
-        signature: description of the model's inputs and outputs, as a JSON value.
+        signature: description of the model's inputs and outputs.
         tags: tags to point at the version; a single tag may be a plain string.
-        run_id: id of the run that made the model.
-        application: YARN application of that run.
+        run_id, application: the run that made the model, and its YARN application.
         user: owner of the version; by default the user name on the lake.
         framework: as in the schema; None derives it from the files.
         code_digest: digest of the training function.
-        parameters: arguments of the training function, as a JSON value.
-        data: a reference to the training data, as a JSON value.
+        parameters: arguments of the training function.
+        data: a reference to the training data.
 
     Raises:
         ConfigError: a value cannot be written as JSON, or a tag is invalid.
@@ -122,11 +123,7 @@ class VersionDescription:
 
 
 def tag_name(tag: object) -> str:
-    """Return a tag, normalised.
-
-    Raises:
-        ConfigError: `tag` is no valid name, or it is "latest" or a number.
-    """
+    """Return a tag, normalised; raise ConfigError for an invalid or reserved name."""
     name = check_name(tag, "tag")
     if name == LATEST or name.isdigit() or name[0] == "_":
         raise ConfigError(
@@ -149,12 +146,7 @@ def framework_of(files: Mapping[str, FileFacts]) -> str | None:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest.
-
-    Attributes:
-        files: sizes and digests by path below the version.
-        content: the complete manifest, as JSON values.
-    """
+    """A manifest; `content` is all of it, as JSON values."""
 
     files: Mapping[str, FileFacts]
     content: Mapping[str, Any]
@@ -174,12 +166,7 @@ def compose(
     time: float,
     hopsgpu: str,
 ) -> Manifest:
-    """Return the manifest of a version.
-
-    Args:
-        publication: an id of this publish.
-        time: present time, in epoch seconds.
-    """
+    """Return the manifest of a version. `publication` is an id of this publish."""
     content = {
         "schema": SCHEMA,
         "name": name,
@@ -207,12 +194,10 @@ def compose(
 
 
 def parse(file_content: bytes, url: str) -> Manifest:
-    """Parse a manifest.
+    """Parse a manifest, which must belong to the model and version in its URL.
 
     Args:
-        file_content: content of the file.
-        url: URL of the file, `<root>/<name>/<version>/manifest.json`; the manifest must belong to
-            that model and version.
+        url: URL of the file, `<root>/<name>/<version>/manifest.json`.
 
     Raises:
         StoreError: the manifest is damaged, belongs to another version, or has a schema that this
@@ -262,7 +247,9 @@ def _json(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
-        return _for_json(value)
+        if math.isfinite(value):
+            return value
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {_key(name, key): _json(f"{name}.{key}", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -294,13 +281,6 @@ def _number(name: str, value: Any) -> float:
             f"metrics: {name!r} is {_short_repr(value)}; must be a number, or a value that float()"
             f" accepts ({error})"
         ) from error
-
-
-def _for_json(number: float) -> float | str:
-    """Return a number; NaN and the infinities, which JSON lacks, become strings."""
-    if isinstance(number, int) or math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def _short_repr(value: object) -> str:

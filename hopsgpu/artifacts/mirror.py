@@ -14,15 +14,11 @@ _MAX_DEPTH = 16
 
 
 class Mirror:
-    """A copy of a directory on the lake, in a local directory.
+    """A copy of a directory on the lake, in a local directory. The source need not exist yet.
 
     Only the new end of an event file is read. An event file that has become smaller, or another
     file that has changed, is read again from the start. Files that are removed from the lake stay
     in the copy.
-
-    Args:
-        source: directory on the lake; it need not exist yet.
-        target: a local directory.
     """
 
     def __init__(self, source: LakePath, target: Path) -> None:
@@ -32,10 +28,7 @@ class Mirror:
         self._copied: dict[str, tuple[int, int]] = {}
 
     def update(self) -> int:
-        """Copy the changes since the last call.
-
-        Returns:
-            The number of files on the lake.
+        """Copy the changes since the last call; return the number of files on the lake.
 
         Raises:
             StoreError: the lake refused the operation, or the directories are nested too deep.

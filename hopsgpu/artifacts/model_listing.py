@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def model_entry(store: ModelStore, name: str) -> dict[str, Any]:
-    """Return the entry of a model in a list: name, versions, tags, and any problem."""
     entry: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
     try:
         entry["versions"] = [version.version for version in store.versions(name)]
@@ -30,12 +29,10 @@ def tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
 
 
 def tags_at(tags: dict[str, int], version: int) -> list[str]:
-    """Return the tags of a model that point at a version."""
     return sorted(tag for tag, number in tags.items() if number == version)
 
 
 def version_entry(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
-    """Return the entry of a version in a list."""
     try:
         manifest = version.manifest
     except HopsGpuError as error:

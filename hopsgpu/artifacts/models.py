@@ -18,6 +18,7 @@ from hopsgpu.artifacts.versions import (
     CLAIMS,
     DIGITS,
     ModelVersion,
+    is_listed,
     is_version,
     lacks_manifest,
     missing_manifest_error,
@@ -143,7 +144,7 @@ class ModelStore:
                 if error.kind != PERMISSION:
                     raise
                 return False
-            return any(_is_listed(home, number) for number in candidates)
+            return any(is_listed(home, number) for number in candidates)
 
         with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
             is_model = list(pool.map(has_version, names))
@@ -158,8 +159,8 @@ class ModelStore:
         home = self._home(name)
         candidates = _candidates(home)[::-1]
         with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
-            is_listed = list(pool.map(lambda number: _is_listed(home, number), candidates))
-        versions = itertools.compress(candidates, is_listed)
+            has_entry = list(pool.map(lambda number: is_listed(home, number), candidates))
+        versions = itertools.compress(candidates, has_entry)
         return tuple(self._version(home, number) for number in versions)
 
     @public
@@ -297,15 +298,13 @@ class ModelStore:
         # Another process may tag the version meanwhile: it writes the tag, and then checks that the
         # version exists (`tags.put_tag`).
         #
-        # - If the tag is written before the tags are read here, the version is restored. If the
-        #   other process has checked in between, it did not find the version: the tag is removed
-        #   too, both operations are refused, and either may be retried.
+        # - If the tag is written before the tags are read here, the version is restored. The other
+        #   process may have checked in between: then it removes the tag, and both operations fail.
         # - If the tag is written later, the other process removes it: its check finds no version.
         #
         # If this process is killed here, the version is deleted. If the other process is killed
-        # before its check, its tag stays. Readers of a tag without a version raise an error. The
-        # tag never points at another version, because the number is not used again. The tag can be
-        # set again, or removed.
+        # before its check, its tag stays, and readers of the tag raise an error until it is set
+        # again or removed. It never points at another version: numbers are not used again.
         commit_of(home).withdraw(home, number, lambda: _refuse_tagged(home, number))
         log.info("deleted version %d of %s", number, home.url)
 
@@ -314,9 +313,9 @@ class ModelStore:
         return self._root_with_client() / wanted
 
     def _root_with_client(self) -> LakePath:
-        """Return the root with a client, which all paths and threads of a call share.
+        """Return the root with a new client, which all paths and threads of a call share.
 
-        Each call has a new client: an earlier client may be old, or another process's.
+        An earlier client may be old, or another process's.
         """
         return LakePath(self._root.url).with_client()
 
@@ -324,12 +323,7 @@ class ModelStore:
         return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
 
     def _number(self, home: LakePath, version: int | str) -> int:
-        """Return the number that `version` means; the version need not exist.
-
-        Raises:
-            ConfigError: `version` is invalid.
-            StoreError: there is no such tag, or there is no version at all.
-        """
+        """Return the number that `version` means; the version need not exist."""
         if isinstance(version, bool) or not isinstance(version, (int, str)):
             raise ConfigError(f"version={version!r}: must be a number, a tag or {LATEST!r}")
         if _is_too_long(version):
@@ -379,7 +373,7 @@ class ModelStore:
 
 
 def _signature(argument: Any, files: Mapping[str, Path]) -> Any:
-    """Return a publisher's signature, or else the one in `signature.json`, as JSON values."""
+    """Return a publisher's signature, or else that in `signature.json`, as JSON values."""
     file = files.get(model_signature.FILE)
     if argument is not None or file is None:
         return model_signature.infer_if_samples(argument)
@@ -390,18 +384,7 @@ def _signature(argument: Any, files: Mapping[str, Path]) -> Any:
 
 
 def _candidates(home: LakePath) -> list[int]:
-    """Return the numbers of directories that may be versions, the highest first."""
     return sorted(numbers(home.names(only_directories=True)), reverse=True)
-
-
-def _is_listed(home: LakePath, number: int) -> bool:
-    """Return whether a version exists, or a directory that may not be read."""
-    try:
-        return is_version(home, number)
-    except StoreError as error:
-        if error.kind != PERMISSION:
-            raise
-        return True
 
 
 def _is_damaged(home: LakePath, number: int) -> bool:

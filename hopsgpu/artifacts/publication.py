@@ -1,7 +1,7 @@
 """Publish files as a model's next version.
 
 A publish calls `begin`, then `upload` for each part in the process that has its files, then
-`commit`. `version_commit` has the step that makes the version visible, and the places of the files.
+`commit`, or `abandon`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,9 @@ _ABOUT_A_PROCESS = frozenset({"trainer_state.json", "training_args.bin"})
 
 
 def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> MergePlan:
-    """Merge parts; the same path with the same content in several parts is one file.
+    """Merge the uploaded parts of ranks; the same path with the same content is one file.
 
     If the file describes the process that wrote it, the contents may differ, and one file is taken.
-
-    Args:
-        parts: uploaded files, by rank and then by path.
 
     Raises:
         StoreError: no part has a file, two parts have different content under one path, or one part
@@ -67,8 +64,7 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> MergePlan:
                     f"rank {owners[above]} wrote a file {above!r}, and rank {rank} a directory of"
                     f" the same name, with {path!r}: use different names"
                 )
-    # The part with most files stays in place: the cost of a move does not depend on the file's
-    # size.
+    # The part with most files stays in place: a move costs the same for files of all sizes.
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
     return MergePlan(
         # The files of the base part stay, also if other parts have the same path.
@@ -81,16 +77,8 @@ def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> MergePlan:
 def begin(store: LakePath, name: str) -> LakePath:
     """Make the place of a publish, and remove the leftovers of dead publishers.
 
-    Args:
-        store: the models' root.
-
-    Returns:
-        The place, for `upload`, `commit` and `abandon`. These share the place's client, because
-        creating a client on a secure cluster takes as long as several calls.
-
-    Raises:
-        ConfigError: `name` is invalid.
-        StoreError: the lake refused the operation.
+    The place's client is shared by `upload`, `commit` and `abandon`, because creating a client on a
+    secure cluster takes as long as several calls.
     """
     # A new client: the store's client may be old, or another process's.
     home = (LakePath(store.url) / model_name(name)).with_client()
@@ -101,7 +89,6 @@ def begin(store: LakePath, name: str) -> LakePath:
 
 
 def part_of(staging: LakePath, rank: int) -> LakePath:
-    """Return the directory of a rank's part of a publish, from `begin`."""
     return commit_of(staging).part(staging, rank)
 
 
@@ -109,7 +96,6 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
     """Return the files that `upload` would upload, by path; links are followed.
 
     Raises:
-        ConfigError: as `files_below`.
         StoreError: a file or a directory has the manifest's name.
     """
     files = files_below(Path(local_dir))
@@ -124,22 +110,13 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
 def upload(
     staging: LakePath, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
 ) -> dict[str, FileFacts]:
-    """Upload a directory as a rank's part of a publish.
+    """Upload a directory as a rank's part of a publish; return the files for `commit`.
+
+    The files stay until `abandon`, even after an error.
 
     Args:
-        staging: from `begin`.
-        local_dir: directory of the rank's files.
         rank: number of the part; each part has another number.
         stop: event; once it is set, the upload ends early with Cancelled.
-
-    Returns:
-        The uploaded files, for `commit`; empty if the directory has no file.
-
-    Raises:
-        ConfigError: as `files_of`.
-        StoreError: as `files_of`, or the lake refused the operation; uploaded files stay until
-            `abandon`.
-        Cancelled: `stop` was set; uploaded files stay until `abandon`.
     """
     files = files_of(local_dir)
     if not files:
@@ -156,12 +133,10 @@ def publish(
     the manifest is written while the last files are still being written.
 
     Args:
-        staging: from `begin`.
         files: from `files_of`; at least one.
 
     Raises:
         StoreError: as `commit`, or a file was changed meanwhile.
-        ConfigError: a file cannot be read.
     """
     part = part_of(staging, 0)
     uploads: queue.SimpleQueue[tuple[str, FileFacts] | None] = queue.SimpleQueue()
@@ -209,7 +184,6 @@ def commit(
     """Make the uploaded files the model's next version.
 
     Args:
-        staging: from `begin`.
         parts: results of `upload`, by rank.
         finish_uploads: called before the version is made; it returns once all files are uploaded.
 
@@ -254,8 +228,7 @@ def commit(
 def abandon(staging: LakePath) -> None:
     """Remove the uploaded files, unless they have become a version.
 
-    Raises:
-        StoreError: the lake refused the operation; a later publish removes the files.
+    After an error, a later publish removes the files.
     """
     if commit_of(staging).abandon(staging):
         log.info("removed %s: its publish failed or was cancelled", staging.url)

@@ -5,9 +5,8 @@
     <root>/environments/<key>/used               written at most once a day, when it is used
     <root>/environments/_staging/<id>/           an environment that is being uploaded
 
-One strict rename turns a staging directory into an environment, so an environment is complete. If
-two processes make the same environment, the second process uses that of the first. Environments
-that nobody has used for 30 days are removed.
+One rename makes an environment, so it is complete. If two processes make the same environment, the
+second process uses that of the first. Environments unused for 30 days are removed.
 """
 
 from __future__ import annotations
@@ -48,9 +47,6 @@ _MAX_TRIES = 5
 def find(root: LakePath, key: str) -> Description | None:
     """Return the description of an environment, or None; record the use on the lake.
 
-    Args:
-        root: root on the lake.
-
     Raises:
         StoreError: the lake refused the operation, or the description is invalid.
     """
@@ -76,17 +72,12 @@ def upload(
     """Upload an environment, unless another process has uploaded it meanwhile.
 
     Args:
-        root: root on the lake.
-        archive: the archive, a file on this machine.
-        description: description of the environment: JSON that includes its `bytes`.
-        stop: event; once it is set, the upload ends early.
+        archive: a file on this machine.
+        description: JSON that includes the archive's `bytes`.
+        stop: event; once it is set, the upload ends early with Cancelled.
 
     Returns:
         The description of the environment that is on the lake.
-
-    Raises:
-        StoreError: the lake refused the operation.
-        Cancelled: `stop` was set.
     """
     home = root / DIRECTORY
     unique = uuid.uuid4().hex
@@ -142,7 +133,6 @@ def sweep(home: LakePath, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]
     If the lake refuses a removal, that entry is skipped: another sweep may be removing it.
 
     Args:
-        home: directory of the environments.
         now: the lake's time, in milliseconds since the epoch.
         age: minimum time without use, in milliseconds.
 
@@ -194,7 +184,7 @@ def _rename_or_reuse(
 
 
 def _wait_for_other(place: LakePath) -> Description | None:
-    """Return the description in the place; wait if another process is about to write it."""
+    """Return the description in a place; wait if another process is about to write it."""
     log.debug("%s exists: waits for the process that makes it", place.url)
     deadline = time.monotonic() + _CLAIM_SECONDS
     while (on_lake := _read_description(place)) is None and time.monotonic() < deadline:

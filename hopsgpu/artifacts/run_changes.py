@@ -1,9 +1,10 @@
-"""Changes of the runs below a root, for readers that look again and again.
+"""Finds the changes of the runs below a root, for readers that poll.
 
-A look costs what changed, not what is there: a record replaces the one before by a rename, which
-changes its directory's time, and only records in changed directories are read. Directories are
-listed only if the one that they are in has changed, or a minute has passed. On an object store no
-directory has a time: there each look lists the runs, and reads those that have not ended.
+The cost of a poll depends on the number of changes, not of runs: a driver replaces a record by a
+rename, which changes the time of the run's directory. So only records in changed directories are
+read, and directories are listed only if their parent has changed or a minute has passed. On an
+object store directories have no time: each poll lists the runs, and reads those that have not
+ended.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# A record that could not be read, and that of a run that has not ended, are read again after that.
-AGAIN_SECONDS = 600.0
-# Directories are listed after that, whether or not a change shows.
+# Unreadable records, and records of runs that have not ended, are read again after this time.
+REREAD_SECONDS = 600.0
+# Directories are listed after this time even if their parent shows no change.
 _LISTING_SECONDS = 60.0
-# Asking for single directories is cheaper than a listing, whose pages have 1,000.
+# Single requests are made for up to one directory in 100, but at least 16: a listing returns 1,000
+# directories a request.
 _SINGLE_SHARE = 100
-_LEAST_SINGLE = 16
+_MIN_SINGLE = 16
 _FAILING = (UNREACHABLE, SAFE_MODE)
 
 
 @dataclass(frozen=True)
 class Changes(Generic[T]):
-    """The changes of the runs below a root since the look before.
+    """The changes of the runs below a root since the last poll.
 
     Attributes:
-        read: what the digest gave for each record that was read, by the run's id.
-        removed: ids of runs that are gone.
+        read: the results of the digest for the records that were read, by run id.
+        removed: ids of runs that no longer exist.
         unreadable: number of the directories whose records cannot be read.
-        problem: why the lake gave no answer for some records, which the next look reads; or "".
+        problem: why the lake gave no answer for some records, which the next poll reads; or "".
     """
 
     read: dict[str, T]
@@ -54,14 +56,14 @@ class Changes(Generic[T]):
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A directory whose record was read, or could not be.
+class _KnownDirectory:
+    """A directory whose record was read, or could not be read.
 
     Attributes:
         modified: the directory's time when it was listed, before the record was read.
-        again_at: when it is read whatever its time, by the reader's clock; infinite for never.
+        again_at: time of the reader's clock at which the record is read again even without a
+            change.
         is_over: whether the record has the run's end.
-        is_read: whether it could be read.
     """
 
     modified: int
@@ -71,13 +73,11 @@ class _Known:
 
 
 class RunChanges(Generic[T]):
-    """Finds the changes of the runs below a root; nothing is kept of a record but what it is about.
+    """Finds the changes of the runs below a root; keeps no records.
 
     Args:
-        root: the root.
-        digest: makes of a record what the reader needs of it; called in several threads. It raises
-            StoreError for a record that it cannot use.
-        clock: returns the time in seconds.
+        digest: returns what the reader needs of a record. It is called in several threads, and
+            raises StoreError for a record that it cannot use.
     """
 
     def __init__(
@@ -89,26 +89,25 @@ class RunChanges(Generic[T]):
         self._store = RunStore(root)
         self._digest = digest
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownDirectory] = {}
         self._listed_at = float("-inf")
         # Times of the directory of runs at the last two listings.
         self._times: tuple[int | None, int | None] = (None, None)
 
     @property
-    def is_there(self) -> bool:
-        """Return whether the directory of runs existed at the last look."""
+    def has_directory(self) -> bool:
+        """Whether the directory of runs existed at the last poll."""
         return self._times[1] is not None
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """Return the names of all directories that are known."""
         return tuple(self._known)
 
-    def look(self) -> Changes[T]:
-        """Return the changes since the look before; the first one returns all runs.
+    def poll(self) -> Changes[T]:
+        """Return the changes since the last poll; the first poll returns all runs.
 
         Raises:
-            StoreError: the directory of runs cannot be listed; what is known of its runs stays.
+            StoreError: the directory of runs cannot be listed; the known runs stay.
         """
         now = self._clock()
         try:
@@ -126,35 +125,34 @@ class RunChanges(Generic[T]):
         return Changes(read, removed, unreadable, problem)
 
     def _directories(self, now: float) -> tuple[Sequence[FileStatus], bool]:
-        """Return the status of all directories, or of those that may have changed; and which."""
-        newest = self._store.modified()
+        """Return the status of all directories, or of those that may have changed, and whether it
+        is all.
+        """
+        newest = self._store.last_change_ms()
         if newest and self._times == (newest, newest) and now < self._listed_at + _LISTING_SECONDS:
-            # None came or went. A time that was new at the look before does not say so yet: some
-            # file systems' clocks advance in steps of milliseconds.
+            # No directory was created or removed. The time must have been the same at two listings:
+            # file systems' clocks advance in steps, so a new time may hide a later change.
             single = [
                 name
                 for name, directory in self._known.items()
                 if not directory.is_over or now >= directory.again_at
             ]
-            if len(single) <= max(len(self._known) // _SINGLE_SHARE, _LEAST_SINGLE):
-                return self._statuses(single), False
+            if len(single) <= max(len(self._known) // _SINGLE_SHARE, _MIN_SINGLE):
+                with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+                    statuses = list(pool.map(self._status, single))
+                return [status for status in statuses if status is not None], False
         entries = self._store.directories()
         self._listed_at, self._times = now, (self._times[1], newest)
         return entries, True
-
-    def _statuses(self, names: Collection[str]) -> list[FileStatus]:
-        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            statuses = list(pool.map(self._status, names))
-        return [status for status in statuses if status is not None]
 
     def _status(self, name: str) -> FileStatus | None:
         try:
             return self._store.directory(name).stat()
         except StoreError as error:
-            if error.kind == ABSENT:  # the next listing says so
+            if error.kind == ABSENT:  # the next listing shows the removal
                 return None
             raise
-        except HopsGpuError:  # its name is that of no run, and a listing has its time
+        except HopsGpuError:  # the name is not that of a run; listings have the status
             return None
 
     def _is_due(self, entry: FileStatus, now: float) -> bool:
@@ -170,9 +168,9 @@ class RunChanges(Generic[T]):
         return removed
 
     def _read(self, entries: Sequence[FileStatus], now: float) -> tuple[dict[str, T], str]:
-        """Return what the digest gave, by id, and why the lake did not answer; note what is known.
+        """Return the results of the digest by run id, and why the lake did not answer, or "".
 
-        Once the lake does not answer, what is left is not read; the next look reads it.
+        Once the lake does not answer, the remaining records are left to the next poll.
         """
         read: dict[str, T] = {}
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
@@ -181,17 +179,17 @@ class RunChanges(Generic[T]):
                     if answer.kind in _FAILING:
                         pool.shutdown(wait=False, cancel_futures=True)
                         return read, str(answer)
-                    log.info("%s: read again in %g s", answer, AGAIN_SECONDS)
-                    directory = _Known(entry.modified, now + AGAIN_SECONDS, False, False)
+                    log.info("%s: read again in %g s", answer, REREAD_SECONDS)
+                    directory = _KnownDirectory(entry.modified, now + REREAD_SECONDS, False, False)
                 else:
                     read[entry.name], is_over = answer
-                    again_at = float("inf") if is_over else now + AGAIN_SECONDS
-                    directory = _Known(entry.modified, again_at, is_over, True)
+                    again_at = float("inf") if is_over else now + REREAD_SECONDS
+                    directory = _KnownDirectory(entry.modified, again_at, is_over, True)
                 self._known[entry.name] = directory
         return read, ""
 
     def _digest_record(self, entry: FileStatus) -> tuple[T, bool] | StoreError:
-        stored = self._store.stored(entry.name)
+        stored = self._store.load(entry.name)
         if stored.record is None:
             return StoreError(stored.problem, stored.kind)
         try:

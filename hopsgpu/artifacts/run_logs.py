@@ -15,12 +15,7 @@ _CHUNK = 2**20
 
 
 class RankLog(NamedTuple):
-    """The log of a rank in an attempt.
-
-    Attributes:
-        attempt: number of the attempt, from 0.
-        rank: rank in the gang.
-    """
+    """The log of a rank in an attempt, counted from 0."""
 
     attempt: int
     rank: int
@@ -33,11 +28,7 @@ def parse_log_name(name: str) -> RankLog | None:
 
 
 def log_sizes(directory: LakePath) -> dict[RankLog, int]:
-    """Return the size of each log in a run's directory in bytes, sorted by attempt and rank.
-
-    Raises:
-        StoreError: the lake refused the operation.
-    """
+    """Return the size of each log in a run's directory in bytes, sorted by attempt and rank."""
     logs = directory / "logs"
     sizes = {}
     for entry in logs.entries() if logs.exists() else ():
@@ -51,7 +42,6 @@ def log_sizes(directory: LakePath) -> dict[RankLog, int]:
 
 
 def log_file(directory: LakePath, log: RankLog) -> LakePath:
-    """Return the path of a log in the directory of its run."""
     place = directory / "logs"
     if log.attempt:
         place /= f"attempt-{log.attempt}"
@@ -59,28 +49,14 @@ def log_file(directory: LakePath, log: RankLog) -> LakePath:
 
 
 class LogReader:
-    """A reader of a rank's log; each call of `read` continues at the offset of the last one.
-
-    Args:
-        directory: directory of the run.
-
-    Attributes:
-        offset: bytes read so far.
-    """
+    """A reader of a rank's log; each call of `read` continues at `offset`, in bytes."""
 
     def __init__(self, directory: LakePath, log: RankLog) -> None:
         self._file = log_file(directory, log)
         self.offset = 0
 
     def read(self, size: int) -> Iterator[bytes]:
-        """Yield the next bytes in bounded chunks.
-
-        Args:
-            size: size of the file; the reading ends there.
-
-        Raises:
-            StoreError: the lake refused the operation.
-        """
+        """Yield the bytes up to `size`, the size of the file, in bounded chunks."""
         if self.offset >= size:
             return
         with self._file.open() as file:

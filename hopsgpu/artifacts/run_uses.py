@@ -1,9 +1,9 @@
 """The GPU time of runs, read from their records, and kept for runs that were removed.
 
-`<root>/usage/` has files of lines, each the JSON of one run. `UsageFiles.keep` writes new files
-whole, before the runs are removed, and nothing ever changes them. So a removal that is killed loses
-no run; a run that is in several files, or in a file and in `<root>/runs/` still, counts once. A
-held gang has a file of its own, with the time between its launches, which no run's record has.
+Each line of the files in `<root>/usage/` is the JSON of one run. `UsageFiles.keep` writes a
+complete new file before the runs are removed, so a killed removal loses no run. A run that is in
+several files, or in a file and still in `<root>/runs/`, counts once. A held gang has a file with
+the time between its launches, which is in no run's record.
 """
 
 from __future__ import annotations
@@ -43,12 +43,6 @@ _CLOCKS_SECONDS = 3600.0
 
 
 def use_of(record: RunRecord, now: float) -> RunUse:
-    """Return the GPU time of a run.
-
-    Args:
-        record: the run's record.
-        now: seconds since the epoch.
-    """
     return RunUse(
         run_id=record.run_id,
         name=record.name,
@@ -66,17 +60,12 @@ _CODEC = Codec(
 
 
 def _line(run: RunUse) -> str:
-    """Return the line that is kept of a run: JSON, schema 1."""
     rounded = replace(run, points=tuple(point.rounded() for point in run.points))
     return json.dumps({"schema": _SCHEMA, **_CODEC.encode(rounded)}, allow_nan=False)
 
 
 def _run_of(line: bytes) -> RunUse:
-    """Return the run of a line.
-
-    Raises:
-        ValueError: the line has another form.
-    """
+    """Parse a line; raise ValueError if it has another form."""
     fields = loads(line)
     if not isinstance(fields, dict) or fields.get("schema") != _SCHEMA:
         raise ValueError(f"it has another schema than {_SCHEMA}")
@@ -102,70 +91,53 @@ def _contents(runs: Sequence[RunUse]) -> Iterator[bytes]:
 
 
 class UsageFiles:
-    """The files of a root with the GPU time of removed runs, and of held gangs between launches.
-
-    Args:
-        root: the root on the lake.
-    """
+    """The files of a root with the GPU time of removed runs, and of held gangs between launches."""
 
     def __init__(self, root: LakePath) -> None:
         self._root = root
         self._directory = root / _DIRECTORY
 
     def keep(self, runs: Sequence[RunUse], now: float) -> None:
-        """Keep what usage needs to know of runs that are to be removed next.
-
-        Args:
-            runs: the runs; of a run that is kept twice one counts.
-            now: seconds since the epoch.
+        """Keep the GPU time of runs that are to be removed next.
 
         Raises:
-            StoreError: the lake refused; then the runs must stay.
+            StoreError: the lake refused the operation; then the runs must stay.
         """
         if not runs:
             return
         self._make()
         moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
         for content in _contents(runs):
-            # No two removals write one file.
+            # Concurrent removals must not write the same file.
             name = f"removed-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}{_SUFFIX}"
             (self._directory / name).replace(content)
             log.info("keeps the GPU time of removed runs in %s/%s", self._directory.url, name)
 
     def write_held(self, gang: RunUse) -> None:
-        """Write the GPU time of a held gang until now, in the place of what was written before.
-
-        Raises:
-            StoreError: the lake refused.
-        """
+        """Replace the file of a held gang by its GPU time until now."""
         self._make()
         (self._directory / f"{_HELD}{gang.run_id}{_SUFFIX}").replace(f"{_line(gang)}\n".encode())
 
     def _make(self) -> None:
-        """Create the directory with the permissions of that of runs, if it is not there.
+        """Create the directory, if it is missing, with the permissions of that of runs.
 
-        On a root of several users, who may write runs may write here too.
+        On a root of several users, all who may write runs may write here too.
         """
         if self._directory.exists():
             return
         self._directory.make()
-        # Another user's driver may have made it meanwhile, and does this itself.
+        # If another user's driver has made the directory meanwhile, that driver sets the mode.
         with contextlib.suppress(StoreError):
             self._directory.set_mode((self._root / RUNS).stat().mode)
 
-    def held(self) -> tuple[FileStatus, ...]:
-        """Return the status of the file of each held gang.
-
-        Raises:
-            StoreError: the lake refused.
-        """
+    def held_files(self) -> tuple[FileStatus, ...]:
         return tuple(entry for entry in self._entries() if entry.name.startswith(_HELD))
 
     def gang(self, name: str) -> RunUse:
         """Return the held gang whose file has this name.
 
         Raises:
-            StoreError: the lake refused, the file was removed, or it has something else.
+            StoreError: the lake refused the operation, the file was removed, or it is damaged.
         """
         for run in self._read(name):
             if isinstance(run, StoreError):
@@ -174,17 +146,15 @@ class UsageFiles:
         raise StoreError(f"{(self._directory / name).url} is empty", "damaged")
 
     def take_held(self, before: float) -> tuple[Sequence[RunUse], Sequence[LakePath]]:
-        """Return the held gangs whose files did not change since, and the files to remove.
+        """Return the held gangs whose files have not changed lately, and the files to remove.
 
-        The files get other names first, under which they still count. So a gang whose file is taken
-        while a long launch uses it writes a new one, which is not removed, and counts instead; and
-        of two removals one gets the file.
+        The files get new names first, under which they still count. If a long launch still uses a
+        gang whose file is taken, the gang writes a new file, which is not removed. Only one of two
+        concurrent removals gets a file.
 
         Args:
-            before: seconds since the epoch, by the file system's clock.
-
-        Raises:
-            StoreError: the lake refused.
+            before: latest modification of a file, in seconds since the epoch by the file system's
+                clock.
         """
         gangs: list[RunUse] = []
         files = []
@@ -199,13 +169,13 @@ class UsageFiles:
         return gangs, files
 
     def _take(self, name: str) -> str | None:
-        """Give a file a name of which no other removal knows, if there are renames.
+        """Give a file a name that no other removal knows, if the lake has renames.
 
-        Without them, a gang that writes its file before it is removed writes it anew: each time it
-        writes all of its GPU time.
+        Without renames, the removal of a file that a gang has just written loses nothing: the
+        gang's next write contains all of its GPU time.
 
         Returns:
-            The name; None if the file is gone, or if it is another user's, who alone may rename it.
+            The name; None if the file is gone, or belongs to another user, who alone may rename it.
         """
         if self._directory.is_object_store:
             return name
@@ -226,7 +196,7 @@ class UsageFiles:
         """
         least = 0.0 if since is None else since * 1000
         seen: set[str] = set()
-        # A removal that is at work moves lines from some files into another.
+        # A concurrent removal moves lines from some files into another: list the files again.
         for tries_left in reversed(range(_LISTINGS)):
             try:
                 entries = self._entries()
@@ -247,7 +217,6 @@ class UsageFiles:
                 return
 
     def _entries(self) -> Sequence[FileStatus]:
-        """Return the status of each file of runs."""
         try:
             entries = self._directory.entries()
         except StoreError as error:
@@ -259,7 +228,7 @@ class UsageFiles:
     def _read(self, name: str) -> Iterator[RunUse | StoreError]:
         file = self._directory / name
         try:
-            # Other users write here too.
+            # Bounded, because other users write here too.
             lines = file.read(LARGEST_FILE).splitlines()
         except StoreError as error:
             yield error
@@ -280,18 +249,14 @@ def keep_before_removal(
 ) -> None:
     """Keep the GPU time of runs that are to be removed next.
 
-    The files of held gangs that have ended become a part of the same file, so that the lake has few
-    small ones.
+    The new file includes those of held gangs that have ended, so that the lake has few small files.
 
     Args:
-        root: the root of the runs.
-        runs: records of the runs.
-        older_than: for how long the file of a held gang must not have changed, in seconds; at least
-            an hour.
-        now: seconds since the epoch.
+        older_than: minimum age of the last change of a held gang's file, in seconds; at least an
+            hour counts.
 
     Raises:
-        StoreError: the lake refused; then the runs must stay.
+        StoreError: the lake refused the operation; then the runs must stay.
     """
     files = UsageFiles(root)
     gangs, merged = files.take_held(now - max(older_than or 0.0, _CLOCKS_SECONDS))
@@ -305,7 +270,7 @@ class RunUses:
     """The GPU time of the runs below some roots.
 
     Attributes:
-        runs: the runs; one that is being removed may be there twice.
+        runs: the runs; a run that is being removed may be included twice.
         problems: what could not be read, and why; each once.
     """
 
@@ -314,15 +279,13 @@ class RunUses:
 
 
 def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> RunUses:
-    """Return the GPU time of the runs below roots, removed ones included.
+    """Return the GPU time of the runs below roots, including removed runs.
 
-    Records are read in parallel, and nothing is kept of them but the GPU time. Runs whose
-    directories did not change in the period, nor in the hour before it, are not read.
+    Runs whose directories did not change in the period, nor in the hour before it, are not read. A
+    root that does not exist has no runs.
 
     Args:
-        roots: the roots; of one that does not exist there are no runs.
         since: begin of the period, in seconds since the epoch; None for all runs.
-        now: seconds since the epoch.
 
     Raises:
         StoreError: the lake cannot be reached.
@@ -340,9 +303,9 @@ def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> Run
         named = [(RunStore(root), run_id) for root, ids in readable for run_id in ids]
         read = list(pool.map(lambda run: _use_in(run[0], run[1], now), named))
         kept = pool.map(lambda pair: list(UsageFiles(pair[0]).read(least)), readable)
-        removed = [run for some in kept for run in some]
+        removed = [run for runs_of_root in kept for run in runs_of_root]
     runs = [run for run in (*read, *removed) if isinstance(run, RunUse)]
-    # A removal that was killed may leave a directory without a record, of a run that is kept.
+    # A killed removal may leave the directory of a kept run without its record.
     known_ids = {run.run_id for run in runs}
     for (_, run_id), run in zip(named, read, strict=True):
         if isinstance(run, StoreError) and run_id not in known_ids:
@@ -352,7 +315,6 @@ def read_uses(roots: Sequence[LakePath], since: float | None, now: float) -> Run
 
 
 def _list(store: RunStore, since: float | None) -> tuple[str, ...] | str:
-    """Return the ids of a root's runs, or why they cannot be listed."""
     try:
         return store.ids(since)
     except HopsGpuError as error:
@@ -360,8 +322,7 @@ def _list(store: RunStore, since: float | None) -> tuple[str, ...] | str:
 
 
 def _use_in(store: RunStore, run_id: str, now: float) -> RunUse | StoreError:
-    """Return the GPU time of a run, or why its record cannot be read."""
-    stored = store.stored(run_id)
+    stored = store.load(run_id)
     if stored.record is None:
         return StoreError(stored.problem, stored.kind)
     return use_of(stored.record, now)

@@ -27,9 +27,11 @@ UNREADABLE = "unreadable"
 LATEST = "last"
 _ID = re.compile(r"\w[\w.+=-]{0,199}")
 _BEGAN = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+")
-# Records that are read at the same time.
+# Threads that read records in parallel.
 READERS = 8
 _MORE_READINGS = 3
+# A driver without a sign of life for this long is dead; until then it may be suspended.
+_DEAD_SECONDS = 3600.0
 
 
 def _parse_stable(file: LakePath) -> RunRecord:
@@ -49,8 +51,7 @@ class StoredRun:
     """A directory in the directory of runs.
 
     Attributes:
-        run_id: its name.
-        record: its record, or None.
+        run_id: name of the directory.
         problem: why the record cannot be read, or "".
         kind: kind of the problem, as of a StoreError.
     """
@@ -65,16 +66,16 @@ class StoredRun:
         return UNREADABLE if self.record is None else self.record.state_at(now)
 
 
-def began(entry: FileStatus) -> float:
+def start_time(entry: FileStatus) -> float:
     """Return when a run began, in seconds since the epoch.
 
-    The time is in the run's id; without it, it is the modification time of the directory.
+    Without a time in the run's id, the result is the modification time of the directory.
     """
-    named = began_by_name(entry.name)
+    named = start_in_id(entry.name)
     return entry.modified / 1000 if named is None else named
 
 
-def began_by_name(run_id: str) -> float | None:
+def start_in_id(run_id: str) -> float | None:
     """Return when a run began, in seconds since the epoch, if its id says so."""
     match = _BEGAN.search(run_id)
     if match is None:
@@ -87,32 +88,22 @@ def began_by_name(run_id: str) -> float | None:
 
 
 class RunStore:
-    """The runs below a root on the lake.
-
-    Args:
-        root: the root, or its URL.
-    """
-
     def __init__(self, root: str | LakePath) -> None:
         self._runs = (LakePath(root) if isinstance(root, str) else root) / RUNS
 
     @property
     def url(self) -> str:
-        """Return the URL of the directory of runs."""
         return self._runs.url
 
     def directory(self, run_id: str) -> LakePath:
-        """Return a run's directory.
-
-        Raises:
-            ConfigError: `run_id` cannot be a run's id.
-        """
+        """Return a run's directory; raise ConfigError if `run_id` cannot be a run's id."""
         return self._runs / run_name(run_id)
 
-    def modified(self) -> int | None:
-        """Return when a run came or went last, in milliseconds since the epoch; None without runs.
+    def last_change_ms(self) -> int | None:
+        """Return when the last run was created or removed, in milliseconds since the epoch.
 
-        The time is that of the file system's clock; 0 on an object store, which does not know it.
+        The time is that of the file system's clock. It is None without runs, and 0 on an object
+        store, which does not know it.
         """
         try:
             return self._runs.stat().modified
@@ -127,18 +118,18 @@ class RunStore:
         return tuple(entry for entry in entries if entry.is_directory)
 
     def ids(self, changed_since: float | None = None) -> tuple[str, ...]:
-        """Return the names of all directories here, those of the newest runs first.
+        """Return the names of all directories of runs, the newest first.
 
         Args:
             changed_since: leaves out runs whose records were all written before this time, in
-                seconds since the epoch by the file system's clock; None for all.
+                seconds since the epoch by the file system's clock.
         """
-        # A record replaces the one before by a rename, which changes the directory. An object
+        # A driver replaces a record by a rename, which changes the directory's time. An object
         # store's directories have no time: any of them may have changed.
         least = 0.0 if changed_since is None else changed_since * 1000
         entries = [e for e in self.directories() if e.modified >= least or not e.modified]
         return tuple(
-            e.name for e in sorted(entries, key=lambda e: (began(e), e.name), reverse=True)
+            e.name for e in sorted(entries, key=lambda e: (start_time(e), e.name), reverse=True)
         )
 
     def find(self, reference: str) -> str:
@@ -151,7 +142,7 @@ class RunStore:
             ConfigError: no run matches, or several do.
         """
         if reference == LATEST:
-            # A directory whose name is no run id is listed, but is no run.
+            # Directories whose names are no run ids are listed, but are no runs.
             newest = next((name for name in self.ids() if _is_id(name)), None)
             if newest is None:
                 raise ConfigError(f"there are no runs in {self.url}")
@@ -170,11 +161,7 @@ class RunStore:
         )
 
     def record(self, run_id: str) -> RunRecord:
-        """Return a run's record.
-
-        Raises:
-            StoreError: the record does not exist, or it cannot be read.
-        """
+        """Return a run's record; raise StoreError if there is none, or it cannot be read."""
         file = self.directory(run_id) / RECORD
         record = _parse_stable(file)
         if record.run_id != run_id:
@@ -184,21 +171,17 @@ class RunStore:
     def read(self, run_ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with their records, read in parallel; an unreadable one has its problem."""
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            return list(pool.map(self.stored, run_ids))
+            return list(pool.map(self.load, run_ids))
 
-    def stored(self, run_id: str) -> StoredRun:
-        """Return a run with its record, or with the problem for which that cannot be read."""
+    def load(self, run_id: str) -> StoredRun:
+        """Return a run with its record, or with the problem that prevents reading it."""
         try:
             return StoredRun(run_id, self.record(run_id))
         except HopsGpuError as error:
             return StoredRun(run_id, None, str(error), getattr(error, "kind", ""))
 
     def cancel(self, run_id: str, now: float) -> None:
-        """Ask the driver of a run that goes on to cancel it.
-
-        Args:
-            run_id: the run's id.
-            now: seconds since the epoch.
+        """Ask the driver of a running run to cancel it.
 
         Raises:
             ConfigError: the run has ended, or is lost.
@@ -208,7 +191,7 @@ class RunStore:
         self.ask_to_cancel(run_id)
 
     def ask_to_cancel(self, run_id: str) -> None:
-        """Leave a request to cancel for the run's driver, which looks for it every few seconds.
+        """Write a request to cancel. The run's driver polls for it every few seconds.
 
         Raises:
             StoreError: the lake refused the operation, for example because the run is another
@@ -218,16 +201,16 @@ class RunStore:
         log.info("asked the driver of %s to cancel it", run_id)
 
     def is_asked_to_cancel(self, run_id: str) -> bool:
-        """Return whether the run's driver was asked to cancel it."""
         return (self.directory(run_id) / CANCEL).exists()
 
     def remove(self, run_id: str) -> None:
-        """Remove a run with its logs and checkpoints, and with what a score has left; models stay.
+        """Remove a run with its logs and checkpoints, and a score's remaining parts; models stay.
 
         Raises:
-            StoreError: the lake refused; then the record, which names what is left, is still there.
+            StoreError: the lake refused the operation. The record, which names what is left, still
+                exists.
         """
-        record = self.stored(run_id).record
+        record = self.load(run_id).record
         if record is not None and (parts := parts_elsewhere(record)) is not None:
             parts.remove()
             log.info("removed %s", parts.url)
@@ -236,9 +219,9 @@ class RunStore:
 
 
 def parts_elsewhere(record: RunRecord) -> LakePath | None:
-    """Return where a score that is not complete has its parts, beside its output; or None.
+    """Return where an incomplete score has its parts, beside its output; or None.
 
-    Other users may read and write there: only a directory whose name has the run's id counts.
+    Other users may write there: only a directory whose name has the run's id counts.
     """
     url = None if record.score is None else record.score.kept_in
     if url is None:
@@ -256,7 +239,7 @@ def run_name(text: str) -> str:
     """Return a run's id, or a prefix of one, that is safe as one component of a path.
 
     Raises:
-        ConfigError: `text` cannot be one.
+        ConfigError: `text` is neither.
     """
     name = unicodedata.normalize("NFC", text)
     if not _is_id(name):
@@ -270,28 +253,26 @@ def _is_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None and ".." not in name
 
 
-# A driver may have been suspended.
-_GONE_SECONDS = 3600.0
-
-
 def prunable(
     runs: Sequence[StoredRun], older_than: float | None, keep: int, now: float
 ) -> tuple[str, ...]:
     """Return the ids of runs that may be removed. Pure.
 
-    A run is kept if it is going on, if its driver was at work within the last hour, or if its
-    record cannot be read. The run that such a run resumes is kept too, as is the run that that one
-    resumed, and so on.
+    Runs that are running, runs whose driver was active within the last hour, and unreadable runs
+    are kept. So are the runs that they resume, directly or through other runs.
 
     Args:
         runs: the runs, the newest first.
-        older_than: least time since the record was last written, in seconds; None for any.
+        older_than: minimum age of the record, in seconds.
         keep: number of the newest runs to keep.
-        now: seconds since the epoch.
     """
 
+    def may_be_active(record: RunRecord) -> bool:
+        is_recent = record.is_running(now) or now - record.updated < _DEAD_SECONDS
+        return not record.has_ended and is_recent
+
     records = {run.run_id: run.record for run in runs if run.record is not None}
-    needed = {run_id for run_id, record in records.items() if _may_be_at_work(record, now)}
+    needed = {run_id for run_id, record in records.items() if may_be_active(record)}
     reached = list(needed)
     while reached:
         record = records.get(reached.pop())
@@ -299,14 +280,10 @@ def prunable(
         if resumed is not None and resumed not in needed:
             needed.add(resumed)
             reached.append(resumed)
-
-    def may_go(run: StoredRun) -> bool:
-        if run.record is None or run.run_id in needed:
-            return False
-        return now - run.record.updated >= (older_than or 0.0)
-
-    return tuple(run.run_id for run in runs[keep:] if may_go(run))
-
-
-def _may_be_at_work(record: RunRecord, now: float) -> bool:
-    return not record.has_ended and (record.is_running(now) or now - record.updated < _GONE_SECONDS)
+    return tuple(
+        run.run_id
+        for run in runs[keep:]
+        if run.record is not None
+        and run.run_id not in needed
+        and now - run.record.updated >= (older_than or 0.0)
+    )

@@ -1,9 +1,9 @@
 """Which ranks must have saved a step for it to be complete, also when the number of ranks changes.
 
-A run's attempts may have different numbers of ranks: each attempt is a world of its own size. Ranks
-announce that they save before their first save; nothing else shows which ranks save. A rank may be
-killed before it announces itself, or start late. The saves of other ranks must not count as
-complete meanwhile. Therefore the ranks that must have saved a step of an attempt are:
+Each attempt of a run is a world of its own size. Ranks announce that they save before their first
+save; nothing else shows which ranks save. A rank may be killed before it announces itself, or start
+late: meanwhile the saves of other ranks must not count as complete. Therefore these ranks must have
+saved a step of an attempt:
 
 1. the ranks that announced themselves in an attempt of the same world size, and
 2. the ranks carried over from the world before the first attempt of this size.
@@ -13,9 +13,9 @@ ranks of the earlier world must save, as far as they exist here. A world of one 
 whether all ranks save or only rank 0. The last larger world decides; if there is none, rank 0 is
 carried over.
 
-So each step is judged by its own world. A shrunk world does not wait for ranks that no longer
-exist, and the steps of a smaller world stay complete in a larger world. A function in which some
-but not all ranks save must choose the same ranks in worlds of every size.
+So a shrunk world does not wait for ranks that no longer exist, and the steps of a smaller world
+stay complete in a larger world. A function in which some but not all ranks save must choose the
+same ranks in worlds of every size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class SavingRank:
     """A rank that saves in an attempt.
 
     Attributes:
-        rank: rank in the attempt's world.
         world_size: number of ranks in the attempt; 0 if it is unknown.
     """
 
@@ -53,11 +52,7 @@ def parse_announcements(names: Collection[str]) -> frozenset[SavingRank]:
 
 
 class SavingRanks:
-    """The ranks that must have saved a step, by the attempt that saved it.
-
-    Args:
-        announced: the known saving ranks, of all attempts.
-    """
+    """The ranks that must have saved a step, by the attempt that saved it."""
 
     def __init__(self, announced: Collection[SavingRank]) -> None:
         self._sizes = {attempt: size for attempt, size, _ in _attempts(announced)}
@@ -77,11 +72,7 @@ class SavingRanks:
         return self._by_size.get(self._sizes.get(attempt, -1), frozenset())
 
     def carried_over(self, world_size: int | None) -> frozenset[int]:
-        """Return the ranks that must save in the next world, as the last world shows.
-
-        Args:
-            world_size: number of ranks in the next world; None for as many as in the last world.
-        """
+        """Return the ranks that must save in the next world; None: it is as large as the last."""
         last_size = self._last_size
         if last_size is None:
             return frozenset()

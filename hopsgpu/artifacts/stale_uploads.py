@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import concurrent.futures
-import itertools
 import logging
 from collections.abc import Callable
 
 from hopsgpu.artifacts.version_commit import commit_of
-from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, is_version, numbers
+from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING, TAGS, is_listed, numbers
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath, is_draft
@@ -21,7 +20,7 @@ _MAX_PARALLEL_CHECKS = 8
 
 
 def sweep(home: LakePath, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
-    """Remove leftovers to which nobody has written for a long time.
+    """Remove leftovers to which nobody has written for a long time; return their names.
 
     Leftovers are staging directories, empty versions, drafts of tags, probes, and on an object
     store uploads without a manifest. The probes of a model that did not exist yet are in the
@@ -29,12 +28,8 @@ def sweep(home: LakePath, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
     belong to another user, or another sweep may be removing it.
 
     Args:
-        home: directory of the model.
         now: the lake's time, in milliseconds since the epoch.
         age: minimum age of a leftover, in milliseconds.
-
-    Returns:
-        The names of the removed entries.
     """
     removed = []
     for place, entry in _leftovers(home):
@@ -73,18 +68,9 @@ def _uploads(home: LakePath) -> list[tuple[LakePath, FileStatus]]:
     """
     claimed = {str(number) for number in numbers((home / CLAIMS).names())}
     places = _entries(home, lambda entry: entry.is_directory and entry.name in claimed)
-
-    def is_upload(number: int) -> bool:
-        try:
-            return not is_version(home, number)
-        except StoreError as error:
-            if error.kind != PERMISSION:
-                raise
-            return False
-
     with concurrent.futures.ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
-        uploads = pool.map(is_upload, [int(entry.name) for _, entry in places])
-        return list(itertools.compress(places, uploads))
+        is_version = pool.map(lambda place: is_listed(home, int(place[1].name)), places)
+        return [place for place, exists in zip(places, is_version, strict=True) if not exists]
 
 
 def _entries(
@@ -102,7 +88,7 @@ def _entries(
 
 
 def newest(place: LakePath, entry: FileStatus) -> int:
-    """Return the latest modification time of an entry and all below it, in the lake's ms."""
+    """Return the latest modification time of an entry and all below it, in milliseconds."""
     if not entry.is_directory:
         return entry.modified
     below = [newest(place / inner.name, inner) for inner in place.entries()]

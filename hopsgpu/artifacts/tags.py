@@ -1,4 +1,4 @@
-"""A model's tags: `<root>/<name>/_tags/<tag>`, a small file with the number of a version.
+"""A model's tags: `<home>/_tags/<tag>`, a small file with the number of a version.
 
 The same file has the changes of the tag, the oldest first, so one step replaces the tag and its
 last change. `_tags/_removed/<tag>` keeps the changes of a removed tag.
@@ -69,12 +69,6 @@ def put_tag(
     If two processes change a tag at the same moment, the later change counts, and the history may
     lack the other change.
 
-    Args:
-        home: directory of the model.
-        tag: tag as `manifest.tag_name` returns it.
-        action: TAG or ROLLBACK.
-        now: epoch seconds; None for the time of this machine.
-
     Raises:
         StoreError: the lake refused the operation; or the version was deleted meanwhile (kind
             "absent"), and the tag was removed.
@@ -99,16 +93,7 @@ def put_tag(
 
 
 def drop_tag(home: LakePath, tag: str, *, now: float | None = None) -> bool:
-    """Remove a tag, even a damaged one, and keep its changes; return False if it does not exist.
-
-    Args:
-        home: directory of the model.
-        tag: tag as `manifest.tag_name` returns it.
-        now: epoch seconds; None for the time of this machine.
-
-    Raises:
-        StoreError: the lake refused the operation.
-    """
+    """Remove a tag, even a damaged one, and keep its changes; return False if it does not exist."""
     file = home / TAGS / tag
     if not file.exists():
         return False
@@ -123,21 +108,13 @@ def drop_tag(home: LakePath, tag: str, *, now: float | None = None) -> bool:
 
 
 def read_tag(home: LakePath, tag: str) -> int | None:
-    """Return the number of the version that a tag points at; None if the tag does not exist.
-
-    Raises:
-        StoreError: the lake refused the operation, or the tag is damaged.
-    """
+    """Return the number of the version that a tag points at; None if the tag does not exist."""
     content = _read(home / TAGS / tag)
     return None if content is None else content.version
 
 
 def read_tags(home: LakePath) -> dict[str, int]:
-    """Return all tags of a model, with the numbers of the versions that they point at.
-
-    Raises:
-        StoreError: the lake refused the operation, or a tag is damaged.
-    """
+    """Return all tags of a model, with the numbers of the versions that they point at."""
     # While a tag is being replaced, there is a draft with another name beside it.
     names = [name for name in (home / TAGS).names() if name[0] not in "._"]
     versions = {tag: read_tag(home, tag) for tag in names}
@@ -145,11 +122,7 @@ def read_tags(home: LakePath) -> dict[str, int]:
 
 
 def read_changes(home: LakePath, tag: str) -> tuple[TagChange, ...] | None:
-    """Return the changes of a tag, the oldest first; None if there never was such a tag.
-
-    Raises:
-        StoreError: the lake refused the operation, or the tag or its changes are damaged.
-    """
+    """Return the changes of a tag, the oldest first; None if there never was such a tag."""
     for file in (home / TAGS / tag, home / TAGS / _REMOVED / tag):
         content = _read(file)
         if content is not None:
@@ -167,10 +140,6 @@ def earlier_versions(changes: Sequence[TagChange], current: int) -> list[int]:
     """Return the versions that a rollback may return to, the preferred one first. Pure.
 
     A version that a rollback has left is not included, so a second rollback goes back further.
-
-    Args:
-        changes: changes of a tag, the oldest first.
-        current: number of the tag's present version.
     """
     first = changes[0].previous if changes else None
     stack = [] if first is None else [first]

@@ -47,7 +47,6 @@ class MergePlan:
     """The moves that make one directory of the parts of several ranks.
 
     Attributes:
-        files: files of all parts, by path.
         base: the rank whose part becomes the version.
         moves: path of each file that is moved into the base → the rank whose part has the file.
     """
@@ -63,8 +62,7 @@ class VersionCommit(Protocol):
     def begin(self, home: LakePath) -> tuple[LakePath, int]:
         """Return the place of a new upload, and the lake's time in milliseconds since the epoch."""
 
-    def home(self, staging: LakePath) -> LakePath:
-        """Return the directory of the model that an upload is for."""
+    def home(self, staging: LakePath) -> LakePath: ...
 
     def part(self, staging: LakePath, rank: int) -> LakePath:
         """Return the directory of a rank's part of an upload."""
@@ -78,11 +76,6 @@ class VersionCommit(Protocol):
     ) -> int:
         """Make an upload a version, and return its number.
 
-        Args:
-            staging: place of the upload.
-            make_manifest: returns the content of the manifest for a number.
-            finish_uploads: returns once all files are uploaded.
-
         Raises:
             StoreError: the lake refused the operation, or the upload is no longer complete.
         """
@@ -90,48 +83,30 @@ class VersionCommit(Protocol):
     def withdraw(self, home: LakePath, number: int, check: Callable[[], None]) -> None:
         """Hide a version from everybody at once, and remove it unless a check then refuses.
 
-        Args:
-            home: directory of the model.
-            check: called while the version is hidden. If it raises StoreError, the version is
-                restored.
+        If `check` raises StoreError, the version is restored.
 
         Raises:
-            StoreError: the check raised it; the lake refused the operation; or the version cannot
-                be restored (kind "exists").
+            StoreError: of the check; the lake refused the operation; or the version cannot be
+                restored (kind "exists").
         """
 
     def abandon(self, staging: LakePath) -> bool:
-        """Remove the caller's own upload; return False, and do nothing, if it is a version.
-
-        Raises:
-            StoreError: the lake refused the operation.
-        """
+        """Remove the caller's own upload; return False, and do nothing, if it is a version."""
 
     def discard(self, home: LakePath, place: LakePath) -> bool:
         """Remove another process's abandoned upload; one step hides it from all readers.
 
         Returns:
             False if the upload has become a version meanwhile; then nothing was removed.
-
-        Raises:
-            StoreError: the lake refused the operation.
         """
 
 
 def commit_of(place: LakePath) -> VersionCommit:
-    """Return the implementation for the lake of a place."""
     return _ByManifest() if place.is_object_store else _ByRename()
 
 
 def claim(home: LakePath) -> int:
-    """Claim the model's next number permanently; concurrent callers get different numbers.
-
-    Args:
-        home: directory of the model.
-
-    Raises:
-        StoreError: the lake refused the operation.
-    """
+    """Claim the model's next number permanently; concurrent callers get different numbers."""
     claims = home / CLAIMS
     claims.make()
     number = max((*numbers(claims.names()), *numbers(home.names())), default=0)
@@ -144,11 +119,7 @@ def claim(home: LakePath) -> int:
 
 
 def discard_by_rename(home: LakePath, place: LakePath) -> None:
-    """Remove a directory: hide it from readers by one rename, then delete it.
-
-    Raises:
-        StoreError: the lake refused the operation.
-    """
+    """Remove a directory: hide it from readers by one rename, then delete it."""
     (home / STAGING).make()
     hidden = home / STAGING / uuid.uuid4().hex
     place.rename(hidden)

@@ -214,7 +214,7 @@ class ModelVersion:
         with tempfile.TemporaryDirectory(prefix="hopsgpu-model-") as directory:
             if export.needs_files(to, model):
                 self.download(directory)
-            known = ServedVersion(
+            served = ServedVersion(
                 name=self.name,
                 version=self.version,
                 url=self.url,
@@ -227,7 +227,7 @@ class ModelVersion:
                     else None
                 ),
             )
-            version = export.add_file_facts(known, self.files, Path(directory), trust)
+            version = export.add_file_facts(served, self.files, Path(directory), trust)
             try:
                 export.write(to, version, Path(directory), target, options)
             except OSError as error:
@@ -317,12 +317,7 @@ class ModelVersion:
 
 
 def is_version(home: LakePath, number: int) -> bool:
-    """Return whether a version exists: it appears with its manifest, in one step.
-
-    Args:
-        home: directory of the model.
-        number: number of the version.
-    """
+    """Return whether a version exists: it appears with its manifest, in one step."""
     return has_manifest(home / str(number))
 
 
@@ -355,12 +350,21 @@ def lacks_manifest(version: LakePath) -> bool:
 
 
 def missing_manifest_error(version: LakePath) -> StoreError:
-    """Return the error for a version that has files but no manifest."""
     return StoreError(
         f"{version.url} is damaged: its manifest.json is missing; restore it, or delete the"
         " version",
         DAMAGED,
     )
+
+
+def is_listed(home: LakePath, number: int) -> bool:
+    """Return whether a version exists, or a directory that may not be read."""
+    try:
+        return is_version(home, number)
+    except StoreError as error:
+        if error.kind != PERMISSION:
+            raise
+        return True
 
 
 @contextlib.contextmanager
@@ -396,7 +400,6 @@ def _remove_old_drafts(target: Path) -> None:
 
 
 def _refuse_links_outside(target: Path, files: Iterable[str]) -> None:
-    """Raise StoreError if a link in the directory leads a file outside of it."""
     root = target.resolve()
     for directory in {path.rpartition("/")[0] for path in files}:
         if not (root / directory).resolve().is_relative_to(root):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
-from hopsgpu.artifacts.runs import RECORD, began
+from hopsgpu.artifacts.runs import RECORD, start_time
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.core.run_record import LARGEST_RECORD, OTHER_SCHEMA, parse
 from hopsgpu.core.spec import GangSpec, LaunchPlan
@@ -201,7 +201,7 @@ def _resumed_from(run: LakePath) -> str | None:
 
 
 def _unknown(runs: LakePath, run_id: str) -> ConfigError:
-    entries = sorted(runs.entries(), key=began, reverse=True)
+    entries = sorted(runs.entries(), key=start_time, reverse=True)
     known = [entry.name for entry in entries if entry.is_directory]
     listed = ", ".join(known[:_MOST_LISTED]) or "none"
     unlisted = len(known) - _MOST_LISTED

@@ -131,7 +131,7 @@ class RunsReader:
         roots = list(self._roots.values())
         problems = (*self._unknown, *(root.refusal for root in roots if root.refusal))
         readable = [root for root in roots if root.was_seen and not root.refusal]
-        if problems and not any(root.changes.is_there for root in readable):
+        if problems and not any(root.changes.has_directory for root in readable):
             raise HopsGpuError(f"no run can be read: {problems[0]}")
         live = self._live(readable, queues)
         return RunsView(
@@ -167,11 +167,11 @@ class RunsReader:
             for name, (user, queue, use) in self._read_held(root).items():
                 path, key = queue_path(queue, queues), (root.lake.url, name)
                 self._totals.take_held(key, user, path, use, is_old=not root.was_seen)
-            changes = root.changes.look()
+            changes = root.changes.poll()
         except StoreError as error:
             root.refusal, root.again_at = str(error), now + pause
             return
-        root.again_at = now if root.changes.is_there else now + pause
+        root.again_at = now if root.changes.has_directory else now + pause
         wall = self._wall_clock()
         url = root.lake.url
         for run_id, digest in changes.read.items():
@@ -205,7 +205,7 @@ class RunsReader:
     def _read_held(self, root: _Root) -> Mapping[str, tuple[str, str, GpuUse]]:
         """Return user, queue and GPU seconds of the held gangs whose files changed, by file."""
         files, use_by_name = UsageFiles(root.lake), {}
-        entries = files.held()
+        entries = files.held_files()
         for entry in entries:
             if root.held.get(entry.name) == entry.modified:
                 continue

@@ -240,7 +240,7 @@ class _ScoreRun:
         runs = RunStore(LakePath(self._active.application.root))
         try:
             for run_id, url in self._output.others().items():
-                record = runs.stored(run_id).record
+                record = runs.load(run_id).record
                 parts = None if record is None else parts_elsewhere(record)
                 if record is None or parts is None or parts.url != url:
                     log.info("%s is left: it is of no score below this root", url)

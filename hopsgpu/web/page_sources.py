@@ -22,7 +22,7 @@ from hopsgpu.artifacts.model_listing import model_entry, tags_of, version_entry
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import RankLog, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
-from hopsgpu.artifacts.runs import READERS, RunStore, began_by_name
+from hopsgpu.artifacts.runs import READERS, RunStore, start_in_id
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.core.run_record import RunRecord
 from hopsgpu.display.run_view import RunSummary, newest, summary_of
@@ -225,7 +225,7 @@ class Sources:
         listings, problems = self._ids(roots, None)
         # By their names first, so that no more records are read than are shown.
         some = [(root, run_id) for root, ids in listings for run_id in ids[:most]]
-        some.sort(key=lambda pair: began_by_name(pair[1]) or 0.0, reverse=True)
+        some.sort(key=lambda pair: start_in_id(pair[1]) or 0.0, reverse=True)
         rows = newest(self._rows(some[:most]), most)
         more = sum(len(ids) for _, ids in listings) > len(rows)
         return RunList(tuple(rows), more, tuple(problems))
@@ -265,7 +265,7 @@ class Sources:
             cached = self._ended.get(key)
         if cached is not None:
             return cached
-        run = root.store.stored(run_id)
+        run = root.store.load(run_id)
         row = summary_of(run, self.clock(), root.key)
         # A search or a score may be resumed, with the same id.
         if run.record is not None and run.record.has_ended and row.kind == "gang":

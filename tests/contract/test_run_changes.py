@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hopsgpu.artifacts.run_changes import AGAIN_SECONDS, RunChanges
+from hopsgpu.artifacts.run_changes import REREAD_SECONDS, RunChanges
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_record import RunRecord
 from hopsgpu.errors import StoreError
@@ -28,8 +28,8 @@ class Reader:
             raise StoreError("its numbers are odd", "damaged")
         return record.state
 
-    def look(self) -> tuple[dict[str, str], tuple[str, ...], int]:
-        found = self.changes.look()
+    def poll(self) -> tuple[dict[str, str], tuple[str, ...], int]:
+        found = self.changes.poll()
         assert found.problem == ""
         return found.read, found.removed, found.unreadable
 
@@ -41,32 +41,32 @@ def ended(lake: LakePath, run_id: str) -> RecordedRun:
     return run
 
 
-def test_each_look_reads_what_changed(lake: LakePath) -> None:
+def test_each_poll_reads_what_changed(lake: LakePath) -> None:
     reader = Reader(lake)
-    assert reader.look() == ({}, (), 0)
+    assert reader.poll() == ({}, (), 0)
     ended(lake, FIRST)
     live = RecordedRun(lake, SECOND, time.time())
-    assert reader.look() == ({FIRST: "succeeded", SECOND: "requested"}, (), 0)
-    assert reader.look() == ({}, (), 0)
-    assert reader.look() == ({}, (), 0)
+    assert reader.poll() == ({FIRST: "succeeded", SECOND: "requested"}, (), 0)
+    assert reader.poll() == ({}, (), 0)
+    assert reader.poll() == ({}, (), 0)
     time.sleep(0.05)  # the file systems' clocks go in steps
     live.put("waiting")
-    assert reader.look() == ({SECOND: "waiting"}, (), 0)
+    assert reader.poll() == ({SECOND: "waiting"}, (), 0)
     (lake / "runs" / FIRST).remove()
-    assert reader.look() == ({}, (FIRST,), 0)
-    assert reader.look() == ({}, (), 0)
+    assert reader.poll() == ({}, (FIRST,), 0)
+    assert reader.poll() == ({}, (), 0)
     ended(lake, FIRST)
-    assert reader.look() == ({FIRST: "succeeded"}, (), 0)
+    assert reader.poll() == ({FIRST: "succeeded"}, (), 0)
 
 
 def test_only_records_of_runs_that_go_on_are_read_again_without_a_change(lake: LakePath) -> None:
     ended(lake, FIRST)
     RecordedRun(lake, SECOND, time.time())
     reader = Reader(lake)
-    reader.look()
-    reader.now += AGAIN_SECONDS + 1
+    reader.poll()
+    reader.now += REREAD_SECONDS + 1
     reader.read.clear()
-    assert reader.look()[0] == {SECOND: "requested"}
+    assert reader.poll()[0] == {SECOND: "requested"}
     assert reader.read == [SECOND]
 
 
@@ -76,19 +76,19 @@ def test_what_cannot_be_read_is_read_again_later_or_once_it_changes(lake: LakePa
     run = RecordedRun(lake, SECOND, time.time())
     run.put("preparing")
     reader = Reader(lake)
-    assert reader.look() == ({}, (), 2)
+    assert reader.poll() == ({}, (), 2)
     reader.read.clear()
-    assert reader.look() == ({}, (), 2)
-    assert reader.look() == ({}, (), 2)
+    assert reader.poll() == ({}, (), 2)
+    assert reader.poll() == ({}, (), 2)
     assert reader.read == []
     time.sleep(0.05)
     run.put("waiting")
-    assert reader.look() == ({SECOND: "waiting"}, (), 1)
+    assert reader.poll() == ({SECOND: "waiting"}, (), 1)
     # Repaired in place, which the directory does not show.
     (lake / "runs" / SECOND / "copy.json").write((lake / "runs" / SECOND / "run.json").read())
     whole = (lake / "runs" / SECOND / "run.json").read().replace(SECOND.encode(), FIRST.encode())
     (lake / "runs" / FIRST / "run.json").write(whole)
-    reader.look()
-    reader.now += AGAIN_SECONDS + 1
-    assert reader.look()[0] == {FIRST: "waiting", SECOND: "waiting"}
-    assert reader.look() == ({}, (), 0)
+    reader.poll()
+    reader.now += REREAD_SECONDS + 1
+    assert reader.poll()[0] == {FIRST: "waiting", SECOND: "waiting"}
+    assert reader.poll() == ({}, (), 0)

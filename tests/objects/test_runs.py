@@ -23,7 +23,7 @@ globals().update(contracts_of(test_runs, WITHOUT))
 
 def test_a_run_that_may_have_changed_is_listed(lake: LakePath, tmp_path: Path) -> None:
     store = RunStore(lake.url)
-    assert store.ids() == () and store.modified() is None
+    assert store.ids() == () and store.last_change_ms() is None
     write(store.directory(test_runs.RUN), test_runs.record_of(tmp_path, "running"))
     # Its directory has no time.
     assert store.ids(changed_since=1e10) == (test_runs.RUN,)

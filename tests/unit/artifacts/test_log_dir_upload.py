@@ -102,7 +102,7 @@ def test_other_files_are_carried_anew_but_not_all_the_time(
 
     def look(content: bytes, *, last: bool = False) -> bytes:
         (logs / "losses.csv").write_bytes(content)
-        assert carrying.upload_changes(last=last) == []
+        assert carrying.upload_changes(is_last=last) == []
         return there(lake)["losses.csv"]
 
     assert look(b"1") == b"1"
@@ -122,7 +122,7 @@ def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: LakePath
     carrying = carrier(logs, lake)
     (warning,) = carrying.upload_changes()
     assert warning.startswith("'odd") and "is not uploaded" in warning
-    assert carrying.upload_changes(last=True) == []
+    assert carrying.upload_changes(is_last=True) == []
     assert there(lake) == {"fine": b"fine"}
 
 
@@ -145,7 +145,7 @@ def test_a_lake_that_is_out_of_reach_is_tried_again(
             f"'0.{EVENTS}' in log_dir is not on the lake yet: nobody answers"
         ]
         assert carrying.upload_changes() == []
-        assert carrying.upload_changes(last=True) == [
+        assert carrying.upload_changes(is_last=True) == [
             f"'0.{EVENTS}' in log_dir is not on the lake: nobody answers"
         ]
     # The second file would not have come through either.
@@ -210,7 +210,7 @@ def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: LakePath) -> No
     stop = threading.Event()
     stop.set()
     (logs / EVENTS).write_bytes(b"one")
-    assert LogDirUploader(logs, lake, stop).upload_changes(last=True) == []
+    assert LogDirUploader(logs, lake, stop).upload_changes(is_last=True) == []
     assert there(lake) == {}
 
 

@@ -119,5 +119,5 @@ def test_a_log_that_cannot_be_uploaded_is_named_once(
     (directory / "odd?").touch()
     uploads = LogDirUploader(directory, lake, threading.Event())
     (warning,) = uploads.upload_changes()
-    assert uploads.upload_changes(last=True) == []
+    assert uploads.upload_changes(is_last=True) == []
     assert said.messages == [warning] and "'odd?'" in warning

@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.artifacts.mirror import Mirror
 from hopsgpu.artifacts.run_logs import LogReader, RankLog, log_sizes, parse_log_name
-from hopsgpu.artifacts.runs import RunStore, StoredRun, began, prunable
+from hopsgpu.artifacts.runs import RunStore, StoredRun, prunable, start_time
 from hopsgpu.core.run_record import parse
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.filesystem import FileStatus
@@ -161,9 +161,9 @@ def test_a_foreign_directory_is_as_old_as_its_last_change() -> None:
     def entry(name: str) -> FileStatus:
         return FileStatus(name, 5000, "alice", 0o755, True)
 
-    assert began(entry("fit-19700101-000130-abcdef")) == 90.0
-    assert began(entry("other")) == 5.0
-    assert began(entry("fit-99999999-999999-abcdef")) == 5.0
+    assert start_time(entry("fit-19700101-000130-abcdef")) == 90.0
+    assert start_time(entry("other")) == 5.0
+    assert start_time(entry("fit-99999999-999999-abcdef")) == 5.0
 
 
 def stored(
