@@ -23,29 +23,29 @@ _MAX_WAIT_SECONDS = 60.0
 class Background:
     """Runs queued work in several threads, and collects the problems.
 
-    Work with the same key runs sequentially, in order. New work replaces queued work with the same
-    key. The threads are daemons: a lake that hangs must not keep a script alive. They end when no
-    work is queued.
+    Work with the same key runs sequentially. New work replaces queued work with the same key. The
+    threads are daemons: a lake that hangs must not keep a script alive. They end when no work is
+    queued.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
         self._waiting: dict[str, Work] = {}
-        # The key of work that must wait → the keys of the work that it waits for.
+        # The key of work that must wait → the keys of earlier work.
         self._behind: dict[str, set[str]] = {}
         self._running: set[str] = set()
         self._threads = 0
         self._problems: list[str] = []
 
     def put(self, key: str, work: Work) -> None:
-        """Queue work; if the queue is full, wait for room, at most a minute."""
+        """Queue work; wait at most a minute for room in a full queue."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < _MAX_WAITING, _MAX_WAIT_SECONDS)
             self._start(key, work)
 
     def try_put(self, key: str, work: Work) -> bool:
-        """Queue work without a wait; return False if much is queued already."""
+        """Queue work without a wait; return False if too much is queued."""
         with self._changed:
             if key not in self._waiting and len(self._waiting) >= _MAX_TRY_PUT:
                 return False
@@ -53,13 +53,13 @@ class Background:
         return True
 
     def put_after_all(self, key: str, work: Work) -> None:
-        """Queue work, with a new key, that starts after all earlier work; wait as in `put`."""
+        """Queue work with a new key, which starts after all earlier work; wait as in `put`."""
         with self._changed:
             self._behind[key] = {*self._running, *self._waiting}
         self.put(key, work)
 
     def flush(self, seconds: float) -> None:
-        """Wait until all work is done, or until no work finishes for `seconds`, a problem."""
+        """Wait for all work; report a problem if no work finishes for `seconds`."""
         with self._changed:
             while pending := [*self._running, *self._waiting]:
                 log.debug(
@@ -111,7 +111,6 @@ class Background:
 
 
 def _run_work(work: Work) -> str | None:
-    """Return the error of the work as text, or None."""
     try:
         work()
     except HopsGpuError as error:

@@ -37,16 +37,16 @@ class BoundedCall(Generic[T]):
             self._error = error
         finally:
             self._is_done.set()
-            # The error's traceback refers to this frame. Without `del`, the objects of this frame,
-            # such as connections, would live until the next garbage collection.
+            # The error's traceback refers to this frame. Without `del`, its objects, such as
+            # connections, would live until the next garbage collection.
             del self
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end of the work, at most `seconds`; return whether it has ended."""
+        """Wait at most `seconds`; return whether the work has ended."""
         return self._is_done.wait(seconds)
 
     def result(self, seconds: float) -> T:
-        """Return the result of the work, or raise its error.
+        """Return the work's result or raise its error.
 
         Raises:
             TimeoutError: the work takes longer; the caller may try again.
@@ -62,13 +62,12 @@ class BoundedCall(Generic[T]):
 
 
 class Steps:
-    """The steps of some work: each has a time limit, and the time between them has none.
+    """The steps of some work: each may take `seconds`, and the time between them has no limit.
 
-    One thread works, and another thread waits. After the work is given up, no step starts; a
-    running step continues to its end.
+    One thread works and another one waits. After the work is given up, no step starts; a running
+    step continues to its end.
 
     Args:
-        seconds: how long a step may take.
         calling: held while a step runs.
     """
 
@@ -80,7 +79,7 @@ class Steps:
         self._is_given_up = False
 
     def run(self, step: Callable[[], T]) -> T:
-        """Run a step in the calling thread, which is that of the work.
+        """Run a step in the work's thread, which calls this.
 
         Raises:
             TimeoutError: the work was given up.
@@ -100,19 +99,19 @@ class Steps:
 
     @property
     def seconds_left(self) -> float:
-        """Return the seconds that the running step has left; all of them if no step runs."""
+        """Return the running step's remaining seconds; all of them if no step runs."""
         start = self._start
         return self._seconds - (0.0 if start is None else time.monotonic() - start)
 
     def give_up_if_late(self) -> bool:
-        """Give up the work if a step takes too long; return whether one does."""
+        """Give up the work if a step takes too long; return whether it does."""
         with self._lock:
             is_late = self._start is not None and self.seconds_left <= 0
             self._is_given_up |= is_late
             return is_late
 
     def give_up(self) -> None:
-        """Let no other step start."""
+        """Prevent that another step starts."""
         with self._lock:
             self._is_given_up = True
 
@@ -123,7 +122,6 @@ class WorkerThread:
     After a timeout the thread may be blocked, so it is not reused.
 
     Args:
-        name: name of the thread.
         try_withdraw: called when the thread had no work for a while; returns whether the thread
             ends, because nobody will give it more work.
     """
@@ -138,24 +136,20 @@ class WorkerThread:
 
     @property
     def is_idle(self) -> bool:
-        """Return whether the thread has no work of which the result was not fetched."""
+        """Return whether the results of all work were fetched."""
         return self._pending == 0
 
     def stop(self) -> None:
-        """End the thread after the work that was started."""
+        """End the thread after all work that was started."""
         self._requests.put(None)
 
     def run(self, work: Callable[[], T], seconds: float) -> T:
-        """Return the result of some work, or raise its error.
-
-        Raises:
-            TimeoutError: the work takes longer, and continues.
-        """
+        """Return the result of work or raise its error; a TimeoutError as from `next_result`."""
         self.start(work)
         return self.next_result(seconds)  # type: ignore[no-any-return]
 
     def start(self, work: Callable[[], Any]) -> None:
-        """Start some work after all earlier work; `next_result` returns results in that order."""
+        """Start work after all earlier work; `next_result` returns the results in that order."""
         self._start(functools.partial(self._call, work))
 
     def _start(self, work: Callable[[], Any]) -> None:
@@ -167,11 +161,11 @@ class WorkerThread:
             return work()
 
     def block_calls(self, seconds: float) -> None:
-        """Let no call start, and wait at most `seconds` for the end of the running one."""
+        """Prevent that a call starts; wait at most `seconds` for the end of the running call."""
         self._calling.acquire(timeout=max(seconds, 0.0))
 
     def next_result(self, seconds: float) -> Any:
-        """Return the result of the work that was started first, or raise its error.
+        """Return the result of the earliest unfetched work, or raise its error.
 
         Raises:
             TimeoutError: the work takes longer, and continues.
@@ -191,10 +185,10 @@ class WorkerThread:
     def run_steps(self, work: Callable[[Steps], T], seconds: float) -> T:
         """Run work in steps of at most `seconds`; return its result or raise its error.
 
-        After an exception nothing runs any more, except a step that takes longer than that.
+        After an exception nothing runs any more, except a step that takes longer.
 
         Raises:
-            TimeoutError: a step takes longer, and continues; the work does not.
+            TimeoutError: a step takes longer. The step continues; the work does not.
         """
         steps = Steps(seconds, self._calling)
         try:
@@ -234,14 +228,13 @@ class WorkerThread:
 
 
 class WorkerThreadPool:
-    """A pool of threads, which are reused: to start a thread costs more than to read a small file.
+    """A pool of reused threads: starting a thread costs more than reading a small file.
 
     A thread ends when it had no work for some seconds, or when the pool is garbage-collected.
 
-    An exiting process waits some seconds for running calls. Python ends a daemon thread by
-    unwinding its stack when a call returns to Python, and code that is not written in C, such as
-    hdfs-native, then aborts the process. A daemon thread that borrows a thread after that waits for
-    the exit.
+    An exiting process waits some seconds for running calls. Python ends a daemon thread when a call
+    returns to Python, by unwinding its stack. Code in other languages than C, such as hdfs-native,
+    then aborts the process. A daemon thread that borrows a thread during the exit waits forever.
     """
 
     def __init__(self, name: str) -> None:
@@ -254,7 +247,6 @@ class WorkerThreadPool:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[WorkerThread]:
-        """Yield a thread that nobody else uses until the end of the context."""
         if self._is_exiting.is_set() and threading.current_thread().daemon:
             threading.Event().wait()
         try:
@@ -273,7 +265,7 @@ class WorkerThreadPool:
 
 
 def _try_remove(idle: collections.deque[WorkerThread], thread: WorkerThread) -> bool:
-    """Remove an idle thread; return False if somebody has just borrowed it."""
+    """Remove an idle thread; return False if the thread was just borrowed."""
     try:
         idle.remove(thread)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Sizes and digests that identify files; for an upload, they are known before its end."""
+"""Sizes and digests that identify files; those of an upload are known before its end."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hopsgpu.storage.names import is_path_below
 
 # A 128-bit digest that detects damage, at 10 GB/s or more per core. It is not cryptographic.
 DIGEST = "xxh3_128"
-# A second reader digests the last part of a large file. It reads this part in a tenth of a second;
-# the upload of the part takes longer than HDFS takes to write the manifest.
+# A second reader digests the last part of a large file, in a tenth of a second. HDFS writes the
+# manifest while this part is uploaded.
 _AHEAD_BYTES = 256 * 2**20
 _MIN_AHEAD_BYTES = 16 * 2**20
 # No file system has a larger file.
@@ -26,23 +26,14 @@ _MAX_BYTES = 2**63 - 1
 
 @dataclass(frozen=True)
 class FileFacts:
-    """The size and digest that identify a file.
-
-    Attributes:
-        bytes: its size.
-        digest: digest of its content, by the algorithm `DIGEST`, in hexadecimal.
-    """
+    """The size and digest (`DIGEST`, in hexadecimal) that identify a file."""
 
     bytes: int
     digest: str
 
 
 def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
-    """Return the facts of files from JSON: by path, {"bytes": size, digest: hexadecimal}.
-
-    Args:
-        content: the parsed JSON; any value.
-        digest: the key of the digests.
+    """Return the facts of files from parsed JSON: by path, {"bytes": size, digest: hexadecimal}.
 
     Raises:
         ValueError: there are no files, a path is not inside the directory, or a size or digest is
@@ -86,7 +77,6 @@ class DigestingReader:
     """Reads a local file once.
 
     Args:
-        source: the file.
         on_facts: called with the file's facts at the end; for a large file also earlier, by a
             second reader of the last part. Compare early facts with `facts`: the file may change
             in between.
@@ -102,7 +92,7 @@ class DigestingReader:
         return self._digest.facts
 
     def blocks(self) -> Generator[bytes, None, None]:
-        """Yield the file's bytes in blocks; call this once.
+        """Yield the file's bytes in blocks.
 
         Raises:
             ConfigError: the file cannot be opened.
@@ -132,13 +122,13 @@ class DigestingReader:
 def _digest_ahead(
     file: int, begin: int, digest: Digest, on_facts: Callable[[FileFacts], None]
 ) -> Iterator[None]:
-    """Read the rest of an open file in another thread, and report its facts, during the context."""
+    """Read the rest of an open file and report its facts, in a thread during the context."""
     digest = digest.copy()
     stopped = threading.Event()
 
     def read() -> None:
         at = begin
-        # Reuse one buffer: new memory for each block would cost more than to read and digest it.
+        # Reuse one buffer: new memory for each block costs more than reading and digesting it.
         buffer = memoryview(bytearray(BLOCK))
         # The reader for the upload raises the same error.
         with contextlib.suppress(OSError):

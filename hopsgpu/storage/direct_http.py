@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def direct_session() -> Session:
     """Return a session of requests that ignores the environment's proxies.
 
-    `http_proxy` and similar variables are meant for connections to the internet. Other settings of
-    requests apply: the certificates of a private authority (REQUESTS_CA_BUNDLE), and ~/.netrc.
+    `http_proxy` and similar variables are for connections to the internet. Other settings apply:
+    the certificates of a private authority (REQUESTS_CA_BUNDLE), and ~/.netrc.
     """
     import requests
 

@@ -1,4 +1,4 @@
-"""The meaning of the file systems' errors, and their remedies. Pure functions."""
+"""The meaning and the remedies of file systems' errors. Pure functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StoreRefusal(Exception):
     """A refusal by a file system.
 
     Attributes:
-        java: the Java exception's class, without its package, or the client's own name.
+        java: the Java exception's class without its package, or the client's own name.
         reason: the first line of the message.
     """
 
@@ -68,7 +68,10 @@ _ADVICE = {
     UNREACHABLE: "check that HDFS is running and that this is its address (HADOOP_CONF_DIR)",
     DAMAGED: "no replica is intact: restore the file (hdfs fsck lists other damaged files)",
 }
-_STORE_ADVICE = {
+_REFUSAL_ADVICE = {
+    # The reason includes the remedy.
+    NO_CREDENTIALS: "",
+    NO_KDC: "",
     NO_STORE: "check the network, and the address of the object store if it is not its provider's"
     " (AWS_ENDPOINT_URL, STORAGE_EMULATOR_HOST, AZURE_STORAGE_CONNECTION_STRING)",
     STORE_DENIED: "check which credentials the store's library finds, and what the policy of the"
@@ -91,7 +94,12 @@ _KEY_PROVIDER = (
     " kms://http@host:port/kms or kms://https@host:port/kms): set it in core-site.xml, or copy the"
     " file out of the encryption zone"
 )
-_LOCAL_SPACE = "the disk is full, or your quota on it is exhausted"
+_NO_SPACE = "the disk is full, or your quota on it is exhausted"
+_LOCAL_ADVICE: dict[int | None, str] = {
+    errno.ENOSPC: _NO_SPACE,
+    errno.EDQUOT: _NO_SPACE,
+    errno.EIO: "the disk cannot be read or written",
+}
 
 # The name of the Java class without its package → the kind of error.
 _KINDS_BY_CLASS = {
@@ -166,12 +174,7 @@ _KINDS_BY_ERRNO = {
 
 
 def refusal(java: str, text: str) -> Exception:
-    """Return the exception that a client raises for a Java exception.
-
-    Args:
-        java: class of the Java exception, with or without its package.
-        text: message, of any number of lines.
-    """
+    """Return the exception that a client raises for a Java exception's class and message."""
     name = re.split(r"[.$]", java)[-1]
     reason = (text.strip().splitlines() or [name])[0]
     if name == "FileNotFoundException":
@@ -191,14 +194,10 @@ def explain(error: BaseException) -> ErrorMeaning:
         return ErrorMeaning(ABSENT, _UNMOUNTED)
     kind = _kind(error, reason)
     advice = _ADVICE.get(kind, "")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        advice = _LOCAL_SPACE
-    if isinstance(error, OSError) and error.errno == errno.EIO:
-        advice = "the disk cannot be read or written"
-    if isinstance(error, StoreRefusal) and error.java in (NO_CREDENTIALS, NO_KDC):
-        advice = ""  # the reason includes the remedy
-    if isinstance(error, StoreRefusal):
-        advice = _STORE_ADVICE.get(error.java, advice)
+    if isinstance(error, OSError):
+        advice = _LOCAL_ADVICE.get(error.errno, advice)
+    elif isinstance(error, StoreRefusal):
+        advice = _REFUSAL_ADVICE.get(error.java, advice)
     return ErrorMeaning(kind, reason, advice, kind in _RETRYABLE_KINDS)
 
 

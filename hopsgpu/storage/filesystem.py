@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol
 
 # Bytes that are read or written at a time: each call of a client has a cost, and larger blocks do
 # not fit into the CPU caches.
@@ -20,9 +20,7 @@ class FileStatus:
     Attributes:
         name: name within its directory.
         modified: milliseconds since the epoch, by the file system's own clock.
-        owner: user who owns the file.
         mode: permission bits.
-        is_directory: whether this is a directory.
         size: bytes of a file; 0 for a directory.
     """
 
@@ -44,36 +42,33 @@ class FileSystem(Protocol):
     def make(self, path: str) -> None:
         """Create a directory and its parents, unless they exist."""
 
-    def set_mode(self, path: str, mode: int) -> None:
-        """Set permission bits."""
+    def set_mode(self, path: str, mode: int) -> None: ...
 
-    def stat(self, path: str) -> FileStatus:
-        """Return the status of a file or directory."""
+    def stat(self, path: str) -> FileStatus: ...
 
-    def entries(self, path: str) -> tuple[FileStatus, ...]:
-        """Return the status of all files and directories in a directory."""
+    def entries(self, path: str) -> tuple[FileStatus, ...]: ...
 
     def read(self, path: str) -> contextlib.AbstractContextManager[io.RawIOBase]:
-        """Return a reader of a file's bytes that can read and seek, as a context manager."""
+        """Return a reader of a file's bytes, which can seek, as a context manager."""
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """Return a file's bytes in order, in blocks of any size; faster than `read`."""
 
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
-        """Create a file from blocks, in a directory that exists.
+        """Create a file in a directory that exists.
 
         Args:
-            should_replace: whether to replace an existing file; otherwise it is a FileExistsError.
+            should_replace: whether to replace an existing file, instead of a FileExistsError.
         """
 
     def append(self, path: str, content: bytes) -> None:
-        """Append to a file that exists."""
+        """Append to an existing file."""
 
     def rename(self, source: str, target: str, *, should_replace: bool) -> None:
         """Rename a file or directory.
 
         Args:
-            should_replace: whether to replace an existing file, atomically; otherwise an existing
+            should_replace: whether to replace an existing file, atomically. Otherwise an existing
                 file or directory, even an empty one, is a FileExistsError.
         """
 
@@ -103,8 +98,13 @@ class SizedReader(io.RawIOBase):
         return self._at
 
 
+def read_blocks(file: IO[bytes] | io.RawIOBase) -> Iterator[bytes]:
+    while block := file.read(BLOCK):
+        yield block
+
+
 def empty(file: BinaryIO | io.FileIO) -> None:
-    """Empty a local file that is being written, so that the write can start again.
+    """Empty a local file for another attempt to write it.
 
     A file that is still empty is not truncated: ext4 writes truncated files to the disk when they
     are closed (mount option auto_da_alloc), which takes longer than the transfer.

@@ -1,7 +1,7 @@
 """Hadoop's settings, read from its files as in Hadoop's clients, but without a JVM.
 
-Source of the rules: Hadoop's class Configuration, and its documentation. Hadoop's defaults, which
-are in its jars, and system properties in `${…}`, which only a JVM has, are not read.
+Source of the rules: Hadoop's class Configuration, and its documentation. Not read: Hadoop's
+defaults, which are in its jars, and system properties in `${…}`, which only a JVM has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_configured(environ: Mapping[str, str]) -> bool:
 
 
 class HadoopConf:
-    """Hadoop's properties by their names.
+    """Hadoop's properties.
 
     Args:
         properties: the values in the files.
@@ -46,9 +46,6 @@ class HadoopConf:
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> HadoopConf:
         """Load the properties in HADOOP_CONF_DIR and YARN_CONF_DIR, as Spark does.
-
-        Args:
-            environ: environment variables; this process's by default.
 
         Raises:
             ConfigError: neither variable is set, they point at no yarn-site.xml, or a file is

@@ -32,6 +32,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from hopsgpu.errors import ConfigError
@@ -49,7 +50,6 @@ _COPY = b"hopsgpu "
 _FILE_SYSTEMS = ("fs.defaultFS", "fs.default.name")
 _SERVICE_ADDRESS = re.compile(r"dfs\.namenode\.(?:rpc|http|https)-address\.([^.]+)\.[^.]+")
 _MAGIC = b"HDTS\0"
-_TOKEN_PARTS = 5
 _KEY_PARTS = 2
 
 
@@ -57,7 +57,7 @@ def keep_tokens(renewed: bytes, environment: MutableMapping[str, str], directory
     """Replace the container's tokens by renewed tokens of the same services.
 
     Args:
-        renewed: renewed tokens, in Hadoop's format.
+        renewed: in Hadoop's format.
         environment: environment of this process, which ranks inherit; it names the file afterwards.
         directory: absolute path for hopsgpu's own file if YARN's cannot be written.
 
@@ -81,7 +81,7 @@ def name_tokens(
     Args:
         addresses: addresses of NameNodes in URLs, "host:port" or "host".
         environment: environment of this process, which ranks inherit; it names the file.
-        resolve: returns the IP addresses of a host; by DNS as the default.
+        resolve: returns the IP addresses of a host, by default from DNS.
     """
     file = environment.get(TOKEN_FILE_VARIABLE)
     if file is None:
@@ -116,20 +116,15 @@ def name_configured_tokens(environment: MutableMapping[str, str]) -> None:
 
 
 def hdfs_services(environment: Mapping[str, str]) -> list[str]:
+    return sorted({token.service_name for token in _tokens_of_container(environment)})
+
+
+def _tokens_of_container(environment: Mapping[str, str]) -> list[_Token]:
+    """Return the container's HDFS tokens; none without a file, or if its format is unknown."""
     try:
-        return sorted({token[4].decode(errors="replace") for token in _hdfs_tokens(environment)})
+        return _Tokens.parse(_read(environment.get(TOKEN_FILE_VARIABLE))).of_hdfs()
     except ValueError:
         return []
-
-
-def _hdfs_tokens(environment: Mapping[str, str]) -> list[tuple[bytes, ...]]:
-    """Return the container's HDFS tokens.
-
-    Raises:
-        ValueError: there is no file, or its format is unknown.
-    """
-    tokens = _Tokens.parse(_read(environment.get(TOKEN_FILE_VARIABLE))).tokens.values()
-    return [token for token in tokens if token[3] == _HDFS]
 
 
 def web_token(
@@ -143,14 +138,11 @@ def web_token(
     Args:
         environment: environment that names the container's file.
         host: the NameNode.
-        service_hosts: the hosts of each name service, as `name_services` returns them.
-        resolve: returns the IP addresses of a host; by DNS as the default.
+        service_hosts: from `name_services`.
+        resolve: returns the IP addresses of a host, by default from DNS.
     """
-    try:
-        tokens = _hdfs_tokens(environment)
-    except ValueError:
-        return None
-    by_host = {_host_and_port(token[4].decode(errors="replace"))[0]: token for token in tokens}
+    tokens = _tokens_of_container(environment)
+    by_host = {_host_and_port(token.service_name)[0]: token for token in tokens}
     token = by_host.get(host)
     if token is None and tokens:
         addresses = (resolve or _addresses_of)(host)
@@ -160,23 +152,24 @@ def web_token(
     if token is None:
         return None
     # The format of Hadoop's Token.encodeToUrlString.
-    content = b"".join(_vint(len(part)) + part for part in token[1:5])
+    content = b"".join(_vint(len(part)) + part for part in token[1:])
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def token_owner(environment: Mapping[str, str]) -> str | None:
     """Return the owner of the container's HDFS tokens, a principal or a user; else None."""
-    try:
-        for token in _hdfs_tokens(environment):
-            if token[1][:1] == b"\0":
-                length, at = _read_vint(token[1], 1)
-                return token[1][at : at + length].decode(errors="replace")
-    except ValueError:
-        return None
+    for token in _tokens_of_container(environment):
+        if token.identifier[:1] == b"\0":
+            try:
+                length, at = _read_vint(token.identifier, 1)
+            except ValueError:
+                return None
+            return token.identifier[at : at + length].decode(errors="replace")
     return None
 
 
 def name_services(properties: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the hosts of the NameNodes of each name service."""
     hosts: dict[str, set[str]] = {}
     for name, value in properties.items():
         if match := _SERVICE_ADDRESS.fullmatch(name):
@@ -184,8 +177,8 @@ def name_services(properties: Mapping[str, str]) -> dict[str, set[str]]:
     return hosts
 
 
-def _name_service(token: tuple[bytes, ...]) -> str:
-    service = token[4].decode(errors="replace")
+def _name_service(token: _Token) -> str:
+    service = token.service_name
     return service.removeprefix("ha-hdfs:") if service.startswith("ha-hdfs:") else ""
 
 
@@ -205,8 +198,7 @@ class Lifetime:
 def lifetime(content: bytes) -> Lifetime | None:
     """Return the life of a file's HDFS tokens; None without tokens, or in an unknown format."""
     try:
-        tokens = [t for t in _Tokens.parse(content).tokens.values() if t[3] == _HDFS]
-        times = [_issue_and_end(identifier) for _, identifier, *_ in tokens]
+        times = [_issue_and_end(token.identifier) for token in _Tokens.parse(content).of_hdfs()]
     except ValueError:
         return None
     if not times:
@@ -215,7 +207,7 @@ def lifetime(content: bytes) -> Lifetime | None:
 
 
 def _issue_and_end(identifier: bytes) -> tuple[float, float]:
-    """Return a token's times of issue and end, from an AbstractDelegationTokenIdentifier.
+    """Return the times of an AbstractDelegationTokenIdentifier.
 
     The format is a version (0), owner, renewer, real user, the two times in milliseconds, and more.
     """
@@ -241,10 +233,7 @@ def _name_nodes(properties: Mapping[str, str]) -> set[str]:
 def _update(
     environment: MutableMapping[str, str], directory: Path, change: Callable[[bytes], bytes]
 ) -> None:
-    """Replace the container's file, or create hopsgpu's own if YARN's cannot be replaced.
-
-    A lock prevents concurrent updates by the agent and the ranks.
-    """
+    """Replace the container's file, or create hopsgpu's own, under a lock of agent and ranks."""
     file = environment.get(TOKEN_FILE_VARIABLE)
     with _locked(None if file is None else Path(file).parent):
         content = change(_read(file))
@@ -281,8 +270,8 @@ def _missing_names(
 ) -> dict[str, str]:
     """Return the names, "host:port", without a token → the "address:port" that has a token."""
     try:
-        services = {t[4].decode() for t in _Tokens.parse(content).tokens.values() if t[3] == _HDFS}
-    except (ValueError, UnicodeDecodeError):
+        services = {token.service_name for token in _Tokens.parse(content).of_hdfs()}
+    except ValueError:
         return {}
     numeric = {service for service in services if _is_numeric(service)}
     service_by_name: dict[str, str] = {}
@@ -300,17 +289,17 @@ def _missing_names(
 def _with_copies(content: bytes, service_by_name: Mapping[str, str]) -> bytes:
     """Return a file's content with copies of tokens for other names (name → service)."""
     parsed = _Tokens.parse(content)
-    by_service = {t[4].decode(errors="replace"): t for t in parsed.tokens.values() if t[3] == _HDFS}
+    by_service = {token.service_name: token for token in parsed.of_hdfs()}
     copies = {}
     for name, service in service_by_name.items():
         if token := by_service.get(service):
             alias = _COPY + f"{service} {name}".encode()
-            copies[alias] = (alias, *token[1:4], name.encode())
+            copies[alias] = token._replace(alias=alias, service=name.encode())
     return _Tokens({**parsed.tokens, **copies}, parsed.keys).content()
 
 
 def _renew_copies(content: bytes) -> bytes:
-    """Return a file's content with all copies made anew from its present tokens."""
+    """Return a file's content with new copies of its present tokens."""
     service_by_name = {}
     for alias in _Tokens.parse(content).tokens:
         if alias.startswith(_COPY):
@@ -356,29 +345,44 @@ def merge_tokens(before: bytes, renewed: bytes) -> bytes:
         old = _Tokens.parse(before)
     except ValueError:
         return renewed
-    stale = {_kind_and_service(token) for token in new.tokens.values()}
+    renewed_services = {(token.kind, token.service) for token in new.tokens.values()}
     kept = {
         alias: token
         for alias, token in old.tokens.items()
-        if alias not in new.tokens and _kind_and_service(token) not in stale
+        if alias not in new.tokens and (token.kind, token.service) not in renewed_services
     }
     return _Tokens({**kept, **new.tokens}, {**old.keys, **new.keys}).content()
 
 
+class _Token(NamedTuple):
+    alias: bytes
+    identifier: bytes
+    password: bytes
+    kind: bytes
+    service: bytes
+
+    @property
+    def service_name(self) -> str:
+        return self.service.decode(errors="replace")
+
+
 @dataclass(frozen=True)
 class _Tokens:
-    """A file's content: the parts of each token, and of each secret key, by alias."""
+    """A file's content: the tokens, and the parts of each secret key, by alias."""
 
-    tokens: dict[bytes, tuple[bytes, ...]]
+    tokens: dict[bytes, _Token]
     keys: dict[bytes, tuple[bytes, ...]]
 
     @classmethod
     def parse(cls, content: bytes) -> _Tokens:
         if not content.startswith(_MAGIC):
             raise ValueError("not Hadoop tokens of format 0")
-        tokens, at = _entries(content, len(_MAGIC), _TOKEN_PARTS)
+        tokens, at = _entries(content, len(_MAGIC), len(_Token._fields))
         keys, _ = _entries(content, at, _KEY_PARTS)
-        return cls(tokens, keys)
+        return cls({alias: _Token(*parts) for alias, parts in tokens.items()}, keys)
+
+    def of_hdfs(self) -> list[_Token]:
+        return [token for token in self.tokens.values() if token.kind == _HDFS]
 
     def content(self) -> bytes:
         content = [_MAGIC]
@@ -386,10 +390,6 @@ class _Tokens:
             content.append(_vint(len(entries)))
             content += [_vint(len(part)) + part for parts in entries.values() for part in parts]
         return b"".join(content)
-
-
-def _kind_and_service(token: tuple[bytes, ...]) -> tuple[bytes, bytes]:
-    return token[3], token[4]
 
 
 def _entries(content: bytes, at: int, parts: int) -> tuple[dict[bytes, tuple[bytes, ...]], int]:

@@ -1,7 +1,7 @@
 """HDFS by hdfs-native: hdfs:// and viewfs://.
 
-hdfs-native reads the Hadoop configuration, also for high availability and Kerberos. But it neither
-follows includes nor expands variables, so hopsgpu passes the values to it.
+hdfs-native reads the Hadoop configuration, but neither follows includes nor expands variables. So
+hopsgpu passes the values to hdfs-native.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _READ_SECONDS = 60.0
 _PACKETS = 64
 # The text of hdfs-native's errors: RPCError("org.apache…Exception", "message").
 _RPC = re.compile(r'(?:Fatal)?RPCError\("([\w.$]+)", "(.*)"\)', re.DOTALL)
-_OWN = re.compile(r'(\w+)(?:\("?(.*?)"?\))?', re.DOTALL)
+_CLIENT_ERROR = re.compile(r'(\w+)(?:\("?(.*?)"?\))?', re.DOTALL)
 
 
 class Hdfs:
@@ -119,7 +119,7 @@ class Hdfs:
         self._fill(self._call(lambda: self._client.create(path, options)), blocks)
 
     def append(self, path: str, content: bytes) -> None:
-        """Append to a file that exists.
+        """Append to an existing file.
 
         A killed writer, or one whose answer was lost, may still have the file open. This call then
         requests that HDFS close the file, and raises StoreRefusal; a later call can succeed.
@@ -192,7 +192,7 @@ def _key_provider_of(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Reader(SizedReader):
-    """hdfs-native's reader with the interface of Python's readers, which has `readinto`."""
+    """hdfs-native's reader with the interface of Python's readers."""
 
     def __init__(self, reader: Any, threads: WorkerThreadPool) -> None:
         super().__init__(len(reader))
@@ -218,7 +218,7 @@ class _Reader(SizedReader):
         return self.read()
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer, which is faster for many bytes than `read` with its three copies."""
+        """Read into a buffer: `read` copies the bytes three times."""
         at = filled = self.tell()
         view = memoryview(buffer).cast("B")
         size = min(len(view), len(self._reader) - at)
@@ -239,7 +239,6 @@ def _packets(
     """Yield the bytes of a file in order, in packets of 64 kB that hdfs-native reads ahead.
 
     Args:
-        threads: pool of the thread that waits for the packets.
         open_stream: returns hdfs-native's stream.
         seconds: how long the first group of packets may take.
     """
@@ -284,21 +283,21 @@ def _no_answer(seconds: float) -> OSError:
 
 
 def as_exception(text: str) -> Exception:
-    """Return the exception that the text of an hdfs-native error stands for."""
+    """Return the exception for the text of an hdfs-native error."""
     rpc = _RPC.search(text)
     if rpc is None and (problem := meaning(text)) is not None:
         return StoreRefusal(NO_KDC if "no KDC" in problem else NO_CREDENTIALS, _name_token(problem))
     if rpc is not None:
         java, message = rpc.groups()
-    elif own := _OWN.fullmatch(text.strip()):
-        java, message = own[1], own[2] or own[1]
+    elif match := _CLIENT_ERROR.fullmatch(text.strip()):
+        java, message = match[1], match[2] or match[1]
     else:
         java, message = "", text
     return refusal(java, message.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " "))
 
 
 def _name_token(problem: str) -> str:
-    """Return a problem with the credentials; in a container with tokens, name the missing token."""
+    """Return a problem with credentials; in a container with tokens, name the missing token."""
     if not (problem == NO_TICKET and has_tokens(os.environ)):
         return problem
     held = ", ".join(hdfs_services(os.environ)) or "no HDFS"

@@ -30,12 +30,17 @@ PROXY_USER = "HADOOP_PROXY_USER"
 Setting = Callable[[str], str | None]
 
 
-def own_name() -> str:
-    """Return the name of this process's user; in a Linux container without names, the number."""
+def user_name(number: int) -> str:
+    """Return a user's name; the number if it has no name, as in some Linux containers."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(number)
+
+
+def own_name() -> str:
+    """Return the name of this process's user."""
+    return user_name(os.getuid())
 
 
 def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
@@ -45,10 +50,6 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
     With Kerberos, the user is the short name of the principal of the ticket or of YARN's tokens,
     and HADOOP_USER_NAME is ignored. Without Kerberos, the user is HADOOP_USER_NAME, or else the
     user who runs this process.
-
-    Args:
-        hadoop: returns a property of Hadoop's configuration, or None.
-        environ: environment of this process.
 
     Raises:
         ConfigError: Hadoop requires Kerberos, and there is no ticket, or no user for its principal.
@@ -69,7 +70,7 @@ def hadoop_user(hadoop: Setting, environ: Mapping[str, str]) -> str:
 
 
 def current_ticket(environ: Mapping[str, str]) -> KerberosTicket | None:
-    """Return the ticket of this process's clients; None if it is unknown.
+    """Return the ticket of this process's clients; None if the ticket is unknown.
 
     Raises:
         ConfigError: there is no ticket, or it has expired.
@@ -97,7 +98,7 @@ def ensure_credentials(
     Args:
         hadoop: returns a property of Hadoop's configuration, or None.
         spark: returns a property of the application, or None.
-        environ: environment of this process; with a keytab it then names the tickets.
+        environ: environment of this process; with a keytab it names the tickets afterwards.
         seconds: how long a ticket without a keytab must last; None for no minimum.
 
     Raises:

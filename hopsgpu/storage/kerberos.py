@@ -65,7 +65,7 @@ _MEANINGS = (
 
 
 def meaning(text: str) -> str | None:
-    """Return the meaning of a client's message, with the remedy; None if it is unknown."""
+    """Return the meaning of a client's message, with the remedy; None if both are unknown."""
     for pattern, words in _MEANINGS:
         if match := re.search(pattern, text, re.IGNORECASE):
             return words.format(text=_message_at(text, match.start()))
@@ -83,7 +83,7 @@ class KerberosTicket:
     """A ticket-granting ticket in a cache.
 
     Attributes:
-        principal: owner, "alice@REALM".
+        principal: owner, as "alice@REALM".
         expires: end, in seconds since the epoch.
         renewable_until: end of renewals by `kinit -R`; None if the ticket cannot be renewed.
     """
@@ -101,7 +101,7 @@ def read_ticket(environ: Mapping[str, str]) -> KerberosTicket | None:
     """Return the ticket of the cache that the environment names, even if it has expired.
 
     Returns:
-        None if the ticket is unknown: klist is of another Kerberos, or the cache of another kind.
+        None if klist's output is unknown: klist is of another Kerberos, or the cache of a new kind.
 
     Raises:
         ConfigError: `klist` is not installed, finds no cache, or fails otherwise.
@@ -133,11 +133,6 @@ def sign_in(principal: str, keytab: str, environ: MutableMapping[str, str]) -> N
     The cache is a file of this user, and not the default cache: `kinit` may have put another
     principal's tickets there.
 
-    Args:
-        principal: principal of the keytab, such as "alice@REALM".
-        keytab: path of the keytab.
-        environ: environment of this process.
-
     Raises:
         ConfigError: the keytab or the KDC gives no ticket; the message says why.
     """
@@ -167,7 +162,7 @@ def sign_in(principal: str, keytab: str, environ: MutableMapping[str, str]) -> N
 
 
 def _is_valid(environ: Mapping[str, str]) -> bool:
-    """Return whether the ticket of this environment's cache is valid for half an hour."""
+    """Return whether this environment has a ticket that is valid for half an hour."""
     try:
         ticket = read_ticket(environ)
     except ConfigError:
@@ -176,7 +171,7 @@ def _is_valid(environ: Mapping[str, str]) -> bool:
 
 
 def forget_sign_in(environ: MutableMapping[str, str]) -> None:
-    """Undo `sign_in`: this environment's clients use the default tickets again."""
+    """Undo `sign_in`: clients use the default tickets again."""
     prefix = f"FILE:{cache_directory(environ) / 'tickets'}/"
     if environ.get(CACHE, "").startswith(prefix):
         del environ[CACHE]
@@ -184,12 +179,12 @@ def forget_sign_in(environ: MutableMapping[str, str]) -> None:
 
 
 def has_keytab(setting: Callable[[str], str | None]) -> bool:
-    """Return whether Spark's properties name a keytab, even if it cannot be read here."""
+    """Return whether Spark's properties name a keytab, even an unreadable one."""
     return bool(named_keytab(setting))
 
 
 def named_keytab(setting: Callable[[str], str | None]) -> str | None:
-    """Return the keytab of Spark's properties, with their present or former names."""
+    """Return the keytab of Spark's property, under its present or former name."""
     return setting("spark.kerberos.keytab") or setting("spark.yarn.keytab")
 
 
@@ -215,12 +210,11 @@ def keytab_of(setting: Callable[[str], str | None]) -> tuple[str, str] | None:
 def check_ticket(
     environ: Mapping[str, str], seconds: float | None = None, clock: Callable[[], float] = time.time
 ) -> KerberosTicket | None:
-    """Check that there is a valid ticket, before anything uses it.
+    """Check that there is a valid ticket, before a client uses it.
 
     Args:
-        environ: environment that names the cache.
         seconds: how long the ticket must be valid or renewable; None for no minimum.
-        clock: returns the time in seconds since the epoch.
+        clock: returns seconds since the epoch.
 
     Returns:
         The ticket; None if it is unknown, for example because `klist` is not installed.
@@ -257,7 +251,7 @@ def user_of(principal: str, rules: str | None, realm: str) -> str:
 
     Args:
         principal: "alice@REALM" or "service/host@REALM".
-        rules: the property's value, a sequence of rules; None for DEFAULT.
+        rules: the property's value; None for DEFAULT.
         realm: the default realm.
 
     Raises:
@@ -280,7 +274,7 @@ _RULE = re.compile(
 
 
 def _split_rules(rules: str) -> list[re.Match[str]]:
-    """Return the rules in a text; as in Hadoop, there need not be a space between rules."""
+    """Return the rules in a text; as in Hadoop, spaces between rules are optional."""
     matches, rest = [], rules.strip()
     while rest:
         rule = _RULE.match(rest)
@@ -294,13 +288,7 @@ def _split_rules(rules: str) -> list[re.Match[str]]:
 
 
 def _apply_rule(rule: re.Match[str], parts: list[str], realm: str) -> str | None:
-    """Return the user by a rule; None if the rule does not apply.
-
-    Args:
-        rule: the rule.
-        parts: the principal's realm, then its components.
-        realm: the default realm.
-    """
+    """Return the user by a rule, or None; `parts` are the realm, then the name's components."""
     if rule["default"]:
         return parts[1] if parts[0] == realm else None
     if int(rule["count"]) != len(parts) - 1:
@@ -334,9 +322,6 @@ def spnego_auth(address: str) -> AuthBase:
 
     Each request needs a new object, which is not thread-safe.
 
-    Args:
-        address: address of the daemon, for the error.
-
     Raises:
         ConfigError: requests-gssapi is not installed.
     """
@@ -353,7 +338,7 @@ def spnego_auth(address: str) -> AuthBase:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the text of an error's first cause; libraries wrap it several times."""
+    """Return the text of an error's first cause, which libraries wrap several times."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return str(error)

@@ -16,7 +16,7 @@ from typing import BinaryIO, TypeVar, cast
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, SAFE_MODE, UNREACHABLE, explain
-from hopsgpu.storage.filesystem import BLOCK, FileStatus, FileSystem, empty
+from hopsgpu.storage.filesystem import BLOCK, FileStatus, FileSystem, empty, read_blocks
 from hopsgpu.storage.hdfs import Hdfs
 from hopsgpu.storage.identity import own_name
 from hopsgpu.storage.local import Local
@@ -45,19 +45,19 @@ class LakePath:
 
     The user on HDFS is HADOOP_USER_NAME, or the owner of the tokens in HADOOP_TOKEN_FILE_LOCATION.
     If HDFS is unreachable or in safe mode, a call retries for a minute. All methods raise
-    StoreError, which has a `kind`, and names the path, the reason and the remedy.
+    StoreError, whose `kind` says what failed.
 
     An object store has neither renames, appends nor directories: `make` does nothing there.
 
     Attributes:
-        url: URL with its scheme, without a slash at the end, except for a file system's root.
+        url: URL without a slash at its end, except for a file system's root.
         should_fail_fast: whether calls give up on a NameNode after seconds instead of a minute.
         stop: set when nobody waits for the answers any more: calls that would retry or start then
             raise Cancelled.
 
     Raises:
-        ConfigError: the scheme of the URL is not supported, the URL is not absolute, has `#`, `?`
-            or `;`, names no bucket, or is a file:// URL of another machine.
+        ConfigError: the scheme of the URL is not supported; or the URL is not absolute, has `#`,
+            `?` or `;`, names no bucket, or is a file:// URL of another machine.
     """
 
     url: str
@@ -100,7 +100,7 @@ class LakePath:
 
     @property
     def is_local(self) -> bool:
-        """Return whether the path is on this machine, so that timestamps are of its clock."""
+        """Return whether the path is on this machine, whose clock then gives the timestamps."""
         return self.url.startswith("file:")
 
     @property
@@ -108,14 +108,11 @@ class LakePath:
         return self.url.partition("://")[0] in OBJECT_STORES
 
     def check_renames(self, use: str, setting: str) -> None:
-        """Check that the file system supports renames and appends.
+        """Raise a ConfigError on an object store, which supports neither renames nor appends.
 
         Args:
             use: a plural noun for the content of this path, for the error.
             setting: the setting that names the path.
-
-        Raises:
-            ConfigError: the path is on an object store.
         """
         if self.is_object_store:
             raise ConfigError(
@@ -127,13 +124,12 @@ class LakePath:
 
     @property
     def path(self) -> str:
-        """Return the path within the file system."""
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
     def with_client(self) -> LakePath:
-        """Create the client, which all paths below then share, and return this path.
+        """Create the client, which all paths below then share; return this path.
 
-        Threads should share a client. hdfs-native's clients reuse each other's connections to
+        Threads should share a client: hdfs-native's clients reuse each other's connections to
         DataNodes, and a connection of a deleted client does not answer for a minute.
         """
         self.client  # noqa: B018
@@ -162,24 +158,16 @@ class LakePath:
         self._try("create", lambda: self.client.make(self.path))
 
     def make_writable(self) -> None:
-        """Create the directory, and check that files can be created and removed in it.
+        """Create the directory. On an object store, check that files can be created and removed.
 
-        On an object store, this creates and removes a file: a missing or read-only bucket gives no
-        other error.
-
-        Raises:
-            StoreError: the store refuses; the message says why.
+        `make` does not find a missing or read-only bucket there.
         """
         self.make()
         if self.is_object_store:
             (self / f".{uuid.uuid4().hex}{DRAFT}").check_create()
 
     def check_create(self, content: bytes = b"") -> None:
-        """Check that this file, whose name nobody else uses, can be created and removed.
-
-        Raises:
-            StoreError: the store refuses; the message says why.
-        """
+        """Check that this file, whose name nobody else uses, can be created and removed."""
         try:
             self.create(content)
             self.remove()
@@ -191,16 +179,15 @@ class LakePath:
             raise
 
     def set_mode(self, mode: int) -> None:
-        """Set the permission bits, as the owner."""
         self._try("change the permissions of", lambda: self.client.set_mode(self.path, mode))
 
     def stat(self) -> FileStatus:
         return self._try("get the status of", lambda: self.client.stat(self.path))
 
     def owner(self) -> str:
-        """Return the owner of a file of this process: its user on the lake.
+        """Return the owner of a file of this process, which is the process's user on the lake.
 
-        On an object store, which has no owners, this is HADOOP_USER_NAME or the process's user.
+        An object store has no owners: there it is HADOOP_USER_NAME or this machine's user.
         """
         if self.is_object_store:
             return os.environ.get("HADOOP_USER_NAME") or own_name()
@@ -213,7 +200,7 @@ class LakePath:
         return self._try("list", lambda: self.client.entries(self.path))
 
     def names(self, *, only_directories: bool = False) -> tuple[str, ...]:
-        """Return the sorted names of the entries; empty if the directory does not exist."""
+        """Return the sorted names of the entries; none if the directory does not exist."""
         try:
             entries = self.entries()
         except StoreError as error:
@@ -226,8 +213,7 @@ class LakePath:
     def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
         """Yield the file, opened "rb" or "wb".
 
-        The written content replaces the file at the end of the block. If the block raises, nothing
-        is written.
+        Written content replaces the file at the end of the block, unless the block raises.
         """
         if mode == "rb":
             with self.reader() as file:
@@ -238,8 +224,7 @@ class LakePath:
 
             def blocks() -> Iterator[bytes]:
                 draft.seek(0)
-                while block := draft.read(BLOCK):
-                    yield block
+                return read_blocks(draft)
 
             self._write(blocks)
 
@@ -250,7 +235,7 @@ class LakePath:
         return cast(BinaryIO, io.BufferedReader(_NamedReader(reader, self.url, stack), BLOCK))
 
     def read(self, max_bytes: int | None = None) -> bytes:
-        """Return the content of the file; a file of more than `max_bytes` is "damaged"."""
+        """Return the content of the file; more than `max_bytes` is an error of kind "damaged"."""
 
         def attempt() -> bytes:
             with self.client.read(self.path) as file:
@@ -266,7 +251,7 @@ class LakePath:
         return content
 
     def write(self, content: bytes) -> None:
-        """Create or replace the file, not atomically: readers may see a part of it."""
+        """Create or replace the file. Readers may see a part of the new content."""
         self._write(lambda: [content])
 
     def replace(self, content: bytes) -> None:
@@ -279,7 +264,7 @@ class LakePath:
         self._replace(lambda draft: draft.write(content))
 
     def replace_with(self, source: Path) -> None:
-        """Stream a local file here, atomically as `replace`."""
+        """Stream a local file here, atomically as in `replace`."""
         self._replace(lambda draft: draft.upload(source))
 
     def _replace(self, fill: Callable[[LakePath], None]) -> None:
@@ -307,7 +292,7 @@ class LakePath:
             raise
 
     def create(self, content: bytes = b"") -> bool:
-        """Create the file; return False, and do nothing, if it exists.
+        """Create the file; return False, and do nothing, if the file exists.
 
         The result is also False if the NameNode created the file and its answer was lost.
         """
@@ -324,15 +309,14 @@ class LakePath:
     def append(self, content: bytes, at: int) -> int:
         """Append the missing bytes, so that the file ends with `content` from byte `at`.
 
-        A caller that does not know whether a call succeeded may repeat the call. There must be only
-        one writer at a time.
+        A repeated call does no harm. There must be only one writer at a time.
 
         Args:
             content: content of the file from byte `at` to its end.
             at: at most the file's present length.
 
         Returns:
-            The file's length: `at + len(content)`.
+            The file's length.
 
         Raises:
             StoreError: the file ends before `at`, or is longer already (kind "damaged").
@@ -358,8 +342,7 @@ class LakePath:
     def upload(self, source: Path) -> None:
         def blocks() -> Iterator[bytes]:
             with source.open("rb", buffering=0) as file:
-                while block := file.read(BLOCK):
-                    yield block
+                yield from read_blocks(file)
 
         self._write(blocks)
 
@@ -411,7 +394,7 @@ class LakePath:
         self._try("write", lambda: self.client.write(self.path, blocks(), should_replace=True))
 
     def retry_limits(self, stop: threading.Event | None = None) -> RetryLimits:
-        """Return the limits of retries, which a stop event, by default this path's own, ends."""
+        """Return the limits of retries, which `stop`, or this path's own event, ends."""
         seconds = _FAIL_FAST_SECONDS if self.should_fail_fast else _RETRY_SECONDS
         return RetryLimits(seconds, stop=stop or self.stop)
 
@@ -420,7 +403,7 @@ class LakePath:
 
 
 def is_draft(name: str) -> bool:
-    """Return whether a file name is that of a current or abandoned draft of `LakePath.replace`."""
+    """Return whether a file is a current or abandoned draft of `LakePath.replace`, by its name."""
     return name.startswith(".") and name.endswith(DRAFT)
 
 

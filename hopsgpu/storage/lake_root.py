@@ -17,8 +17,8 @@ from hopsgpu.storage.spark_defaults import spark_defaults
 def default_root(environ: Mapping[str, str]) -> str:
     """Return spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
 
-    The user's directory is on the cluster's file system; without a Hadoop configuration, it is in
-    the home directory.
+    The user's directory is on the cluster's file system, or below the home directory without a
+    Hadoop configuration.
 
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
@@ -68,18 +68,18 @@ def roots_of_users(environ: Mapping[str, str]) -> tuple[Sequence[LakePath], Sequ
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    own = LakePath(session_root(environ))
-    if _root_of_active_session() or configured_root(environ) or own.url.startswith("file:"):
-        return [own], []
-    homes = own.parent.parent.with_client()
-    name = own.url.rpartition("/")[2]
+    own_root = LakePath(session_root(environ))
+    if _root_of_active_session() or configured_root(environ) or own_root.is_local:
+        return [own_root], []
+    homes = own_root.parent.parent.with_client()
+    name = own_root.url.rpartition("/")[2]
     try:
         users = homes.names(only_directories=True)
     except StoreError as error:
-        return [own], [f"the directories of other users: {error}"]
+        return [own_root], [f"the directories of other users: {error}"]
     # A user whose name has unsafe characters cannot have runs on a lake.
     users = tuple(user for user in users if not UNSAFE_CHARACTERS.search(user))
-    roots = {root.url: root for root in [own, *(homes / f"{user}/{name}" for user in users)]}
+    roots = {root.url: root for root in [own_root, *(homes / f"{user}/{name}" for user in users)]}
     return list(roots.values()), []
 
 

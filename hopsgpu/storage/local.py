@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import os
-import pwd
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hopsgpu.storage.filesystem import BLOCK, FileStatus
+from hopsgpu.storage.filesystem import FileStatus, read_blocks
+from hopsgpu.storage.identity import user_name
 
 
 class Local:
@@ -27,7 +27,7 @@ class Local:
         return _status(path.rpartition("/")[2], Path(path).stat())
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
-        """Return the status of the entries of a directory, except broken links."""
+        """Return the entries of a directory, except broken links."""
         statuses = []
         for entry in os.scandir(path):
             try:
@@ -44,8 +44,7 @@ class Local:
 
     def blocks(self, path: str) -> Iterator[bytes]:
         with self.read(path) as file:
-            while block := file.read(BLOCK):
-                yield block
+            yield from read_blocks(file)
 
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         with Path(path).open("wb" if should_replace else "xb", buffering=0) as file:
@@ -95,15 +94,8 @@ def _status(name: str, status: os.stat_result) -> FileStatus:
     return FileStatus(
         name,
         status.st_mtime_ns // 1_000_000,
-        _user_name(status.st_uid),
+        user_name(status.st_uid),
         status.st_mode & 0o7777,
         is_directory,
         0 if is_directory else status.st_size,
     )
-
-
-def _user_name(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)

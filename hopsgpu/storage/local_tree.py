@@ -16,7 +16,7 @@ _DRAFT = re.compile(r"\.[0-9a-f]{32}\.download")
 
 
 def draft_name() -> str:
-    """Return a new name for a directory, beside the target, that holds an incomplete download."""
+    """Return a new name for the directory of an incomplete download, beside its target."""
     return f".{uuid.uuid4().hex}.download"
 
 
@@ -35,9 +35,9 @@ def files_below(directory: Path) -> dict[str, Path]:
     Drafts of downloads (`draft_name`) are left out.
 
     Raises:
-        ConfigError: an entry is neither a file nor a directory (a broken link, a pipe, a socket); a
-            link leads to one of its parents; a client of the lake does not support a name; two
-            names are equal after Unicode normalisation; or a directory cannot be read.
+        ConfigError: an entry is neither a file nor a directory; a link leads to one of its parents;
+            a client of the lake does not support a name; two names are equal after Unicode
+            normalisation; or a directory cannot be read.
     """
     files: dict[str, Path] = {}
     pending = [(directory, frozenset({directory.resolve()}))]
@@ -86,7 +86,6 @@ def _entries(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn an OSError into an error that names the path."""
     try:
         yield
     except OSError as error:

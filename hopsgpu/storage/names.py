@@ -23,12 +23,11 @@ def file_name(name: object, label: str = "name") -> str:
     """Return the name of one file or directory, Unicode-normalised (NFC).
 
     Args:
-        name: the name that the user passed.
         label: term for the name in the error, such as an argument.
 
     Raises:
-        ConfigError: the name is not a string, is empty, "." or "..", has over 255 bytes of UTF-8,
-            or has a slash, a backslash, a colon, `#`, `?`, `;` or control characters.
+        ConfigError: it is no string; or it is empty, "." or ".."; or it has over 255 bytes of
+            UTF-8, or `/`, a backslash, a colon, `#`, `?`, `;` or control characters.
     """
     if isinstance(name, str):
         normal = unicodedata.normalize("NFC", name)
@@ -44,8 +43,8 @@ def model_name(name: object) -> str:
     """Return the name of a model, Unicode-normalised (NFC).
 
     Raises:
-        ConfigError: `file_name` refuses the name, or it begins with `_` or `.`, which are reserved
-            for hopsgpu, or it has white space at its ends, or invisible characters.
+        ConfigError: `file_name` refuses the name; or it begins with `_` or `.`, has white space at
+            its ends, or has invisible characters.
     """
     normal = file_name(name, "model")
     if normal[0] in "_.":
@@ -90,11 +89,7 @@ def is_path_below(path: object) -> bool:
 
 
 def local_path(argument: object, name: str) -> Path:
-    """Return a path on this machine.
-
-    Args:
-        argument: the value of an argument.
-        name: the argument's name, for the error.
+    """Return the path on this machine that an argument with this name has.
 
     Raises:
         ConfigError: the value is neither a string nor a path, or is empty.

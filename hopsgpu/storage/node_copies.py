@@ -1,7 +1,7 @@
-"""Copies of files that all containers of an application share on a node, each made once.
+"""Copies of files that all containers of an application share on a node.
 
-YARN removes the content of the application's directories when the application ends. A lock lets one
-process make a copy; the other processes wait for the complete copy.
+Under a lock, one process makes the copy, and the others wait for it. YARN removes the application's
+directories when the application ends.
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ from pathlib import Path
 
 
 def shared_directories(environ: Mapping[str, str], container: Path, name: str) -> list[Path]:
-    """Return the application's directories of a name on each disk of the node.
+    """Return a subdirectory of the application's directory on each disk of the node.
 
     Args:
-        environ: environment of the container; YARN names the application's directories in
-            LOCAL_DIRS.
-        container: the container's own directory, used if there are none.
-        name: name of the directories.
+        environ: environment of the container; YARN sets LOCAL_DIRS there.
+        container: the container's own directory, for an environment without LOCAL_DIRS.
+        name: name of the subdirectories.
     """
     parents = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
     return [parent / name for parent in parents or [container]]
 
 
 def marker_file(place: Path, digest: str) -> Path:
-    """Return the file that exists if a directory has the complete copy with a digest."""
+    """Return the file that exists if a directory has the complete copy."""
     return place / f"{digest}.whole"
 
 
 def find_copy(places: Iterable[Path], digest: str) -> Path | None:
-    """Return the complete copy with a digest in one of the directories; None if there is none."""
+    """Return the complete copy in one of the directories, or None."""
     return next((p / digest for p in places if marker_file(p, digest).exists()), None)
 
 
@@ -42,7 +41,6 @@ def ensure_copy(places: Sequence[Path], digest: str, fill: Callable[[Path], None
     Args:
         places: directories on different disks. A new copy goes to the disk with most free space.
             The first directory has the lock.
-        digest: name of the copy.
         fill: creates the directory and fills it; an exception leaves no copy.
 
     Raises:

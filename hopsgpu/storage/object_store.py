@@ -2,9 +2,9 @@
 
 An object store has objects under keys, and neither directories nor a rename. Here a directory is a
 prefix of keys up to a slash. It exists while a file is below it. Writes are atomic: a file appears
-at the end of its write. `write(should_replace=False)` is the store's own put-if-absent, so that
-only one of several writers succeeds: `If-None-Match: *` of S3 and of Azure, `ifGenerationMatch=0`
-of Google Cloud Storage.
+at the end of its write. `write(should_replace=False)` is the store's own put-if-absent, which lets
+one of several writers succeed: `If-None-Match: *` of S3 and Azure, `ifGenerationMatch=0` of Google
+Cloud Storage.
 
 The store's own library finds the credentials. hopsgpu neither reads nor passes them on.
 """
@@ -63,7 +63,6 @@ _CREDENTIAL_ERRORS = frozenset(
 # Error codes of S3 without an HTTP status in the library's answer.
 _DENIED_CODES = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId"})
 _DENIED_CODES |= {"SignatureDoesNotMatch", "ExpiredToken", "RequestTimeTooSkewed", "InvalidToken"}
-_EXISTS_CODES = frozenset({"PreconditionFailed"})
 _INVALID_RANGE = "InvalidRange"
 # The message of an answer to a HEAD request, which has no body and so no error code.
 _NO_BODY = "Bad Request"
@@ -77,8 +76,7 @@ _BUSY_CODES |= {"OperationAborted", "ConditionalRequestConflict", "NoSuchUpload"
 
 def library_of(url: str) -> tuple[str, ...]:
     """Return the module that this URL requires; empty unless it is on an object store."""
-    known = _MODULES.get(url.partition("://")[0])
-    return () if known is None else known[:1]
+    return _MODULES.get(url.partition("://")[0], ())[:1]
 
 
 class ObjectStore:
@@ -88,7 +86,7 @@ class ObjectStore:
 
     Args:
         url: URL of the bucket or container, without a path.
-        should_fail_fast: whether to give up on the store after some seconds.
+        should_fail_fast: whether to give up on the store after seconds.
 
     Raises:
         ConfigError: the library for the scheme is not installed.
@@ -143,7 +141,7 @@ class ObjectStore:
     def range(self, path: str, start: int, end: int | None) -> bytes:
         """Return the bytes from `start` to before `end`, or fewer at the end of the file.
 
-        The bytes are of one object, even if the object is replaced meanwhile.
+        All bytes are of one object, even if another one replaces it meanwhile.
         """
         key = self._key(path)
         try:
@@ -157,7 +155,6 @@ class ObjectStore:
         return content
 
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
-        """Create a file from blocks; it appears with its last byte."""
         remaining = iter(blocks)
         first, size = [], 0
         for block in remaining:
@@ -172,15 +169,13 @@ class ObjectStore:
         self._write_parts(path, itertools.chain(first, remaining))
 
     def append(self, path: str, content: bytes) -> None:
-        """Refuse: an object can only be replaced."""
         raise NotImplementedError("an object store does not append to files")
 
     def rename(self, source: str, target: str, *, should_replace: bool) -> None:
-        """Refuse: a copy and a removal are not atomic."""
+        # A copy and a removal are not atomic.
         raise NotImplementedError("an object store has no rename")
 
     def remove(self, path: str) -> None:
-        """Remove a file, or all files below a directory, in no order."""
         key = self._key(path)
         below = self._call(self._client._find, key)
         if not self._has_directories:
@@ -275,9 +270,9 @@ class _Reader(SizedReader):
 
 
 def _client(scheme: str, account: str, *, should_fail_fast: bool) -> Any:
-    """Return fsspec's client, without a cache of listings.
+    """Return a client of fsspec without a cache of listings.
 
-    fsspec caches a client for each thread and process, because to create one takes half a second.
+    fsspec caches a client for each thread and process, because creating one takes half a second.
     """
     name, extra = _MODULES[scheme]
     try:
@@ -318,7 +313,7 @@ def _status(path: str, info: Mapping[str, Any]) -> FileStatus:
 
 
 def _is_mark(info: Mapping[str, Any]) -> bool:
-    """Return whether an object is the mark of a directory, as Hadoop's and EMR's clients create."""
+    """Return whether an object stands for a directory, as Hadoop's and EMR's clients create it."""
     return info["name"].endswith(_MARK_SUFFIX) and info["type"] == "file" and not info["size"]
 
 
@@ -361,21 +356,20 @@ def as_exception(error: Exception) -> Exception:
         )
     if codes & {"404", "NoSuchBucket", "NoSuchKey"}:
         return FileNotFoundError(message)
-    if codes & {"412", *_EXISTS_CODES}:
+    if codes & {"412", "PreconditionFailed"}:
         return FileExistsError(message)
     if codes & {"408", "409", "429", "500", "502", "503", "504", *_BUSY_CODES}:
         return StoreRefusal(NO_STORE, message)
     if isinstance(error, TimeoutError):
         return StoreRefusal(NO_STORE, "no answer in time")
-    if codes & {"416", "InvalidRange"}:
+    if codes & {"416", _INVALID_RANGE}:
         return StoreRefusal(_INVALID_RANGE, message)
     if any(code.isdecimal() and code >= "400" for code in codes):
         return StoreRefusal("InvalidRequest", message)
-    return _as_unreachable(message)
+    return _without_answer(message)
 
 
-def _as_unreachable(message: str) -> StoreRefusal:
-    """Return the error for a store that did not answer, from the library's message."""
+def _without_answer(message: str) -> StoreRefusal:
     if message.startswith(_INVALID_ADDRESS):
         return StoreRefusal("InvalidRequest", f"{message} (it must begin with http:// or https://)")
     # For example, a connection broke, or a host has no address.

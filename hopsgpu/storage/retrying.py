@@ -28,8 +28,8 @@ class RetryLimits:
     """Retries a call for a limited time.
 
     Attributes:
-        seconds: limit from the end of the first attempt to the start of the last attempt. The
-            duration of the first attempt does not count: a connection may break after minutes.
+        seconds: limit from the end of the first attempt to the start of the last one. The first
+            attempt does not count: a connection may break after minutes.
         clock: returns seconds, monotonic.
         jitter: returns a number between 0 and 1, which spreads the retries of many clients.
         stop: set when nobody waits for the result any more.
@@ -46,8 +46,7 @@ class RetryLimits:
         Args:
             doing: verb of the call, for the error.
             url: object of the call, for the error.
-            attempt: called with its number, from 0, until it succeeds, fails with an error that no
-                retry can help, or the time is over.
+            attempt: called with its number, from 0.
 
         Raises:
             StoreError: the last attempt failed; the error says why.

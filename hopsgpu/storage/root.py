@@ -6,14 +6,9 @@ from pathlib import Path
 
 
 def choose_root(option: str | None, default_fs: str | None, user: str) -> str:
-    """Return the root that an option names, else the user's directory on the default file system.
+    """Return the root that an option names, else the user's directory on `fs.defaultFS`.
 
-    If there is no default file system, or it is local, this is a directory in the user's home.
-
-    Args:
-        option: the root that an option names, or None.
-        default_fs: `fs.defaultFS`; None if no Hadoop configuration has it.
-        user: the owner of the directory.
+    Without a default file system, or if it is local, the directory is in this user's home.
     """
     if option:
         return normalize_url(option)
@@ -33,11 +28,6 @@ def normalize_url(url: str) -> str:
 
 
 def join_url(url: str, path: str) -> str:
-    """Return the URL of a path below a directory, which may be the root of a file system.
-
-    Args:
-        url: URL of the directory, with or without a slash at its end.
-        path: relative path from the directory.
-    """
+    """Return the URL of a relative path below a directory's URL, with or without a last slash."""
     parent = normalize_url(url)
     return f"{parent}{path}" if parent.endswith("/") else f"{parent}/{path}"

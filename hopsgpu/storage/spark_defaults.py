@@ -13,10 +13,7 @@ _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of the spark-defaults.conf that Spark reads; empty if there is none.
-
-    Args:
-        environ: environment with SPARK_CONF_DIR, or SPARK_HOME.
+    """Return the properties in SPARK_CONF_DIR or SPARK_HOME/conf; empty without a file.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -46,11 +43,11 @@ def read_properties(file: Path) -> dict[str, str]:
         match = re.match(r"[ \t\f]*(?![#!])((?:\\.|[^\\\s=:])+)[ \t\f]*[=:]?[ \t\f]*(.*)", line)
         if match is not None:
             # Spark trims values; Java does not.
-            properties[_unescaped(match[1])] = _unescaped(match[2]).strip()
+            properties[_unescape(match[1])] = _unescape(match[2]).strip()
     return properties
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     def letter(match: re.Match[str]) -> str:
         escape = match[1]
         return chr(int(escape[1:], 16)) if len(escape) == 5 else _LETTERS.get(escape, escape)

@@ -27,7 +27,6 @@ class ReadResult(Generic[T]):
     """The value of a read, or the reason why there is none.
 
     Attributes:
-        value: the value; None if there is none.
         problem: why there is no new value, as text; "" if there is one.
         age: seconds since the value was read.
         kind: kind of the problem, as of a StoreError.
@@ -42,11 +41,10 @@ class ReadResult(Generic[T]):
 
 
 class TimedRead(Generic[T]):
-    """A running read; it continues after a deadline, and does not keep the process from exiting.
+    """A running read; it continues after a deadline, and does not delay the process's exit.
 
     Args:
         source: name of the source, for the thread and the log.
-        read: the call; it may block.
     """
 
     def __init__(self, source: str, read: Callable[[], T]) -> None:
@@ -88,5 +86,5 @@ class TimedRead(Generic[T]):
         return time.monotonic() - self._start
 
     async def wait(self) -> ReadResult[T]:
-        """Return the answer as soon as there is one; a cancelled wait does not stop the read."""
+        """Return the answer; a cancelled wait does not stop the read."""
         return await asyncio.shield(asyncio.wrap_future(self._answer))

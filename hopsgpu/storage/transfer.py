@@ -46,11 +46,9 @@ def upload_files(
 
     Args:
         files: local files by their paths below the directory.
-        root: the directory.
         stop: ends the upload when another thread sets it.
-        on_facts: called, in some thread, with each file and its facts as soon as they are known.
-            It is called again at the end of a large file, and for each retry. Compare the facts
-            with the result.
+        on_facts: called in some thread with each file and its facts as soon as they are known, and
+            again at the end of a large file and for each retry. Compare the facts with the result.
 
     Returns:
         Sizes and digests of the bytes that were written, in the order of `files`.
@@ -86,7 +84,6 @@ def download_files(
 
     Args:
         facts: the facts that the files must have, by their paths below the directory.
-        root: the directory.
         target: the local directory; files that exist there are replaced.
         stop: ends the download when another thread sets it.
 
@@ -115,11 +112,7 @@ def download_files(
 def check_files(
     facts: Mapping[str, FileFacts], root: LakePath, *, stop: threading.Event | None = None
 ) -> None:
-    """Read and check files of a directory, without keeping anything.
-
-    Raises:
-        ConfigError, StoreError, Cancelled: as for `download_files`.
-    """
+    """Read and check files of a directory; errors as for `download_files`."""
 
     def check(name: str, stopped: threading.Event) -> None:
         _read_and_check(facts[name], root / path_below(name), stopped, lambda: len)
@@ -213,11 +206,7 @@ def _read_and_check(
     stop: threading.Event,
     start_attempt: Callable[[], Callable[[bytes], object]],
 ) -> None:
-    """Read a file and check it.
-
-    Args:
-        start_attempt: called for each attempt; returns a function that takes the blocks.
-    """
+    """Read a file and check it; each attempt calls `start_attempt` for a taker of the blocks."""
 
     def attempt(number: int) -> FileFacts:
         take, digest = start_attempt(), Digest()
@@ -228,7 +217,7 @@ def _read_and_check(
         return digest.facts
 
     try:
-        found = source.retry_limits(stop)("read", source.url, attempt)
+        actual = source.retry_limits(stop)("read", source.url, attempt)
     except StoreError as error:
         if error.kind == ABSENT:
             raise StoreError(f"{source.url} is missing", DAMAGED) from error
@@ -238,16 +227,16 @@ def _read_and_check(
                 DAMAGED,
             ) from error
         raise
-    if found.bytes != facts.bytes:
+    if actual.bytes != facts.bytes:
         raise StoreError(
             f"{source.url} is damaged: size mismatch: expected {facts.bytes} bytes, found"
-            f" {found.bytes}",
+            f" {actual.bytes}",
             DAMAGED,
         )
-    if found != facts:
+    if actual != facts:
         raise StoreError(
             f"{source.url} is damaged: {DIGEST} mismatch: expected {facts.digest},"
-            f" found {found.digest}",
+            f" found {actual.digest}",
             DAMAGED,
         )
 
@@ -271,7 +260,7 @@ def _run_all(
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
 ) -> None:
-    """Transfer all files, many small files and few large files at a time; raise the first error."""
+    """Transfer many small and few large files at a time; raise the first error."""
     stopped = threading.Event()
     problems: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     threads = []
@@ -291,7 +280,7 @@ def _run_all(
 def _run_threads(
     threads: Sequence[threading.Thread], stopped: threading.Event, stop: threading.Event | None
 ) -> None:
-    """Run threads to their end, also after an exception, so that nothing is written afterwards."""
+    """Run threads to their end, also after an exception: nothing may be written afterwards."""
     try:
         for thread in threads:
             thread.start()

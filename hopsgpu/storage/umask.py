@@ -18,11 +18,8 @@ _BITS = {"r": 4, "w": 2, "x": 1}
 def creation_mask(environment: Mapping[str, str]) -> int:
     """Return the permission bits that new files and directories do not get.
 
-    The bits are `fs.permissions.umask-mode` of the Hadoop configuration. If the property is missing
-    or invalid, the bits are this process's umask.
-
-    Args:
-        environment: variables that name the Hadoop configuration's directory.
+    The bits are `fs.permissions.umask-mode` of the Hadoop configuration that the environment names.
+    If the property is missing or invalid, the bits are this process's umask.
     """
     setting = _setting(environment)
     mask = None if setting is None else parse_mask(setting)
@@ -70,7 +67,7 @@ def _setting(environment: Mapping[str, str]) -> str | None:
 
 
 def _process_mask() -> int:
-    """Return this process's umask from /proc: os.umask would also set it, for all threads."""
+    """Return this process's umask, from /proc: os.umask would change it for all threads."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

@@ -16,14 +16,10 @@ _FALLBACK = ("linkFallback", "linkMergeSlash")
 
 
 def complete_mount_table(url: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that make a mount table acceptable to hdfs-native.
+    """Return settings that make hdfs-native accept a mount table; none for URLs not of viewfs.
 
     Unlike Hadoop, hdfs-native requires a fallback, and refuses a table with a mount point that is
     not on HDFS. So paths without a mount point on HDFS lead to `NO_MOUNT`.
-
-    Args:
-        url: URL of the file system; the result is empty unless the URL is of viewfs.
-        settings: Hadoop's properties.
 
     Raises:
         ValueError: the table has no mount point on HDFS.
@@ -37,20 +33,20 @@ def complete_mount_table(url: str, settings: Mapping[str, str]) -> dict[str, str
     if not name_nodes:
         raise ValueError(f"no mount point on HDFS is configured ({prefix}link.<path>)")
     nowhere = f"hdfs://{name_nodes[0].netloc}{NO_MOUNT}"
-    others = {
+    refused_mounts = {
         f"{prefix}link.{path}": nowhere
         for path, target in mounts.items()
         if path != "/" and not target.startswith("hdfs://")
     }
     fallback = mounts.get("/", "")
     return {
-        **others,
+        **refused_mounts,
         f"{prefix}linkFallback": fallback if fallback.startswith("hdfs://") else nowhere,
     }
 
 
 def resolve_mount(url: str, settings: Mapping[str, str]) -> str | None:
-    """Return the URL behind the mount point of a viewfs:// URL; None without a mount point."""
+    """Return the target of a viewfs:// URL; None without a mount point."""
     scheme, table, path, *_ = urlsplit(url)
     mounts = dict(_mounts_of(f"fs.viewfs.mounttable.{table}.", settings))
     if scheme != "viewfs":

@@ -1,8 +1,8 @@
 """HDFS over HTTP by the package `hdfs`: webhdfs:// and swebhdfs://.
 
 The NameNode's own WebHDFS supports all calls. HttpFS has the same protocol, but its renames are not
-strict, so hopsgpu only reads from it. HttpFS is recognised because it redirects an upload to
-itself. (By its documentation and source; untried on a real HttpFS.)
+strict, so hopsgpu only reads from it. HttpFS redirects an upload to itself, by which hopsgpu
+recognises it. (By its documentation and source; untried on a real HttpFS.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.storage.direct_http import direct_session
 from hopsgpu.storage.error_messages import NO_CREDENTIALS, StoreRefusal, refusal
-from hopsgpu.storage.filesystem import BLOCK, FileStatus, SizedReader
+from hopsgpu.storage.filesystem import BLOCK, FileStatus, SizedReader, read_blocks
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import name_services, web_token
 from hopsgpu.storage.identity import PROXY_USER
@@ -41,14 +41,10 @@ _FAIL_FAST_SECONDS = 5.0
 
 
 class WebHdfs:
-    """A `FileSystem` on HDFS over HTTP.
+    """A `FileSystem` on HDFS over HTTP; arguments as of `hdfs.Hdfs`.
 
     The user is HADOOP_PROXY_USER, HADOOP_USER_NAME or this process's user. With Kerberos, the user
     is the owner of the container's HDFS token, HADOOP_PROXY_USER, or the ticket's principal.
-
-    Args:
-        url: URL of the file system, without a path.
-        should_fail_fast: whether to give up on a NameNode after some seconds.
     """
 
     def __init__(self, url: str, *, should_fail_fast: bool) -> None:
@@ -104,8 +100,7 @@ class WebHdfs:
 
     def blocks(self, path: str) -> Iterator[bytes]:
         with self.read(path) as reader:
-            while block := reader.read(BLOCK):
-                yield block
+            yield from read_blocks(reader)
 
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         options = {
@@ -139,11 +134,7 @@ class WebHdfs:
         _check(answer)
 
     def _check_writable(self, path: str) -> None:
-        """Request once the address of an upload, which creates nothing and identifies HttpFS.
-
-        Raises:
-            StoreRefusal: this is HttpFS.
-        """
+        """Raise a StoreRefusal if this is HttpFS: request once the address of an upload."""
         if self._is_writable:
             return
         try:
@@ -164,10 +155,6 @@ def _credentials(
     """Return a function that adds credentials to requests to a NameNode.
 
     Each request reads the container's token again, because the token is renewed.
-
-    Args:
-        base: URL of the NameNode.
-        services: the hosts of each name service.
     """
     host = urlsplit(base).hostname or ""
 
@@ -239,7 +226,7 @@ class _Reader(SizedReader):
 
 
 def _call(call: Callable[[], T]) -> T:
-    """Return the result of a call of the package, or raise the exception for its kind of error."""
+    """Return the result of a call of the package, or raise an exception that `explain` knows."""
     from hdfs.util import HdfsError
     from requests.exceptions import ConnectionError as NoConnection
     from requests.exceptions import RequestException

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.token_renewal import read_tokens
-from hopsgpu.storage.hadoop_tokens import merged
+from hopsgpu.storage.hadoop_tokens import merge_tokens
 
 SERVICE = "ha-hdfs:lake"
 
@@ -63,6 +63,6 @@ def test_hdfs_tokens_leave_the_jvm_as_java_reads_them(spark: SparkSession) -> No
     assert read_back(java, content) == hdfs
     # What the agents make of it, Java reads as well.
     before = credentials_of(hadoop, {"old": ("HDFS_DELEGATION_TOKEN", SERVICE, b"o"), **others})
-    assert read_back(java, merged(written(java, before), content)) == {**others, **hdfs}
+    assert read_back(java, merge_tokens(written(java, before), content)) == {**others, **hdfs}
     assert jvm._hdfs_part(credentials_of(hadoop, others)) == b""
     assert jvm.hdfs_tokens() == b"" and read_tokens(jvm) == b""
